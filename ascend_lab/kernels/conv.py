@@ -34,7 +34,6 @@ from ascend_lab.kernels.mix import After, VectorWriter, to_ring
 from ascend_lab.kernels.rows import Pooled, check_pool
 from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, segments, store_area
 
-
 PIECES, LEAST_BYTES = 4, 2048
 """Pieces that bring the rows of a tile at most, and the least bytes of one."""
 
@@ -61,8 +60,10 @@ def conv_launch(
     left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
-    job = Job(shape, schedule, chip, strip, place or conv_windows.plain_placement(shape), head)
-    job = replace(job, ahead=conv_schedules.stages_ahead(shape, schedule, left, strip=strip))
+    place, ids = place or conv_windows.plain_placement(shape), chip.event_ids
+    ids -= bool(head and head.bias)
+    ahead = conv_schedules.stages_ahead(shape, schedule, left, ids, strip=strip)
+    job = Job(shape, schedule, chip, strip, place, head, ahead=ahead)
     if tail:
         cores, arrives = schedule.grid_rows * schedule.grid_cols, head.out_dtype if head else sums
         size, n1 = job.elements, shape.blocks[1]
@@ -183,7 +184,8 @@ class _Writer(Walk):
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else own
-        self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
+        told = stage < units.count
+        self.bias = CubeBias.make(k, bias, shape, n_own, told=told) if bias else None
 
     def _pieces(self, stage: int, elements: int) -> int:
         """Return how many pieces bring the rows of a tile, where weights stay for several."""
@@ -229,36 +231,52 @@ class _Writer(Walk):
             bias = epilogue_emit.bias_of(self.finish, channels, n)
             every = bundle.c1 // self.units.c1
             size = self.stage if held.weights is None or held.rows else self.piece
+            there = self.stage < every or held.weights or held.rows
+            if there:
+                self._begin_sums(c, bundle, at, (n, col), held.near)
             for stage in segments(self.k, "stage", every, size):
                 if held.rows is None:
                     self._stage_rows(bundle, at, stage, n)
                 if held.weights is None and not self.with_rows:
                     self._stage_weights(bundle, n, stage)
                 x = held.rows or self.rows.dequeue()
-                w = isa.Tile(self.with_rows, x.slot) if self.with_rows else held.weights or self.weights.dequeue()
+                if self.with_rows:
+                    w = isa.Tile(self.with_rows, x.slot)
+                else:
+                    w = held.weights or self.weights.dequeue()
+                if not there:
+                    self._begin_sums(c, bundle, at, (n, col), held.near)
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
                 sources, sizes = (x, w, held.near), (n[1], *stage)
                 if self.shape.columns:
                     assert held.near is not None
                     view = conv_tiles.view_of(self.shape, x, at.window, 0, stage[1])
-                    add_rows(self.k, self.shape, self.left, c, at.window, view, held.near, bias)
+                    sides, begun = (view, held.near), bool(self.bias)
+                    add_rows(self.k, self.shape, self.left, c, at.window, sides, bias, begun=begun)
                 else:
                     conv_tiles.add_stage(
                         self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts,
-                        every if held.weights else 0
-                    )
+                        every if held.weights else 0, begun=bool(self.bias),
+                    )  # fmt: skip
                 if held.rows is None:
                     self.rows.free()
                 if held.weights is None and not self.with_rows:
                     self.weights.free()
-            if self.bias:
-                blocks, near = (self._place(bundle, n, col), n[1]), None
-                if held.near:
-                    start = self._depth(bundle) * n[1] * self.fractal
-                    near = held.near.region(start, (1, n[1], FRACTAL, self.c0))
-                self.bias.add(c, (self.left, self.right), at.window.fractals, blocks, near)
             self.acc.enqueue()
             self._store(at, n, before, channels)
+
+    def _begin_sums(
+        self, c: isa.Tile, at: BundlePlace, pixels: Pixels, n: tuple[Span, isa.Affine],
+        near: isa.Tile | None,
+    ) -> None:  # fmt: skip
+        """Begin a tile with the bias that the cube adds, which is there before the first rows."""
+        if self.bias is None:
+            return
+        blocks, bias = (self._place(at, *n), n[0][1]), None
+        if near:
+            start = self._depth(at) * n[0][1] * self.fractal
+            bias = near.region(start, (1, n[0][1], FRACTAL, self.c0))
+        self.bias.add(c, (self.left, self.right), pixels.window.fractals, blocks, bias)
 
     def _depth(self, bundle: BundlePlace) -> int:
         """Return the fractals of depth of a bundle."""
@@ -383,13 +401,15 @@ def add_rows(
     left: isa.Queue,
     c: isa.Tile,
     window: conv_windows.Window,
-    view: isa.Region,
-    near: isa.Tile,
+    sides: tuple[isa.Region, isa.Tile],
     bias: isa.Region | None,
+    *,
+    begun: bool,
 ) -> None:
     """Add the products of one channel block: a load for each column of taps that share rows."""
+    view, near = sides
     m, c0, ow = window.fractals, isa.c0_of(shape.dtype), shape.out_hw[1]
-    area, first = isa.FRACTAL * c0, True
+    area, first = isa.FRACTAL * c0, not begun
     for taps in conv_tiles.tap_rows(shape):
         below = taps[-1][1]
         windows = conv_tiles.windows_of(shape, window, below)

@@ -21,7 +21,7 @@ from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitti
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, Tilings, check_schedule
 
 AHEAD = 4
-"""Stages in L1 at most."""
+"""Stages, or pieces of a tile's rows, in L1 at most."""
 STAGES = (1, 2, 4, 8, 16, 32)
 CHANGED = {"stacked": stacked, "rows": conv_tiles.in_rows, "line": conv_tiles.as_line}
 """Kinds of windows of a convolution that is seen as another one."""
@@ -53,13 +53,18 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
     return stage * slots * DTYPE_BYTES[shape.dtype]
 
 
-def stages_ahead(shape: ConvShape, schedule: GemmSchedule, chip: Chip, *, strip: bool) -> int:
+def stages_ahead(
+    shape: ConvShape, schedule: GemmSchedule, chip: Chip, ids: int, *, strip: bool
+) -> int:
     """Return the slots of L1 that rows and weights of a stage fill together, 0: each have theirs.
+
+    That is where every tile loads both in several stages; `ids` are events left for it.
     """
     slots = schedule.a_l1_slots, schedule.b_l1_slots
     if slots != (2, 2) or c1_stage(shape, schedule) >= units_of(shape).count:
         return 0
-    return min(AHEAD, 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip))
+    room = 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip)
+    return min(AHEAD, ids, room)
 
 
 def area_bytes(shape: ConvShape) -> int:

@@ -64,7 +64,8 @@ class BundlePlace:
 class Job:
     """What all programs of a launch have in common; each has `turns` pixel tiles at least.
 
-    `epilogue` is what the cube's core does, `after` is left to its vector cores.
+    `epilogue` is what the cube's core does, `after` is left to its vector cores. `ahead` slots of
+    L1 hold rows and weights of a stage together (0: each has its own).
     """
 
     shape: ConvShape
@@ -275,13 +276,15 @@ def add_stage(
     sizes: tuple[int, isa.Affine, int],
     bias: isa.Region | None,
     starts: tuple[int, int],
-    every: int = 0,
+    every: int,
+    *,
+    begun: bool,
 ) -> None:
     """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
 
     `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
-    its rows, and its sums (0: the same ones) at `starts`. Weights are those of `every` unit, or of
-    the stage.
+    its rows, and its sums (0: the same ones) at `starts`. Weights are of `every` unit, or (0) of
+    the stage. The first product begins the sums unless they are `begun`.
     """
     (n, at, count), units, other = sizes, units_of(shape), shape.beside
     own = n, at * units.c1, count * units.c1
@@ -289,7 +292,8 @@ def add_stage(
     view = view_of(shape, x, windows[0], 0, own[2])
     row = n * isa.FRACTAL * isa.c0_of(shape.dtype)
     start = own[1] * shape.taps * row if every else 0
-    add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, (start, 0))
+    places = start, 0
+    add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, places, begun=begun)
     if other:
         start = (every or count) * units.c1 * shape.taps * row
         start += at * (units.beside * other.taps * row) if every else 0
@@ -329,6 +333,8 @@ def add_products(
     sizes: tuple[int, isa.Affine, int],
     bias: isa.Region | None,
     starts: tuple[isa.Affine | int, isa.Affine | int],
+    *,
+    begun: bool = False,
 ) -> None:
     """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
 
@@ -351,7 +357,7 @@ def add_products(
         tile, start = (near, start) if near else (right.dequeue(), isa.Affine())
         sums, done = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL)), c_at * shape.taps + k_at
         b = tile.region(start, (depth, n, isa.FRACTAL, c0))
-        k.mmad(sums, a, b, accumulate=done, bias=bias)
+        k.mmad(sums, a, b, accumulate=1 if begun else done, bias=bias)
         left.free()
         if near is None:
             right.free()
