@@ -34,9 +34,6 @@ from ascend_lab.kernels.mix import After, VectorWriter, to_ring
 from ascend_lab.kernels.rows import Pooled, check_pool
 from ascend_lab.kernels.tiles import Span, by_size, chunks, out_queue, segments, store_area
 
-PIECES, LEAST_BYTES = 4, 2048
-"""Pieces that bring the rows of a tile at most, and the least bytes of one."""
-
 
 def conv_launch(
     shape: ConvShape,
@@ -151,16 +148,11 @@ class _Writer(Walk):
         deep = 1 if shape.columns else stage * units.depth
         self.tile_k = tile_k = min(schedule.base_k // self.c0, deep)
         each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
-        self.pieces = self._pieces(stage, each + more)
-        self.piece = isa.up(stage, self.pieces)
-        self.image, image = self.piece * each, self.piece * (each + more)
+        self.image, image = stage * each, stage * (each + more)
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
         self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
         a, b, ahead = schedule.a_l1_slots, schedule.b_l1_slots, job.ahead
-        if self.pieces > 1:
-            b = b if self.many else 1
-            a = min(a * self.pieces, chip.event_ids - b, 4)
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=ahead or a)
         self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
         if not ahead:
@@ -184,19 +176,8 @@ class _Writer(Walk):
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else own
-        told = stage < units.count
-        self.bias = CubeBias.make(k, bias, shape, n_own, told=told) if bias else None
-
-    def _pieces(self, stage: int, elements: int) -> int:
-        """Return how many pieces bring the rows of a tile, where weights stay for several."""
-        job, shape = self.job, self.shape
-        across = isa.up(self.n_own, job.schedule.base_n // FRACTAL)
-        self.many = across > 1 or self.bundle.count > 1
-        self.alone = across == 1 or job.schedule.order == "nm"
-        if stage < self.units.count or shape.columns or not self.alone or job.turns == 1:
-            return 1
-        size = stage * elements * DTYPE_BYTES[shape.dtype]
-        return max(1, min(PIECES, stage, size // (LEAST_BYTES * job.turns)))
+        self.told = stage < units.count
+        self.bias = CubeBias.make(k, bias, shape, n_own, told=self.told) if bias else None
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
@@ -229,12 +210,10 @@ class _Writer(Walk):
         with epilogue_emit.held_channels(self.finish, n, before, held.channels) as channels:
             c = self.acc.alloc()
             bias = epilogue_emit.bias_of(self.finish, channels, n)
-            every = bundle.c1 // self.units.c1
-            size = self.stage if held.weights is None or held.rows else self.piece
-            there = self.stage < every or held.weights or held.rows
+            there = self.told or held.weights or held.rows
             if there:
                 self._begin_sums(c, bundle, at, (n, col), held.near)
-            for stage in segments(self.k, "stage", every, size):
+            for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):
                 if held.rows is None:
                     self._stage_rows(bundle, at, stage, n)
                 if held.weights is None and not self.with_rows:
@@ -254,10 +233,10 @@ class _Writer(Walk):
                     sides, begun = (view, held.near), bool(self.bias)
                     add_rows(self.k, self.shape, self.left, c, at.window, sides, bias, begun=begun)
                 else:
+                    places, begun = (sources, sizes, bias, starts), bool(self.bias)
                     conv_tiles.add_stage(
-                        self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts,
-                        every if held.weights else 0, begun=bool(self.bias),
-                    )  # fmt: skip
+                        self.k, self.shape, feeds, c, at.windows, *places, begun=begun
+                    )
                 if held.rows is None:
                     self.rows.free()
                 if held.weights is None and not self.with_rows:
@@ -292,7 +271,7 @@ class _Writer(Walk):
     ) -> Iterator[conv_tiles.Weights]:
         """Hold all weights of blocks `n` in L1 and, if they fit, L0B, where one stage has them."""
         every = isa.Affine(), at.c1 // self.units.c1
-        once = self.stage >= every[1] and not across
+        once = self.stage >= every[1] and not across and not self.with_rows
 
         def load() -> None:
             assert weights is not None
@@ -312,7 +291,7 @@ class _Writer(Walk):
     def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
         """Hold rows of all channel blocks, where one stage has them."""
         every = isa.Affine(), at.c1 // self.units.c1
-        once = self.stage >= every[1] and self.pieces == 1
+        once = self.stage >= every[1] and not self.with_rows
         return self._kept(self.rows, partial(self._stage_rows, at, pixels, every) if once else None)
 
     @contextmanager

@@ -21,7 +21,7 @@ from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitti
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, Tilings, check_schedule
 
 AHEAD = 4
-"""Stages, or pieces of a tile's rows, in L1 at most."""
+"""Stages in L1 at most."""
 STAGES = (1, 2, 4, 8, 16, 32)
 CHANGED = {"stacked": stacked, "rows": conv_tiles.in_rows, "line": conv_tiles.as_line}
 """Kinds of windows of a convolution that is seen as another one."""

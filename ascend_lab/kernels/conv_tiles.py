@@ -276,27 +276,25 @@ def add_stage(
     sizes: tuple[int, isa.Affine, int],
     bias: isa.Region | None,
     starts: tuple[int, int],
-    every: int,
     *,
     begun: bool,
 ) -> None:
     """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
 
     `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
-    its rows, and its sums (0: the same ones) at `starts`. Weights are of `every` unit, or (0) of
-    the stage. The first product begins the sums unless they are `begun`.
+    its rows, and its sums (0: the same ones) at `starts`. The first
+    product begins the sums unless they are `begun`.
     """
     (n, at, count), units, other = sizes, units_of(shape), shape.beside
     own = n, at * units.c1, count * units.c1
     x, *weights = sources
     view = view_of(shape, x, windows[0], 0, own[2])
-    row = n * isa.FRACTAL * isa.c0_of(shape.dtype)
-    start = own[1] * shape.taps * row if every else 0
-    places = start, 0
-    add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, places, begun=begun)
+    own_place = 0, 0
+    add_products(
+        k, shape, feeds, c, windows[0], view, (*weights,), own, bias, own_place, begun=begun
+    )
     if other:
-        start = (every or count) * units.c1 * shape.taps * row
-        start += at * (units.beside * other.taps * row) if every else 0
+        start = own[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
         own = n, at * units.beside if starts[1] else isa.Affine(1), count * units.beside
         view = view_of(other, x, windows[1], starts[0], own[2])
         places = start, starts[1]
