@@ -13,6 +13,8 @@ channel blocks of them, stay there.
 Where one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels;
 where moreover a core has one tile of output channels, weights stay for all its pixels. In order
 "nm" it is the other way round: weights stay for all pixels, rows where there is one pixel tile.
+Where a tile takes several stages, rows and weights of one fill a slot of L1 together, of up to four
+(`stages_ahead`): memory is late once, not once a stage. A bias that the cube adds begins the sums.
 """
 
 from collections.abc import Callable, Iterator

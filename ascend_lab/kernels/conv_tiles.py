@@ -282,17 +282,15 @@ def add_stage(
     """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
 
     `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
-    its rows, and its sums (0: the same ones) at `starts`. The first
-    product begins the sums unless they are `begun`.
+    its rows, and its sums (0: the same ones) at `starts`. The first product begins the sums unless
+    they are `begun`.
     """
     (n, at, count), units, other = sizes, units_of(shape), shape.beside
     own = n, at * units.c1, count * units.c1
     x, *weights = sources
     view = view_of(shape, x, windows[0], 0, own[2])
-    own_place = 0, 0
-    add_products(
-        k, shape, feeds, c, windows[0], view, (*weights,), own, bias, own_place, begun=begun
-    )
+    first = k, shape, feeds, c, windows[0], view, (*weights,), own, bias
+    add_products(*first, (0, 0), begun=begun)
     if other:
         start = own[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
         own = n, at * units.beside if starts[1] else isa.Affine(1), count * units.beside
