@@ -31,7 +31,7 @@ LINES = {
     "errors": 85,
     "graph": 17600,
     "isa": 3250,
-    "kernels": 11585,
+    "kernels": 11650,
     "lab": 18190,
     "layout": 835,
     "limits": 260,

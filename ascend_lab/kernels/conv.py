@@ -178,8 +178,7 @@ class _Writer(Walk):
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else own
-        self.told = stage < units.count
-        self.bias = CubeBias.make(k, bias, shape, n_own, told=self.told) if bias else None
+        self.bias = CubeBias.make(k, bias, shape, n_own, told=stage < units.count) if bias else None
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
@@ -212,7 +211,7 @@ class _Writer(Walk):
         with epilogue_emit.held_channels(self.finish, n, before, held.channels) as channels:
             c = self.acc.alloc()
             bias = epilogue_emit.bias_of(self.finish, channels, n)
-            there = self.told or held.weights or held.rows
+            there = self.stage < self.units.count or held.weights or held.rows
             if there:
                 self._begin_sums(c, bundle, at, (n, col), held.near)
             for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):

@@ -20,8 +20,6 @@ from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import Array, Floats, GemmSchedule, Tilings, check_schedule
 
-AHEAD = 4
-"""Stages in L1 at most."""
 STAGES = (1, 2, 4, 8, 16, 32)
 CHANGED = {"stacked": stacked, "rows": conv_tiles.in_rows, "line": conv_tiles.as_line}
 """Kinds of windows of a convolution that is seen as another one."""
@@ -64,7 +62,7 @@ def stages_ahead(
     if slots != (2, 2) or c1_stage(shape, schedule) >= units_of(shape).count:
         return 0
     room = 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip)
-    return min(AHEAD, ids, room)
+    return min(gemm_schedule.AHEAD, ids, room)
 
 
 def area_bytes(shape: ConvShape) -> int:

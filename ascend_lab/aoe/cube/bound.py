@@ -35,7 +35,7 @@ class Slots:
 
     def __init__(self, count: Array) -> None:
         """Start with all of them free."""
-        self.count, self.times = count, [np.zeros_like(count)] * pipe_work.AHEAD
+        self.count, self.times = count, [np.zeros_like(count)] * int(count.max())
 
     def wait(self, at: Array) -> Array:
         """Return the time from which the next slot is free."""
@@ -60,14 +60,14 @@ class Walk:
         w, f = job.work, self.flag
         zero = np.zeros(len(w.m), np.int64)
         # consumers give their slots to the producers first, a flag each
-        self.joint = pipe_work.joint(job)
+        ahead = pipe_work.shared_slots(job)
+        self.joint = ahead > 0
         l1 = np.where(w.by_a, 0, w.a_l1) + np.where(w.by_b | self.joint, 0, w.b_l1)
         starts = (zero + f, f * l1, f * (w.a_l0 + w.b_l0), zero + 2 * f, zero + 2 * f)
         self.at = dict(zip(PIPES, starts, strict=True))
         self.done = {name: zero.copy() for name in PIPES}
         self.place = {name: zero.copy() for name in LOOPS}
         self.ends = zero.copy()
-        ahead = np.where(self.joint, pipe_work.AHEAD, 0)
         size = w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
         counts = {"a1": np.maximum(w.a_l1, ahead), "b1": np.maximum(w.b_l1, ahead)}
         counts |= {

@@ -19,10 +19,9 @@ from ascend_lab.aoe.cube.space import Array, Floats, Mask, same_rows, up
 from ascend_lab.aoe.cube.work import CubeWork
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
-from ascend_lab.kernels.conv_schedules import AHEAD
 from ascend_lab.kernels.epilogue import Epilogue, pattern
 from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, drain_plan
-from ascend_lab.kernels.gemm_schedule import store_cycles_per_byte
+from ascend_lab.kernels.gemm_schedule import AHEAD, store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
 
@@ -126,11 +125,11 @@ def near(job: CubeWork) -> Mask:
     return fits & w.hold_b & (w.stage >= w.units)
 
 
-def joint(job: CubeWork) -> Mask:
-    """Tell where rows and weights of a stage of a convolution share slots, `AHEAD` at most."""
+def shared_slots(job: CubeWork) -> Array:
+    """Return the most slots that rows and weights of a convolution's stage share, 0: no such."""
     w = job.work
     found: Mask = job.is_conv & (w.stage < w.units) & (w.a_l1 == 2) & (w.b_l1 == 2)
-    return found
+    return np.where(found, AHEAD, 0)
 
 
 def fed(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
@@ -257,7 +256,7 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     b_starts = np.where(w.by_b, w.n_tiles * b_times * depth, b_copies)
     a_bytes = w.bundles * a_times * w.unit_sum * w.units
     b_bytes = w.bundles * b_times * w.n_own * depth * area
-    flags = np.where(joint(job), 0, 2 * f)
+    flags = np.where(shared_slots(job) > 0, 0, 2 * f)
     a = a_bytes * job.a.cycles_per_byte + a_copies * (start + 2 * f)
     b = b_bytes * job.b.cycles_per_byte + b_copies * flags + b_starts * start
     return a, b, a_copies, b_copies
@@ -379,7 +378,7 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     w, feed = job.work, busy.feed_a + np.where(near(job), 0.0, busy.feed_b)
     a_staged, b_staged = ~w.by_a & ~w.hold_a, ~w.by_b & ~w.hold_b
     wait_a, wait_b = busy.a_copies * job.a.latency_cycles, busy.b_copies * job.b.latency_cycles
-    a_l1, b_l1 = (np.where(joint(job), AHEAD, slots) for slots in (w.a_l1, w.b_l1))
+    a_l1, b_l1 = (np.maximum(shared_slots(job), slots) for slots in (w.a_l1, w.b_l1))
     both = (busy.load_a + busy.load_b + wait_b + feed) / a_l1
     a = np.where(w.by_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)
     b = np.where(w.by_b, 0.0, (busy.load_b + wait_b + feed) / b_l1)

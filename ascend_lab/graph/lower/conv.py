@@ -17,7 +17,6 @@ from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
-from ascend_lab.kernels.default_schedules import HEAD_CYCLES
 from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand
 from ascend_lab.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, maps_launch, pack
@@ -29,8 +28,8 @@ from ascend_lab.sim.timeline import Start, start_cycles
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
-TILE, FEED_CYCLES = 64, 12
-"""Of a core with more, fractals of a tile of sums, about; cycles more that L0 waits for a bias."""
+TILE, HEAD_CYCLES = 64, 12
+"""About: fractals of a tile of sums of a core with more; cycles that begin work on a tile."""
 
 
 def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
@@ -318,7 +317,7 @@ def _paces(
     paces, depth = list[float](), units_of(shape).every
     own = up(up(shape.gemm.m, FRACTAL) * shape.blocks[1], chip.core_count)
     tile, dense = min(own, TILE), shape.groups == 1
-    for epilogue, steps in zip(ways, (depth, depth + 1 + FEED_CYCLES / tile), strict=True):
+    for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
         demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
         cycles = demand.cycles * FRACTAL**2 if demand else 0.0
         if demand and dense:
