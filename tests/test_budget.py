@@ -31,7 +31,7 @@ LINES = {
     "errors": 85,
     "graph": 17900,
     "isa": 3250,
-    "kernels": 11730,
+    "kernels": 11795,
     "lab": 18190,
     "layout": 835,
     "limits": 260,

@@ -341,9 +341,11 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
         shape, own = ConvShape(n, c, size, size, k, 1, 1), load_chip(chip)
         tilings = (conv_schedule(shape, own), window_schedule(shape, own, "stacked"))
         place = dense_placement(shape)
-        cycles = [simulate(conv_launch(shape, own, t, place), own).cycles for t in tilings]
-        taken = simulate(task.lowered.kernel.phases[0], own).cycles
-        assert taken < 1.05 * min(cycles)  # timed with the image in L2
+        near = {"x": 1.0, task.piece.graph.inputs[0]: 1.0}  # the image in L2: so it is timed
+        launches = [conv_launch(shape, own, t, place) for t in tilings]
+        cycles = [simulate(launch, own, warm=near).cycles for launch in launches]
+        taken = simulate(task.lowered.kernel.phases[0], own, warm=near).cycles
+        assert taken <= min(cycles)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ channel blocks of them, stay there.
 Where one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels;
 where moreover a core has one tile of output channels, weights stay for all its pixels. In order
 "nm" it is the other way round: weights stay for all pixels, rows where there is one pixel tile.
+Where a tile takes several stages, rows and weights of one fill a slot of L1 together, of up to four
+(`stages_ahead`): memory is late once, not once a stage. A bias that the cube adds begins the sums.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +59,10 @@ def conv_launch(
     left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
-    job = Job(shape, schedule, chip, strip, place or conv_windows.plain_placement(shape), head)
+    place, ids = place or conv_windows.plain_placement(shape), chip.event_ids
+    ids -= bool(head and head.bias)
+    ahead = conv_schedules.stages_ahead(shape, schedule, left, ids, strip=strip)
+    job = Job(shape, schedule, chip, strip, place, head, ahead=ahead)
     if tail:
         cores, arrives = schedule.grid_rows * schedule.grid_cols, head.out_dtype if head else sums
         size, n1 = job.elements, shape.blocks[1]
@@ -149,9 +154,11 @@ class _Writer(Walk):
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
         self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
-        a, b = schedule.a_l1_slots, schedule.b_l1_slots
-        self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
-        self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
+        a, b, ahead = schedule.a_l1_slots, schedule.b_l1_slots, job.ahead
+        self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=ahead or a)
+        self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
+        if not ahead:
+            self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
         left += conv_tiles.more_fractals(shape) * self.fractal
@@ -171,7 +178,7 @@ class _Writer(Walk):
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else own
-        self.bias = CubeBias.make(k, bias, shape, n_own) if bias else None
+        self.bias = CubeBias.make(k, bias, shape, n_own, told=stage < units.count) if bias else None
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
@@ -204,33 +211,52 @@ class _Writer(Walk):
         with epilogue_emit.held_channels(self.finish, n, before, held.channels) as channels:
             c = self.acc.alloc()
             bias = epilogue_emit.bias_of(self.finish, channels, n)
+            there = self.stage < self.units.count or held.weights or held.rows
+            if there:
+                self._begin_sums(c, bundle, at, (n, col), held.near)
             for stage in segments(self.k, "stage", bundle.c1 // self.units.c1, self.stage):
                 if held.rows is None:
-                    self._stage_rows(bundle, at, stage)
-                if held.weights is None:
+                    self._stage_rows(bundle, at, stage, n)
+                if held.weights is None and not self.with_rows:
                     self._stage_weights(bundle, n, stage)
-                x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
+                x = held.rows or self.rows.dequeue()
+                if self.with_rows:
+                    w = isa.Tile(self.with_rows, x.slot)
+                else:
+                    w = held.weights or self.weights.dequeue()
+                if not there:
+                    self._begin_sums(c, bundle, at, (n, col), held.near)
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
                 sources, sizes = (x, w, held.near), (n[1], *stage)
                 if self.shape.columns:
                     assert held.near is not None
                     view = conv_tiles.view_of(self.shape, x, at.window, 0, stage[1])
-                    add_rows(self.k, self.shape, self.left, c, at.window, view, held.near, bias)
+                    sides, begun = (view, held.near), bool(self.bias)
+                    add_rows(self.k, self.shape, self.left, c, at.window, sides, bias, begun=begun)
                 else:
+                    places, begun = (sources, sizes, bias, starts), bool(self.bias)
                     conv_tiles.add_stage(
-                        self.k, self.shape, feeds, c, at.windows, sources, sizes, bias, starts
+                        self.k, self.shape, feeds, c, at.windows, *places, begun=begun
                     )
-                for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
-                    if tile is None:
-                        queue.free()
-            if self.bias:
-                blocks, near = (self._place(bundle, n, col), n[1]), None
-                if held.near:
-                    start = self._depth(bundle) * n[1] * self.fractal
-                    near = held.near.region(start, (1, n[1], FRACTAL, self.c0))
-                self.bias.add(c, (self.left, self.right), at.window.fractals, blocks, near)
+                if held.rows is None:
+                    self.rows.free()
+                if held.weights is None and not self.with_rows:
+                    self.weights.free()
             self.acc.enqueue()
             self._store(at, n, before, channels)
+
+    def _begin_sums(
+        self, c: isa.Tile, at: BundlePlace, pixels: Pixels, n: tuple[Span, isa.Affine],
+        near: isa.Tile | None,
+    ) -> None:  # fmt: skip
+        """Begin a tile with the bias that the cube adds, which is there before the first rows."""
+        if self.bias is None:
+            return
+        blocks, bias = (self._place(at, *n), n[0][1]), None
+        if near:
+            start = self._depth(at) * n[0][1] * self.fractal
+            bias = near.region(start, (1, n[0][1], FRACTAL, self.c0))
+        self.bias.add(c, (self.left, self.right), pixels.window.fractals, blocks, bias)
 
     def _depth(self, bundle: BundlePlace) -> int:
         """Return the fractals of depth of a bundle."""
@@ -246,7 +272,7 @@ class _Writer(Walk):
     ) -> Iterator[conv_tiles.Weights]:
         """Hold all weights of blocks `n` in L1 and, if they fit, L0B, where one stage has them."""
         every = isa.Affine(), at.c1 // self.units.c1
-        once = self.stage >= every[1] and not across
+        once = self.stage >= every[1] and not across and not self.with_rows
 
         def load() -> None:
             assert weights is not None
@@ -254,17 +280,19 @@ class _Writer(Walk):
             bias = self.bias.blocks(blocks) if self.bias else None
             conv_tiles.keep_near(self.k, self.right, weights, self._depth(at) * n[1], bias)
 
-        stage = partial(self._stage_weights, at, n, every) if once else None
+        if not once:
+            yield None, None
+            return
         with (
-            self._kept(self.weights, stage) as weights,
-            self._kept(self.right, load if once and self.near else None) as near,
+            self._kept(self.weights, partial(self._stage_weights, at, n, every)) as weights,
+            self._kept(self.right, load if self.near else None) as near,
         ):
             yield weights, near
 
     def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
         """Hold rows of all channel blocks, where one stage has them."""
         every = isa.Affine(), at.c1 // self.units.c1
-        once = self.stage >= every[1]
+        once = self.stage >= every[1] and not self.with_rows
         return self._kept(self.rows, partial(self._stage_rows, at, pixels, every) if once else None)
 
     @contextmanager
@@ -279,7 +307,9 @@ class _Writer(Walk):
         yield queue.dequeue()
         queue.free()
 
-    def _stage_rows(self, bundle: BundlePlace, at: Pixels, stage: Span) -> None:
+    def _stage_rows(
+        self, bundle: BundlePlace, at: Pixels, stage: Span, n: Span | None = None
+    ) -> None:
         """Bring windows of some units to L1."""
         shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
         first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
@@ -293,11 +323,18 @@ class _Writer(Walk):
             down = at.turn * (at.run.pixels // shape.out_hw[1]) + at.down
             source = conv_windows.rows_of(other, self.other_x, at.windows[1], blocks, down)
             self.k.copy(to.region(self.image, source.sizes), source)
+        if self.with_rows and n:
+            self._copy_weights(bundle, n, stage, isa.Tile(self.with_rows, to.slot))
         self.rows.enqueue()
 
     def _stage_weights(self, at: BundlePlace, n: Span, stage: Span) -> None:
         """Bring the weights of some units and output blocks to L1."""
-        shape, other, units, to = self.shape, self.shape.beside, self.units, self.weights.alloc()
+        self._copy_weights(at, n, stage, self.weights.alloc())
+        self.weights.enqueue()
+
+    def _copy_weights(self, at: BundlePlace, n: Span, stage: Span, to: isa.Tile) -> None:
+        """Bring the weights of some units and output blocks to a slot of L1."""
+        shape, other, units = self.shape, self.shape.beside, self.units
         start, row, width = isa.Affine(), at.n1 * self.fractal, n[1] * self.fractal
         first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.fractal)
         parts = [(self.weight, shape, units.c1)]
@@ -312,7 +349,6 @@ class _Writer(Walk):
                 weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
             first, start = isa.Affine(), start + stage[1] * depth * width
-        self.weights.enqueue()
 
     def _store(
         self, at: Pixels, n: Span, before: isa.Affine, channels: epilogue_emit.Channels | None
@@ -345,13 +381,15 @@ def add_rows(
     left: isa.Queue,
     c: isa.Tile,
     window: conv_windows.Window,
-    view: isa.Region,
-    near: isa.Tile,
+    sides: tuple[isa.Region, isa.Tile],
     bias: isa.Region | None,
+    *,
+    begun: bool,
 ) -> None:
     """Add the products of one channel block: a load for each column of taps that share rows."""
+    view, near = sides
     m, c0, ow = window.fractals, isa.c0_of(shape.dtype), shape.out_hw[1]
-    area, first = isa.FRACTAL * c0, True
+    area, first = isa.FRACTAL * c0, not begun
     for taps in conv_tiles.tap_rows(shape):
         below = taps[-1][1]
         windows = conv_tiles.windows_of(shape, window, below)

@@ -51,6 +51,20 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
     return stage * slots * DTYPE_BYTES[shape.dtype]
 
 
+def stages_ahead(
+    shape: ConvShape, schedule: GemmSchedule, chip: Chip, ids: int, *, strip: bool
+) -> int:
+    """Return the slots of L1 that rows and weights of a stage fill together, 0: each have theirs.
+
+    That is where every tile loads both in several stages; `ids` are events left for it.
+    """
+    slots = schedule.a_l1_slots, schedule.b_l1_slots
+    if slots != (2, 2) or c1_stage(shape, schedule) >= units_of(shape).count:
+        return 0
+    room = 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip)
+    return min(gemm_schedule.AHEAD, ids, room)
+
+
 def area_bytes(shape: ConvShape) -> int:
     """Return the bytes of a fractal of rows or weights."""
     return FRACTAL * isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]

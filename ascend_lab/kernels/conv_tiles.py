@@ -64,7 +64,8 @@ class BundlePlace:
 class Job:
     """What all programs of a launch have in common; each has `turns` pixel tiles at least.
 
-    `epilogue` is what the cube's core does, `after` is left to its vector cores.
+    `epilogue` is what the cube's core does, `after` is left to its vector cores. `ahead` slots of
+    L1 hold rows and weights of a stage together (0: each has its own).
     """
 
     shape: ConvShape
@@ -75,6 +76,7 @@ class Job:
     epilogue: Epilogue | None
     after: mix.After | None = None
     turns: int = 1
+    ahead: int = 0
 
     @property
     def tile(self) -> int:
@@ -274,17 +276,21 @@ def add_stage(
     sizes: tuple[int, isa.Affine, int],
     bias: isa.Region | None,
     starts: tuple[int, int],
+    *,
+    begun: bool,
 ) -> None:
     """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
 
     `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
-    its rows, and its sums (0: the same ones) at `starts`.
+    its rows, and its sums (0: the same ones) at `starts`. The first product begins the sums unless
+    they are `begun`.
     """
     (n, at, count), units, other = sizes, units_of(shape), shape.beside
     own = n, at * units.c1, count * units.c1
     x, *weights = sources
     view = view_of(shape, x, windows[0], 0, own[2])
-    add_products(k, shape, feeds, c, windows[0], view, (*weights,), own, bias, (0, 0))
+    first = k, shape, feeds, c, windows[0], view, (*weights,), own, bias
+    add_products(*first, (0, 0), begun=begun)
     if other:
         start = own[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
         own = n, at * units.beside if starts[1] else isa.Affine(1), count * units.beside
@@ -323,6 +329,8 @@ def add_products(
     sizes: tuple[int, isa.Affine, int],
     bias: isa.Region | None,
     starts: tuple[isa.Affine | int, isa.Affine | int],
+    *,
+    begun: bool = False,
 ) -> None:
     """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
 
@@ -345,7 +353,7 @@ def add_products(
         tile, start = (near, start) if near else (right.dequeue(), isa.Affine())
         sums, done = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL)), c_at * shape.taps + k_at
         b = tile.region(start, (depth, n, isa.FRACTAL, c0))
-        k.mmad(sums, a, b, accumulate=done, bias=bias)
+        k.mmad(sums, a, b, accumulate=1 if begun else done, bias=bias)
         left.free()
         if near is None:
             right.free()

@@ -296,21 +296,30 @@ def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class CubeBias:
-    """The bias of a core's blocks in L1, `own` of each of its bundles of groups."""
+    """The bias of a core's blocks in L1, `own` of each of its bundles of groups.
+
+    MTE1 is told by `queue` that it has come, or by what comes behind it.
+    """
 
     k: isa.KernelBuilder
     numbers: isa.Buffer
     held: isa.Buffer
     shape: ConvShape
     own: int
+    queue: isa.Queue | None = None
 
     @classmethod
-    def make(cls, k: isa.KernelBuilder, name: str, shape: ConvShape, own: int) -> "CubeBias":
+    def make(
+        cls, k: isa.KernelBuilder, name: str, shape: ConvShape, own: int, *, told: bool = False
+    ) -> "CubeBias":
         """Declare the tensor `name` and allocate its place in L1."""
         area, most = isa.FRACTAL * isa.c0_of(shape.dtype), bundles_of(shape).count * own
         numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * area)
-        held = k.buffer(f"{name}_l1", "L1", shape.dtype, (1 + most) * area)
-        return cls(k, numbers, held, shape, own)
+        where = f"{name}_l1", "L1", shape.dtype, (1 + most) * area
+        if not told:
+            return cls(k, numbers, k.buffer(*where), shape, own)
+        queue = k.queue(*where, src="MTE2", dst="MTE1", depth=1)
+        return cls(k, numbers, queue.buffer, shape, own, queue)
 
     def load(self, full: int, tail: bool, first: isa.Affine, col: isa.Affine) -> None:
         """Bring the ones, and the bias of blocks from `col` on of bundles from `first` on.
@@ -319,6 +328,8 @@ class CubeBias:
         """
         bundle, own = bundles_of(self.shape), self.own
         area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        if self.queue:
+            self.queue.alloc()
         self.k.copy(self.held.region(0, area), self.numbers.region(0, area))
         short = bundle.last_n1 if full else own
         last = (isa.Affine(bundle.count - 1), int(tail), short, own * full)
@@ -328,6 +339,10 @@ class CubeBias:
                 source = self.numbers.region(start, sizes, (bundle.n1 * area, 1))
                 to = self.held.region((1 + place) * area, sizes, (own * area, 1))
                 self.k.copy(to, source)
+        if self.queue:  # nothing else comes there
+            self.queue.enqueue()
+            self.queue.dequeue()
+            self.queue.free()
 
     def blocks(self, n: Span) -> isa.Region:
         """Return the fractals of blocks `n` (place, count) in L1."""
@@ -342,7 +357,7 @@ class CubeBias:
         n: Span,
         near: isa.Region | None = None,
     ) -> None:
-        """Add the bias of blocks `n` (place in L1, count) to sums of `m` fractals of pixels.
+        """Begin sums of `m` fractals of pixels with the bias of blocks `n` (place in L1, count).
 
         `near`: its fractals in L0B, if they are there.
         """
@@ -356,7 +371,7 @@ class CubeBias:
             right.enqueue()
         a = left.dequeue().region(0, (m, 1, isa.FRACTAL, c0))
         b = near or right.dequeue().region(0, (1, n[1], isa.FRACTAL, c0))
-        k.mmad(c.region(0, (n[1], m, isa.FRACTAL, isa.FRACTAL)), a, b, accumulate=1)
+        k.mmad(c.region(0, (n[1], m, isa.FRACTAL, isa.FRACTAL)), a, b, accumulate=0)
         left.free()
         if near is None:
             right.free()

@@ -24,6 +24,8 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
     "bypass": ("", "a", "b", "ab"),
 }
 """What the fields of a schedule beyond its six numbers may be; the default is the first or 2."""
+AHEAD = 4
+"""Slots of L1, at most, that rows and weights of a convolution's stages fill together."""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
 
 

@@ -30,23 +30,22 @@ PIPES = ("load", "feed", "cube", "drain", "store")
 LOOPS = ("k", "stage", "inner", "outer", "bundle")
 
 
-@dataclass(slots=True)
 class Slots:
-    """When the slots of a queue are free again: the one freed last, and the one before."""
+    """When the slots of a queue are free again: `count` of them, the one freed last first."""
 
-    older: Array
-    newer: Array
-    two: Mask
+    def __init__(self, count: Array) -> None:
+        """Start with all of them free."""
+        self.count, self.times = count, [np.zeros_like(count)] * int(count.max())
 
     def wait(self, at: Array) -> Array:
         """Return the time from which the next slot is free."""
-        free: Array = np.maximum(at, np.where(self.two, self.older, self.newer))
+        free: Array = np.maximum(at, np.choose(self.count - 1, self.times))
         return free
 
     def free(self, times: Array, where: Mask) -> None:
         """Give a slot back at `times`."""
-        self.older = np.where(where, self.newer, self.older)
-        self.newer = np.where(where, times, self.newer)
+        moved = zip(self.times, [times, *self.times[:-1]], strict=True)
+        self.times = [np.where(where, new, old) for old, new in moved]
 
 
 class Walk:
@@ -61,16 +60,23 @@ class Walk:
         w, f = job.work, self.flag
         zero = np.zeros(len(w.m), np.int64)
         # consumers give their slots to the producers first, a flag each
-        l1 = np.where(w.by_a, 0, w.a_l1) + np.where(w.by_b, 0, w.b_l1)
+        ahead = pipe_work.shared_slots(job)
+        self.joint = ahead > 0
+        l1 = np.where(w.by_a, 0, w.a_l1) + np.where(w.by_b | self.joint, 0, w.b_l1)
         starts = (zero + f, f * l1, f * (w.a_l0 + w.b_l0), zero + 2 * f, zero + 2 * f)
         self.at = dict(zip(PIPES, starts, strict=True))
         self.done = {name: zero.copy() for name in PIPES}
         self.place = {name: zero.copy() for name in LOOPS}
         self.ends = zero.copy()
-        two = {"a1": w.a_l1 == 2, "b1": w.b_l1 == 2, "a0": w.a_l0 == 2, "b0": w.b_l0 == 2}
         size = w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
-        two |= {"c": 2 * size <= job.chip.buffers["L0C"], "out": zero == 0, "tile": zero == 0}
-        self.slots = {name: Slots(zero, zero, both) for name, both in two.items()}
+        counts = {"a1": np.maximum(w.a_l1, ahead), "b1": np.maximum(w.b_l1, ahead)}
+        counts |= {
+            "c": 1 + (2 * size <= job.chip.buffers["L0C"]),
+            "out": zero + 2,
+            "tile": zero + 2,
+        }
+        counts |= {"a0": w.a_l0, "b0": w.b_l0}
+        self.slots = {name: Slots(count) for name, count in counts.items()}
         self.outer = np.where(w.outer_n, w.n_tiles, w.m_tiles)
         self.inner = np.where(w.outer_n, w.m_tiles, w.n_tiles)
         self.stages = up(w.units, w.stage)
@@ -180,7 +186,7 @@ class Walk:
         size = DTYPE_BYTES[after.out_dtype]
         arrives = size if after.plan is None else DTYPE_BYTES[after.plan.tiles[after.plan.start]]
         work = copied(chip.path("L0C", "UB"), count * stride * arrives)
-        end = np.maximum(drain, self.slots["out"].older[index]) + f + work
+        end = np.maximum(drain, self.slots["out"].times[1][index]) + f + work
         if after.plan is not None and after.epilogue is not None:
             end = np.where(early, end + f, end)
             freed = np.where(on & early, end, freed)
@@ -270,8 +276,8 @@ class Walk:
         self._bring("b", b & ~w.hold_b, b_cycles, np.maximum(job.b.latency_cycles, carried))
 
     def _bring(self, name: str, where: Mask, cycles: Array, latency: Array) -> None:
-        """Copy to a slot of L1 and tell MTE1, which waits."""
-        f = self.flag
+        """Copy to a slot of L1 and tell MTE1, which waits: once for what shares slots."""
+        f = np.where(self.joint & (name == "b"), 0, self.flag)
         done = self.slots[f"{name}1"].wait(self.at["load"]) + 2 * f + cycles
         self._spend("load", where, done, 2 * f + cycles)
         self._spend("feed", where, np.maximum(self.at["feed"], done + latency) + f, 0)
@@ -284,7 +290,8 @@ class Walk:
         # what an outer loop keeps is given back last
         early = b & w.hold_a & ~w.hold_b
         for name, where in (("b1", early), ("a1", a), ("b1", b & ~early)):
-            self._spend("feed", where, self.at["feed"] + self.flag, 0)
+            f = np.where(self.joint & (name == "b1"), 0, self.flag)
+            self._spend("feed", where, self.at["feed"] + f, 0)
             self.slots[name].free(self.at["feed"], where)
 
     def _multiply(self, going: Mask, m: Array, n: Array, depth: Array) -> None:
@@ -329,7 +336,7 @@ class Walk:
         end_inner = end_tile & (p["inner"] == self.inner - 1)
         end_outer = end_inner & (p["outer"] == self.outer - 1)
         over = going & end_outer & (p["bundle"] == w.bundles - 1)
-        done = self.slots["out" if self.job.chip.combined else "c"].newer + self.flag
+        done = self.slots["out" if self.job.chip.combined else "c"].times[0] + self.flag
         self.ends = np.where(over, done, self.ends)
         ends = (end_stage, end_tile, end_inner, end_outer, over)
         step = going

@@ -21,7 +21,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
 from ascend_lab.kernels.epilogue import Epilogue, pattern
 from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, drain_plan
-from ascend_lab.kernels.gemm_schedule import store_cycles_per_byte
+from ascend_lab.kernels.gemm_schedule import AHEAD, store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
 
@@ -123,6 +123,13 @@ def near(job: CubeWork) -> Mask:
     every = w.units * job.taps * np.minimum(w.n, w.n_own) * job.area_bytes
     fits: Mask = (w.b_l0 * every <= job.chip.buffers["L0B"]) & (w.m_tiles > 1) & job.is_conv
     return fits & w.hold_b & (w.stage >= w.units)
+
+
+def shared_slots(job: CubeWork) -> Array:
+    """Return the most slots that rows and weights of a convolution's stage share, 0: no such."""
+    w = job.work
+    found: Mask = job.is_conv & (w.stage < w.units) & (w.a_l1 == 2) & (w.b_l1 == 2)
+    return np.where(found, AHEAD, 0)
 
 
 def fed(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
@@ -249,8 +256,9 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     b_starts = np.where(w.by_b, w.n_tiles * b_times * depth, b_copies)
     a_bytes = w.bundles * a_times * w.unit_sum * w.units
     b_bytes = w.bundles * b_times * w.n_own * depth * area
+    flags = np.where(shared_slots(job) > 0, 0, 2 * f)
     a = a_bytes * job.a.cycles_per_byte + a_copies * (start + 2 * f)
-    b = b_bytes * job.b.cycles_per_byte + b_copies * 2 * f + b_starts * start
+    b = b_bytes * job.b.cycles_per_byte + b_copies * flags + b_starts * start
     return a, b, a_copies, b_copies
 
 
@@ -370,9 +378,10 @@ def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     w, feed = job.work, busy.feed_a + np.where(near(job), 0.0, busy.feed_b)
     a_staged, b_staged = ~w.by_a & ~w.hold_a, ~w.by_b & ~w.hold_b
     wait_a, wait_b = busy.a_copies * job.a.latency_cycles, busy.b_copies * job.b.latency_cycles
-    both = (busy.load_a + busy.load_b + wait_b + feed) / w.a_l1
-    a = np.where(w.by_a, 0.0, (busy.load_a + wait_a + feed) / w.a_l1)
-    b = np.where(w.by_b, 0.0, (busy.load_b + wait_b + feed) / w.b_l1)
+    a_l1, b_l1 = (np.maximum(shared_slots(job), slots) for slots in (w.a_l1, w.b_l1))
+    both = (busy.load_a + busy.load_b + wait_b + feed) / a_l1
+    a = np.where(w.by_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)
+    b = np.where(w.by_b, 0.0, (busy.load_b + wait_b + feed) / b_l1)
     # two flags of a turn and two of a tile are raised while the other pipe works
     tiles = w.m_tiles * w.n_tiles * w.bundles
     cube = busy.cube - 2 * job.chip.flag_cycles * tiles * (turns_of(job) + 1)

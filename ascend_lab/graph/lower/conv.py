@@ -28,6 +28,8 @@ from ascend_lab.sim.timeline import Start, start_cycles
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
+TILE, HEAD_CYCLES = 64, 12
+"""About: fractals of a tile of sums of a core with more; cycles that begin work on a tile."""
 
 
 def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
@@ -322,12 +324,18 @@ def _paces(
     """Return the cycles a fractal of sums with a bias added behind the cube, and by it.
 
     The vector unit and the cube, then one step deeper, take turns on a tile of sums: who has more
-    to do sets the pace. The second way takes for ever where the bias fills much of L1.
+    to do sets the pace; behind the last tile the vector unit works alone, in vain for groups, whose
+    loads to L0 set the pace. The second way takes for ever where the bias fills much of L1.
     """
     paces, depth = list[float](), units_of(shape).every
-    for epilogue, steps in zip(ways, (depth, depth + 1), strict=True):
+    own = up(up(shape.gemm.m, FRACTAL) * shape.blocks[1], chip.core_count)
+    tile, dense = min(own, TILE), shape.groups == 1
+    for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
         demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-        paces.append(max(demand.cycles * FRACTAL**2 if demand else 0.0, steps))
+        cycles = demand.cycles * FRACTAL**2 if demand else 0.0
+        if demand and dense:
+            cycles += demand.instructions * HEAD_CYCLES / tile
+        paces.append(max(cycles, steps) + dense * cycles * tile / own)
     little = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
     return paces[0], paces[1] if little else math.inf
 
