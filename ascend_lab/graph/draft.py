@@ -36,9 +36,7 @@ class Value:
         return self.type.shape
 
 
-def free_name(
-    wanted: str, *taken: Container[str], taken_below: Counter[str] | None = None
-) -> str:
+def free_name(wanted: str, *taken: Container[str], taken_below: Counter[str] | None = None) -> str:
     """Return `wanted`, with the first number behind it that none of `taken` has.
 
     `taken_below` remembers, by name, the first number to try, as long as no name becomes free.
