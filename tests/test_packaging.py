@@ -151,7 +151,7 @@ def test_what_the_readme_shows_runs(
             assert mains[script](words.split()) == 0
     assert all((tmp_path / name).exists() for name in ("gemm.json", "network.json", "outputs.npz"))
     programs = re.findall(r"^```python\n((?:from|import) .+?)^```", text, re.MULTILINE | re.DOTALL)
-    small = 'zoo.build("squeezenet"', 'zoo.build("squeezenet", size=64'  # the same in a third
+    small = 'zoo.build("squeezenet"', 'zoo.build("squeezenet", size=32'  # the same in a fifth
     said = [run(python_in(scripts), "-c", programs[0])]
     for program in programs[1:]:
         capsys.readouterr()
