@@ -1,9 +1,11 @@
-"""Compact is a feature: what a room may weigh, how long the road of `simulate` may be."""
+"""What a room may weigh and import, what an import costs, how long the road of `simulate` is."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -52,9 +54,17 @@ ROAD = 80
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements inside a node; neither imports nor functions stand in expressions."""
+    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from statements(child)
+
+
 @cache
-def tree_of(module: Path) -> ast.Module:
-    return ast.parse(module.read_text("utf-8"))
+def statements_of(module: Path) -> tuple[ast.AST, ...]:
+    return tuple(statements(ast.parse(module.read_text("utf-8"))))
 
 
 def lines_of(modules: list[Path]) -> int:
@@ -65,9 +75,13 @@ def room_of(module: Path) -> str:
     return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def modules_of(room: str) -> list[Path]:
+    return [module for module in MODULES if room_of(module) == room]
+
+
 @pytest.mark.parametrize("room", sorted(LINES))
 def test_a_room_keeps_to_its_lines(room: str) -> None:
-    lines = lines_of([m for m in MODULES if room_of(m) == room])
+    lines = lines_of(modules_of(room))
     assert lines <= LINES[room], f"{room} has {lines} lines"
 
 
@@ -76,25 +90,26 @@ def test_every_room_has_a_budget() -> None:
 
 
 def test_files_and_import_lines() -> None:
-    statements = [
+    imports = [
         node
         for module in MODULES
-        for node in ast.walk(tree_of(module))
+        for node in statements_of(module)
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in statements)
+    lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in imports)
     assert len(MODULES) <= FILES
     assert lines <= IMPORT_LINES
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: str(m.relative_to(PACKAGE)))
-def test_modules_and_functions_stay_readable(module: Path) -> None:
-    assert lines_of([module]) <= LONGEST_MODULE
-    for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.FunctionDef):
-            doc = ast.get_docstring(node) or ""
-            lines = (node.end_lineno or 0) - node.lineno + 1 - doc.count("\n")
-            assert lines <= LONGEST_FUNCTION, f"{node.name} has {lines} lines"
+@pytest.mark.parametrize("room", sorted(LINES))
+def test_modules_and_functions_stay_readable(room: str) -> None:
+    for module in modules_of(room):
+        assert lines_of([module]) <= LONGEST_MODULE, module
+        for node in statements_of(module):
+            if isinstance(node, ast.FunctionDef):
+                doc = ast.get_docstring(node) or ""
+                lines = (node.end_lineno or 0) - node.lineno + 1 - doc.count("\n")
+                assert lines <= LONGEST_FUNCTION, f"{module}: {node.name} has {lines} lines"
 
 
 def test_no_module_imports_in_a_circle() -> None:
@@ -104,7 +119,7 @@ def test_no_module_imports_in_a_circle() -> None:
     needs: dict[str, set[str]] = {}
     for name, module in names.items():
         found = set()
-        for node in ast.walk(tree_of(module)):
+        for node in statements_of(module):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     whole = f"{node.module}.{alias.name}"
@@ -160,3 +175,69 @@ def test_the_week_has_seven_sittings_that_can_be_sat_through() -> None:
         files = [PACKAGE.parent / name for name in re.findall(r"(?m)^- `([^`]+)`: ", sitting)]
         assert 4 <= len(files) <= 8
         assert lines_of(files) <= 2500
+
+
+# -- the order of the rooms -----------------------------------------------------------------------
+ORDER = (
+    "errors",
+    "data",
+    "output",
+    "limits",
+    "chip",
+    "isa",
+    "sim",
+    "layout",
+    "kernels",
+    "dsl",
+    "ops",
+    "graph",
+    "cluster",
+    "train",
+    "parallel",
+    "aoe",
+    "compress",
+    "media",
+    "runtime",
+    "serving",
+)
+"""A package imports only from itself and from those to its left; the rest may import anything."""
+TOP = ("lab", "course", "cli", "__main__")
+"""The book's own room, the course, the commands, their door: nothing in the core imports them."""
+
+
+def imported_rooms(module: Path) -> set[str]:
+    """Return the rooms of this package a module imports, also inside functions."""
+    rooms = set()
+    for node in statements_of(module):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+            if node.module == "ascend_lab":
+                own = [alias.name for alias in node.names if alias.name != "__version__"]
+                names = [f"ascend_lab.{name}" for name in own]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {n.split(".")[1] for n in names if n.startswith("ascend_lab.")}
+    return rooms
+
+
+@pytest.mark.parametrize("room", ["__init__", *ORDER])
+def test_a_room_imports_only_what_stands_to_its_left(room: str) -> None:
+    left = ORDER[: ORDER.index(room)] if room in ORDER else ("errors",)
+    for module in modules_of(room):
+        imported = imported_rooms(module) - {room, *left}
+        assert not imported, f"{module} imports {sorted(imported)}"
+
+
+def test_every_room_has_its_place() -> None:
+    assert set(LINES) == {"__init__", *ORDER, *TOP}
+
+
+@pytest.mark.parametrize(
+    "name", ["ascend_lab", "ascend_lab.kernels", "ascend_lab.lab.machines", "ascend_lab.ops"]
+)
+def test_heavy_packages_wait_until_they_are_used(name: str) -> None:
+    code = f"import json, sys, {name}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {module.split(".")[0] for module in json.loads(done.stdout)}
+    assert not loaded & {"matplotlib", "ipywidgets", "IPython", "numba", "tqdm", "onnx"}

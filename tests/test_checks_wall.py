@@ -18,11 +18,12 @@ from ascend_lab.lab import checks
 from ascend_lab.lab.checks import CheckResult, check_property, core, like, wall
 
 forked = pytest.mark.skipif(not wall.FORKS, reason="checks run in this process here")
+SHORT_S = 0.5
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wall, "CASE_S", 1)
+    monkeypatch.setattr(wall, "CASE_S", SHORT_S)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def counts_up(n: int) -> Iterator[int]:
         yield n
 
 
-LATE = "did not end within 1 s"
+LATE = f"did not end within {SHORT_S} s"
 ENDINGS: list[tuple[Callable[[int], Any], str]] = [
     (swallows, f"your function {LATE}"),
     (lambda n: time.sleep(10**6), f"your function {LATE}"),
@@ -322,10 +323,10 @@ finally:
     manager.shutdown_kernel(now=True)
 print(json.dumps(heard))
 """
-START = """
+START = f"""
 import os, time
 from ascend_lab.lab.checks import check_property, like, wall
-wall.CASE_S, wall.MEMORY_BYTES = 1, 1 << 26
+wall.CASE_S, wall.MEMORY_BYTES = {SHORT_S}, 1 << 26
 def runs_on(n):
     while True: n += 1
 def deep(n):
@@ -334,7 +335,7 @@ def waits(n):
     print("waits")
     time.sleep(10**6)
 def check(fn):
-    return check_property("ex_90_1", fn, like(lambda n: 2 * n), lambda rng: {"n": 5})
+    return check_property("ex_90_1", fn, like(lambda n: 2 * n), lambda rng: {{"n": 5}})
 """
 HEARD = {
     "check(runs_on)": f"your function {LATE}",

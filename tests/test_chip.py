@@ -2,6 +2,8 @@
 
 import math
 import tomllib
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -173,7 +175,7 @@ def test_what_a_kernel_costs_to_start():
 
 
 def test_a_file_that_does_not_say_what_a_queued_kernel_costs(tmp_path):
-    data = chip_dict_of_toy()
+    data = deepcopy(toy_sections())
     del data["launch"]["queued_s"], data["launch"]["barrier_s"]
     chip = chip_from_dict(data)
     assert chip.queued_launch_s == chip.launch_overhead_s > chip.barrier_s > 0
@@ -317,7 +319,7 @@ def test_any_accepted_chip_can_be_simulated(number):
     facts = load_chip("Toy").facts
     shape, finished = GemmShape(70, 50, 90), 0
     for key in facts:
-        whole = chip_dict_of_toy()
+        whole = deepcopy(toy_sections())
         entry = whole
         for part in key.split("."):
             entry = entry[part]
@@ -332,7 +334,8 @@ def test_any_accepted_chip_can_be_simulated(number):
     assert finished > 10
 
 
-def chip_dict_of_toy() -> dict:
+@cache
+def toy_sections() -> dict:
     common = tomllib.loads((FOLDER / "common.toml").read_text("utf-8"))
     own = tomllib.loads(TOY)
     own.pop("base")

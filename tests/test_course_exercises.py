@@ -153,8 +153,8 @@ ATTACKS = {
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems limit less")
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_costs_only_its_own_exercise(attack):
-    above, right = answer_to("ex_03_4")
-    source = "\n\n".join([ATTACKS[attack], above, right])
+    _, right = answer_to("ex_03_4")  # which reads nothing of the cells above it
+    source = f"{ATTACKS[attack]}\n\n{right}"
     calls = [Call(name, {"seed": 3}) for name in ("ex_10_3", "ex_03_4")]
     bad, good = book.answers_of(source, calls, replace(book.LIMITS, case_s=1.0), book.DENIED)
     assert bad.value != ""

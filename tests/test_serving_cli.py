@@ -1,5 +1,7 @@
 """`ascend-lab serve-sim`: the answers' keys, models as servers, and files that are wrong."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from command_lines import refused, run, run_json
@@ -7,7 +9,7 @@ from command_lines import refused, run, run_json
 from ascend_lab.graph import zoo
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.serving import affine, queues, read_scenario
-from ascend_lab.serving.model import batch_sizes
+from ascend_lab.serving.model import batch_sizes, network_seconds
 
 PLAIN = """
 [service]
@@ -66,7 +68,9 @@ def test_text_and_figure_say_the_same(tmp_path, capsys, config, simulate):
     assert "<svg" in figure.read_text("utf-8")
 
 
-def test_a_network_on_a_chip_is_a_server(simulate):
+def test_a_network_on_a_chip_is_a_server(simulate, monkeypatch):
+    timed = "ascend_lab.serving.scenario.network_seconds"
+    monkeypatch.setattr(timed, cache(network_seconds))
     text = '[service]\nmodel = "zoo:squeezenet"\nchip = "Ascend310"\n'
     text += "[arrivals]\nrate_per_s = 200\n[server]\nmax_batch = 4\n[run]\nrequests = 2000\n"
     data = simulate(text)

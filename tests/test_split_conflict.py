@@ -244,6 +244,6 @@ def test_one_launch_is_not_one_split():
 @pytest.mark.parametrize("group", [2, 4])
 @pytest.mark.parametrize("points", [512, 2048, 65536])
 def test_the_common_split_pays_at_every_size(chip_name, group, points):
-    chip = load_chip(chip_name)
-    apart, _, fused = costs(Points(points, group, 512, 512), chip)
-    assert fused.cycles < apart.cycles
+    sizes, chip = Points(points, group, 512, 512), load_chip(chip_name)
+    apart = case.cost(case.apart_kernels(sizes, chip), chip)
+    assert case.cost([case.fused_kernel(sizes, chip)], chip).cycles < apart.cycles

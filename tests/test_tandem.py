@@ -158,15 +158,16 @@ def test_every_ranked_way_of_a_block_computes_the_same():
 
 
 def test_the_first_of_the_ranking_is_near_the_quickest():
-    tandem = tandem_of((4, 32, 28, 28, 192), 3, 2, 1, bias=True)
+    tandem = tandem_of((2, 32, 14, 14, 192), 3, 2, 1, bias=True)
     cycles = []
-    for schedule in ranked(tandem, A910)[:120]:
+    for schedule in ranked(tandem, A910):
         try:
             cycles.append(
                 simulate_kernel(as_kernel(tandem_launch(tandem, A910, schedule)), A910).cycles
             )
         except CapacityError:
             continue
+    assert len(cycles) > 60
     assert min(cycles[:TIMED]) <= 1.15 * min(cycles)
 
 

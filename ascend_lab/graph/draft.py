@@ -36,12 +36,16 @@ class Value:
         return self.type.shape
 
 
-def free_name(wanted: str, *taken: Container[str]) -> str:
-    """Return `wanted`, with a number behind it where one of `taken` has it."""
-    name, number = wanted, 0
-    while any(name in names for names in taken):
+def free_name(wanted: str, *taken: Container[str], taken_below: Counter[str] | None = None) -> str:
+    """Return `wanted`, with the first number behind it that none of `taken` has.
+
+    `taken_below` remembers, by name, the first number to try, as long as no name becomes free.
+    """
+    number = 0 if taken_below is None else taken_below[wanted]
+    while any((name := f"{wanted}_{number}" if number else wanted) in names for names in taken):
         number += 1
-        name = f"{wanted}_{number}"
+    if taken_below is not None:
+        taken_below[wanted] = number
     return name
 
 
@@ -56,10 +60,11 @@ class GraphBuilder:
         self._types: dict[str, ir.TensorType] = {}
         self._constants: dict[str, ir.Constant] = {}
         self._reserved: frozenset[str] = frozenset()
+        self._numbers: Counter[str] = Counter()
 
     def unique(self, wanted: str) -> str:
         """Return `wanted`, with a number behind it if a tensor has that name."""
-        return free_name(wanted, self._types, self._reserved)
+        return free_name(wanted, self._types, self._reserved, taken_below=self._numbers)
 
     def _add(self, name: str, kind: ir.TensorType) -> Value:
         if name in self._types:

@@ -68,6 +68,14 @@ class Cut:
         return index, place // STAMP_BYTES
 
 
+@dataclass(slots=True)
+class Trace:
+    """The steps of a pipe that touched a space last, piece by piece, and the latest of them."""
+
+    stamps: Stamps
+    latest: int = 0
+
+
 class Space:
     """One GM tensor, or one on-chip memory; a piece is the largest part all its buffers share."""
 
@@ -85,8 +93,9 @@ class Space:
         self._last = self._blank()
         self._reader = self._blank() if not self.on_chip else None
         self._others: dict[Write, Stamps] = {}
-        self._writes: dict[str, Stamps] = {}
-        self._reads: dict[str, Stamps] = {}
+        self._writes: dict[str, Trace] = {}
+        self._reads: dict[str, Trace] = {}
+        self._first_write = 0
 
     def _blank(self) -> Stamps:
         return np.zeros(self._pieces, np.int32)
@@ -137,28 +146,31 @@ class Space:
         if kind != "sure":
             last = cut.of(self._others.setdefault(kind, self._blank()))
         np.copyto(last, access.step, where=True if lanes is None else lanes)
+        self._first_write = self._first_write or access.step
         self._stamp(self._writes, cut, access)
 
-    def _stamp(self, stamps: dict[str, Stamps], cut: Cut, access: Access) -> None:
-        if access.pipe not in stamps:
-            stamps[access.pipe] = self._blank()
-        cut.of(stamps[access.pipe])[...] = access.step
+    def _stamp(self, traces: dict[str, Trace], cut: Cut, access: Access) -> None:
+        if access.pipe not in traces:
+            traces[access.pipe] = Trace(self._blank())
+        trace = traces[access.pipe]
+        cut.of(trace.stamps)[...] = trace.latest = access.step
 
     def _unordered(
-        self, stamps: Mapping[str, Stamps], cut: Cut, access: Access
+        self, traces: Mapping[str, Trace], cut: Cut, access: Access
     ) -> Iterator[Trouble]:
         """Yield steps of other pipes that may still be running: newer than what is known."""
-        for pipe, array in stamps.items():
-            if pipe == access.pipe:
+        for pipe, trace in traces.items():
+            known = access.clock.get(pipe, access.base)
+            if pipe == access.pipe or trace.latest <= known:
                 continue
-            view, known = cut.of(array), access.clock.get(pipe, access.base)
+            view = cut.of(trace.stamps)
             if view.max() > known:
                 yield self._trouble("unordered", cut, view > known, view)
 
     def _foreign_writes(self, cut: Cut, access: Access, *, adds: bool = True) -> Iterator[Trouble]:
         """Yield writes of other cores: sure ones, possible ones and, if asked, added ones."""
         kinds = [self._last, *(a for k, a in self._others.items() if adds or k != "added")]
-        for array in kinds if access.base else ():
+        for array in kinds if 0 < self._first_write <= access.base else ():
             last = cut.of(array)
             bad = (last > 0) & (last <= access.base)
             if bad.any():

@@ -62,6 +62,7 @@ class Builder(GraphBuilder):
         del self._nodes[start:]
         for name in written:
             del self._types[name]
+        self._numbers.clear()
         return found
 
     def written(self, start: int) -> list[str]:
@@ -89,6 +90,8 @@ class Builder(GraphBuilder):
         """
         written = set(self.written(start))
         new = {old: name for old, name in wanted.items() if old in written}
+        if new:
+            self._numbers.clear()
         for old, name in new.items():
             self._types[name] = self._types.pop(old)
             if old in self._narrowed:

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,12 @@ def _found_at(runs: Sequence[list[Point]], trees: Sequence[dict[Point, float]]) 
     return float(np.mean([run.index(one) + 1 for run, one in zip(runs, best, strict=True)]))
 
 
+@cache
+def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
+    search, costs = Mcts(batch=1, completions=1), [dict(tree) for tree in trees]
+    return _found_at([_proposed(search, one, at) for at, one in enumerate(costs)], costs)
+
+
 def _judge_19_5(got: Any, case: ex.Case) -> str | None:
     runs, trees = got, case["trees"]
     for run, costs in zip(runs, trees, strict=True):
@@ -118,8 +124,7 @@ def _judge_19_5(got: Any, case: ex.Case) -> str | None:
             return f"and a leaf is proposed twice within {len(run)} trials"
         if len(run) < len(costs):
             return f"and the search ends after {len(run)} of {len(costs)} leaves"
-    plain = Mcts(batch=1, completions=1)
-    ours = _found_at([_proposed(plain, costs, at) for at, costs in enumerate(trees)], trees)
+    ours = _ours_at(tuple(tuple(costs.items()) for costs in trees))
     mean = _found_at(runs, trees)
     late = f"and the best leaf comes at trial {mean:.1f} in the mean; ours finds it at {ours:.1f}"
     return late if mean > ALLOWED * ours else None
