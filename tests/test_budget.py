@@ -31,7 +31,7 @@ LINES = {
     "data": 20,
     "dsl": 6405,
     "errors": 85,
-    "graph": 17900,
+    "graph": 17920,
     "isa": 3250,
     "kernels": 11795,
     "lab": 18190,
@@ -48,7 +48,7 @@ LINES = {
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
 FILES = 329
-IMPORT_LINES = 3810
+IMPORT_LINES = 3800
 ROAD = 80
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

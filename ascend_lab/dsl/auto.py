@@ -29,7 +29,6 @@ from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, tenso
 from ascend_lab.dsl.schedule import Schedule, complete, create_schedule, loop_count
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule
 
 CLEARLY = 0.98
@@ -189,7 +188,7 @@ def share_of(chip: Chip, batch: int) -> Chip:
     """Return the cores, and the share of the memories, that one product of a batch has."""
     cores = whole = chip.core_count
     if batch > 1:
-        cores = min(range(1, whole + 1), key=lambda g: (up(batch, whole // g) / g, g))
+        cores = min(range(1, whole + 1), key=lambda g: (isa.up(batch, whole // g) / g, g))
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s * (cores / whole))
         for m in (chip.l2, chip.device_memory)
@@ -212,16 +211,16 @@ def _outer(
     """Split m and n over a grid of cores and into tiles of L0, a batch over the cores left."""
     for axis, tile, cores in (("m", t.base_m, t.grid_rows), ("n", t.base_n, t.grid_cols)):
         side = min(tile, sizes[axis])
-        share = min(up(up(sizes[axis], side), cores) * side, sizes[axis])
+        share = min(isa.up(isa.up(sizes[axis], side), cores) * side, sizes[axis])
         s = split(s, name, axis, share)
         s = split(s, name, f"{axis}_i", min(side, share))
     inner = ("m_i_o", "n_i_o", "m_i_i", "n_i_i")
     s = reorder(s, name, *batch, "m_o", "n_o", *inner)
     left = s.chip.core_count // (t.grid_rows * t.grid_cols)
     for axis in batch:
-        share = up(sizes[axis], max(min(left, sizes[axis]), 1))
+        share = isa.up(sizes[axis], max(min(left, sizes[axis]), 1))
         s = split(s, name, axis, share)
-        left //= up(sizes[axis], share)
+        left //= isa.up(sizes[axis], share)
     bound = [*(f"{axis}_o" for axis in batch), "m_o", "n_o"]
     s = reorder(s, name, *bound, *(f"{axis}_i" for axis in batch), *inner)
     for loop in bound:
@@ -231,11 +230,11 @@ def _outer(
 
 def _through_ub(s: Schedule, name: str, drained: str, rows: int, columns: int) -> Schedule:
     """Drain L0C by as many fractal columns as fit twice in UB."""
-    column = rows * FRACTAL * DTYPE_BYTES[s.state.stage(name).dtype]
-    count = max(1, min(columns // FRACTAL, s.chip.buffers["UB"] // (2 * column)))
+    column = rows * isa.FRACTAL * DTYPE_BYTES[s.state.stage(name).dtype]
+    count = max(1, min(columns // isa.FRACTAL, s.chip.buffers["UB"] // (2 * column)))
     loop = "n_i_o"
-    if count * FRACTAL < columns:
-        s = split(s, name, "n_i_i", count * FRACTAL)
+    if count * isa.FRACTAL < columns:
+        s = split(s, name, "n_i_i", count * isa.FRACTAL)
         s = reorder(s, name, "n_i_i_o", "m_i_i", "n_i_i_i")
         loop = "n_i_i_o"
     s = primitives_tiles.compute_at(s, drained, name, loop)
@@ -291,8 +290,8 @@ def stream_phase(
         return stream_phase(s, rest, keep=keep, share=share, depth=depth)
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
-    even = up(last.extent, up(last.extent, best))
-    return auto_tile.arrange(s, phase, rows, *steps(up(even, BLOCKS) * BLOCKS), depth)
+    even = isa.up(last.extent, isa.up(last.extent, best))
+    return auto_tile.arrange(s, phase, rows, *steps(isa.up(even, BLOCKS) * BLOCKS), depth)
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
@@ -350,8 +349,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
 
 def _part(extent: int, rows: int, cores: int) -> int:
     """Return the part of a row that gives the busiest core least; what starts a part counts too."""
-    widths = (up(up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
-    busy = ((up(rows, cores // up(extent, w)) * (w + START), w) for w in widths)
+    widths = (isa.up(isa.up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
+    busy = ((isa.up(rows, cores // isa.up(extent, w)) * (w + START), w) for w in widths)
     return min(busy, default=(0, extent))[1]
 
 

@@ -12,7 +12,6 @@ from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
 from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
 from ascend_lab.dsl.schedule import Schedule, complete, moves_only
 from ascend_lab.dsl.stages import Leaf, Stage, State
-from ascend_lab.isa import up
 
 TILES_PER_CORE = 4
 SMALL_BYTES = 32768
@@ -37,7 +36,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes, cores = s.state.stage(phase.root).axes, core_count(s)
     if s.state.stage(phase.root).rest:
-        those = {axes[0].name: up(axes[0].extent, cores // axes[-1].extent)}
+        those = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
         return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
@@ -48,7 +47,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     found = []
     for used in range(1, cores + 1) if choice else ():
         first = share(choice[0], used)
-        rest = max(1, cores // up(choice[0].extent, first))
+        rest = max(1, cores // isa.up(choice[0].extent, first))
         second = share(choice[1], rest) if len(choice) > 1 else 1
         found.append((first * second, first, second))
     best = min(found)[1:] if found else ()
@@ -88,19 +87,19 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
-    wanted = min(width, max(small, up(share, tiles)))
+    wanted = min(width, max(small, isa.up(share, tiles)))
     if wanted >= share:
         return share
     unit = (8 * unit if wanted >= 64 * unit else unit) if width >= unit else 1
     parts = -(-share // wanted)
-    each = up(up(share, parts), unit) * unit
+    each = isa.up(isa.up(share, parts), unit) * unit
     return min(each, max(width // unit * unit, 1), share)
 
 
 def whole_tiles(extent: int, share: int, width: int) -> int:
     """Return the share filled up to whole tiles, if that costs no core its work."""
-    filled = min(up(share, width) * width, extent)
-    return filled if up(extent, filled) == up(extent, share) else share
+    filled = min(isa.up(share, width) * width, extent)
+    return filled if isa.up(extent, filled) == isa.up(extent, share) else share
 
 
 def schedule_phase(
@@ -216,9 +215,11 @@ def keeps_lanes(stage: Stage) -> bool:
 
 def _whole(width: int, extent: int) -> int:
     """Return the width of parts of a fold: about equal ones, of whole repeats or blocks."""
-    parts = up(extent, width)
+    parts = isa.up(extent, width)
     unit = next((n for n in (128, 32) if width >= 2 * n), 1)
-    return min(width - width % unit if parts > 1 else width, up(up(extent, parts), unit) * unit)
+    return min(
+        width - width % unit if parts > 1 else width, isa.up(isa.up(extent, parts), unit) * unit
+    )
 
 
 def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: int, low: int) -> int:
@@ -287,7 +288,7 @@ def arrange(
         if not plain and axis.name in rows:
             width = even(width, share, taken, _run(root, axis, unit), tiles)
             share = whole_tiles(axis.extent, share, width)
-            tiles = up(tiles, up(share, width))
+            tiles = isa.up(tiles, isa.up(share, width))
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):

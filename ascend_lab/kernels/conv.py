@@ -24,7 +24,6 @@ from functools import partial
 
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import ACCUMULATOR, FRACTAL
 from ascend_lab.kernels import conv_schedules, conv_tiles, conv_windows, epilogue_emit, tiles
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
@@ -49,7 +48,7 @@ def conv_launch(
     `place` says where the output pixels go; the default fills the output row by row. `epilogue`
     is done to the sums before they are stored; its operands are tensors of the launch.
     """
-    sums = ACCUMULATOR[shape.dtype]
+    sums = isa.ACCUMULATOR[shape.dtype]
     head, tail = halves(epilogue, chip, sums)
     check_epilogue(head, chip, sums)
     check_pool(shape, chip, epilogue)
@@ -79,7 +78,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
     writers: dict[int, tuple[Walk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
-        cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
+        cols = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
         for piece in pieces:
             for size, ids in by_size(cols).items():
                 counts = (ids[-1] + 1, share_ids[-1] + 1)
@@ -115,7 +114,7 @@ class _AfterWriter(Walk):
 
     def __init__(self, job: Job, n_own: int, number: isa.Affine | int) -> None:
         """Allocate queues."""
-        super().__init__(job, n_own, f"after_{n_own * FRACTAL}")
+        super().__init__(job, n_own, f"after_{n_own * isa.FRACTAL}")
         assert job.after is not None
         own = job.sides(n_own)[0], n_own
         self.write = VectorWriter(self.k, job.after, "y", isa.var("core"), number, own)
@@ -141,10 +140,10 @@ class _Writer(Walk):
 
     def __init__(self, job: Job, n_own: int) -> None:
         """Allocate tensors and queues."""
-        super().__init__(job, n_own, f"conv_{n_own * FRACTAL}")
+        super().__init__(job, n_own, f"conv_{n_own * isa.FRACTAL}")
         shape, schedule, chip, k = job.shape, job.schedule, job.chip, self.k
-        self.c0, dtype, sums = isa.c0_of(shape.dtype), shape.dtype, ACCUMULATOR[shape.dtype]
-        self.fractal, (tile_m, tile_n) = FRACTAL * self.c0, job.sides(n_own)
+        self.c0, dtype, sums = isa.c0_of(shape.dtype), shape.dtype, isa.ACCUMULATOR[shape.dtype]
+        self.fractal, (tile_m, tile_n) = isa.FRACTAL * self.c0, job.sides(n_own)
         stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
         self.units, self.stage = units, stage
         deep = 1 if shape.columns else stage * units.depth
@@ -171,7 +170,7 @@ class _Writer(Walk):
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         slots = schedule.c_l0_slots
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
-        self.second = (shape.sums - 1) * tile_m * tile_n * FRACTAL**2
+        self.second = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements)
@@ -255,7 +254,7 @@ class _Writer(Walk):
         blocks, bias = (self._place(at, *n), n[0][1]), None
         if near:
             start = self._depth(at) * n[0][1] * self.fractal
-            bias = near.region(start, (1, n[0][1], FRACTAL, self.c0))
+            bias = near.region(start, (1, n[0][1], isa.FRACTAL, self.c0))
         self.bias.add(c, (self.left, self.right), pixels.window.fractals, blocks, bias)
 
     def _depth(self, bundle: BundlePlace) -> int:
@@ -367,8 +366,8 @@ class _Writer(Walk):
         area = self.area(at, n, before)
         plain = not self.job.strip and place == conv_windows.plain_placement(self.shape)
         if plain and self.finish is None:
-            sizes, start = (at.window.fractals, n[1]), area.base + area.pieces[0][1] * FRACTAL
-            tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
+            sizes, start = (at.window.fractals, n[1]), area.base + area.pieces[0][1] * isa.FRACTAL
+            tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // isa.FRACTAL)
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import conv, conv_schedules, conv_windows, gemm, gemm_schedule
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.default_schedules import estimate
@@ -90,8 +89,8 @@ def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> sim.Compiled
     """Compile a problem whose loops all run at least twice, with the group's L0C slots."""
     c0 = isa.c0_of(shape.dtype)
     base = replace(first, base_k=2 * c0, step_k=2, grid_rows=1, grid_cols=1)
-    if base.base_m == FRACTAL or base.base_n == FRACTAL:
-        base = replace(base, base_m=2 * FRACTAL, base_n=2 * FRACTAL)
+    if base.base_m == isa.FRACTAL or base.base_n == isa.FRACTAL:
+        base = replace(base, base_m=2 * isa.FRACTAL, base_n=2 * isa.FRACTAL)
     probe = GemmShape(2 * base.base_m, 8 * c0, 2 * base.base_n, shape.dtype, shape.out_dtype)
     return sim.compile_program(
         gemm.gemm_launch(probe, chip, base).parts[0].program, chip, sim.Surroundings()
@@ -103,14 +102,14 @@ def _durations(
 ) -> dict[str, tuple[Array, Array]]:
     """Cycles and flag latency by destination buffer: `sim.cost` on arrays."""
     cores, none = t.rows * t.cols, 0 * t.m
-    area = FRACTAL * isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    area = isa.FRACTAL * isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     columns = _columns(shape, chip, t) if chip.combined else t.n
     out = t.m * columns * 256 * DTYPE_BYTES[shape.out_dtype]
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
     drain = chip.path("L0C", "UB" if chip.combined else "GM")
     store, load = chip.path("UB" if chip.combined else "L0C", "GM"), chip.path("GM", "L1")
     m0, k0, n0 = chip.cube_shape(shape.dtype)
-    steps = up(FRACTAL, m0) * up(isa.c0_of(shape.dtype), k0) * up(FRACTAL, n0)
+    steps = isa.up(isa.FRACTAL, m0) * isa.up(isa.c0_of(shape.dtype), k0) * isa.up(isa.FRACTAL, n0)
     work = {
         "a_l0": (_occupancy(l0a, np.maximum(t.k, t.m) * area), none + l0a.latency_cycles),
         "b_l0": (_occupancy(l0b, t.n * area), none + l0b.latency_cycles),
@@ -180,19 +179,19 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
     """Return the schedule on every grid; of those that give a core the same work, the smallest."""
-    tile, blocks = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
+    tile, blocks = schedule.base_m // isa.FRACTAL, schedule.base_n // isa.FRACTAL
     if isinstance(shape, GemmShape):
         m1, _, n1 = shape.fractals
-        down, bundles, across = up(m1, tile), 1, up(n1, blocks)
+        down, bundles, across = isa.up(m1, tile), 1, isa.up(n1, blocks)
     else:
         bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
         down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
-        bundles, across = bundle.count, up(bundle.n1, blocks)
+        bundles, across = bundle.count, isa.up(bundle.n1, blocks)
     found: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:
             shares = min(cols, bundles)
-            work = up(down, rows), up(bundles, shares), up(across, cols // shares)
+            work = isa.up(down, rows), isa.up(bundles, shares), isa.up(across, cols // shares)
             found.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
     return list(found.values())
 

@@ -19,7 +19,6 @@ from itertools import product
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.conv_shape import ConvShape, Pair
 
 SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
@@ -74,8 +73,8 @@ def _axis(shape: ConvShape, i: int) -> Axis:
     reach = max(shift for _, shift in taps)
     phases, pitch, seen = [], outputs, outputs + reach
     for p in residues:
-        low = min(max(up(pad - p, stride), 0), seen)
-        high = max(min(up(size + pad - p, stride), seen), low)
+        low = min(max(isa.up(pad - p, stride), 0), seen)
+        high = max(min(isa.up(size + pad - p, stride), seen), low)
         phases.append(Phase(low, high, low * stride + p - pad))
         pitch = max(pitch, high, seen - low)
     return Axis(outputs, stride, tuple(phases), taps, pitch, reach)
@@ -144,13 +143,13 @@ class Stage:
 def fractals_of(shape: ConvShape, stage: Stage) -> int:
     """Fractals of 16 flat pixels of a stage."""
     rows, columns = axes_of(shape)
-    return up(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, FRACTAL)
+    return isa.up(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, isa.FRACTAL)
 
 
 def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
     """Return how a channel block of the gradient lies in a stage."""
     rows, columns = axes_of(shape)
-    pixels, pitch = fractals_of(shape, stage) * FRACTAL, columns.pitch
+    pixels, pitch = fractals_of(shape, stage) * isa.FRACTAL, columns.pitch
     sides = (0, stage.rows), (0, columns.outputs)
     return Plane(pixels, stage.images, rows.pitch * pitch, pitch, *sides)
 
@@ -158,7 +157,7 @@ def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
 def image_pixels(shape: ConvShape, stage: Stage) -> int:
     """Pixels of a channel block of one phase of x in a stage: what the shifted views reach."""
     rows, columns = axes_of(shape)
-    return fractals_of(shape, stage) * FRACTAL + rows.reach * columns.pitch + columns.reach
+    return fractals_of(shape, stage) * isa.FRACTAL + rows.reach * columns.pitch + columns.reach
 
 
 def image_plane(
@@ -239,8 +238,8 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
     oh = shape.out_hw[0]
     stages = [Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0]
     stages += [Stage(1, r) for r in range(1, oh) if oh % r == 0]
-    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * FRACTAL * _pixel_bytes(shape))
-    sums = FRACTAL * FRACTAL * DTYPE_BYTES[ACCUMULATOR[shape.dtype]] * shape.taps
+    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * isa.FRACTAL * _pixel_bytes(shape))
+    sums = isa.FRACTAL * isa.FRACTAL * DTYPE_BYTES[isa.ACCUMULATOR[shape.dtype]] * shape.taps
     most = m_all, c_all if shape.groups == 1 else 1
     for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in most)):
         if m * c1 * sums > chip.buffers["L0C"]:
@@ -256,7 +255,7 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
 def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
     """Return what a grid divides: tiles along both kinds of channels, groups of images, bands."""
     (c_all, m_all), stage = tile_blocks(shape), tile.stage
-    tiles = up(m_all, tile.m), up(c_all, tile.c1)
+    tiles = isa.up(m_all, tile.m), isa.up(c_all, tile.c1)
     return *tiles, shape.n // stage.images, shape.out_hw[0] // stage.rows
 
 
@@ -275,8 +274,8 @@ def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, 
 def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     """Return the cycles of the cube or MTE1 in a stage, whichever is longer."""
     n, size = tile.c1 * shape.taps, fractals_of(shape, tile.stage)
-    steps = up(size, tile.depth)
-    across = up(n, columns_per_step(chip, tile))
+    steps = isa.up(size, tile.depth)
+    across = isa.up(n, columns_per_step(chip, tile))
     cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
     mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
     return max(cube, mte1 + size * (2 * n + tile.m) + steps * across * 4)
@@ -291,7 +290,7 @@ def _best_grid(
     and stores. No grid divides the work of cube and MTE1 better than evenly.
     """
     busy, sides, (c_all, m_all) = _busy(shape, chip, tile), _sides(shape, tile), tile_blocks(shape)
-    if up(math.prod(sides), chip.core_count) * busy >= enough:
+    if isa.up(math.prod(sides), chip.core_count) * busy >= enough:
         return enough, tile
     stores = tile.m * tile.c1 * shape.taps * 1024 / 64
     loaded = _stage_pixels(shape, tile) * _pixel_bytes(shape)
@@ -299,7 +298,9 @@ def _best_grid(
     pixels = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow)
     path = chip.path("GM", "L1").rate_bytes_per_cycle
     for grid in _grids(chip.core_count, sides):
-        tiles, turns = (up(sides[i], grid[i]) * up(sides[i + 1], grid[i + 1]) for i in (0, 2))
+        tiles, turns = (
+            isa.up(sides[i], grid[i]) * isa.up(sides[i + 1], grid[i + 1]) for i in (0, 2)
+        )
         cores = math.prod(grid)
         fresh = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded))
         l2 = min(path, chip.shared_rate_bytes_per_cycle("L2", cores))

@@ -14,7 +14,6 @@ from ascend_lab.graph import ir
 from ascend_lab.graph.lower import epilogue as ep
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between, near_memory
 from ascend_lab.graph.lower.vector import expressions
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
@@ -48,11 +47,11 @@ def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvSh
 def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
     """Return a convolution with features, or groups, added until they fill blocks of 32."""
     if shape.groups == 1:
-        return replace(shape, k=up(shape.k, PAIR) * PAIR)
+        return replace(shape, k=isa.up(shape.k, PAIR) * PAIR)
     each = bundles_of(shape).groups
-    groups = up(shape.groups, each) * each
+    groups = isa.up(shape.groups, each) * each
     c, k = (size // shape.groups * groups for size in (shape.c, shape.k))
-    if up(c, PAIR) != up(shape.c, PAIR) or k % PAIR:
+    if isa.up(c, PAIR) != isa.up(shape.c, PAIR) or k % PAIR:
         got = f"{shape.groups} groups of {shape.k} features"
         raise UnsupportedError("groups that fill blocks of 32 channels", got, "keep them in fp16")
     return replace(shape, c=c, k=k, groups=groups)
@@ -159,7 +158,7 @@ def _lower_conv(
         refuse_computed(piece, other[0].inputs[1])
         own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
         forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
-    return Lowered(isa.Kernel(node.op, (*packing, renamed(launch, own))), forms)
+    return Lowered(isa.Kernel(node.op, (*packing, isa.renamed(launch, own))), forms)
 
 
 def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
@@ -224,7 +223,7 @@ def pack_launch(kind: ir.TensorType, weight: str, chip: Chip) -> isa.Launch:
     c, _, r, s = kind.shape
     image = ir.TensorType((1, c, r, s), kind.dtype)
     maps = maps_between(image, replace(image, layout="NC1HWC0"))
-    return renamed(maps_launch(*maps, chip, "pack_weights"), {"x": weight, "y": PACKED})
+    return isa.renamed(maps_launch(*maps, chip, "pack_weights"), {"x": weight, "y": PACKED})
 
 
 def _depthwise_weights(array: ir.Values) -> ir.Values:
@@ -275,7 +274,7 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
     if one is None or other is None or shape != same or by_vector(shape):
         return False
-    sums = ACCUMULATOR[shape.dtype]
+    sums = isa.ACCUMULATOR[shape.dtype]
     demands = [epilogue_plan.demand_of(epilogue, chip, sums) for epilogue in (one, other)]
     return demands[0] == demands[1] and not any(supported(e, chip, sums) for e in (one, other))
 
@@ -285,7 +284,7 @@ def _after(
 ) -> tuple[Epilogue, dict[str, Form]]:
     """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
     node, *rest = piece.graph.nodes
-    first, wide = piece.type(node.output), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    first, wide = piece.type(node.output), isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
     known, operands = ep.operands_of(piece, rest, main)
@@ -328,11 +327,11 @@ def _paces(
     loads to L0 set the pace. The second way takes for ever where the bias fills much of L1.
     """
     paces, depth = list[float](), units_of(shape).every
-    own = up(up(shape.gemm.m, FRACTAL) * shape.blocks[1], chip.core_count)
+    own = isa.up(isa.up(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count)
     tile, dense = min(own, TILE), shape.groups == 1
     for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
-        demand = epilogue_plan.demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-        cycles = demand.cycles * FRACTAL**2 if demand else 0.0
+        demand = epilogue_plan.demand_of(epilogue, chip, isa.ACCUMULATOR[shape.dtype])
+        cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
         if demand and dense:
             cycles += demand.instructions * HEAD_CYCLES / tile
         paces.append(max(cycles, steps) + dense * cycles * tile / own)
@@ -375,7 +374,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         (n, c, h, w), (r, s) = first.shape, types[1].shape[2:]
         image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
-        own = renamed(launch, {"grad": x, "weight": PACKED, "y": y})
+        own = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
     refuse_computed(piece, weight)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
@@ -388,7 +387,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
         name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
         names = {"x": x, phase.place.weight: name, "y": y}
         launch = kernels.conv_launch(phase.conv, chip, place=place, epilogue=epilogue)
-        launches.append(renamed(launch, names))
+        launches.append(isa.renamed(launch, names))
         forms[name] = partial(_phase_weights, shape, phase.place.weight)
     return Lowered(isa.Kernel(node.op, tuple(launches)), forms)
 

@@ -12,7 +12,6 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import MOVES, Graph, Node, TensorType, Values, moves_before, moves_behind
 from ascend_lab.graph.lower import epilogue as ep, vector
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, renamed, up
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.weight_gradient import ZEROS
 from ascend_lab.ops import conv_gradient, formats, matmul
@@ -39,7 +38,7 @@ def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
     a, b = kinds[:2]
     turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
     plain = node.op == "matmul" and a.dtype in conv_gradient.GRADIENT_INPUTS and len(b.shape) == 2
-    return turned and plain and a.shape[0] % FRACTAL == 0
+    return turned and plain and a.shape[0] % isa.FRACTAL == 0
 
 
 def is_plain(piece: Piece) -> bool:
@@ -82,7 +81,7 @@ def lower_product(
     forms |= ep.operand_forms(operands, piece, main)
     kernel = matmul.product_kernel(shape, chip, tiling, epilogue, finish)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
-    phases = tuple(renamed(phase, tensors) for phase in kernel.phases)
+    phases = tuple(isa.renamed(phase, tensors) for phase in kernel.phases)
     return Lowered(isa.Kernel("matmul", phases), forms, tiling=tiling)
 
 
@@ -120,14 +119,14 @@ def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue |
     last = epilogue.out_dtype if epilogue else out.dtype
     n = out.shape[1]
     if epilogue and epilogue.width == PAIR and node.inputs[1] in piece.constants:
-        n = up(n, PAIR) * PAIR
+        n = isa.up(n, PAIR) * PAIR
     return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, last), epilogue
 
 
 def in_pairs(kind: TensorType, turned: bool) -> TensorType:
     """Return the type of a second operand with columns added until they fill blocks of 32."""
     sides = list(kind.shape)
-    sides[0 if turned else -1] = up(sides[0 if turned else -1], PAIR) * PAIR
+    sides[0 if turned else -1] = isa.up(sides[0 if turned else -1], PAIR) * PAIR
     return replace(kind, shape=tuple(sides))
 
 
@@ -160,8 +159,10 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
         raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
     (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
     dtype, out_dtype = piece.type(names[0]).dtype, piece.output.dtype
-    high = rows // FRACTAL
-    shape = kernels.ConvShape(1, columns, high, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype)
+    high = rows // isa.FRACTAL
+    shape = kernels.ConvShape(
+        1, columns, high, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
+    )
     own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
     zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
     return Lowered(vector.named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
@@ -195,7 +196,7 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     out, nodes = piece.type(node.output), piece.graph.nodes[1:]
     if nodes[0].op in ep.DEQUANTISING:
         return ep.whole_epilogue(piece, "FRACTAL_NZ")[0]
-    main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    main, wide = _main(out), isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
     known, operands = ep.operands_of(piece, nodes, main)
     known[node.output] = narrow(sums, out.dtype)
