@@ -234,15 +234,14 @@ TESTS = {
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def run_tests(*names: str) -> int:
-    """Run steps of tests in one session; the tests of one file stay together, long files start."""
-    if "notebooks" in names:
+def run_tests(name: str) -> int:
+    """Run a step of tests; the tests of one file stay together, long files start."""
+    if name == "notebooks":
         warm_fonts()
     os.environ["ASCEND_LAB_BOOK"] = str(HTML)
     os.environ.update(dict.fromkeys(THREADS, "1"))  # more would wait for each other, and busily
-    cores = [] if "browser" in names else ["-n", "2", "--dist", "loadfile"]
-    words = [word for name in names for word in TESTS[name]]
-    return python("-m", "pytest", "-q", *cores, "--no-loadscope-reorder", *words)
+    cores = [] if name == "browser" else ["-n", "2", "--dist", "loadfile"]
+    return python("-m", "pytest", "-q", *cores, "--no-loadscope-reorder", *TESTS[name])
 
 
 STEPS = {
@@ -250,14 +249,14 @@ STEPS = {
     "book": lambda: python(BUILDER, "book", "--saved"),
     **{name: functools.partial(run_tests, name) for name in TESTS},
 }
-BESIDE = ("lint", "book", "browser")
-"""Steps of one process, one after another; the last waits for the book, and mostly for Chromium."""
+CHAINS = (("package",), ("notebooks",), ("lint", "book", "browser"))
+"""Steps one after another, and what runs beside: much of it waits, for kernels or for Chromium."""
 
 
 def beside(names: list[str]) -> Callable[[], int]:
-    """Start steps of one process; return what waits for them and prints what they said."""
+    """Start a chain of steps in a process; return what waits for it and prints what it said."""
     BUILD.mkdir(exist_ok=True)
-    log = BUILD / "test.log"
+    log = BUILD / f"test_{names[0]}.log"
     with log.open("wb") as out:
         steps = subprocess.Popen([sys.executable, __file__, "test", *names], stdout=out, stderr=out)
 
@@ -270,21 +269,14 @@ def beside(names: list[str]) -> Callable[[], int]:
 
 
 def do_test(arguments: list[str]) -> int:
-    """Run every test: package, notebooks, beside them lint, book, browser; or the steps named."""
+    """Run every test: package, beside it notebooks, and lint, book, browser; or the steps named."""
     if set(arguments) - set(STEPS):
         raise LabError("test takes these steps: " + " ".join(STEPS))
-    wanted = [name for name in STEPS if name in (arguments or STEPS)]
-    aside = [name for name in wanted if name in BESIDE]
-    joined = [name for name in wanted if name in TESTS and name not in BESIDE]
-    if len(aside) == len(wanted):
-        aside, joined = [], []
-    steps = {name: STEPS[name] for name in wanted if name not in aside + joined}
-    started = time.perf_counter()
-    last = {" + ".join(aside): beside(aside)} if aside else {}
-    if joined:
-        steps[" + ".join(joined)] = functools.partial(run_tests, *joined)
-    results = {}
-    for name, step in {**steps, **last}.items():
+    chains = [[name for name in chain if name in (arguments or STEPS)] for chain in CHAINS]
+    own, *others = filter(None, chains)
+    started, results = time.perf_counter(), {}
+    last = {" + ".join(names): beside(names) for names in others}
+    for name, step in {**{name: STEPS[name] for name in own}, **last}.items():
         print(f"lab: --- {name}", flush=True)
         began = started if name in last else time.perf_counter()
         results[name] = (step(), time.perf_counter() - began)

@@ -164,5 +164,5 @@ def test_a_name_has_the_first_number_that_is_free():
     x = net.input("neg_1", (2,))
     for _ in range(3):
         x = net.neg(x)
-    net.output(net.neg(x, name="neg"))
+    net.output(net.neg(x))
     assert [n.output for n in net.build().nodes] == ["neg", "neg_2", "neg_3", "neg_4"]

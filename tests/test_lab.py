@@ -180,6 +180,7 @@ def test_an_unknown_verb_is_refused_in_one_line(checkout):
 
 def test_every_step_runs_and_the_failed_ones_are_named(lab, monkeypatch, capsys):
     monkeypatch.setattr(lab, "STEPS", {"a": lambda: 0, "b": lambda: 3, "c": lambda: 0})
+    monkeypatch.setattr(lab, "CHAINS", (("a", "b", "c"),))
     with pytest.raises(lab.LabError, match=r"^FAILED: b \(a 0 s, b 0 s, c 0 s\)$"):
         lab.do_test([])
     assert lab.do_test(["a", "c"]) == 0
@@ -188,20 +189,20 @@ def test_every_step_runs_and_the_failed_ones_are_named(lab, monkeypatch, capsys)
         lab.do_test(["d"])
 
 
-def test_lint_book_and_browser_run_beside_the_rest_and_say_their_own(
-    lab, told, monkeypatch, tmp_path, capsys
-):
+def test_chains_run_beside_the_first_and_say_their_own(lab, told, monkeypatch, tmp_path, capsys):
     script = tmp_path / "other.py"
-    script.write_text("import sys; print('aside', sys.argv[1:]); sys.exit(3)", "utf-8")
+    script.write_text("import sys; print('aside', sys.argv[1:]); sys.exit('k' in sys.argv[2])")
     monkeypatch.setattr(lab, "__file__", str(script))
     monkeypatch.setattr(lab, "BUILD", tmp_path / "made")
-    words = r"package \+ notebooks 0 s, lint \+ book \+ browser \d s"
-    with pytest.raises(lab.LabError, match=rf"^FAILED: lint \+ book \+ browser \({words}\)$"):
+    failed, words = "notebooks", r"package 0 s, notebooks \d s, lint \+ book \+ browser \d s"
+    with pytest.raises(lab.LabError, match=rf"^FAILED: {failed} \({words}\)$"):
         lab.do_test([])
-    assert "aside ['test', 'lint', 'book', 'browser']" in capsys.readouterr().out
-    *_, session = told
+    said = capsys.readouterr().out
+    assert "aside ['test', 'lint', 'book', 'browser']" in said
+    assert "aside ['test', 'notebooks']" in said
+    (session,) = told
     assert session[3:7] == ("-n", "2", "--dist", "loadfile")
-    assert session[-3:] == ("tests", "--nbval", "notebooks")
+    assert session[-1] == "tests"
     told.clear()
     assert lab.do_test(["book", "browser"]) == 0
     assert told[0][1:] == ("book", "--saved")

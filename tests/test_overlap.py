@@ -7,7 +7,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import Instruction, parse_program, sanitize
 from ascend_lab.isa.instructions import check_instruction
-from ascend_lab.isa.sanitizer import overlaps
+from ascend_lab.isa.sanitizer import overlaps, sources_beside
 
 TOY = load_chip("Toy")
 HEAD = "program raw\nbuffer t UB fp16 2048 slots=1 at=0 pitch=0\n"
@@ -47,6 +47,10 @@ FINE = (
 )
 
 
+def found(ins, **env):
+    return list(overlaps(ins, sources_beside(ins), env))
+
+
 @pytest.mark.parametrize("text", FAULTS)
 def test_a_destination_that_partly_overlaps_its_source_is_found(text):
     program = parse_program(f"{HEAD}V vdup t[0 | 16:128,128:1] scalar=0.0\nV {text}\n")
@@ -58,7 +62,7 @@ def test_a_destination_that_partly_overlaps_its_source_is_found(text):
 
 @pytest.mark.parametrize("text", FINE)
 def test_in_place_and_apart_is_fine(text):
-    assert not list(overlaps(instruction(text), {}))
+    assert not found(instruction(text))
 
 
 def test_slots_and_buffers_that_share_bytes_are_told_apart():
@@ -67,7 +71,7 @@ def test_slots_and_buffers_that_share_bytes_are_told_apart():
     row = "V vadds t[i | 32 | 1:64,64:1] <- u[0 | 1:64,64:1] scalar=1.0"
     program = parse_program(f"program p\n{buffers}\nloop i 2:\n  {row}\n")
     ((ins, _),) = program.instructions()
-    assert [len(list(overlaps(ins, {"i": i}))) for i in range(2)] == [1, 0]
+    assert [len(found(ins, i=i)) for i in range(2)] == [1, 0]
 
 
 def walk(region):
@@ -121,4 +125,4 @@ def test_findings_are_those_of_the_oracle(repeats, blocks, steps, at, mask):
         return
     places = [x[2] for x in walk(ins.dst)]
     if len(set(places)) == len(places):  # it writes no byte twice
-        assert bool(list(overlaps(ins, {}))) == oracle(ins)
+        assert bool(found(ins)) == oracle(ins)

@@ -221,7 +221,8 @@ def test_pooling_is_done_in_the_kernel_in_front(name, last, late):
     feeds = random_inputs(graph, 1)
     (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
-    np.testing.assert_array_equal(got, *run_tasks(apart.compiled, feeds).values())
+    (other,) = run_tasks(apart.compiled, feeds).values()  # who adds the bias rounds once, or twice
+    np.testing.assert_allclose(got, other, rtol=0, atol=2**-10 * np.abs(wanted).max())
     times, bound = stages.timeline(), bound_of(stages.rewritten, chip)
     assert bound.time_s <= times.time_s < apart.timeline().time_s
     assert sum(ledger(times, bound).values()) == pytest.approx(times.time_s, rel=1e-12)

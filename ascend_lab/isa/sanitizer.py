@@ -235,7 +235,7 @@ class _Checker:
         for region in instruction.srcs:
             self._read(region, instruction, env, access)
         if id(instruction) not in self.lanes:
-            self.lanes[id(instruction)] = _beside(instruction)
+            self.lanes[id(instruction)] = sources_beside(instruction)
         for message in overlaps(instruction, self.lanes[id(instruction)], env):
             self.report.add("overlap", message, instruction)
         dst = instruction.dst
@@ -352,7 +352,7 @@ def overlaps(
             )
 
 
-def _beside(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
+def sources_beside(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
     """Return the sources in the memory of the destination, with the lanes of both."""
     dst = instruction.dst
     if dst is None or instruction.op not in programs.VECTOR_OPS:

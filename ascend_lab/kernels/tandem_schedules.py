@@ -11,7 +11,6 @@ from functools import lru_cache
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels import epilogue, tandem_shape
 from ascend_lab.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
@@ -23,7 +22,7 @@ TILES = (16, 32, 64, 80)
 """Fractals of sums of a tile, about."""
 TIMED = 8
 """Candidates that are written."""
-LINE = FRACTAL * DTYPE_BYTES["fp16"]
+LINE = isa.FRACTAL * DTYPE_BYTES["fp16"]
 """Bytes of a pixel of a channel block."""
 
 
@@ -75,7 +74,7 @@ def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     (oh, ow), c1 = shape.out_hw, shape.blocks[1]
     for images in (m for m in tandem_shape.ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
         for grid in _grids((c1, shape.n // images, 1 if tandem.means else oh), chip.core_count):
-            own = up(c1, grid[0])
+            own = isa.up(c1, grid[0])
             for blocks in (b for b in BLOCKS if own % b == 0):
                 yield from _divided(tandem.of(images), chip, grid, blocks)
 
@@ -95,21 +94,21 @@ def _grids(totals: tuple[int, int, int], cores: int) -> Iterator[tuple[int, int,
     """Yield divisions of channel blocks, images and rows over the cores, none with idle shares."""
     for c in range(1, min(totals[0], cores) + 1):
         for n in range(1, min(totals[1], cores // c) + 1):
-            rows = up(totals[2], up(totals[2], min(totals[2], cores // (c * n))))
-            if all(up(t, up(t, g)) == g for t, g in zip(totals, (c, n), strict=False)):
+            rows = isa.up(totals[2], isa.up(totals[2], min(totals[2], cores // (c * n))))
+            if all(isa.up(t, isa.up(t, g)) == g for t, g in zip(totals, (c, n), strict=False)):
                 yield c, n, rows
 
 
 def _tile(pixels: int, sums: int, blocks: int) -> int:
     """Return fractals of pixels of a tile: even ones, about `sums` fractals with all blocks."""
-    fractals = up(pixels, FRACTAL)
-    return up(fractals, up(fractals, max(1, sums // blocks)))
+    fractals = isa.up(pixels, isa.FRACTAL)
+    return isa.up(fractals, isa.up(fractals, max(1, sums // blocks)))
 
 
 def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
     shape, m = tandem.depth, tandem.depth.mixed
-    own, images = up(shape.blocks[1], grid[0]), up(shape.n, grid[1])
-    rows = up(up(shape.out_hw[0] // m, grid[2]), bands)
+    own, images = isa.up(shape.blocks[1], grid[0]), isa.up(shape.n, grid[1])
+    rows = isa.up(isa.up(shape.out_hw[0] // m, grid[2]), bands)
     seen = min(shape.h, (rows - 1) * shape.strides[0] + shape.reach[0])
     units, ow = images * bands * (own // blocks), shape.out_hw[1]
     pieces = m * rows if m > 1 else 0
@@ -131,15 +130,15 @@ def _estimate(
     work = _work(tandem.of(s.images), s.grid, s.bands, s.blocks)
     c1, taps = tandem.point.blocks[0], tandem.depth.taps
     pixels = work.before, work.after
-    fractals = [up(p, FRACTAL) for p in pixels]
-    turns = up(fractals[1], s.tile)
+    fractals = [isa.up(p, isa.FRACTAL) for p in pixels]
+    turns = isa.up(fractals[1], s.tile)
     head = chip.vector_costs["default"].head_cycles
     vector = sum(
-        p * FRACTAL * s.blocks * d.cycles + turns * (d.instructions + 1) * head
+        p * isa.FRACTAL * s.blocks * d.cycles + turns * (d.instructions + 1) * head
         for p, d in zip(pixels, demands, strict=True)
     )
-    area, room = FRACTAL * LINE, chip.buffers["L0A"] // (2 * FRACTAL * LINE) - s.tile // 2
-    loads = turns * (1 + s.blocks * up(taps, max(1, room // s.tile)))
+    area, room = isa.FRACTAL * LINE, chip.buffers["L0A"] // (2 * isa.FRACTAL * LINE) - s.tile // 2
+    loads = turns * (1 + s.blocks * isa.up(taps, max(1, room // s.tile)))
     cube = s.blocks * (fractals[0] * (c1 + 1) + fractals[1] * (taps + 1))
     cube += (loads + 2 * turns) * chip.cube_head_cycles
     weights = s.blocks * (c1 + taps + 2) * area

@@ -6,6 +6,8 @@ of several processes on one machine queue up. A network file system shared by se
 not give SQLite the locks it needs: let one machine write.
 """
 
+from __future__ import annotations
+
 import shutil
 import stat
 import time
