@@ -231,9 +231,6 @@ TESTS = {
     "browser": ("-m", "browser", "tests/test_browser.py"),  # the built book and JupyterLab
 }
 
-PROCESSES = {"package": "3", "notebooks": "2"}
-"""For two cores: some of them always wait, for servers, commands and kernels that they started."""
-
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -243,9 +240,8 @@ def run_tests(name: str) -> int:
         warm_fonts()
     os.environ["ASCEND_LAB_BOOK"] = str(HTML)
     os.environ.update(dict.fromkeys(THREADS, "1"))  # more would wait for each other, and busily
-    count = PROCESSES.get(name)
-    spread = ["-n", count, "--dist", "loadfile", "--no-loadscope-reorder"] if count else []
-    return python("-m", "pytest", "-q", *spread, *TESTS[name])
+    cores = [] if name == "browser" else ["-n", "2", "--dist", "loadfile"]
+    return python("-m", "pytest", "-q", *cores, "--no-loadscope-reorder", *TESTS[name])
 
 
 STEPS = {

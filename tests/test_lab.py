@@ -201,7 +201,7 @@ def test_chains_run_beside_the_first_and_say_their_own(lab, told, monkeypatch, t
     assert "aside ['test', 'lint', 'book', 'browser']" in said
     assert "aside ['test', 'notebooks']" in said
     (session,) = told
-    assert session[3:7] == ("-n", "3", "--dist", "loadfile")
+    assert session[3:7] == ("-n", "2", "--dist", "loadfile")
     assert session[-1] == "tests"
     told.clear()
     assert lab.do_test(["book", "browser"]) == 0
