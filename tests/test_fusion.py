@@ -9,7 +9,15 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, evaluate, fusion, random_inputs, run_compiled, run_tasks
+from ascend_lab.graph import (
+    GraphBuilder,
+    evaluate,
+    fusion,
+    lower,
+    random_inputs,
+    run_compiled,
+    run_tasks,
+)
 from ascend_lab.graph.compile import Road, compile_stages
 from ascend_lab.graph.decide import Switches, parse_switches, read_switches
 from ascend_lab.graph.fusion import (
@@ -421,3 +429,20 @@ def test_outputs_keep_the_models_names():
     scale = np.abs(wanted[graph.outputs[0]]).max()
     for name in graph.outputs:
         np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=0.01 * scale)
+
+
+@pytest.mark.parametrize(("channels", "size", "kernel"), [(16, 28, 3), (64, 7, 1), (40, 56, 3)])
+def test_what_the_fix_pipe_does_in_passing_takes_no_cycle(channels, size, kernel):
+    net, chip = GraphBuilder("net", "fp16"), load_chip("Ascend910B2")
+    x, weight = (
+        net.input("x", (2, channels, size, size)),
+        net.weight((48, channels, kernel, kernel)),
+    )
+    net.output(net.relu(net.conv2d(x, weight, net.weight((48,)), pad=kernel // 2)))
+    graph = compile_stages(net.build(), chip).compiled.graph
+    group = tuple(node for node in graph.nodes if node.op in ("conv2d", "relu"))
+    piece, alone = (lower.piece_of(graph, some) for some in (group, group[:1]))
+    assert lower.conv.follows_free(piece, alone, chip)
+    assert not lower.conv.follows_free(piece, alone, load_chip("Ascend910A"))
+    together, apart = (cycles_started(one, chip, "queued", warm=True) for one in (piece, alone))
+    assert together == apart
