@@ -203,7 +203,7 @@ def test_kernels_that_do_not_find_blocks_convert_images(monkeypatch):
     def refused(piece, launch):
         raise UnsupportedError("copies in one plane", "none", "convert the image")
 
-    monkeypatch.setattr(blocks, "blocks_outermost", refused)
+    monkeypatch.setattr(blocks, "readdressed", refused)
     tasks._lowered.cache_clear()
     try:
         graph = branches(2)

@@ -61,7 +61,7 @@ def among_blocks(piece: Piece, plain: Piece, found: Lowered, chip: Chip) -> Lowe
     after its own.
     """
     try:
-        phases = [blocks_outermost(piece, phase) for phase in found.kernel.phases]
+        phases = [readdressed(piece, phase) for phase in found.kernel.phases]
     except UnsupportedError:
         phases = _converted(piece, plain, found.kernel, chip)
     return replace(found, kernel=replace(found.kernel, phases=tuple(phases)))
@@ -84,7 +84,7 @@ def _converted(piece: Piece, plain: Piece, kernel: isa.Kernel, chip: Chip) -> li
     return [*before, *(isa.renamed(phase, own) for phase in kernel.phases), *after]
 
 
-def blocks_outermost(piece: Piece, launch: isa.Launch) -> isa.Launch:
+def readdressed(piece: Piece, launch: isa.Launch) -> isa.Launch:
     """Return a launch for `images_outermost` that finds and leaves images as the piece has them.
 
     Only addresses in memory change. Raises `UnsupportedError` where a copy, or a loop, runs on from
