@@ -342,5 +342,5 @@ def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
         far[a, b] = min(far[a, b], far[a, via] + far[via, b])
     fed = {a: min(far[a, "L0A"], far[a, "L0B"]) + flags + told * (a == "UB") for a in places}
     read = {a: far[a, "UB"] + (flags if a != "UB" else 0) for a in places}
-    read["L0C"] += -flags if chip.combined else told
+    read["L0C"] = far["L0C", "UB"] + (0.0 if chip.combined else flags + told)
     return {a: (fed[a], read[a], far[a, "GM"]) for a in places}
