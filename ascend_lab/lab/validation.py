@@ -3,10 +3,11 @@
 Kernels with the published tiling; products by default schedules, on chips that are bins of one
 (cores and clock are theirs, all else is the preset's; a row with a tile gets the best grid for it);
 whole networks compiled operator by operator, as by our default compiler, whose first layers read
-pixels of 4 channels only where the source says so, and what a row has above its bound stands in its
-ledger; training by SGD with momentum, fp16 with fp32 masters, eight devices that share gradients in
-buckets of 25 MiB over the preset 910A server. No constant of the model is fitted to a row.
-Errors are of the time: above zero the model is too slow.
+pixels of 4 channels only where the source says so, without what the compiler measured did not have,
+and what a row has above its bound stands in its ledger; training by SGD with momentum, fp16 with
+fp32 masters, eight devices that share gradients in buckets of 25 MiB over the preset 910A server.
+No constant of the model is fitted to a row. Errors are of the time: above zero the model is too
+slow.
 """
 
 import tomllib
@@ -231,7 +232,8 @@ def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> Ne
     """Return what the model says of a published rate."""
     chip = load_chip(entry["chip"])
     graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
-    road = Road(small=entry.get("small_channel", False))
+    passes = [name for name in Road().passes if name not in entry.get("without", ())]
+    road = Road(passes, small=entry.get("small_channel", False))
     stages = road.stages(graph, chip)
     times = stages.timeline()
     terms = ledger(times, bound.bound_of(stages.rewritten, chip))
