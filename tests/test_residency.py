@@ -7,7 +7,6 @@ import pytest
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, simulate_graph
 from ascend_lab.graph.compile import ledger
-from ascend_lab.graph.network import residency
 from ascend_lab.graph.placement import TENSORS, Use, allocate
 
 MIB = 1 << 20
@@ -97,7 +96,7 @@ def test_a_buffer_holds_what_fits_and_a_cache_forgets_what_is_dead():
         between = 0 if stays else 2 * 2 * image * batch  # every other one, written and read
         spilt = [op.timeline.memory_bytes for op in times.operators]
         assert sum(spilt) == times.memory_bytes == weights + 2 * image * batch + between
-        shares = residency(compiled)
+        shares = [op.timeline.hits for op in times.operators]
         assert all(share.get("in0", 0.0) in (0.0, 1.0) for share in shares)
     stages = compile_stages(chain(16), P310)  # 6.4 MB each, of 16 MiB
     times = simulate_graph(stages.compiled)

@@ -70,9 +70,11 @@ class Tunable:
 def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     """Return the distinct kernels of a network, in order of their first occurrence."""
     groups: dict[str, list[tuple[Task, frozenset[str]]]] = {}
-    for task, shares in zip(compiled.tasks, network.residency(compiled), strict=True):
+    lines = {op.name: op.timeline for op in network.simulate_graph(compiled).operators}
+    for task in compiled.tasks:
         if task.lowered is not None:
-            held = frozenset(n.partition(".")[0] for n, s in shares.items() if s >= WARM_SHARE)
+            hits = lines[task.name].hits.items()
+            held = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
             groups.setdefault(task.piece.key, []).append((task, held))
     return tuple(_operator(compiled.chip, group) for group in groups.values())
 

@@ -21,7 +21,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import Prefetch, kernels_in_memory, places_of, plan_network
 from ascend_lab.graph.tasks import LOADER, NAME, Compiled, CpuKernel, CpuTimeline, Task, time_cpu
-from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.timeline import Start, start_cycles
 
 PLAN = "greedy-by-size"
@@ -263,22 +262,6 @@ def _cycles_ahead(program: isa.Program, own: Collection[str], chip: Chip) -> flo
         cycles = path.startup_cycles + src.size_bytes / path.rate_bytes_per_cycle
         first.setdefault(src.buffer.name, cycles)
     return sum(first.values())
-
-
-def residency(compiled: Compiled) -> tuple[Mapping[str, float], ...]:
-    """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
-    places = places_of(compiled, plan_network(compiled, PLAN).offsets)
-    found: dict[str, dict[str, float]] = {task.name: {} for task in compiled.tasks}
-    for task, kernel, own in kernels_in_memory(compiled, sim.L2.of(compiled.chip), places):
-        if isinstance(kernel, CpuKernel):
-            time_cpu(kernel, compiled.chip, own)
-        addresses = own.addresses(kernel.tensors)
-        for launch in kernel.phases:
-            last = own.last if launch is kernel.phases[-1] else frozenset[str]()
-            accesses = accesses_of(launch, sim.traffic_of(launch, compiled.chip), addresses, last)
-            for name, share in own.l2.touch(accesses).hits.items():
-                found[task.name].setdefault(name, share)
-    return tuple(found.values())
 
 
 # -- a trace for chrome://tracing, in msprof's field names ----------------------------------------

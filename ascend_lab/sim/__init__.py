@@ -273,13 +273,15 @@ def simulate_kernel(
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
         return KernelTimeline(whole.name, chip, phases, mix_cycles=mix)
     addresses, timed, count = memory.addresses(whole.tensors), list[Timeline](), len(whole.phases)
+    found = dict[str, float]()
     for i, phase in enumerate(whole.phases):
         last = memory.last if i == count - 1 else frozenset[str]()
         accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
         outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())
+        found = dict(hits) | found
         timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
-    return KernelTimeline(whole.name, chip, tuple(timed), mix_cycles=mix)
+    return KernelTimeline(whole.name, chip, tuple(timed), mix_cycles=mix, hits=found)
 
 
 def units_of(kernel: Kernel, chip: Chip) -> frozenset[str]:

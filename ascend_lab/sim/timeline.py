@@ -295,6 +295,8 @@ class KernelTimeline(Timed):
     """Cycles that it works before the barrier at which it starts lets it pass."""
     mix_cycles: int = field(default=0, kw_only=True)
     """Cycles more to start a launch that needs cube and vector cores, in whatever phase."""
+    hits: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    """The share of each tensor that L2 held when it was first read, if that is known."""
 
     @property
     def launch_cycles(self) -> int:
