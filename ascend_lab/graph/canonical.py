@@ -3,6 +3,7 @@
 gemm(a, b, c)          matmul, add
 batch_norm             mul and add by constants per channel
 attention              one kernel that keeps the scores on the core, or products and a softmax
+s (a @ b)              (s a) @ b, or a @ (s b), in a batch of products that are larger
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
@@ -28,7 +29,7 @@ Signs do not round: every other tensor keeps all its bits. Between two turned on
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
 
     `joint`: two convolutions that are added may become one kernel.
     """
-    graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
+    graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip), chip)))
     return merged_products(channels_by_cube(turned_silus(graph), chip, joint=joint), chip)
 
 
@@ -100,32 +101,21 @@ def _whole(draft: Draft, mask: str, node: Node) -> str:
     shape, batch = draft.type(mask).shape, draft.type(node.output).shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
         return mask
-    return _stretched(draft, mask, (*batch, *shape[-2:]))
-
-
-def _stretched(draft: Draft, name: str, shape: tuple[int, ...]) -> str:
-    """Return a tensor repeated along the axes in which `shape` is longer; constants stay so."""
-    kind, constant = draft.type(name), draft.constant(name)
-    if kind.shape == shape:
-        return name
-    if constant is None:
-        made = (n for n in draft.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
-        twins = [n.output for n in made if n.attrs["shape"] == shape]
-        return (twins or [draft.insert("expand", (name,), {"shape": shape}, f"{name}_whole")])[0]
-    whole = Constant(replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape))
-    return draft.add(whole, f"{name}_whole")
+    return draft.stretched(mask, (*batch, *shape[-2:]))
 
 
 # -- operators as their parts ---------------------------------------------------------------------
-def _expand(graph: Graph) -> Graph:
+def _expand(graph: Graph, chip: Chip) -> Graph:
     draft = Draft(graph)
     for node in draft:
         made = ""
         if node.op == "gemm":
             made = _gemm(draft, node)
         elif node.op == "batch_matmul" and (shapes := _batches(draft, node)):
-            sides = [_stretched(draft, n, s) for n, s in zip(node.inputs, shapes, strict=True)]
+            sides = [draft.stretched(n, s) for n, s in zip(node.inputs, shapes, strict=True)]
             made = draft.insert(node.op, sides, node.attrs, node.name)
+        elif node.op == "muls" and (product := draft.only(node.inputs[0], "batch_matmul")):
+            made = _scaled(draft, product, node, chip)
         elif len(node.inputs) > 2 and (
             node.op == "conv_transpose2d"
             or (node.has("convolution") and node.inputs[2] not in draft.constants)
@@ -150,6 +140,17 @@ def _gemm(draft: Draft, node: Node) -> str:
     if node.attr("beta", 1.0) != 1.0:
         added = draft.insert("muls", bias, {"number": node.attr("beta")}, f"{node.name}_beta")
     return draft.insert("add", (y, added), {}, f"{node.name}_bias")
+
+
+def _scaled(draft: Draft, product: Node, node: Node, chip: Chip) -> str:
+    """Return the product of a scaled factor for a scaled product; "" if a launch takes longer."""
+    sizes = [draft.type(name).elements for name in product.inputs]
+    moved_s = draft.type(node.output).size_bytes / chip.device_memory.rate_bytes_per_s
+    if moved_s < chip.queued_launch_s or min(sizes) >= draft.type(node.output).elements:
+        return ""
+    sides, small = list(product.inputs), sizes.index(min(sizes))
+    sides[small] = draft.insert("muls", (sides[small],), node.attrs, node.name)
+    return draft.insert(product.op, sides, product.attrs, product.name)
 
 
 def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:

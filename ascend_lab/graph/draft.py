@@ -252,6 +252,20 @@ class Draft:
         self.put(ir.Node(title, op, given, outs, given_attrs(op, dict(attrs or {}))), *kinds)
         return outs[0]
 
+    def stretched(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return a tensor repeated along the axes in which `shape` is longer; constants stay so."""
+        kind, constant = self.type(name), self.constant(name)
+        if kind.shape == shape:
+            return name
+        if constant is None:
+            made = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
+            twins = [n.output for n in made if n.attrs["shape"] == shape]
+            return (twins or [self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")])[0]
+        whole = ir.Constant(
+            replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape)
+        )
+        return self.add(whole, f"{name}_whole")
+
     def put(self, node: ir.Node, *kinds: ir.TensorType) -> str:
         """Add a node as it is, its outputs of these types or as inferred; return the first."""
         kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)

@@ -272,10 +272,9 @@ def simulate_kernel(
     if memory is None:
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
         return KernelTimeline(whole.name, chip, phases, mix_cycles=mix)
-    addresses, timed, count = memory.addresses(whole.tensors), list[Timeline](), len(whole.phases)
-    found = dict[str, float]()
-    for i, phase in enumerate(whole.phases):
-        last = memory.last if i == count - 1 else frozenset[str]()
+    addresses, timed, found = memory.addresses(whole.tensors), list[Timeline](), dict[str, float]()
+    for i, phase in enumerate(whole.phases, 1):
+        last = memory.last if i == len(whole.phases) else frozenset[str]()
         accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
         outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())

@@ -284,7 +284,8 @@ class Timeline(Timed):
 class KernelTimeline(Timed):
     """Time of a kernel: `phases` holds one timeline per phase; the sums stand here.
 
-    Pipes of the cube phase and of the vector phase of one kernel are counted together by name.
+    Pipes of all phases count together by name. It begins `early_cycles` before its barrier lets it
+    pass, or `mix_cycles` later on cores of two kinds. L2 held shares `hits` of what it reads first.
     """
 
     name: str
@@ -292,11 +293,8 @@ class KernelTimeline(Timed):
     phases: tuple[Timeline, ...]
     start: Start = field(default="cold", kw_only=True)
     early_cycles: int = field(default=0, kw_only=True)
-    """Cycles that it works before the barrier at which it starts lets it pass."""
     mix_cycles: int = field(default=0, kw_only=True)
-    """Cycles more to start a launch that needs cube and vector cores, in whatever phase."""
     hits: Mapping[str, float] = field(default_factory=dict, kw_only=True)
-    """The share of each tensor that L2 held when it was first read, if that is known."""
 
     @property
     def launch_cycles(self) -> int:
