@@ -9,15 +9,27 @@ second phase adds them and computes what is wanted of them:
     a = grad, b = x:  dscale = (sum(a b) - mean sum(a)) / sqrt(variance + epsilon), dbias = sum(a)
 
 so that batch norm reads its images once for the statistics, and once for both gradients.
+
+Not even once where the cube sums what a convolution stores, on cores with both units: a tile goes
+to L1, too, and a tile later, so that no pipe waits, it is multiplied by itself and by ones, for each
+channel block,
+
+    (ones, y transposed) (2 x 16, pixels) @ y (pixels, 16 channels)
+
+where the first product has sum(y) in each of its rows, and the second sum(y y) on its diagonal.
+Before the first tile stands one of zeros, so that each has one in front. The sums of all tiles stay
+in L0C to the end.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ascend_lab import isa
+import numpy as np
+
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels.planes import C0, Own, dealt, plane_launch
-from ascend_lab.kernels.tiles import chunks, repeat, segments
+from ascend_lab.kernels.planes import AREA, C0, Own, dealt, plane_launch
+from ascend_lab.kernels.tiles import Area, chunks, repeat, segments
 
 LANES, TILES = 64, 4
 SPARE_BYTES = 4096
@@ -57,11 +69,14 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     bands = len(sizes[2])
     slots = len(sizes[1]) * bands
     first = plane_launch("partial", sizes, lambda own: _partial(job, own, bands, slots, chip))
-    channels = [
-        C0 * size for size in chunks(job.blocks, 1, isa.up(job.blocks, isa.up(job.blocks, cores)))
-    ]
-    last = isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
-    return isa.Kernel("channel_sums", (first, last))
+    return isa.Kernel("channel_sums", (first, final_launch(job, slots, chip)))
+
+
+def final_launch(job: ChannelSums, slots: int, chip: Chip) -> isa.Launch:
+    """Return the second phase: `partial` (slots, 2, channels) to y0 and y1."""
+    some = isa.up(job.blocks, isa.up(job.blocks, chip.cores_of("vector")))
+    channels = [C0 * size for size in chunks(job.blocks, 1, some)]
+    return isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
 
 
 # -- first phase: partial sums --------------------------------------------------------------------
@@ -110,7 +125,7 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
             _add(k, loaded, wide, sums, count)
         tile = out.alloc()
         for number, one in enumerate(sums):
-            _fold(k, one, size // C0, C0)
+            _fold(k, one, 0, size // C0, C0)
             k.each("vcopy", C0, (tile, number * C0), (one, 0))
         out.enqueue()
         start = (batch * bands + own.band) * (2 * total) + block * C0
@@ -172,7 +187,7 @@ def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Prog
     loaded.dequeue()
     out.alloc()
     for tile in tiles[:2]:
-        _fold(k, tile, slots, count)
+        _fold(k, tile, 0, slots, count)
     _results(k, job, tiles, outs, count)
     loaded.free()
     out.enqueue()
@@ -213,9 +228,131 @@ def _results(
     put("vmul", y0, products, variance)
 
 
-def _fold(k: isa.KernelBuilder, buffer: isa.Buffer, rows: int, width: int) -> None:
-    """Add all rows onto the first, half of them at a time."""
+def _fold(
+    k: isa.KernelBuilder, buffer: isa.Buffer, start: isa.Affine | int, rows: int, width: int
+) -> None:
+    """Add all rows from `start` on onto the first, half of them at a time."""
+    one = (buffer, start)
     while rows > 1:
         half = rows // 2
-        k.each("vadd", half * width, (buffer, 0), (buffer, 0), (buffer, (rows - half) * width))
+        k.each("vadd", half * width, one, one, (buffer, start + (rows - half) * width))
         rows -= half
+
+
+# -- first phase: sums of what a convolution stores ------------------------------------------------
+HIGHEST, LATE = 16, 2
+"""Fractals of pixels that are summed at once, at most; slots of L1 for tiles that wait for it."""
+
+
+def ones_and_diagonal() -> np.ndarray:
+    """Return the tensor `ones`: a fractal of ones, and one with ones on its diagonal."""
+    return np.concatenate([np.ones(AREA), np.eye(C0).reshape(-1)]).astype(np.float16)
+
+
+class Totals:
+    """The sums of a core that stores tiles of `m` fractals of pixels, `n` channel blocks wide.
+
+    All of them have the same `n` blocks. `feeds` are the slots of L0A and L0B that the products use,
+    too. What is summed of a tile is always as high, zeros behind its last pixel.
+    """
+
+    def __init__(
+        self,
+        k: isa.KernelBuilder,
+        tile: tuple[int, int],
+        feeds: tuple[isa.Queue, isa.Queue],
+        slots: int,
+        blocks: int,
+    ) -> None:
+        """Allocate everything; `slots` cores write partial sums of all `blocks` of channels."""
+        (self.m, self.n), self.k, self.feeds = tile, k, feeds
+        self.total, self.slots = blocks * C0, slots
+        self.ones = k.tensor("ones", "fp16", 2 * AREA)
+        self.partial = k.tensor("partial", "fp32", slots * 2 * self.total)
+        self.held = k.queue("y_l1", "L1", "fp16", self.m * self.n * AREA, src="MTE3", dst="MTE1", depth=LATE)
+        self.row = k.buffer("ones_l1", "L1", "fp16", AREA)
+        self.column = k.buffer("ones_l0", "L0A", "fp16", min(self.m, HIGHEST) * AREA)
+        self.sums = k.buffer("totals_l0", "L0C", "fp32", self.n * 2 * AREA)
+        self.zeros = k.buffer("zeros_wide", "UB", "fp32", C0)
+        self.narrow = k.view(self.zeros, "zeros", "fp16")
+        self.loaded = k.buffer("diagonal_ub", "UB", "fp16", AREA)
+        self.diagonal = k.buffer("diagonal", "UB", "fp32", AREA)
+        self.out = k.buffer("totals", "UB", "fp32", self.n * 2 * AREA)
+
+    def begin(self) -> None:
+        """Bring ones to L1 and a diagonal to UB; let sums begin at 0, after a tile of zeros."""
+        k = self.k
+        self.place = k.param("slot", self.slots) * (2 * self.total)
+        k.copy(self.row.region(0, AREA), self.ones.region(0, AREA))
+        k.copy(self.loaded.region(0, AREA), self.ones.region(AREA, AREA))
+        k.each("vdup", C0, (self.zeros, 0), scalar=0.0)
+        k.barrier()
+        k.each("vconv", AREA, (self.diagonal, 0), (self.loaded, 0))
+        high = (self.column.elements // AREA, AREA)
+        k.load2d(self.column.region(0, high), self.row.region(0, high, (0, 1)))
+        rows = (self.n * 2 * C0, C0)
+        k.copy(self.sums.region(0, rows), self.zeros.region(0, rows, (0, 1)))
+        k.barrier()
+        for _ in range(LATE - 1):
+            self.slot(0)
+            self.held.enqueue()
+
+    def slot(self, pixels: int) -> isa.Tile:
+        """Return the place in L1 of a tile of `pixels` that begins, zeros behind the last."""
+        slot, missing = self.held.alloc(), self.m * C0 - pixels
+        if missing:
+            sizes = (self.n, missing, C0)
+            to = slot.region(pixels * C0, sizes, (self.m * AREA, C0, 1))
+            self.k.copy(to, self.narrow.region(0, sizes, (0, 0, 1)))
+        return slot
+
+    def area(self, area: Area) -> Area:
+        """Return where what is stored to an area lies in a slot."""
+        pieces = ((0, isa.Affine(), area.pixels),)
+        return replace(area, base=isa.Affine(), pieces=pieces, plane=self.m * C0, step=1)
+
+    def add(self) -> None:
+        """Sum the tile in front of the one whose products have been issued."""
+        k, (left, right), slot = self.k, self.feeds, self.held.dequeue()
+        room = min(left.buffer.elements, right.buffer.elements) // AREA
+        depth = min(self.m, self.column.elements // AREA, room)
+        together = max(1, room // depth) if depth == self.m else 1
+        for first, count in segments(k, "blocks", self.n, min(together, self.n)):
+            for at, some in segments(k, "sum", self.m, depth):
+                start, sizes = (first * self.m + at) * AREA, (count * some, C0, C0)
+                turned = slot.region(start, sizes, (AREA, 1, C0))
+                for queue in self.feeds:
+                    k.load2d(queue.alloc().region(0, sizes), turned)
+                    queue.enqueue()
+                a, b = left.dequeue(), right.dequeue()
+                with repeat(k, "block", count) as block:
+                    self._multiply((a, b), block * (some * AREA), some, (first + block) * 2 * AREA)
+                left.free()
+                right.free()
+        self.held.free()
+
+    def _multiply(
+        self, tiles: tuple[isa.Tile, isa.Tile], start: isa.Affine, depth: int, to: isa.Affine
+    ) -> None:
+        """Add the products of some pixels of a block with ones, and with themselves."""
+        row, column = (1, depth, C0, C0), (depth, 1, C0, C0)
+        lefts = self.column.region(0, row), tiles[0].region(start, row)
+        for number, a in enumerate(lefts):
+            sums = self.sums.region(to + number * AREA, (1, 1, C0, C0))
+            self.k.mmad(sums, a, tiles[1].region(start, column), accumulate=1)
+
+    def end(self, first: isa.Affine) -> None:
+        """Sum the last tile; store the partial sums of blocks from `first` on."""
+        k, size = self.k, 2 * AREA
+        for _ in range(LATE - 1):
+            self.add()
+        k.barrier()
+        k.copy(self.out.region(0, self.n * size), self.sums.region(0, self.n * size))
+        with repeat(k, "block", self.n) as block:
+            squares = (self.out, block * size + AREA)
+            k.each("vmul", AREA, squares, squares, (self.diagonal, 0))
+            _fold(k, *squares, C0, C0)
+        k.barrier()
+        sizes = (2, self.n, C0)
+        to = self.partial.region(self.place + first * C0, sizes, (self.total, C0, 1))
+        k.copy(to, self.out.region(0, sizes, (AREA, size, 1)))

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
-from ascend_lab import isa
+from ascend_lab import errors, isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels import conv_schedules, conv_tiles, conv_windows, epilogue_emit, tiles
+from ascend_lab.kernels import channel_sums, conv_schedules, conv_tiles, conv_windows
+from ascend_lab.kernels import epilogue_emit, tiles
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
 from ascend_lab.kernels.conv_windows import Pixels
@@ -76,10 +78,12 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     after = job.chip.vector_cores_per_core if job.after else 0
     pieces = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
+    *slots, rows = accumulate((len(piece.images) for piece in pieces), initial=0)
+    job = replace(job, rows=rows)
     writers: dict[int, tuple[Walk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
         cols = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
-        for piece in pieces:
+        for slot, piece in zip(slots, pieces, strict=True):
             for size, ids in by_size(cols).items():
                 counts = (ids[-1] + 1, share_ids[-1] + 1)
                 if size not in writers:
@@ -87,8 +91,8 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 made = [w.program(piece, share, cols[0], counts) for w in writers[size]]
                 made += made[1:] * (after + 1 - len(made))
                 places = [
-                    {"row": i, "down": d, "col": c, "share": s}
-                    for i, d in zip(piece.images, piece.downs, strict=True)
+                    {"row": i, "down": d, "slot": at, "col": c, "share": s}
+                    for at, (i, d) in enumerate(zip(piece.images, piece.downs, strict=True), slot)
                     for s in share_ids
                     for c in ids
                 ]
@@ -165,19 +169,33 @@ class _Writer(Walk):
         every = (units.every + bool(bias)) * tile_n * self.fractal
         fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
         self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
+        summed = bool(job.epilogue and job.epilogue.totals)
+        self.near &= not summed
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
         slots = schedule.c_l0_slots
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
+        self.totals = self._totals((tile_m, tile_n)) if summed else None
         self.second = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
         plain = chip.combined and job.epilogue is None
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
-        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements)
+        taken = k.used_bytes("UB")
+        sizes = epilogue_emit.Sizes(
+            tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=taken
+        )
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else own
         self.bias = CubeBias.make(k, bias, shape, n_own, told=stage < units.count) if bias else None
+
+    def _totals(self, tile: tuple[int, int]) -> channel_sums.Totals:
+        """Return the sums of channels; raise `CapacityError` unless a tile has all the core's."""
+        shape, n1 = self.shape, self.shape.blocks[1]
+        if self.n_own > tile[1] or shape.columns or shape.pool or shape.groups > 1:
+            needed, got = f"tiles of all {self.n_own} output blocks of a core", f"{tile[1]}"
+            raise errors.CapacityError(needed, got, "raise base_n or grid_cols, or sum apart")
+        return channel_sums.Totals(self.k, tile, (self.left, self.right), self.job.rows, n1)
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
@@ -203,6 +221,13 @@ class _Writer(Walk):
             self.bias.load(share.full, share.tail, first, col)
         if self.pooled:
             self.pooled.begin()
+        if self.totals:
+            self.totals.begin()
+
+    def end(self, col: isa.Affine) -> None:
+        """Store the sums of channels of the core's blocks."""
+        if self.totals:
+            self.totals.end(col)
 
     def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
         """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
@@ -242,6 +267,8 @@ class _Writer(Walk):
                 if held.weights is None and not self.with_rows:
                     self.weights.free()
             self.acc.enqueue()
+            if self.totals:
+                self.totals.add()
             self._store(at, n, before, channels)
 
     def _begin_sums(
@@ -370,8 +397,12 @@ class _Writer(Walk):
             tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // isa.FRACTAL)
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
-        else:
+        elif self.totals is None:
             epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
+        else:
+            also = [(self.totals.slot(area.pixels), self.totals.area(area))]
+            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels, also)
+            self.totals.held.enqueue()
 
 
 def add_rows(

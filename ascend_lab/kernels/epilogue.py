@@ -84,7 +84,8 @@ class Epilogue:
     `second` says how sums beside the others leave L0C, for the operand of kind "sums".
 
     `bias` names what the cube of a convolution adds before the first step (`pack_bias`), which
-    takes `bias_bytes` of L1.
+    takes `bias_bytes` of L1. With `totals` the cube sums what a convolution stores of each channel,
+    and its squares (`channel_sums`).
 
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
@@ -96,6 +97,7 @@ class Epilogue:
     bias: str = ""
     bias_bytes: int = 0
     second: Deq | None = None
+    totals: bool = False
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""
