@@ -10,24 +10,23 @@ second phase adds them and computes what is wanted of them:
 
 so that batch norm reads its images once for the statistics, and once for both gradients.
 
-Not even once where the cube sums what a convolution stores, on cores with both units: a tile goes
-to L1, too, and a tile later, so that no pipe waits, it is multiplied by itself and by ones, for each
-channel block,
+Not even once where the cube sums what a convolution stores. A tile goes to L1, too. A tile later, so
+that no pipe waits, it is multiplied for each channel block,
 
-    (ones, y transposed) (2 x 16, pixels) @ y (pixels, 16 channels)
+    ones (16, pixels) @ y (pixels, 16)      y transposed (16, pixels) @ y (pixels, 16)
 
-where the first product has sum(y) in each of its rows, and the second sum(y y) on its diagonal.
-Before the first tile stands one of zeros, so that each has one in front. The sums of all tiles stay
-in L0C to the end.
+the first product has sum(y) in each row, the second sum(y y) on its diagonal. Before the first tile
+stands one of zeros, so that each has one in front. Both stay in L0C to the end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ascend_lab import errors, isa
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.planes import AREA, C0, Own, dealt, plane_launch
 from ascend_lab.kernels.tiles import Area, chunks, repeat, segments
 
@@ -69,14 +68,26 @@ def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
     bands = len(sizes[2])
     slots = len(sizes[1]) * bands
     first = plane_launch("partial", sizes, lambda own: _partial(job, own, bands, slots, chip))
-    return isa.Kernel("channel_sums", (first, final_launch(job, slots, chip)))
+    return isa.Kernel("channel_sums", (first, _last(job, slots, chip, _final)))
 
 
-def final_launch(job: ChannelSums, slots: int, chip: Chip) -> isa.Launch:
-    """Return the second phase: `partial` (slots, 2, channels) to y0 and y1."""
+def totals_launch(first: isa.Launch, shape: ConvShape, chip: Chip) -> isa.Launch:
+    """Return the phase behind a convolution that stored `partial`: mean and variance of y."""
+    partial = next(tensor for tensor in first.tensors if tensor.name == "partial")
+    job = ChannelSums(shape.n, shape.k, *shape.out_hw)
+    return _last(job, partial.elements // (job.blocks * PAIR), chip, _diagonals)
+
+
+def _last(
+    job: ChannelSums,
+    slots: int,
+    chip: Chip,
+    make: Callable[[ChannelSums, int, isa.Share, Chip], isa.Program],
+) -> isa.Launch:
+    """Return the second phase, partial sums in `slots` to y0 and y1, by the programs of `make`."""
     some = isa.up(job.blocks, isa.up(job.blocks, chip.cores_of("vector")))
     channels = [C0 * size for size in chunks(job.blocks, 1, some)]
-    return isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
+    return isa.spread("final", {"channel": channels}, lambda own: make(job, slots, own, chip))
 
 
 # -- first phase: partial sums --------------------------------------------------------------------
@@ -171,12 +182,9 @@ def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Prog
     start = k.param("channel", own[2]) * own[1]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
     given = [k.tensor(x, "fp32", total) for x in ("mean", "variance") if job.epsilon is not None]
-    results = [k.tensor(x, "fp32", total) for x in ("y0", "y1")]
     loaded = k.queue("sums", "UB", "fp32", slots * count, src="MTE2", dst="V", depth=1)
     tiles = [loaded.buffer, loaded.join("products", "fp32", slots * count)]
     tiles += [loaded.join(f"{x.name}_ub", "fp32", count) for x in given]
-    out = k.queue("y0_ub", "UB", "fp32", count, src="V", dst="MTE3", depth=1)
-    outs = [out.buffer, out.join("y1_ub", "fp32", count)]
     slot = loaded.alloc().slot
     for number, tile in enumerate(tiles[:2]):
         rows = partial.region(start + number * total, (slots, count), (2 * total, 1))
@@ -185,17 +193,27 @@ def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Prog
         k.copy(isa.Tile(tile, slot).region(0, count), tensor.region(start, count))
     loaded.enqueue()
     loaded.dequeue()
-    out.alloc()
     for tile in tiles[:2]:
         _fold(k, tile, 0, slots, count)
-    _results(k, job, tiles, outs, count)
+    _store_results(k, job, tiles, start, count)
     loaded.free()
+    return k.finish()
+
+
+def _store_results(
+    k: isa.KernelBuilder, job: ChannelSums, tiles: list[isa.Buffer], start: isa.Affine, count: int
+) -> None:
+    """Compute the two results of `count` channels from `start` on, and store them."""
+    results = [k.tensor(x, "fp32", job.blocks * C0) for x in ("y0", "y1")]
+    out = k.queue("y0_ub", "UB", "fp32", count, src="V", dst="MTE3", depth=1)
+    outs = [out.buffer, out.join("y1_ub", "fp32", count)]
+    out.alloc()
+    _results(k, job, tiles, outs, count)
     out.enqueue()
     out.dequeue()
     for tensor, tile in zip(results, outs, strict=True):
         k.copy(tensor.region(start, count), tile.region(0, count))
     out.free()
-    return k.finish()
 
 
 def _results(
@@ -240,20 +258,21 @@ def _fold(
 
 
 # -- first phase: sums of what a convolution stores ------------------------------------------------
-HIGHEST, LATE = 16, 2
-"""Fractals of pixels that are summed at once, at most; slots of L1 for tiles that wait for it."""
+HIGHEST, PAIR = 16, 2 * AREA
+"""Fractals of pixels that are summed at once, at most; elements of both products of a block."""
 
 
 def ones_and_diagonal() -> np.ndarray:
-    """Return the tensor `ones`: a fractal of ones, and one with ones on its diagonal."""
-    return np.concatenate([np.ones(AREA), np.eye(C0).reshape(-1)]).astype(np.float16)
+    """Return the tensor `ones`: fractals of ones, with ones on the diagonal, and of zeros."""
+    fractals = np.ones((C0, C0)), np.eye(C0), np.zeros((C0, C0))
+    return np.concatenate(fractals).astype(np.float16).reshape(-1)
 
 
 class Totals:
     """The sums of a core that stores tiles of `m` fractals of pixels, `n` channel blocks wide.
 
-    All of them have the same `n` blocks. `feeds` are the slots of L0A and L0B that the products use,
-    too. What is summed of a tile is always as high, zeros behind its last pixel.
+    All of them have the same `n` blocks. `feeds` are the slots of L0A and L0B that the products
+    use, too. What is summed of a tile is always as high, zeros behind its last pixel.
     """
 
     def __init__(
@@ -265,45 +284,56 @@ class Totals:
         blocks: int,
     ) -> None:
         """Allocate everything; `slots` cores write partial sums of all `blocks` of channels."""
-        (self.m, self.n), self.k, self.feeds = tile, k, feeds
-        self.total, self.slots = blocks * C0, slots
-        self.ones = k.tensor("ones", "fp16", 2 * AREA)
-        self.partial = k.tensor("partial", "fp32", slots * 2 * self.total)
-        self.held = k.queue("y_l1", "L1", "fp16", self.m * self.n * AREA, src="MTE3", dst="MTE1", depth=LATE)
-        self.row = k.buffer("ones_l1", "L1", "fp16", AREA)
+        (self.m, self.n), self.k, self.feeds, (self.slots, self.blocks) = (
+            tile,
+            k,
+            feeds,
+            (slots, blocks),
+        )
+        size, source = self.m * self.n * AREA, "MTE3" if k.chip.combined else "FIX"
+        self.ones = k.tensor("ones", "fp16", 3 * AREA)
+        self.partial = k.tensor("partial", "fp32", slots * blocks * PAIR)
+        self.held = k.queue("y_l1", "L1", "fp16", size, src=source, dst="MTE1")
+        self.given = k.buffer("ones_l1", "L1", "fp16", 2 * AREA)
         self.column = k.buffer("ones_l0", "L0A", "fp16", min(self.m, HIGHEST) * AREA)
-        self.sums = k.buffer("totals_l0", "L0C", "fp32", self.n * 2 * AREA)
-        self.zeros = k.buffer("zeros_wide", "UB", "fp32", C0)
-        self.narrow = k.view(self.zeros, "zeros", "fp16")
-        self.loaded = k.buffer("diagonal_ub", "UB", "fp16", AREA)
-        self.diagonal = k.buffer("diagonal", "UB", "fp32", AREA)
-        self.out = k.buffer("totals", "UB", "fp32", self.n * 2 * AREA)
+        zeros = AREA * (not k.chip.combined)
+        self.sums = k.buffer("totals_l0", "L0C", "fp32", self.n * PAIR + zeros)
+        if k.chip.combined:
+            self.zeros = k.buffer("zeros", "UB", "fp16", C0)
+            self.out = k.buffer("totals", "UB", "fp32", self.n * PAIR)
 
     def begin(self) -> None:
-        """Bring ones to L1 and a diagonal to UB; let sums begin at 0, after a tile of zeros."""
-        k = self.k
-        self.place = k.param("slot", self.slots) * (2 * self.total)
-        k.copy(self.row.region(0, AREA), self.ones.region(0, AREA))
-        k.copy(self.loaded.region(0, AREA), self.ones.region(AREA, AREA))
-        k.each("vdup", C0, (self.zeros, 0), scalar=0.0)
+        """Bring ones to L0A; let sums begin at 0, after a tile of zeros."""
+        k, one = self.k, (1, 1, C0, C0)
+        self.place = k.param("slot", self.slots) * (self.blocks * PAIR)
+        k.copy(self.given.region(0, (2, AREA)), self.ones.region(0, (2, AREA), (2 * AREA, 1)))
         k.barrier()
-        k.each("vconv", AREA, (self.diagonal, 0), (self.loaded, 0))
         high = (self.column.elements // AREA, AREA)
-        k.load2d(self.column.region(0, high), self.row.region(0, high, (0, 1)))
-        rows = (self.n * 2 * C0, C0)
-        k.copy(self.sums.region(0, rows), self.zeros.region(0, rows, (0, 1)))
+        k.load2d(self.column.region(0, high), self.given.region(0, high, (0, 1)))
+        for queue in self.feeds:
+            k.load2d(queue.alloc().region(0, (1, AREA)), self.given.region(AREA, (1, AREA)))
+            queue.enqueue()
+        a, b = (queue.dequeue().region(0, one) for queue in self.feeds)
+        with repeat(k, "zero", self.sums.elements // AREA) as i:
+            k.mmad(self.sums.region(i * AREA, one), a, b, accumulate=0)
+        for queue in self.feeds:
+            queue.free()
+        if k.chip.combined:
+            k.each("vdup", C0, (self.zeros, 0), scalar=0.0)
         k.barrier()
-        for _ in range(LATE - 1):
-            self.slot(0)
-            self.held.enqueue()
+        self.slot(0)
+        self.held.enqueue()
 
     def slot(self, pixels: int) -> isa.Tile:
         """Return the place in L1 of a tile of `pixels` that begins, zeros behind the last."""
-        slot, missing = self.held.alloc(), self.m * C0 - pixels
+        k, slot, missing = self.k, self.held.alloc(), self.m * C0 - pixels
+        sizes = (self.n, missing, C0)
         if missing:
-            sizes = (self.n, missing, C0)
             to = slot.region(pixels * C0, sizes, (self.m * AREA, C0, 1))
-            self.k.copy(to, self.narrow.region(0, sizes, (0, 0, 1)))
+            if k.chip.combined:
+                k.copy(to, self.zeros.region(0, sizes, (0, 0, 1)))
+            else:  # the last fractal of sums stays 0
+                k.fixpipe(to, self.sums.region(self.n * PAIR, sizes, (0, 0, 1)))
         return slot
 
     def area(self, area: Area) -> Area:
@@ -326,7 +356,7 @@ class Totals:
                     queue.enqueue()
                 a, b = left.dequeue(), right.dequeue()
                 with repeat(k, "block", count) as block:
-                    self._multiply((a, b), block * (some * AREA), some, (first + block) * 2 * AREA)
+                    self._multiply((a, b), block * (some * AREA), some, (first + block) * PAIR)
                 left.free()
                 right.free()
         self.held.free()
@@ -342,17 +372,43 @@ class Totals:
             self.k.mmad(sums, a, tiles[1].region(start, column), accumulate=1)
 
     def end(self, first: isa.Affine) -> None:
-        """Sum the last tile; store the partial sums of blocks from `first` on."""
-        k, size = self.k, 2 * AREA
-        for _ in range(LATE - 1):
-            self.add()
+        """Sum the last tile; store the products of blocks from `first` on."""
+        k, size = self.k, self.n * PAIR
+        self.add()
         k.barrier()
-        k.copy(self.out.region(0, self.n * size), self.sums.region(0, self.n * size))
-        with repeat(k, "block", self.n) as block:
-            squares = (self.out, block * size + AREA)
-            k.each("vmul", AREA, squares, squares, (self.diagonal, 0))
-            _fold(k, *squares, C0, C0)
+        to, sums = self.partial.region(self.place + first * PAIR, size), self.sums.region(0, size)
+        if not k.chip.combined:
+            k.fixpipe(to, sums)
+            return
+        k.copy(self.out.region(0, size), sums)
         k.barrier()
-        sizes = (2, self.n, C0)
-        to = self.partial.region(self.place + first * C0, sizes, (self.total, C0, 1))
-        k.copy(to, self.out.region(0, sizes, (AREA, size, 1)))
+        k.copy(to, self.out.region(0, size))
+
+
+def _diagonals(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Program:
+    """Add the products of a core's channels, and compute mean and variance of the sums in them."""
+    k, blocks, count = isa.KernelBuilder("channel_totals", chip), own[0] // C0, own[0]
+    start, size = k.param("channel", own[2]) * own[1], blocks * PAIR
+    partial = k.tensor("partial", "fp32", slots * job.blocks * PAIR)
+    ones = k.tensor("ones", "fp16", 3 * AREA)
+    loaded = k.queue("products_ub", "UB", "fp32", slots * size, src="MTE2", dst="V", depth=1)
+    narrow, whole = loaded.join("diagonal", "fp16", AREA), loaded.buffer
+    wide = k.buffer("diagonal_wide", "UB", "fp32", AREA)
+    tiles = [k.buffer(x, "UB", "fp32", count) for x in ("sums", "products")]
+    loaded.alloc()
+    source = partial.region(start * (PAIR // C0), (slots, size), (job.blocks * PAIR, 1))
+    k.copy(whole.region(0, (slots, size)), source)
+    k.copy(narrow.region(0, AREA), ones.region(AREA, AREA))
+    loaded.enqueue()
+    loaded.dequeue()
+    _fold(k, whole, 0, slots, size)
+    k.each("vconv", AREA, (wide, 0), (narrow, 0))
+    with repeat(k, "block", blocks) as block:
+        sums, squares = ((whole, block * PAIR + at) for at in (0, AREA))
+        k.each("vmul", AREA, squares, squares, (wide, 0))
+        _fold(k, *squares, C0, C0)
+        for tile, one in zip(tiles, (sums, squares), strict=True):
+            k.each("vcopy", C0, (tile, block * C0), one)
+    loaded.free()
+    _store_results(k, job, tiles, start, count)
+    return k.finish()

@@ -174,7 +174,10 @@ class _Writer(Walk):
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        slots = schedule.c_l0_slots
+        slots, high = schedule.c_l0_slots, tile_m + summed
+        if summed and not slots:
+            left = chip_left(chip, demand_of(job.epilogue, chip, sums))
+            slots = 1 + (high * tile_n * 2048 <= left.buffers["L0C"])
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         self.totals = self._totals((tile_m, tile_n)) if summed else None
         self.second = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2

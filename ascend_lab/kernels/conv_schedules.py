@@ -237,8 +237,8 @@ def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, 
 def _summing(shape: ConvShape, chip: Chip, t: Tilings) -> Array:
     """Return the places of tilings whose tiles have all blocks of a core, with room for totals."""
     whole = t.n >= default_schedules.each_up(shape.blocks[1], t.cols)
-    room = (t.m + 1) * t.n * 2048 <= chip.buffers["L0C"]
-    return np.flatnonzero(whole & room & (t.n * 2048 + 4096 <= chip.buffers["UB"] // 3))
+    fits = whole & ((t.m + 2) * t.n * 1024 <= chip.buffers["L0C"])
+    return np.flatnonzero(fits & (t.n * 2048 + 1024 <= chip.buffers["UB"] // 3))
 
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
@@ -343,7 +343,8 @@ def conv_estimate(
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
-    pace = default_schedules.steady(chip, replace(t, n=t.n * shape.sums), cube, mte1, mte2, drain)
+    sums = replace(t, m=t.m + bool(demand and demand.totals), n=t.n * shape.sums)
+    pace = default_schedules.steady(chip, sums, cube, mte1, mte2, drain)
     # Rows that stay for several tiles are asked for two tiles before the next ones need them.
     late = np.maximum(rows - 2 * pace, 0.0) / across
     pace = np.where((found.stages >= units.count) & (across > 1), pace + late, pace)

@@ -267,6 +267,8 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
     used = {epilogue.out_dtype, *(o.dtype for o in epilogue.operands)}
     if "bf16" in used and "bf16" not in chip.cube:
         return f"{chip.name} has no bf16"
+    if epilogue.totals and epilogue.out_dtype != "fp16":
+        return "totals are of numbers in fp16"
     if chip.combined:
         return ""
     if epilogue.deq:
@@ -291,6 +293,9 @@ def halves(
     """
     if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
         return epilogue, None
+    if epilogue.totals:
+        wanted = "totals of what a cube's core stores itself"
+        raise PathError(wanted, supported(epilogue, chip, sums), "sum in a kernel of its own")
     step_formats(epilogue, sums)
     if epilogue.deq:
         epilogue = _spelled(epilogue, epilogue.deq)

@@ -27,6 +27,8 @@ from ascend_lab.kernels.tiles import Span
 Source = int | str
 """A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
 LARGEST = 127
+ZERO_BYTES = 1024
+"""Of L0C, for a fractal of zeros that the fix pipe reads beside totals."""
 MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
 """The largest whole bias that one fractal of bytes adds."""
 
@@ -212,7 +214,8 @@ def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
         pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
         stored = arrives
     biases = len(head.operands) if head else 0
-    return Demand(0, isa.FRACTAL * DTYPE_BYTES[sums] * biases, pace, 0, stored, count)
+    table = isa.FRACTAL * DTYPE_BYTES[sums] * biases
+    return Demand(0, table, pace, 0, stored, count, totals=epilogue.totals)
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:
@@ -243,7 +246,8 @@ def chip_left(chip: Chip, demand: Demand | None) -> Chip:
     buffers = dict(chip.buffers)
     buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
     if demand.totals:
-        buffers["L1"] -= buffers["L0C"] // 2
+        buffers["L0C"] -= ZERO_BYTES * (not chip.combined)
+        buffers["L1"] -= buffers["L0C"] + 2048
         buffers["UB"] -= buffers["UB"] // 4
         buffers["L0A"] -= buffers["L0A"] // 8
     return replace(chip, buffers=buffers)

@@ -1,6 +1,6 @@
 """Steps the matrix product and the convolution share: tails, L0 loads, draining L0C."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -220,12 +220,17 @@ def store_area(
     area: Area,
     relu: bool = False,
     scale: float = 1.0,
+    also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
-    """Move the wanted pixels of a finished tile of L0C to GM; `relu`, `scale`: on the fix pipe."""
+    """Move the wanted pixels of a finished tile of L0C to GM; `relu`, `scale`: on the fix pipe.
+
+    It brings them to places in L1, too.
+    """
     c, n, size = acc.dequeue(), area.blocks, area.fractals * FRACTAL * FRACTAL
     if out is None:
-        for to, source in area.pairs(tensor, c, size, Affine(), n):
-            k.fixpipe(to, source, relu=relu, scale=scale)
+        for memory, place in ((tensor, area), *also):
+            for to, source in place.pairs(memory, c, size, Affine(), n):
+                k.fixpipe(to, source, relu=relu, scale=scale)
         acc.free()
         return
     for first, columns in segments(k, "column", n, min(out.buffer.elements // size, n)):

@@ -71,8 +71,8 @@ def _apart(edit: Draft, node: Node) -> None:
     def put(op: str, *inputs: str, **attrs: object) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
-    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
     mean, spread = edit.nodes[put("bn_training_reduce", x)].outputs
+    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
     rate = put("rsqrt", put("adds", spread, number=epsilon))
     slope = put("mul", _column(edit, scale, name), rate)
     offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))
