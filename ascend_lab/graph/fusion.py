@@ -152,11 +152,9 @@ def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 
 def summed_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a convolution, what follows it, and the sums of its channels for a batch norm."""
-    chain = [node, *elementwise_chain(graph, node)] if node.op == "conv2d" else []
-    readers = graph.readers[chain[-1].output] if chain else ()
-    norms = [reader for reader in readers if reader.op == "bn_training_reduce"]
-    return [*chain, *norms] if norms else None
+    """Propose a convolution and the sums of its channels for a batch norm."""
+    norms = [r for r in graph.readers[node.output] if r.op == "bn_training_reduce"]
+    return [node, *norms] if norms and node.op == "conv2d" else None
 
 
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:

@@ -21,16 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
-from ascend_lab import errors, isa
+from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels import channel_sums, conv_schedules, conv_tiles, conv_windows
-from ascend_lab.kernels import epilogue_emit, tiles
+from ascend_lab.kernels import conv_schedules, conv_tiles, conv_windows, epilogue_emit, tiles
+from ascend_lab.kernels.channel_sums import Totals
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
 from ascend_lab.kernels.conv_windows import Pixels
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
 from ascend_lab.kernels.mix import After, VectorWriter, to_ring
@@ -78,12 +77,11 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     after = job.chip.vector_cores_per_core if job.after else 0
     pieces = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
-    *slots, rows = accumulate((len(piece.images) for piece in pieces), initial=0)
-    job = replace(job, rows=rows)
+    job = replace(job, rows=sum(len(piece.images) for piece in pieces))
     writers: dict[int, tuple[Walk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
-        cols = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
-        for slot, piece in zip(slots, pieces, strict=True):
+        cols, row = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns), 0
+        for piece in pieces:
             for size, ids in by_size(cols).items():
                 counts = (ids[-1] + 1, share_ids[-1] + 1)
                 if size not in writers:
@@ -92,7 +90,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 made += made[1:] * (after + 1 - len(made))
                 places = [
                     {"row": i, "down": d, "slot": at, "col": c, "share": s}
-                    for at, (i, d) in enumerate(zip(piece.images, piece.downs, strict=True), slot)
+                    for at, (i, d) in enumerate(zip(piece.images, piece.downs, strict=True), row)
                     for s in share_ids
                     for c in ids
                 ]
@@ -102,6 +100,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                     binds = tuple(isa.binding_of({n: at[n] for n in names}) for at in every)
                     parts.append(isa.Part(program, binds))
                 cores += len(places)
+            row += len(piece.images)
     return tuple(parts), after and 1 + after
 
 
@@ -148,62 +147,45 @@ class _Writer(Walk):
         shape, schedule, chip, k = job.shape, job.schedule, job.chip, self.k
         self.c0, dtype, sums = isa.c0_of(shape.dtype), shape.dtype, isa.ACCUMULATOR[shape.dtype]
         self.fractal, (tile_m, tile_n) = isa.FRACTAL * self.c0, job.sides(n_own)
-        stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
-        self.units, self.stage = units, stage
+        stage = self.stage = conv_schedules.c1_stage(shape, schedule)
+        units = self.units = units_of(shape)
         deep = 1 if shape.columns else stage * units.depth
-        self.tile_k = tile_k = min(schedule.base_k // self.c0, deep)
+        self.tile_k = min(schedule.base_k // self.c0, deep)
         each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         self.image, image = stage * each, stage * (each + more)
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
-        self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
         a, b, ahead = schedule.a_l1_slots, schedule.b_l1_slots, job.ahead
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=ahead or a)
         self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
         if not ahead:
             self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
-        a, b = schedule.a_l0_slots, schedule.b_l0_slots
-        left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
+        a, b, last = schedule.a_l0_slots, schedule.b_l0_slots, job.epilogue or PLAIN
+        left, right = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         left += conv_tiles.more_fractals(shape) * self.fractal
-        bias = job.epilogue.bias if job.epilogue else ""
-        every = (units.every + bool(bias)) * tile_n * self.fractal
-        fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
+        bias, every = last.bias, (units.every + bool(last.bias)) * tile_n * self.fractal
+        fits = not last.totals and (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
         self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
-        summed = bool(job.epilogue and job.epilogue.totals)
-        self.near &= not summed
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        slots, high = schedule.c_l0_slots, tile_m + summed
-        if summed and not slots:
-            left = chip_left(chip, demand_of(job.epilogue, chip, sums))
-            slots = 1 + (high * tile_n * 2048 <= left.buffers["L0C"])
+        self.totals = Totals(k, job, n_own, (self.left, self.right)) if last.totals else None
+        left = chip.buffers["L0C"] - k.used_bytes("L0C")
+        slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= left)
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
-        self.totals = self._totals((tile_m, tile_n)) if summed else None
         self.second = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
-        plain = chip.combined and job.epilogue is None
+        plain, ub = chip.combined and job.epilogue is None, k.used_bytes("UB")
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
-        taken = k.used_bytes("UB")
-        sizes = epilogue_emit.Sizes(
-            tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=taken
-        )
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=ub)
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
-        own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
-        self.finish = self.pooled.finish if self.pooled else own
+        finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.finish = self.pooled.finish if self.pooled else finish
         self.bias = CubeBias.make(k, bias, shape, n_own, told=stage < units.count) if bias else None
-
-    def _totals(self, tile: tuple[int, int]) -> channel_sums.Totals:
-        """Return the sums of channels; raise `CapacityError` unless a tile has all the core's."""
-        shape, n1 = self.shape, self.shape.blocks[1]
-        if self.n_own > tile[1] or shape.columns or shape.pool or shape.groups > 1:
-            needed, got = f"tiles of all {self.n_own} output blocks of a core", f"{tile[1]}"
-            raise errors.CapacityError(needed, got, "raise base_n or grid_cols, or sum apart")
-        return channel_sums.Totals(self.k, tile, (self.left, self.right), self.job.rows, n1)
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
-        (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
+        (c1, n1), last, after = shape.blocks, bundle.last_c1 * bundle.last_n1, self.job.after
         taps = shape.phase[0] * shape.s or shape.taps
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
@@ -213,7 +195,8 @@ class _Writer(Walk):
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
-        if not self.job.after:
+        self.ring = after and k.ring_out(after.ring, isa.var("core"), "FIX")
+        if not after:
             out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
             self.y = k.tensor("y", out_dtype, self.job.elements)
 
@@ -222,10 +205,9 @@ class _Writer(Walk):
         """Load the bias that the cube adds; surround what is pooled."""
         if self.bias:
             self.bias.load(share.full, share.tail, first, col)
-        if self.pooled:
-            self.pooled.begin()
-        if self.totals:
-            self.totals.begin()
+        parts: list[Pooled | Totals | None] = [self.pooled, self.totals]
+        for part in filter(None, parts):
+            part.begin()
 
     def end(self, col: isa.Affine) -> None:
         """Store the sums of channels of the core's blocks."""
@@ -270,8 +252,6 @@ class _Writer(Walk):
                 if held.weights is None and not self.with_rows:
                     self.weights.free()
             self.acc.enqueue()
-            if self.totals:
-                self.totals.add()
             self._store(at, n, before, channels)
 
     def _begin_sums(
@@ -400,12 +380,11 @@ class _Writer(Walk):
             tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // isa.FRACTAL)
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
-        elif self.totals is None:
-            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
         else:
-            also = [(self.totals.slot(area.pixels), self.totals.area(area))]
+            also = self.totals.places(area) if self.totals else []
             epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels, also)
-            self.totals.held.enqueue()
+            if self.totals:
+                self.totals.held.enqueue()
 
 
 def add_rows(

@@ -65,8 +65,7 @@ class Job:
     """What all programs of a launch have in common; each has `turns` pixel tiles at least.
 
     `epilogue` is what the cube's core does, `after` is left to its vector cores. `ahead` slots of
-    L1 hold rows and weights of a stage together (0: each has its own). Pixels are shared by `rows` of
-    cores.
+    L1 hold rows and weights of a stage together (0: each has its own). `rows` of cores have pixels.
     """
 
     shape: ConvShape

@@ -294,8 +294,7 @@ def halves(
     if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
         return epilogue, None
     if epilogue.totals:
-        wanted = "totals of what a cube's core stores itself"
-        raise PathError(wanted, supported(epilogue, chip, sums), "sum in a kernel of its own")
+        check_epilogue(epilogue, chip, sums)  # of what the cube's core stores itself
     step_formats(epilogue, sums)
     if epilogue.deq:
         epilogue = _spelled(epilogue, epilogue.deq)

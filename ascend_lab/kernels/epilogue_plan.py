@@ -27,8 +27,6 @@ from ascend_lab.kernels.tiles import Span
 Source = int | str
 """A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
 LARGEST = 127
-ZERO_BYTES = 1024
-"""Of L0C, for a fractal of zeros that the fix pipe reads beside totals."""
 MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
 """The largest whole bias that one fractal of bytes adds."""
 
@@ -246,7 +244,7 @@ def chip_left(chip: Chip, demand: Demand | None) -> Chip:
     buffers = dict(chip.buffers)
     buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
     if demand.totals:
-        buffers["L0C"] -= ZERO_BYTES * (not chip.combined)
+        buffers["L0C"] -= 0 if chip.combined else 1024  # a fractal of zeros
         buffers["L1"] -= buffers["L0C"] + 2048
         buffers["UB"] -= buffers["UB"] // 4
         buffers["L0A"] -= buffers["L0A"] // 8

@@ -216,7 +216,7 @@ def store_area(
     k: KernelBuilder,
     acc: Queue,
     out: Queue | None,
-    tensor: Buffer,
+    tensor: Tile | Buffer,
     area: Area,
     relu: bool = False,
     scale: float = 1.0,

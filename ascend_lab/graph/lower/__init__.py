@@ -170,9 +170,8 @@ def halves_of(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
 
 def means_of(nodes: Sequence[Node]) -> Sequence[Node]:
     """Return the means of channels behind two convolutions, or sums behind one, if any."""
-    summed = len(nodes) > 1 and nodes[-1].has("channel sums")
     means = nodes[-1].op == "global_avg_pool" and halves_of(nodes)[1]
-    return nodes[-1:] if summed or means else ()
+    return nodes[-1:] if means or (nodes[1:] and nodes[-1].has("channel sums")) else ()
 
 
 def lower_tandem(piece: Piece, chip: Chip) -> Lowered:

@@ -136,13 +136,13 @@ def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "qu
 def _lower_conv(
     piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
 ) -> Lowered:
-    whole, (piece, norm) = piece, ended_by(piece, "channel sums")
-    y, (piece, pool) = piece.graph.outputs[-1], ended_by(piece, "largest")
-    shape, epilogue, operands = conv_job(whole if norm else piece, chip, vector=vector)
+    y, (piece, pool) = piece.graph.outputs[0], ended_by(piece, "largest")
+    shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     if pool:
         settings = ir.operator_of(pool.op).settings(pool.attrs)
         windows = pooling.as_convolution(settings, piece.output.shape)
         shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
+    piece, norm = ended_by(piece, "channel sums")
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
@@ -159,13 +159,12 @@ def _lower_conv(
         refuse_computed(piece, other[0].inputs[1])
         own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
         forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
-    phases = *packing, isa.renamed(launch, own)
-    if not norm:
-        return Lowered(isa.Kernel(node.op, phases), forms)
-    totals = channel_sums.totals_launch(launch, shape, chip)
-    last = isa.renamed(totals, dict(zip(("y0", "y1"), norm.outputs, strict=True)))
-    ones = {"ones": channel_sums.ones_and_diagonal()}
-    return Lowered(isa.Kernel(node.op, (*phases, last)), forms, ones)
+    launches, ones = [*packing, isa.renamed(launch, own)], dict[str, ir.Values]()
+    if norm:
+        own = dict(zip(("y0", "y1"), norm.outputs, strict=True))
+        launches.append(isa.renamed(channel_sums.totals_launch(launch, shape, chip), own))
+        ones["ones"] = channel_sums.ones_and_diagonal()
+    return Lowered(isa.Kernel(node.op, tuple(launches)), forms, ones)
 
 
 def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
