@@ -149,8 +149,7 @@ class _Writer(Walk):
         self.fractal, (tile_m, tile_n) = isa.FRACTAL * self.c0, job.sides(n_own)
         stage = self.stage = conv_schedules.c1_stage(shape, schedule)
         units = self.units = units_of(shape)
-        deep = 1 if shape.columns else stage * units.depth
-        self.tile_k = min(schedule.base_k // self.c0, deep)
+        self.tile_k = min(schedule.base_k // self.c0, 1 if shape.columns else stage * units.depth)
         each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         self.image, image = stage * each, stage * (each + more)
         weights = stage * units.depth * tile_n * self.fractal
@@ -205,9 +204,10 @@ class _Writer(Walk):
         """Load the bias that the cube adds; surround what is pooled."""
         if self.bias:
             self.bias.load(share.full, share.tail, first, col)
-        parts: list[Pooled | Totals | None] = [self.pooled, self.totals]
-        for part in filter(None, parts):
-            part.begin()
+        if self.pooled:
+            self.pooled.begin()
+        if self.totals:
+            self.totals.begin()
 
     def end(self, col: isa.Affine) -> None:
         """Store the sums of channels of the core's blocks."""
