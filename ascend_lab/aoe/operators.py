@@ -99,8 +99,10 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
             return "", f"of a tandem the quickest of {TIMED} divisions is taken already"
         if beside_of(piece)[1]:
             return "joint", ""
-        if ended_by(piece, "largest", "channel sums")[1]:
-            return "", "what it makes is pooled on the core, in tiles of its windows, or summed"
+        if ended_by(piece, "largest")[1]:
+            return "", "what it makes is pooled on the core, in tiles of its windows"
+        if ended_by(piece, "channel sums")[1]:
+            return "", "what it makes is summed on the core, in tiles of all its channels"
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)

@@ -254,8 +254,8 @@ def _fold(
 
 
 # -- first phase: sums of what a convolution stores ------------------------------------------------
-HIGHEST, PAIR = 16, 2 * AREA
-"""Fractals of pixels that are summed at once, at most; elements of both products of a block."""
+PAIR = 2 * AREA
+"""Elements of both products of a block."""
 
 
 def ones_and_diagonal() -> np.ndarray:
@@ -293,7 +293,8 @@ class Totals:
         self.partial = k.tensor("partial", "fp32", self.slots * self.blocks * PAIR)
         self.held = k.queue("y_l1", "L1", "fp16", size, src=source, dst="MTE1")
         self.given = k.buffer("ones_l1", "L1", "fp16", 2 * AREA)
-        self.column = k.buffer("ones_l0", "L0A", "fp16", min(self.m, HIGHEST) * AREA)
+        high = min(self.m, k.chip.buffers["L0A"] // (8 * 2 * AREA))
+        self.column = k.buffer("ones_l0", "L0A", "fp16", high * AREA)
         zeros = AREA * (not k.chip.combined)
         self.sums = k.buffer("totals_l0", "L0C", "fp32", self.n * PAIR + zeros)
         if k.chip.combined:

@@ -236,7 +236,7 @@ def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
 def chip_left(chip: Chip, demand: Demand | None) -> Chip:
     """Return the chip without what holds a bias for the cube, its bias table, totals of channels.
 
-    Those are of at most so many tiles that two of sums fill L0C, and a quarter of UB.
+    Those have ones in L0A, two tiles in L1, sums in UB and, for a fix pipe, a fractal of zeros.
     """
     table = bool(demand and demand.block_bytes and not chip.combined)
     if not demand or not (table or demand.l1_bytes or demand.totals):
@@ -244,7 +244,7 @@ def chip_left(chip: Chip, demand: Demand | None) -> Chip:
     buffers = dict(chip.buffers)
     buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
     if demand.totals:
-        buffers["L0C"] -= 0 if chip.combined else 1024  # a fractal of zeros
+        buffers["L0C"] -= 0 if chip.combined else 1024
         buffers["L1"] -= buffers["L0C"] + 2048
         buffers["UB"] -= buffers["UB"] // 4
         buffers["L0A"] -= buffers["L0A"] // 8

@@ -6,7 +6,8 @@ becomes what the vendor's two kernels compute, a reduction and an update,
 
     mean, variance          y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
 
-so that the image is read twice and written once.
+so that the image is read twice and written once, or once and once where a convolution in front sums
+what it stores: fusion decides by time.
 """
 
 from collections.abc import Mapping, Sequence

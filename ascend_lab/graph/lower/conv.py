@@ -185,10 +185,10 @@ def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
     return tuple(found) if found and found[0].op == "conv2d" else ()
 
 
-def ended_by(piece: Piece, *traits: str) -> tuple[Piece, ir.Node | None]:
-    """Return a piece without the node at its end, and that, if it has one of some traits."""
+def ended_by(piece: Piece, trait: str) -> tuple[Piece, ir.Node | None]:
+    """Return a piece without the node at its end, and that, if it has a trait."""
     *nodes, last = piece.graph.nodes
-    if not nodes or not last.has(*traits):
+    if not nodes or not last.has(trait):
         return piece, None
     graph = replace(piece.graph, nodes=tuple(nodes), outputs=last.inputs)
     return replace(piece, graph=graph), last
