@@ -33,7 +33,7 @@ LINES = {
     "errors": 85,
     "graph": 17935,
     "isa": 3250,
-    "kernels": 12045,
+    "kernels": 12035,
     "lab": 18190,
     "layout": 835,
     "limits": 260,

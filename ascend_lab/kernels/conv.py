@@ -236,17 +236,15 @@ class _Writer(Walk):
                 if not there:
                     self._begin_sums(c, bundle, at, (n, col), held.near)
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
-                sources, sizes = (x, w, held.near), (n[1], *stage)
+                sources, sizes, begun = (x, w, held.near), (n[1], *stage), bool(self.bias)
                 if self.shape.columns:
                     assert held.near is not None
                     view = conv_tiles.view_of(self.shape, x, at.window, 0, stage[1])
-                    sides, begun = (view, held.near), bool(self.bias)
+                    sides = view, held.near
                     add_rows(self.k, self.shape, self.left, c, at.window, sides, bias, begun=begun)
                 else:
-                    places, begun = (sources, sizes, bias, starts), bool(self.bias)
-                    conv_tiles.add_stage(
-                        self.k, self.shape, feeds, c, at.windows, *places, begun=begun
-                    )
+                    places = at.windows, sources, sizes, bias, starts
+                    conv_tiles.add_stage(self.k, self.shape, feeds, c, *places, begun=begun)
                 if held.rows is None:
                     self.rows.free()
                 if held.weights is None and not self.with_rows:
