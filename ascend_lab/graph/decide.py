@@ -99,7 +99,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     two = _added(graph, group) or lower.halves_of(group)[1]
     if (len(piece.graph.outputs) > 1 and not means) or (after and after.has("lanes") and two):
         return False  # what follows two convolutions needs a kernel of its own
-    if means and not pays(graph, group[:-1], chip, start):
+    if means and len(group) > 2 and not pays(graph, group[:-1], chip, start):
         return False
     try:
         if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):

@@ -151,6 +151,12 @@ def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*chain, pool] if pool is not None and pool.has("largest") else None
 
 
+def summed_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose a convolution and the sums of its channels for a batch norm."""
+    norms = [r for r in graph.readers[node.output] if r.op == "bn_training_reduce"]
+    return [node, *norms] if norms and node.op == "conv2d" else None
+
+
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
     after = only_reader(graph, node) if node.op == "quantise" else None
@@ -176,6 +182,7 @@ RULES: list[Rule] = [
     Rule(JOINT, joint_convolutions),
     Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
+    Rule("TbeConvBnreduceFusionPass", summed_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),

@@ -25,10 +25,11 @@ from functools import partial
 from ascend_lab import isa
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.kernels import conv_schedules, conv_tiles, conv_windows, epilogue_emit, tiles
+from ascend_lab.kernels.channel_sums import Totals
 from ascend_lab.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
 from ascend_lab.kernels.conv_windows import Pixels
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, halves
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue, check_epilogue, halves
 from ascend_lab.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
 from ascend_lab.kernels.mix import After, VectorWriter, to_ring
@@ -76,9 +77,10 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     after = job.chip.vector_cores_per_core if job.after else 0
     pieces = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
+    job = replace(job, rows=sum(len(piece.images) for piece in pieces))
     writers: dict[int, tuple[Walk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
-        cols = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
+        cols, row = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns), 0
         for piece in pieces:
             for size, ids in by_size(cols).items():
                 counts = (ids[-1] + 1, share_ids[-1] + 1)
@@ -87,8 +89,8 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 made = [w.program(piece, share, cols[0], counts) for w in writers[size]]
                 made += made[1:] * (after + 1 - len(made))
                 places = [
-                    {"row": i, "down": d, "col": c, "share": s}
-                    for i, d in zip(piece.images, piece.downs, strict=True)
+                    {"row": i, "down": d, "slot": at, "col": c, "share": s}
+                    for at, (i, d) in enumerate(zip(piece.images, piece.downs, strict=True), row)
                     for s in share_ids
                     for c in ids
                 ]
@@ -98,6 +100,7 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                     binds = tuple(isa.binding_of({n: at[n] for n in names}) for at in every)
                     parts.append(isa.Part(program, binds))
                 cores += len(places)
+            row += len(piece.images)
     return tuple(parts), after and 1 + after
 
 
@@ -144,45 +147,44 @@ class _Writer(Walk):
         shape, schedule, chip, k = job.shape, job.schedule, job.chip, self.k
         self.c0, dtype, sums = isa.c0_of(shape.dtype), shape.dtype, isa.ACCUMULATOR[shape.dtype]
         self.fractal, (tile_m, tile_n) = isa.FRACTAL * self.c0, job.sides(n_own)
-        stage, units = conv_schedules.c1_stage(shape, schedule), units_of(shape)
-        self.units, self.stage = units, stage
-        deep = 1 if shape.columns else stage * units.depth
-        self.tile_k = tile_k = min(schedule.base_k // self.c0, deep)
+        stage = self.stage = conv_schedules.c1_stage(shape, schedule)
+        units = self.units = units_of(shape)
+        self.tile_k = min(schedule.base_k // self.c0, 1 if shape.columns else stage * units.depth)
         each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         self.image, image = stage * each, stage * (each + more)
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
-        self.ring = job.after and k.ring_out(job.after.ring, isa.var("core"), "FIX")
         a, b, ahead = schedule.a_l1_slots, schedule.b_l1_slots, job.ahead
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=ahead or a)
         self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
         if not ahead:
             self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
-        a, b = schedule.a_l0_slots, schedule.b_l0_slots
-        left, right = (side * tile_k * self.fractal for side in (tile_m, tile_n))
+        a, b, last = schedule.a_l0_slots, schedule.b_l0_slots, job.epilogue or PLAIN
+        left, right = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         left += conv_tiles.more_fractals(shape) * self.fractal
-        bias = job.epilogue.bias if job.epilogue else ""
-        every = (units.every + bool(bias)) * tile_n * self.fractal
-        fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
+        bias, every = last.bias, (units.every + bool(last.bias)) * tile_n * self.fractal
+        fits = not last.totals and (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
         self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        slots = schedule.c_l0_slots
+        self.totals = Totals(k, job, n_own, (self.left, self.right)) if last.totals else None
+        left = chip.buffers["L0C"] - k.used_bytes("L0C")
+        slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= left)
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
-        plain = chip.combined and job.epilogue is None
+        plain, ub = chip.combined and job.epilogue is None, k.used_bytes("UB")
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
-        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements)
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=ub)
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
-        own = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
-        self.finish = self.pooled.finish if self.pooled else own
+        finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
+        self.finish = self.pooled.finish if self.pooled else finish
         self.bias = CubeBias.make(k, bias, shape, n_own, told=stage < units.count) if bias else None
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
-        (c1, n1), last = shape.blocks, bundle.last_c1 * bundle.last_n1
+        (c1, n1), last, after = shape.blocks, bundle.last_c1 * bundle.last_n1, self.job.after
         taps = shape.phase[0] * shape.s or shape.taps
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
@@ -192,7 +194,8 @@ class _Writer(Walk):
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
-        if not self.job.after:
+        self.ring = after and k.ring_out(after.ring, isa.var("core"), "FIX")
+        if not after:
             out_dtype = self.job.epilogue.out_dtype if self.job.epilogue else shape.out_dtype
             self.y = k.tensor("y", out_dtype, self.job.elements)
 
@@ -203,6 +206,13 @@ class _Writer(Walk):
             self.bias.load(share.full, share.tail, first, col)
         if self.pooled:
             self.pooled.begin()
+        if self.totals:
+            self.totals.begin()
+
+    def end(self, col: isa.Affine) -> None:
+        """Store the sums of channels of the core's blocks."""
+        if self.totals:
+            self.totals.end(col)
 
     def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
         """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
@@ -226,17 +236,15 @@ class _Writer(Walk):
                 if not there:
                     self._begin_sums(c, bundle, at, (n, col), held.near)
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
-                sources, sizes = (x, w, held.near), (n[1], *stage)
+                sources, sizes, begun = (x, w, held.near), (n[1], *stage), bool(self.bias)
                 if self.shape.columns:
                     assert held.near is not None
                     view = conv_tiles.view_of(self.shape, x, at.window, 0, stage[1])
-                    sides, begun = (view, held.near), bool(self.bias)
+                    sides = view, held.near
                     add_rows(self.k, self.shape, self.left, c, at.window, sides, bias, begun=begun)
                 else:
-                    places, begun = (sources, sizes, bias, starts), bool(self.bias)
-                    conv_tiles.add_stage(
-                        self.k, self.shape, feeds, c, at.windows, *places, begun=begun
-                    )
+                    places = at.windows, sources, sizes, bias, starts
+                    conv_tiles.add_stage(self.k, self.shape, feeds, c, *places, begun=begun)
                 if held.rows is None:
                     self.rows.free()
                 if held.weights is None and not self.with_rows:
@@ -371,7 +379,10 @@ class _Writer(Walk):
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:
-            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
+            also = self.totals.places(area) if self.totals else []
+            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels, also)
+            if self.totals:
+                self.totals.held.enqueue()
 
 
 def add_rows(

@@ -289,8 +289,8 @@ def drain(
     It goes to other places `also`.
     """
     if finish.out is None:
-        assert finish.fix is not None and isinstance(y, Buffer)
-        store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
+        fix = finish.fix or Fix()
+        store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale, also)
         return
     k, run, c = finish.builder, _run(finish, area), acc.dequeue()
     most = min(finish.out.buffer.elements // run, area.blocks)

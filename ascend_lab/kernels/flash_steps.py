@@ -20,7 +20,7 @@ more, then both take turns, and the second stage ends alone:
     0 1 2 3 4  then 5, 0'; 6, 1'; ...  then the last five of the second stage
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -389,3 +389,22 @@ class Nest:
             self._inner(k, stage, (*at, piece))
         if len(at) == 2:
             stage.close(at)
+
+
+# -- two kinds of work in turns -------------------------------------------------------------------
+Work = tuple[int, Callable[[Affine], None]]
+"""How many pieces there are, and what writes one of them."""
+NOTHING: Work = 0, lambda _: None
+
+
+def mixed(k: KernelBuilder, main: Work, beside: Work = NOTHING) -> None:
+    """Emit two kinds of work in turns, so that they end together."""
+    turns = min(main[0], beside[0]) or max(main[0], beside[0], 1)
+    with tiles.repeat(k, "turn", turns) as i:
+        for count, write in (main, beside):
+            for one in range(count // turns):
+                write(i * (count // turns) + one)
+    for count, write in (main, beside):
+        if rest := count % turns:
+            with tiles.repeat(k, "rest", rest) as i:
+                write(i + (count - rest))

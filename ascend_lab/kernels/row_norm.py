@@ -31,10 +31,9 @@ from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
-from ascend_lab.kernels import tiles
 from ascend_lab.kernels.flash_shape import AREA
-from ascend_lab.kernels.flash_steps import LANES, Axis, Piece
-from ascend_lab.kernels.tiles import Fractals, Work, chunks, feed_a, mixed, repeat, segments
+from ascend_lab.kernels.flash_steps import LANES, NOTHING, Axis, Piece, Work, mixed
+from ascend_lab.kernels.tiles import Fractals, chunks, feed_a, repeat, segments
 
 Values = np.ndarray
 HALF = 2048.0
@@ -263,7 +262,7 @@ class _Writer:
             self.k.copy(to, tile.region(0, to.sizes))
         self.out.free()
 
-    def _sums(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
+    def _sums(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
         """Emit the sums of rows, in 16 equal columns."""
         k, rows, x, area = self.k, tile.size, self._held(ahead), tile.size * AREA
         sums = _blocks(self.sums.alloc(), 0, 1, rows)
@@ -328,11 +327,11 @@ class _Writer:
             self.product.free()
             self._send(there.region(at * area, size * area))
 
-        self._all(tiles.NOTHING, part)
+        self._all(NOTHING, part)
         self.centred.enqueue()
         self.mean.free()
 
-    def _squares(self, tile: Piece, ahead: int, main: Work = tiles.NOTHING) -> None:
+    def _squares(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
         """Emit products of every 16 rows of C with themselves and X, and sums of C."""
         k, rows, area = self.k, tile.size, tile.size * AREA
         c, x, g = self.centred.dequeue(), self._held(ahead), self.sums.alloc()

@@ -1,6 +1,6 @@
 """Steps the matrix product and the convolution share: tails, L0 loads, draining L0C."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -103,24 +103,6 @@ def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
         yield index
 
 
-Work = tuple[int, Callable[[Affine], None]]
-"""How many pieces there are, and what writes one of them."""
-NOTHING: Work = 0, lambda _: None
-
-
-def mixed(k: KernelBuilder, main: Work, beside: Work = NOTHING) -> None:
-    """Emit two kinds of work in turns, so that they end together."""
-    turns = min(main[0], beside[0]) or max(main[0], beside[0], 1)
-    with repeat(k, "turn", turns) as i:
-        for count, write in (main, beside):
-            for one in range(count // turns):
-                write(i * (count // turns) + one)
-    for count, write in (main, beside):
-        if rest := count % turns:
-            with repeat(k, "rest", rest) as i:
-                write(i + (count - rest))
-
-
 def store_tile(
     k: KernelBuilder,
     acc: Queue,
@@ -216,16 +198,18 @@ def store_area(
     k: KernelBuilder,
     acc: Queue,
     out: Queue | None,
-    tensor: Buffer,
+    tensor: Tile | Buffer,
     area: Area,
     relu: bool = False,
     scale: float = 1.0,
+    also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
-    """Move the wanted pixels of a finished tile of L0C to GM; `relu`, `scale`: on the fix pipe."""
+    """Move a tile's pixels from L0C to GM, `also` to L1; `relu`, `scale`: of the fix pipe."""
     c, n, size = acc.dequeue(), area.blocks, area.fractals * FRACTAL * FRACTAL
     if out is None:
-        for to, source in area.pairs(tensor, c, size, Affine(), n):
-            k.fixpipe(to, source, relu=relu, scale=scale)
+        for memory, place in ((tensor, area), *also):
+            for to, source in place.pairs(memory, c, size, Affine(), n):
+                k.fixpipe(to, source, relu=relu, scale=scale)
         acc.free()
         return
     for first, columns in segments(k, "column", n, min(out.buffer.elements // size, n)):

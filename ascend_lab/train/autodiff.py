@@ -20,7 +20,6 @@ from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import Shape
 from ascend_lab.ops.gradients import Site, Writer, written
 from ascend_lab.train import step as steps
-from ascend_lab.train.step import NORMS, RUNNING_MOMENTUM, STATISTICS, TrainingGraph
 
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
@@ -35,7 +34,7 @@ def training_graph(
     loss_scale: float = 1.0,
     recompute: Sequence[str] | int = (),
     settings: Mapping[str, Any] | None = None,
-) -> TrainingGraph:
+) -> steps.TrainingGraph:
     """Return one step of training of a forward graph.
 
     Each output (of any shape) is compared, as (rows, classes), with a target distribution of that
@@ -85,7 +84,7 @@ class _Step:
             self._input(name)
         for node in typed.nodes:
             self._constants(node)
-            net.copy(self._normed(node) if node.op in NORMS else node)
+            net.copy(self._normed(node) if node.op in steps.NORMS else node)
 
     def _input(self, name: str) -> None:
         """Declare a constant of the given graph as an input in fp32."""
@@ -103,7 +102,7 @@ class _Step:
             if name in self.leaves:
                 cast, dtype = net.unique(f"{name}.cast"), self.typed.types[name].dtype
                 net.copy(Node(cast, "cast", (self.leaves[name],), (name,), {"dtype": dtype}))
-            elif node.op in NORMS and place in STATISTICS:
+            elif node.op in steps.NORMS and place in steps.STATISTICS:
                 self._input(name)
             else:
                 known = self.typed.constants[name]
@@ -113,7 +112,7 @@ class _Step:
         """Return a batch norm with the batch's statistics; momentum 0 returns those themselves."""
         outs = node.outputs[:1]
         batch = tuple(self.net.unique(f"{node.name}.batch_{key}") for key in ("mean", "variance"))
-        for place, new in zip(STATISTICS, batch, strict=True):
+        for place, new in zip(steps.STATISTICS, batch, strict=True):
             self.statistics[node.inputs[place]] = new
         attrs = {**node.attrs, "momentum": 0.0}
         return Node(node.name, "batch_norm_training", node.inputs, (*outs, *batch), attrs)
@@ -184,7 +183,9 @@ class _Step:
         return found
 
     # -- update -----------------------------------------------------------------------------------
-    def finish(self, found: steps.Optimiser | None, scale: float, strict: bool) -> TrainingGraph:
+    def finish(
+        self, found: steps.Optimiser | None, scale: float, strict: bool
+    ) -> steps.TrainingGraph:
         """Append the updates; return the graph with what its names mean."""
         net, grads = self.net, self._merged()
         missing = [name for name in self.names if name not in grads]
@@ -223,8 +224,8 @@ class _Step:
         """Append a running statistic: share m of the old, 1 - m of the batch's; return its name."""
         net = self.net
         net.prefix = f"{name}.update"
-        old = net.muls(net.value(name), number=RUNNING_MOMENTUM)
-        new = net.muls(net.value(batch), number=1.0 - RUNNING_MOMENTUM)
+        old = net.muls(net.value(name), number=steps.RUNNING_MOMENTUM)
+        new = net.muls(net.value(batch), number=1.0 - steps.RUNNING_MOMENTUM)
         made: Value = net.add(old, new)
         return made.name
 
@@ -235,7 +236,7 @@ class _Step:
         states: list[str],
         new: dict[str, str],
         scale: float,
-    ) -> TrainingGraph:
+    ) -> steps.TrainingGraph:
         net, ready = self.net, self.net.in_order(grads)
         names = net.telling({n: grads[n].name for n in ready}, new)
         names[self.loss] = net.unique("loss")
@@ -244,7 +245,7 @@ class _Step:
         graph = graphs.pruned(net.finished([self.loss, *outs, *new.values()], names))
         unused = set(self.names) - set(parameters)
         graph = replace(graph, inputs=tuple(name for name in graph.inputs if name not in unused))
-        return TrainingGraph(
+        return steps.TrainingGraph(
             graph=graphs.verify(graph),
             parameters=parameters,
             gradients=slopes,

@@ -6,7 +6,8 @@ becomes what the vendor's two kernels compute, a reduction and an update,
 
     mean, variance          y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
 
-so that the image is read twice and written once.
+so that the image is read twice and written once, or once and once where a convolution in front sums
+what it stores: fusion decides by time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,8 +72,8 @@ def _apart(edit: Draft, node: Node) -> None:
     def put(op: str, *inputs: str, **attrs: object) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
-    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
     mean, spread = edit.nodes[put("bn_training_reduce", x)].outputs
+    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
     rate = put("rsqrt", put("adds", spread, number=epsilon))
     slope = put("mul", _column(edit, scale, name), rate)
     offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))
