@@ -12,7 +12,6 @@ from matplotlib.patches import Circle, FancyBboxPatch
 
 from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
 from ascend_lab.cluster.loader import Kind, family, kind_of, link_kinds, rate_text
-from ascend_lab.errors import InputError
 from ascend_lab.lab.chip_report import format_size
 from ascend_lab.lab.figures import style as st
 
@@ -218,7 +217,6 @@ def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
 
 # -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
-MOST_PANELS = 8
 FAMILIES = {
     "recursive-doubling": ("RD", st.SKY),
     "tree": ("T", st.GREY),
@@ -243,8 +241,6 @@ def contributions(
     schedule: Schedule, rounds: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """Return (rank, block): of how many ranks an all-reduce holds the sum after some rounds."""
-    if schedule.op != "all_reduce":
-        raise InputError("an all_reduce to count contributions of", schedule.op, "make one")
     cut = replace(schedule, rounds=schedule.rounds[:rounds])
     ones = [np.ones(schedule.blocks, np.int64)] * schedule.ranks
     return np.stack(execute(cut, ones))
@@ -253,8 +249,6 @@ def contributions(
 def fig_holdings(schedule: Schedule) -> st.LabFigure:
     """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
     shown = range(len(schedule.rounds) + 1)
-    if len(shown) > MOST_PANELS:
-        raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")
     fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
     panels, said = st.panels(axes), []
     for number, ax in zip(shown, panels, strict=True):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -92,23 +93,15 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
     Raises `PathError` for a buffer the chip lacks or that no chain reaches.
     """
     spaces = ["GM", *chip.buffers]
-    for name in (src, dst):
-        if name not in spaces:
-            raise PathError(f"a memory of {chip.name}", name, f"use one of {', '.join(spaces)}")
-    chains: list[list[Move]] = [[]]
-    for _ in spaces:
-        grown = [
-            [*chain, move_over(chip, hop, size_bytes)]
-            for chain in chains
-            for hop in chip.paths
-            if hop[0] == (chain[-1].hop[1] if chain else src)
-        ]
-        there = [chain for chain in grown if chain[-1].hop[1] == dst]
-        if there:
-            return min(there, key=lambda chain: sum(m.occupied_cycles for m in chain))
-        # One chain per buffer is enough to go on from: the quickest of those that reach it first.
-        grown.sort(key=lambda chain: -sum(m.occupied_cycles for m in chain))
-        chains = list({chain[-1].hop[1]: chain for chain in grown}.values())
+    if unknown := {src, dst} - {*spaces}:
+        needed, remedy = f"a memory of {chip.name}", f"use one of {', '.join(spaces)}"
+        raise PathError(needed, min(unknown), remedy)
+    for inside in range(len(spaces) - 1):
+        ways = [list(pairwise((src, *way, dst))) for way in permutations(spaces, inside)]
+        legal = [way for way in ways if set(way) <= set(chip.paths)]
+        chains = [[move_over(chip, hop, size_bytes) for hop in way] for way in legal]
+        if chains:
+            return min(chains, key=lambda chain: sum(m.occupied_cycles for m in chain))
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
 
 
@@ -275,8 +268,6 @@ def fig_sharing(
 
 def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFigure:
     """Draw memory traffic and share of peak of a layer against the side of its square weights."""
-    if len(sides) != len(runs) or not runs:
-        raise st.FigureError("one timeline per side", f"{len(sides)} and {len(runs)}", "pair them")
     chip = runs[0].chip
     fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
     edge = (chip.l2.size_bytes / 2) ** 0.5

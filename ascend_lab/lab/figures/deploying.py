@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ascend_lab.compress import Scale, calibrate
-from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
 from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, dvpp, play
@@ -32,8 +31,6 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
     Above lies the histogram of the values.
     """
     most = float(np.abs(values).max())
-    if not most > 0:
-        raise InputError("values that are not all zero", str(most), "give others")
     fig, (top, ax) = st.new_figure(nrows=2, height_in=3.9, sharex=True, height_ratios=(1, 2))
     top.hist(np.abs(values), bins=80, range=(0, most), color=st.SKY, edgecolor=st.INK, lw=0.3)
     top.set(yscale="log", ylabel="how many")
@@ -64,7 +61,6 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
 
 def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
     """Draw accuracies against bits, a curve a way of choosing, and that of the float network."""
-    st.some(rows, "curve")
     fig, ax = st.new_figure(height_in=3.0)
     said = []
     for (name, found), mark in zip(rows.items(), MARKS, strict=False):

@@ -10,7 +10,6 @@ import numpy as np
 
 from ascend_lab import isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
 from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.ops import attention, expressions
@@ -24,8 +23,6 @@ def fig_online_softmax(
     scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2
 ) -> st.LabFigure:
     """Draw online softmax after every block of `block` scores, and the quotient at the end."""
-    if not len(scores) or block < 1:
-        raise InputError("at least one score, blocks of at least 1", f"{scores}, {block}", "change")
     values, ends = np.asarray(scores, float), list(range(block, len(scores) + block, block))
     fig, axes = st.new_figure(ncols=len(ends) + 1, height_in=2.6, sharey=True)
     said, before, total, peak = [], np.zeros(0), 0.0, -math.inf

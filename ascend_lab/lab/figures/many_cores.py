@@ -9,7 +9,6 @@ from matplotlib.ticker import MaxNLocator
 
 from ascend_lab import dsl as te, sim
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, c0_of
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels import cross_core_folds
@@ -105,10 +104,6 @@ def fig_fold_crossover(
     rows: Sequence[int], cycles: Mapping[str, Sequence[float]], floor_cycles: float
 ) -> st.LabFigure:
     """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows."""
-    for name, values in cycles.items():
-        if name not in WAYS or len(values) != len(rows):
-            needed = f"{len(rows)} numbers for each of {', '.join(WAYS)}"
-            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of rows")
     fig, ax = st.new_figure(height_in=2.9)
     for name, values in cycles.items():
         colour, line, marker = WAYS[name]
@@ -138,9 +133,6 @@ def fig_shares(
     `axis` "rows": cores make whole results, 16 at a time if `aligned`; "columns": cores make a part
     of every result, as many equal parts as there are cores at most, of 16 columns if `aligned`.
     """
-    if axis not in ("rows", "columns") or min(rows, columns, cores) < 1:
-        needed = "axis rows or columns, and at least one row, column and core"
-        raise InputError(needed, f"{axis!r}, {rows}, {columns}, {cores}", "choose others")
     chip = load_chip("Ascend910A")
     extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
     counts = _counts(extent, axis, cores, block)
@@ -232,9 +224,6 @@ def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
 def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> np.ndarray:
     """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one."""
     fresh = updates - round(duplicates * updates)
-    if not 1 <= fresh <= rows:
-        remedy = "change updates or duplicates"
-        raise InputError(f"between 1 and {rows} different rows", str(fresh), remedy)
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(rows)[:fresh]
     again = rng.choice(chosen, updates - fresh)
@@ -332,10 +321,6 @@ def fig_scatter_ways(
     `moved_bytes` and `cycles` give per way (owner, atomic, sorted) one number per entry of
     `times_each`.
     """
-    for name, values in (*moved_bytes.items(), *cycles.items()):
-        if name not in SCATTERS or len(values) != len(times_each):
-            needed = f"{len(times_each)} numbers for each of {', '.join(SCATTERS)}"
-            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of times_each")
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.6)
     panels = ((left, moved_bytes, "kB through memory"), (right, cycles, "kilocycles"))
     for ax, data, label in panels:

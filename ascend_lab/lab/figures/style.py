@@ -31,7 +31,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.errors import AscendLabError
 
 Point = tuple[float, float]
 BLACK = "#000000"
@@ -211,19 +211,9 @@ def new_figure(
     The axes come as `matplotlib.figure.Figure.subplots` returns them: one `Axes` for 1 x 1, an
     array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise; see `panels`.
     """
-    if nrows < 1 or ncols < 1 or not 0.5 <= height_in <= 12.0:
-        needed = "a figure needs at least one row and one column and a height of 0.5 to 12 inches"
-        got = f"{nrows} x {ncols} axes and {height_in} inches"
-        raise FigureError(needed, got, "correct the call of new_figure")
     with book_style():
         fig = LabFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
         return fig, fig.subplots(nrows, ncols, **how)
-
-
-def some(things: Any, what: str) -> None:
-    """Raise `InputError` unless there is a thing to draw."""
-    if not things:
-        raise InputError(f"at least one {what} to draw", "none", "give one")
 
 
 def panels(axes: Any) -> list[Any]:
