@@ -47,9 +47,9 @@ def test_bytes_of_the_ways_follow_the_formulas(times):
     index = np.random.default_rng(0).permutation(np.arange(picks) % rows)
     table = (rows, columns, picks, "fp32")
     cores = A910.core_count
-    lists = group_indices(index, rows, cores, mode="add")
+    lists = group_indices(index, rows, cores)
     said = moved_bytes(picks, rows, 4 * columns, cores)
-    launches = {"sorted": grouped_launch(A910, lists, *table, mode="add")}
+    launches = {"sorted": grouped_launch(A910, lists, *table)}
     for way in ("owner", "atomic"):
         launches[way] = scatter_launch(A910, *table, mode="add", method=way)
     for way, launch in launches.items():

@@ -1,8 +1,6 @@
 """Graphs decided another way: their order, who tells the device what to run next, their layouts.
 
-Orders in which a graph's nodes may run, and the bytes they move and keep: `topo_sorting_mode`.
-Modes as ATC numbers them: 0 breadth first, 1 depth first, 2 reverse depth first, 3 stable reverse
-depth first. Source: the CLI options of the ATC guide.
+Orders in which a graph's nodes may run: the first two of `topo_sorting_mode`, an option of ATC.
 
 Layouts (chapter 14a): a choice gives every node one of its options, (layouts it reads, layout it
 writes). Conversions follow from it: an operand is converted when it is first read in another
@@ -21,40 +19,20 @@ import numpy as np
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, LayoutError
-from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, live_bytes, simulate_graph
+from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
 from ascend_lab.graph.compile import DEFAULT_ROAD, Road
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.zoo import build
 
-MODES = {"bfs": 0, "dfs": 1, "rdfs": 2, "stable_rdfs": 3}
 
-
-def topological_order(graph: Graph, mode: str = "dfs") -> Graph:
+def topological_order(graph: Graph, mode: str) -> Graph:
     """Return the graph with its nodes in another order in which each reads what is there.
 
-    bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready
-    first. rdfs: from each output back, what it needs, last input first. stable_rdfs: the same,
-    but of several inputs the one first that stands first in the graph given.
-    Raises `InputError` for other modes.
+    bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready first.
     """
-    if mode not in MODES:
-        known = ", ".join(f"{name} ({number})" for name, number in MODES.items())
-        raise InputError(f"a sorting mode: {known}", repr(mode), "choose one")
-    if mode in ("bfs", "dfs"):
-        nodes = _forwards(graph, depth_first=mode == "dfs")
-    else:
-        nodes = _backwards(graph, stable=mode == "stable_rdfs")
-    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
-
-
-def _before(graph: Graph, node: Node) -> list[Node]:
-    """Return the nodes a node reads from, each once, in the order of its inputs."""
-    makers = (graph.producers[name] for name in node.inputs if name in graph.producers)
-    return list({maker.name: maker for maker in makers}.values())
-
-
-def _forwards(graph: Graph, *, depth_first: bool) -> tuple[Node, ...]:
-    waits = {node.name: len(_before(graph, node)) for node in graph.nodes}
+    makers = {node.name: {graph.producers[n].name for n in node.inputs if n in graph.producers}
+              for node in graph.nodes}  # fmt: skip
+    waits = {name: len(before) for name, before in makers.items()}
     ready = deque(node for node in graph.nodes if not waits[node.name])
     done: list[Node] = []
     while ready:
@@ -63,25 +41,8 @@ def _forwards(graph: Graph, *, depth_first: bool) -> tuple[Node, ...]:
         readers = {r.name: r for name in node.outputs for r in graph.readers[name]}
         waits |= {name: waits[name] - 1 for name in readers}
         found = [reader for reader in readers.values() if not waits[reader.name]]
-        ready = deque([*found, *ready] if depth_first else [*ready, *found])
-    return tuple(done)
-
-
-def _backwards(graph: Graph, *, stable: bool) -> tuple[Node, ...]:
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
-    ends = [node for node in graph.nodes if not any(graph.readers[n] for n in node.outputs)]
-    done: dict[str, Node] = {}
-    for end in ends if stable else reversed(ends):
-        stack = [end]
-        while stack:
-            node = stack[-1]
-            missing = [maker for maker in _before(graph, node) if maker.name not in done]
-            if not missing:
-                done.setdefault(stack.pop().name, node)
-            else:
-                first = min(missing, key=lambda maker: place[maker.name])
-                stack.append(first if stable else missing[-1])
-    return tuple(done.values())
+        ready = deque([*found, *ready] if mode == "dfs" else [*ready, *found])
+    return replace(graph, nodes=tuple(done))
 
 
 def moved_bytes(graph: Graph) -> int:
@@ -92,11 +53,6 @@ def moved_bytes(graph: Graph) -> int:
         if node.op != "reshape"
         for name in (*dict.fromkeys(node.inputs), *node.outputs)
     )
-
-
-def peak_live_bytes(graph: Graph) -> int:
-    """Return the most bytes of activations alive at once: no plan of the memory can need fewer."""
-    return max(live_bytes(graph))
 
 
 # Who tells the device what to run next: the host, operator by operator, or the device itself.
