@@ -26,20 +26,6 @@ PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
 
-def _judge_block(got: Any, case: ex.Case) -> str | None:
-    macs = case["macs"]
-    sides = _three_sides(got)
-    if sides is None or any(side & (side - 1) for side in sides):
-        return "expected three powers of two, (m, k, n)"
-    if sides[0] * sides[1] * sides[2] != macs:
-        return f"expected m k n = {macs}"
-    powers = [1 << i for i in range(macs.bit_length())]
-    every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
-    mine, least = _block_bytes(sides, case), min(_block_bytes(block, case) for block in every)
-    more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
-    return more if mine > least else None
-
-
 def _three_sides(got: Any) -> tuple[int, int, int] | None:
     """Return a tuple or list of three positive whole numbers as one, else None."""
     if not isinstance(got, tuple | list) or len(got) != 3:
@@ -105,28 +91,6 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa
     return k.finish()
 
 
-def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
-    chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
-    c0, sides = isa.c0_of(dtype), _three_sides(got)
-    if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
-        return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
-    m, k, n = sides
-    if (full := _overflow(chip, dtype, slots, sides)) is not None:
-        return f"but {full}"
-    legal = [
-        (one, c0, two)
-        for one, two in product(range(16, 2049, 16), repeat=2)
-        if _overflow(chip, dtype, slots, (one, c0, two)) is None
-    ]
-    mine, least = _feed(chip, dtype, sides), min(_feed(chip, dtype, tile) for tile in legal)
-    if mine > least * (1 + 1e-9):
-        busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
-        return f"{busy}; expected {least * 4096:.2f}"
-    if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
-        return f"but a depth of {k + c0} fits as well"
-    return None
-
-
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
     """Name the first buffer a tile overflows: two slots of A and B, `slots` of C."""
     (m, k, n), size = tile, DTYPE_BYTES[dtype]
@@ -185,17 +149,55 @@ def _best_cycles(shape: GemmShape) -> int:
             return cycles
 
 
-@ex.judged(_judge_block, edges=[(4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)])
-def check_ex_07_1(rng: ex.Rng) -> ex.Case:
+@ex.judged(
+    edges=[(4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)],
+    macs=[2**power for power in range(19)],
+    in_bytes=(1, 2, 4),
+    sum_bytes=(0, 1, 2, 4, 8),
+)
+def check_ex_07_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
-    sizes = {"in_bytes": (1, 2, 4), "sum_bytes": (0, 1, 2, 4, 8)}
-    return ex.drawn(rng, macs=[2**power for power in range(19)], **sizes)
+    macs = case["macs"]
+    sides = _three_sides(got)
+    if sides is None or any(side & (side - 1) for side in sides):
+        return "expected three powers of two, (m, k, n)"
+    if sides[0] * sides[1] * sides[2] != macs:
+        return f"expected m k n = {macs}"
+    powers = [1 << i for i in range(macs.bit_length())]
+    every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
+    mine, least = _block_bytes(sides, case), min(_block_bytes(block, case) for block in every)
+    more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
+    return more if mine > least else None
 
 
-@ex.judged(_judge_product_tile, edges=[("Ascend910A", "fp16", s) for s in (1, 2)], cases=12)
-def check_ex_07_3(rng: ex.Rng) -> ex.Case:
+@ex.judged(
+    edges=[("Ascend910A", "fp16", s) for s in (1, 2)],
+    cases=12,
+    chip_name=PRODUCT_CHIPS,
+    dtype=("fp16", "int8"),
+    slots=range(1, 5),
+)
+def check_ex_07_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
-    return ex.drawn(rng, chip_name=PRODUCT_CHIPS, dtype=("fp16", "int8"), slots=range(1, 5))
+    chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
+    c0, sides = isa.c0_of(dtype), _three_sides(got)
+    if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
+        return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
+    m, k, n = sides
+    if (full := _overflow(chip, dtype, slots, sides)) is not None:
+        return f"but {full}"
+    legal = [
+        (one, c0, two)
+        for one, two in product(range(16, 2049, 16), repeat=2)
+        if _overflow(chip, dtype, slots, (one, c0, two)) is None
+    ]
+    mine, least = _feed(chip, dtype, sides), min(_feed(chip, dtype, tile) for tile in legal)
+    if mine > least * (1 + 1e-9):
+        busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
+        return f"{busy}; expected {least * 4096:.2f}"
+    if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
+        return f"but a depth of {k + c0} fits as well"
+    return None
 
 
 @ex.judged(_judge_schedule, edges=[(64, 65536, 64), (77, 3000, 77), (256, 256, 256)], cases=1)

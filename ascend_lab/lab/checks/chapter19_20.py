@@ -56,7 +56,15 @@ def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
     return space, {point: measure(point) for point in space.points()}
 
 
-def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
+def _kept(fn: Any) -> Any:
+    for shape in SHAPES:
+        small_space(shape)  # kept here: what a check computes ends with it
+    return lambda shape: pruned(small_space(shape)[0], fn)
+
+
+@ex.judged(edges=[(shape,) for shape in SHAPES], cases=0, wrap=_kept, shape=SHAPES[:1])
+def check_ex_19_3(got: Sequence[Point], case: ex.Case) -> str | None:
+    """Check `fn(name, options)`: the values of a decision worth keeping."""
     _, costs = small_space(case["shape"])
     if not got:
         return "expected some schedules to stay"
@@ -65,18 +73,6 @@ def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
         return f"expected a schedule of {least:,.0f} cycles to stay: the best left has {best:,.0f}"
     many = f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
     return many if len(got) > (1 - REMOVED) * len(costs) else None
-
-
-def _kept(fn: Any) -> Any:
-    for shape in SHAPES:
-        small_space(shape)  # kept here: what a check computes ends with it
-    return lambda shape: pruned(small_space(shape)[0], fn)
-
-
-@ex.judged(_judge_kept, edges=[(shape,) for shape in SHAPES], cases=0, wrap=_kept)
-def check_ex_19_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(name, options)`: the values of a decision worth keeping."""
-    return {"shape": SHAPES[0]}
 
 
 # -- a tree search --------------------------------------------------------------------------------

@@ -84,7 +84,15 @@ def _opponent() -> tuple[Graph, float]:
     return graph, plan_time(graph, plan, chip)
 
 
-def _judge_regions(got: Any, case: ex.Case) -> str | None:
+def _beside_opponent(fn: Any) -> Any:
+    """Return the answer; its opponent is timed now, as what is computed behind the wall is lost."""
+    _opponent()
+    return fn
+
+
+@ex.judged(cases=1, wrap=_beside_opponent)
+def check_ex_21_4(got: Any, case: ex.Case) -> str | None:
+    """Check `fn()`: regions under which the chapter's network beats the tuner's plan."""
     graph, limit_s = _opponent()
     if not isinstance(got, list | tuple) or not all(isinstance(r, Region) for r in got):
         return "expected a list of regions"
@@ -94,18 +102,6 @@ def _judge_regions(got: Any, case: ex.Case) -> str | None:
         return f"expected regions that can be sliced: {error}"
     told = f"{time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
     return None if time_s < limit_s else f"which take {told}"
-
-
-def _beside_opponent(fn: Any) -> Any:
-    """Return the answer; its opponent is timed now, as what is computed behind the wall is lost."""
-    _opponent()
-    return fn
-
-
-@ex.judged(_judge_regions, cases=1, wrap=_beside_opponent)
-def check_ex_21_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn()`: regions under which the chapter's network beats the tuner's plan."""
-    return {}
 
 
 @ex.against(
@@ -154,7 +150,14 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
-def _judge_rounds(got: Any, case: ex.Case) -> str | None:
+def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
+    sources, targets, blocks = zip(*step, strict=True)
+    return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
+
+
+@ex.judged(edges=[(2,), (8,), (7,), (9,)], cases=12, ranks=range(2, 20))
+def check_ex_22_2(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
     ranks, rng = case["ranks"], np.random.default_rng(case["ranks"])
     try:
         adding, passing = got
@@ -180,17 +183,6 @@ def _judge_rounds(got: Any, case: ex.Case) -> str | None:
         return f"in {len(steps)} rounds, expected at most {most}"
     over = max(sent) > 2 * (ranks - 1)
     return f"in which a rank sends {max(sent)} blocks of {ranks}" if over else None
-
-
-def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
-    sources, targets, blocks = zip(*step, strict=True)
-    return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
-
-
-@ex.judged(_judge_rounds, edges=[(2,), (8,), (7,), (9,)], cases=12)
-def check_ex_22_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
-    return ex.drawn(rng, ranks=range(2, 20))
 
 
 def chain_s(

@@ -79,17 +79,13 @@ def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int
     return [(d, t, p) for d, t, p in triples if batch % d == heads % t == layers % p == 0]
 
 
-def _judge_23_1(got: Any, case: ex.Case) -> str | None:
+@ex.judged(edges=[(1, 0.5), (2, 0.9)], stages=range(1, 40), bubble=ex.between(0.01, 0.95))
+def check_ex_23_1(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
     if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number of at least 1"
     best, share = least_micro_batches(**case), bubble_share(case["stages"], int(got))
     return f"with a bubble of {share:.4f}, expected {best}" if int(got) != best else None
-
-
-@ex.judged(_judge_23_1, edges=[(1, 0.5), (2, 0.9)])
-def check_ex_23_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
-    return ex.drawn(rng, stages=range(1, 40), bubble=ex.between(0.01, 0.95))
 
 
 @ex.against(
@@ -123,7 +119,15 @@ def check_ex_23_3(rng: ex.Rng) -> ex.Case:
     }
 
 
-def _judge_23_5(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    edges=[(1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)],
+    devices=(1, 2, 6, 8, 12, 16, 24, 64, 96),
+    heads=(1, 12, 16, 25, 40),
+    layers=(1, 12, 24, 48),
+    batch=(1, 8, 32, 96, 256),
+)
+def check_ex_23_5(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
     try:
         found = [tuple(int(n) for n in plan) for plan in got]
     except (TypeError, ValueError):
@@ -134,14 +138,6 @@ def _judge_23_5(got: Any, case: ex.Case) -> str | None:
     if extra := sorted(set(found) - right):
         return f"expected no {extra[0]}"
     return "expected every plan once" if len(found) != len(right) else None
-
-
-@ex.judged(_judge_23_5, edges=[(1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)])
-def check_ex_23_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
-    devices, heads = (1, 2, 6, 8, 12, 16, 24, 64, 96), (1, 12, 16, 25, 40)
-    layers, batch = (1, 12, 24, 48), (1, 8, 32, 96, 256)
-    return ex.drawn(rng, devices=devices, heads=heads, layers=layers, batch=batch)
 
 
 def _counted(fn: Any) -> Any:

@@ -105,13 +105,6 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
 
 
-def unit_pipes(chip: Chip, unit: str) -> list[str]:
-    """Return the queues that the scalar unit of a core of kind `unit` feeds, in one order."""
-    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
-    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
-    return [pipe for pipe in st.PIPE_STYLE if pipe in used]
-
-
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
     x, y, width, height = BOXES[name]
     look: dict[str, Any] = {"facecolor": st.LIGHT if name == "GM" else WHITE, "edgecolor": st.INK}
@@ -163,7 +156,10 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     row = top - 5.0
     arrow = {"arrowstyle": "-|>", "color": st.INK}
     ax.annotate("", (28, row + 2), (24.5, row + 2), arrowprops=arrow, zorder=2)
-    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(unit_pipes(chip, unit))]
+    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
+    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
+    fed = [pipe for pipe in st.PIPE_STYLE if pipe in used]
+    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(fed)]
     for pipe, x, width, text, up in (("S", 15.5, 9, "scalar S", 1.9), *queues):
         look = st.PIPE_STYLE[pipe]
         st.box(ax, x, row, width, 4, zorder=3, **look.patch_args())

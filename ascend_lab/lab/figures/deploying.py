@@ -245,18 +245,15 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
         right.plot([], [], marker=marker, color=colour, linestyle="none", label=pipe)
     fig.legend(loc="outside upper right", ncols=len(PIPES))
-    return st.finish(fig, alt=_alt(shown))
+    inside = sum(not row.misses for row in shown)
+    took = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in shown)
+    off = ((row.name, p, e) for row in shown for p, e in row.share_errors.items())
+    wide = (f"{p} of {name} {e:+.0%}" for name, p, e in off if abs(e) > SHARE_LIMIT)
+    alt = (
+        f"Errors of the model on {len(shown)} published rows, {inside} of them inside both bands. "
+        f"Times: {took}. Shares outside: {', '.join(wide) or 'none'}."
+    )
+    return st.finish(fig, alt=alt)
 
 
 _MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), (st.GREEN, "^"), (st.PURPLE, "D"))
-
-
-def _alt(rows: Sequence[ValidationRow]) -> str:
-    inside = sum(not row.misses for row in rows)
-    times = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in rows)
-    errors = ((row.name, p, e) for row in rows for p, e in row.share_errors.items())
-    wide = (f"{p} of {name} {e:+.0%}" for name, p, e in errors if abs(e) > SHARE_LIMIT)
-    return (
-        f"Errors of the model on {len(rows)} published rows, {inside} of them inside both bands. "
-        f"Times: {times}. Shares outside: {', '.join(wide) or 'none'}."
-    )

@@ -65,7 +65,11 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     tree = tree_of(root, last)
     forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < last}
     levels = [0, *(sorted(forks) or [1])]  # depths at which some node has a sibling
-    spans, best = _spans(tree, root), _best_path(root)
+    spans, node = _spans(tree, root), root
+    best: Point = ()
+    while node.children:  # along the children of least cost
+        value, node = min(node.children.items(), key=lambda child: child[1].best)
+        best = (*best, value)
     fig, ax = st.new_figure(height_in=3.6)
     for point, span in spans.items():
         if len(point) in levels:
@@ -95,15 +99,6 @@ def _spans(tree: Tree, root: Node) -> dict[Point, tuple[float, float]]:
             spans[(*point, value)] = (low, low + share)
             low += share
     return spans
-
-
-def _best_path(root: Node) -> Point:
-    """Return the point along the children of least cost."""
-    path: Point = ()
-    while root.children:
-        value, root = min(root.children.items(), key=lambda child: child[1].best)
-        path = (*path, value)
-    return path
 
 
 def _draw(

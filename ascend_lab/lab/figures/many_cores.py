@@ -25,9 +25,9 @@ LABELS = {"kept": "kept axis cut", "two_pass": "two-pass", "atomic": "atomic add
 Shape = tuple[int, int]
 
 
-def unit_shares(units: int, cores: int) -> list[int]:
-    """Return the units of each core when everyone takes ceil(units / cores) until none are left."""
-    each = -(-units // cores)
+def unit_shares(units: int, cores: int, block: int = 1) -> list[int]:
+    """Return the units of each core when all take as many whole blocks until none are left."""
+    each = -(-units // (block * cores)) * block
     return [max(0, min(each, units - each * core)) for core in range(cores)]
 
 
@@ -135,7 +135,11 @@ def fig_shares(
     """
     chip = load_chip("Ascend910A")
     extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
-    counts = _counts(extent, axis, cores, block)
+    if axis == "columns":
+        parts = max(n for n in range(1, cores + 1) if n == 1 or extent % (n * block) == 0)
+        counts = [extent // parts] * parts + [0] * (cores - parts)
+    else:
+        counts = unit_shares(extent, cores, block)
     cycles = _cut_cycles(chip, (rows, columns), axis, counts)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
     _bands(left, counts, axis)
@@ -151,15 +155,6 @@ def fig_shares(
         f"take {cycles:,} cycles on {chip.name}."
     )
     return st.finish(fig, alt=alt)
-
-
-def _counts(extent: int, axis: str, cores: int, block: int) -> list[int]:
-    """Return the rows or columns of each core."""
-    if axis == "columns":
-        parts = max(n for n in range(1, cores + 1) if n == 1 or extent % (n * block) == 0)
-        return [extent // parts] * parts + [0] * (cores - parts)
-    each = unit_shares(-(-extent // block), cores)[0] * block
-    return [max(0, min(each, extent - each * core)) for core in range(cores)]
 
 
 def _cut_cycles(chip: Chip, shape: Shape, axis: str, counts: Sequence[int]) -> int:

@@ -48,7 +48,14 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
     fig, ax = st.new_figure(height_in=0.35 + 0.3 * rows)
     ax.set_axis_off()
     ax.set(xlim=(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE), ylim=(rows - 0.4, -0.6))
-    _edges(ax, shown, places, skips)
+    style: dict[str, Any] = {"color": st.GREY, "linewidth": 1.3, "linestyle": "-", "zorder": 1}
+    for node in shown.nodes:
+        to_lane, to_row = places[node.output]
+        for name in (n for n in dict.fromkeys(node.inputs) if n in places):
+            lane, row = places[name]
+            way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
+            xs = [lane * LANE, way * LANE, way * LANE, to_lane * LANE]
+            ax.plot(xs, [row, row, to_row, to_row], **style)
     for name in shown.inputs:
         _box(ax, places[name], "input", st.INK)
     for i, node in enumerate(shown.nodes):
@@ -93,19 +100,6 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
         for out in node.outputs:
             places[out] = (lane, row)
     return places, skips
-
-
-def _edges(
-    ax: Any, graph: Graph, places: dict[str, Place], skips: dict[tuple[str, str], Place]
-) -> None:
-    style: dict[str, Any] = {"color": st.GREY, "linewidth": 1.3, "linestyle": "-"}
-    for node in graph.nodes:
-        to_lane, to_row = places[node.output]
-        for name in (n for n in dict.fromkeys(node.inputs) if n in places):
-            lane, row = places[name]
-            way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
-            xs, ys = [lane * LANE, way * LANE, way * LANE, to_lane * LANE], [row, row, to_row]
-            ax.plot(xs, [*ys, to_row], zorder=1, **style)
 
 
 def _box(ax: Any, at: Place, word: str, colour: str) -> None:
@@ -267,7 +261,12 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
         first = next(t for t in tensors if t.elements == elements)
         at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
         ax.text(*at, _shape(first), fontsize=7.5, va="bottom")
-    return st.finish(fig, alt=_graph_alt(tensors, names))
+    parts = []
+    for tensor in tensors:
+        sources = ", ".join(names[t] for t in sources_of(tensor))
+        made = operation_of(tensor) + (f" of {sources}" if sources else "")
+        parts.append(f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {made}")
+    return st.finish(fig, alt=f"A graph of {len(tensors)} tensors: {'; '.join(parts)}.")
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]], list[int]]:
@@ -311,12 +310,3 @@ def _tensor_box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
     word = tensor.label if tensor.body is None else operation_of(tensor)
     st.put(ax, at[0], at[1] + 0.07, word, fontsize=7, zorder=3)
     st.put(ax, at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
-
-
-def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
-    parts = []
-    for tensor in tensors:
-        sources = ", ".join(names[t] for t in sources_of(tensor))
-        made = operation_of(tensor) + (f" of {sources}" if sources else "")
-        parts.append(f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {made}")
-    return f"A graph of {len(tensors)} tensors: {'; '.join(parts)}."
