@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import get_args
 
-from ascend_lab.chip.model import Chip, Fact, Trust
+from ascend_lab.chip.model import Chip, Trust
 
 TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """From the best to the weakest."""
@@ -83,7 +83,10 @@ def _section_html(chip: Chip, section: str) -> str:
     for key, fact in chip.facts.items():
         place, row, column = _place(key)
         if place == section:
-            cells.setdefault(row, {})[column] = _cell(key, fact)
+            text = escape(format_value(key, fact.value))
+            origin = f"{escape(fact.source)}, {escape(fact.trust)}"
+            cell = f'<td title="{escape(key)}">{text}<br><small>{origin}</small></td>'
+            cells.setdefault(row, {})[column] = cell
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     if not cells:
         return f"<p>{escape(chip.name)}: no {escape(section)} in the chip file.</p>"
@@ -128,12 +131,6 @@ def _row_name(chip: Chip, section: str, name: str) -> str:
 
 def _head(text: str) -> str:
     return f'<th scope="row">{text}</th>'
-
-
-def _cell(key: str, fact: Fact) -> str:
-    text = escape(format_value(key, fact.value))
-    origin = f"{escape(fact.source)}, {escape(fact.trust)}"
-    return f'<td title="{escape(key)}">{text}<br><small>{origin}</small></td>'
 
 
 def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

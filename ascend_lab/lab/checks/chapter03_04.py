@@ -21,21 +21,6 @@ from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 STEP, DEPTH = 16, 64
 
 
-def _judge_tile(got: Any, case: ex.Case) -> str | None:
-    chip = _chip(case)
-    if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
-        return "expected a whole number or None"
-    if got is None:
-        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
-        return None if side is None else f"but a tile of {side} x {side} fits and clears both"
-    if got < STEP or got % STEP:
-        return f"expected a positive multiple of {STEP}"
-    if wrong := _missing(chip, int(got)):
-        return f"but {wrong}"
-    less = got > STEP and _missing(chip, int(got) - STEP) is None
-    return f"but {got - STEP} is enough" if less else None
-
-
 def _chip(case: ex.Case) -> Chip:
     """Return an Ascend910A with the rates and the L0C of the case, and an L2 that never limits."""
     base = load_chip("Ascend910A")
@@ -142,19 +127,31 @@ def useful_share(side: int, dtype: str) -> float:
 
 
 @ex.judged(
-    _judge_tile,
     edges=[
         (512.0, 256.0, 110.0, 262144),  # Ascend910A
         (256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
         (512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
         (128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
     ],
+    to_l0a=ex.between(60, 600),
+    to_l0b=ex.between(60, 600),
+    to_l1=ex.between(50, 400),
+    l0c_bytes=[1024 * kib for kib in (16, 64, 128, 256)],
 )
-def check_ex_03_1(rng: ex.Rng) -> ex.Case:
+def check_ex_03_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
-    into_l0, sizes = ex.between(60, 600), [1024 * kib for kib in (16, 64, 128, 256)]
-    rates = {"to_l0a": into_l0, "to_l0b": into_l0, "to_l1": ex.between(50, 400)}
-    return ex.drawn(rng, **rates, l0c_bytes=sizes)
+    chip = _chip(case)
+    if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
+        return "expected a whole number or None"
+    if got is None:
+        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
+        return None if side is None else f"but a tile of {side} x {side} fits and clears both"
+    if got < STEP or got % STEP:
+        return f"expected a positive multiple of {STEP}"
+    if wrong := _missing(chip, int(got)):
+        return f"but {wrong}"
+    less = got > STEP and _missing(chip, int(got) - STEP) is None
+    return f"but {got - STEP} is enough" if less else None
 
 
 @ex.against(_counted, edges=[(256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)])

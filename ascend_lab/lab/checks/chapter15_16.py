@@ -157,7 +157,13 @@ def check_ex_15_3(rng: ex.Rng) -> ex.Case:
     return draw_nodes(rng)
 
 
-def _judge_15_4(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    edges=[(1.05,), (1.5,), (1.99,)],
+    cases=15,
+    ratio=lambda rng: round(float(rng.uniform(1.05, 1.95)), 3),
+)
+def check_ex_15_4(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
     try:
         buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
     except (TypeError, ValueError):
@@ -170,12 +176,6 @@ def _judge_15_4(got: Any, case: ex.Case) -> str | None:
         return f"where greedy by size needs {low}, expected the bound, {bound}"
     few = f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
     return few if high < case["ratio"] * bound else None
-
-
-@ex.judged(_judge_15_4, edges=[(1.05,), (1.5,), (1.99,)], cases=15)
-def check_ex_15_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
-    return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}
 
 
 # -- the allocator --------------------------------------------------------------------------------

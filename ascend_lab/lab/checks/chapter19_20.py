@@ -113,7 +113,13 @@ def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
     return _found_at([_proposed(search, one, at) for at, one in enumerate(costs)], costs)
 
 
-def _judge_19_5(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    cases=2,
+    wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
+    trees=lambda rng: [_leaves(rng) for _ in range(ORDERS)],
+)
+def check_ex_19_5(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""
     runs, trees = got, case["trees"]
     for run, costs in zip(runs, trees, strict=True):
         if len(set(run)) < len(run):
@@ -124,16 +130,6 @@ def _judge_19_5(got: Any, case: ex.Case) -> str | None:
     mean = _found_at(runs, trees)
     late = f"and the best leaf comes at trial {mean:.1f} in the mean; ours finds it at {ours:.1f}"
     return late if mean > ALLOWED * ours else None
-
-
-@ex.judged(
-    _judge_19_5,
-    cases=2,
-    wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
-)
-def check_ex_19_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""
-    return {"trees": [_leaves(rng) for _ in range(ORDERS)]}
 
 
 # -- chapter 20 ------------------------------------------------------------------------------------

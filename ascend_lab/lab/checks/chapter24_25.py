@@ -272,7 +272,9 @@ def _hindsight(network: Network, most: int) -> float:
     return sum(count * now for count, now, _ in operators) - sum(gains[: -most - 1 : -1])
 
 
-def _judge_25_4(got: Any, case: ex.Case) -> str | None:
+@ex.judged(cases=3, wrap=_spent, networks=lambda rng: [_tuned_network(rng) for _ in range(20)])
+def check_ex_25_4(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
     missed, left = 0.0, 0.0
     for network, tried in zip(case["networks"], got, strict=True):
         rows = list(zip(*network, strict=True))
@@ -282,9 +284,3 @@ def _judge_25_4(got: Any, case: ex.Case) -> str | None:
     closed = 1 - left / missed
     said = f"which closes {math.floor(1000 * closed) / 10}% of the distance, expected 90%"
     return None if closed >= 0.9 else said
-
-
-@ex.judged(_judge_25_4, cases=3, wrap=_spent)
-def check_ex_25_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
-    return {"networks": [_tuned_network(rng) for _ in range(20)]}

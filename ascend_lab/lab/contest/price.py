@@ -33,7 +33,10 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     All candidates are estimated at once; the `exact` best are priced, where a slice can stay for
     the next tile also along rows and along columns, to and fro.
     """
-    w, h, k = _candidates(group)
+    wide, high = group.problem.native
+    steps = _depths([depth for depth in group.depths if depth > 1] or [1])
+    axes = _sides(group.widths, wide), _sides(group.heights, high), steps
+    w, h, k = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
     fits = working_set(group, (w, h, k), np.minimum) <= group.problem.capacity
     every = np.where(fits, _estimate(group, w, h, k), np.inf)
     estimate = every.ravel()
@@ -70,15 +73,6 @@ def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
     grid = (grid.T if by_column else grid).copy()
     grid[1::2] = grid[1::2, ::-1]
     return tuple(grid.ravel().tolist())
-
-
-def _candidates(group: Group) -> tuple[Floats, Floats, Floats]:
-    """Return widths, heights and depths to try, each along an axis of its own."""
-    wide, high = group.problem.native
-    deep = _depths([depth for depth in group.depths if depth > 1] or [1])
-    axes = _sides(group.widths, wide), _sides(group.heights, high), deep
-    first, second, third = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
-    return first, second, third
 
 
 def _sides(lengths: Sequence[int], native: int) -> list[int]:

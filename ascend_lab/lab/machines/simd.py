@@ -233,7 +233,9 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     width = machine.vector_bytes // itemsize
     trace = ln.execute(kernel, inputs, width, machine.port, ln.Timing(1, 1, branches=False))
     values = dict(trace.values)
-    tile = _tile(machine, kernel, itemsize, width)
+    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
+    room = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
+    tile = room // width * width  # as many whole repeats as fit in every buffer
     full, rest = divmod(kernel.n, tile)
     tiles, repeats = full + (rest > 0), -(-kernel.n // width)
     per_op = full * instruction_count(tile, width) + instruction_count(rest, width)
@@ -287,13 +289,6 @@ def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
         low[: lanes.size - half] += lanes[half:]
         lanes = low
     return lanes[0]  # type: ignore[no-any-return]
-
-
-def _tile(machine: Simd, kernel: pr.Kernel, itemsize: int, width: int) -> int:
-    """Return the elements of a tile: as many whole repeats as fit in every buffer."""
-    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
-    room = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
-    return room // width * width
 
 
 def _stream(trace: ln.Trace, tiles: int, per_op: int) -> tuple[pr.Line, ...]:
