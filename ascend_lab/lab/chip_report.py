@@ -1,62 +1,26 @@
 """Chips as HTML tables for a notebook: facts with source and trust, side by side, counted."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import get_args
 
 from ascend_lab.chip.model import Chip, Trust
 
 TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """From the best to the weakest."""
-SECTIONS = {
-    "core": "Cores, clock, control",
-    "cube": "Cube: matrix multiplied per cycle",
-    "buffer": "Buffers of one core",
-    "memory": "Memories shared by all cores",
-    "link": "Links between devices, one direction",
-    "path": "Data paths of one core",
-    "vector_op": "Vector instructions",
-}
+_SAID = tomllib.loads(Path(__file__).with_name("chip_names.toml").read_text("utf-8"))
+SECTIONS: dict[str, str] = _SAID["sections"]
 """The tables of a chip: name -> caption. Every fact of a chip stands in exactly one of them."""
-_UNITS = {  # how the key of a fact ends -> the factor and the unit it is shown with
-    "rate_bytes_per_cycle": (1.0, "B/cycle"),
-    "rate_bytes_per_s": (1e-9, "GB/s"),
-    "energy_pj_per_byte": (1.0, "pJ/B"),
-    "energy_pj": (1.0, "pJ"),
-    "cycles": (1.0, "cycles"),
-    "hz": (1e-6, "MHz"),
-    "_s": (1e6, "µs"),
-    "_w": (1.0, "W"),
-}
-_NAMES = {
-    "core.count": "cores",
-    "core.vector_per_core": "vector cores per core",
-    "clock.hz": "clock",
-    "launch.overhead_s": "launch of a kernel",
-    "launch.queued_s": "launch from the device's queue",
-    "launch.barrier_s": "barrier between kernels of one launch",
-    "launch.mix_s": "more for a kernel of cube and vector cores",
-    "ai_cpu.overhead_s": "launch of an operator on the AI CPU",
-    "ai_cpu.rate_bytes_per_s": "AI CPU, bytes read and written",
-    "power.typical_w": "power",
-    "scalar.cycles": "a scalar operation",
-    "sync.flag_cycles": "set_flag, wait_flag",
-    "sync.barrier_cycles": "barrier",
-    "sync.all_cores_cycles": "barrier over all cores",
-    "sync.cross_flag_cycles": "a flag from cube to vector core or back",
-    "sync.event_ids_count": "event ids per pair of pipes",
-    "vector.repeat_bytes": "bytes of one vector repeat",
-    "vector.energy_pj_per_byte": "vector energy",
-    "cube.head_cycles": "cube, before the first result",
-}
 
 
 def format_value(key: str, value: float) -> str:
     """Return a fact's value with the unit that its key names: sizes in B, KiB, MiB, GiB or GB."""
     if key.endswith("size_bytes"):
         return format_size(value)
-    for ending, (factor, unit) in _UNITS.items():
+    for ending, (factor, unit) in _SAID["units"].items():
         if key.endswith(ending):
             return f"{value * factor:,.5g} {unit}"
     return f"{value:,.5g}"
@@ -108,7 +72,7 @@ def _place(key: str) -> tuple[str, str, str]:
         return "cube", leaf.removesuffix("_energy_pj"), "energy of a multiply-add"
     if middle and section in SECTIONS:
         return section, middle[0], _words(leaf)
-    return "core", _NAMES.get(key, key), "value"
+    return "core", _SAID["names"].get(key, key), "value"
 
 
 def _words(leaf: str) -> str:

@@ -208,21 +208,8 @@ def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
 
 # -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
-FAMILIES = {
-    "recursive-doubling": ("RD", st.SKY),
-    "tree": ("T", st.GREY),
-    "mesh": ("M", st.YELLOW),
-    "halving-doubling": ("HD", st.GREEN),
-    "nhr": ("N", st.PURPLE),
-    "bruck": ("B", st.SKY),
-    "pairwise": ("PW", st.ORANGE),
-    "star": ("S", st.PURPLE),
-    "ring": ("R", st.ORANGE),
-    "double-ring": ("2R", st.ORANGE),
-    "chain": ("C", st.VERMILLION),
-    "pipeline": ("P", st.PURPLE),
-    "hierarchical": ("H", st.BLUE),
-}
+FAMILIES = {name: (said, getattr(st, colour))
+            for name, (said, colour) in st.LOOKS["families"].items()}  # fmt: skip
 """Letters and colour of each algorithm in the map."""
 DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
 """Colours on which letters are white."""

@@ -22,34 +22,10 @@ Hop = tuple[str, str]
 KIB = 1024
 WHITE = "#FFFFFF"
 WIDTH, HEIGHT = 100.0, 58.0
-BOXES: Mapping[str, tuple[float, float, float, float]] = {
-    "GM": (0.5, 0.5, 11, 57),
-    "L1": (27, 33, 12, 13),
-    "L0A": (59, 41, 12, 8),
-    "L0B": (59, 29, 12, 8),
-    "L0C": (84, 20.5, 14, 7.5),
-    "BT": (59, 25.2, 12, 3),
-    "UB": (27, 1.5, 44, 8),
-    "M": (84, 33, 14, 13),
-    "V": (84, 1, 14, 9),
-}
+BOXES: Mapping[str, tuple[float, float, float, float]] = st.LOOKS["boxes"]
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
 WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
-    ("GM", "L1"): (((11.5, 39), (27, 39)), (20, 39)),
-    ("GM", "L0A"): (((11.5, 47.5), (59, 47.5)), (20, 47.5)),
-    ("GM", "L0B"): (((11.5, 31), (59, 31)), (20, 31)),
-    ("GM", "UB"): (((11.5, 7.5), (27, 7.5)), (20, 7.5)),
-    ("UB", "GM"): (((27, 3.5), (11.5, 3.5)), (20, 3.5)),
-    ("L1", "L0A"): (((39, 43.5), (59, 43.5)), (48, 43.5)),
-    ("L1", "L0B"): (((39, 35), (59, 35)), (48, 35)),
-    ("L1", "UB"): (((36, 33), (36, 9.5)), (36, 22)),
-    ("UB", "L1"): (((30, 9.5), (30, 33)), (30, 15)),
-    ("L0C", "UB"): (((84, 22.5), (66, 22.5), (66, 9.5)), (66, 15)),
-    ("UB", "L0C"): (((54, 9.5), (54, 26.5), (84, 26.5)), (54, 15)),
-    ("L1", "BT"): (((37, 33), (37, 26.7), (59, 26.7)), (48, 27.6)),
-    ("L0C", "GM"): (((84, 21.5), (11.5, 21.5)), (22, 21.5)),
-    ("L0C", "L1"): (((84, 24), (31, 24), (31, 33)), (77, 24)),
-    ("UB", "UB"): (((71, 7.5), (84, 7.5)), (77.5, 5.5)),
+    (way.partition("->")[0], way.partition("->")[2]): ends for way, ends in st.LOOKS["ways"].items()
 }
 """Corner points of every arrow and where its label stands; an unlisted path is a straight line."""
 

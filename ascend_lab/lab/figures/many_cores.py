@@ -140,7 +140,15 @@ def fig_shares(
         counts = [extent // parts] * parts + [0] * (cores - parts)
     else:
         counts = unit_shares(extent, cores, block)
-    cycles = _cut_cycles(chip, (rows, columns), axis, counts)
+    shape = rows, columns
+    if axis == "columns":
+        cycles = fold_time(chip, shape, "two_pass", sum(n > 0 for n in counts)).cycles
+    else:
+        s = te.inline(te.create_schedule(row_sums(*shape), chip), "cast_to")
+        s = te.bind(te.split(s, "y", "i", counts[0]), "y", "i_o")
+        s = te.split(s, "y", "i_i", max(1, min(counts[0], 16, 2**14 // columns)))
+        s = te.compute_at(te.double_buffer(s, "reduce_sum"), "reduce_sum", "y", "i_i_o")
+        cycles = sim.simulate_kernel(te.lower(te.double_buffer(s, "y")), chip).cycles
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
     _bands(left, counts, axis)
     left.set_title(f"{rows:,} rows, {columns:,} columns", loc="left")
@@ -155,18 +163,6 @@ def fig_shares(
         f"take {cycles:,} cycles on {chip.name}."
     )
     return st.finish(fig, alt=alt)
-
-
-def _cut_cycles(chip: Chip, shape: Shape, axis: str, counts: Sequence[int]) -> int:
-    """Return the cycles of row sums cut as `counts` says."""
-    if axis == "columns":
-        return fold_time(chip, shape, "two_pass", sum(n > 0 for n in counts)).cycles
-    s = te.inline(te.create_schedule(row_sums(*shape), chip), "cast_to")
-    s = te.bind(te.split(s, "y", "i", counts[0]), "y", "i_o")
-    s = te.split(s, "y", "i_i", max(1, min(counts[0], 16, 2**14 // shape[1])))
-    s = te.compute_at(te.double_buffer(s, "reduce_sum"), "reduce_sum", "y", "i_i_o")
-    s = te.double_buffer(s, "y")
-    return sim.simulate_kernel(te.lower(s), chip).cycles
 
 
 def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:

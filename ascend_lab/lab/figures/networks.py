@@ -256,7 +256,13 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
     ax.set_ylim(min(y for _, y in place.values()) - 0.3, 0.95)
     _arrows(ax, tensors, place)
     for tensor in tensors:
-        _tensor_box(ax, tensor, place[tensor])
+        (x, y), size = place[tensor], (2 * HALF_WIDTH, 2 * HALF_HEIGHT)
+        colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
+        box = st.box(ax, x - HALF_WIDTH, y - HALF_HEIGHT, *size, zorder=2, facecolor=st.PAPER)
+        box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
+        word = tensor.label if tensor.body is None else operation_of(tensor)
+        st.put(ax, x, y + 0.07, word, fontsize=7, zorder=3)
+        st.put(ax, x, y - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
     for lane, elements in enumerate(sizes):
         first = next(t for t in tensors if t.elements == elements)
         at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
@@ -300,13 +306,3 @@ def _arrows(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float,
             bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if far else 0.0:.2f}"
             way = (start, end)
             ax.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", connectionstyle=bend, **look))
-
-
-def _tensor_box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
-    colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
-    corner = at[0] - HALF_WIDTH, at[1] - HALF_HEIGHT
-    box = st.box(ax, *corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER)
-    box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
-    word = tensor.label if tensor.body is None else operation_of(tensor)
-    st.put(ax, at[0], at[1] + 0.07, word, fontsize=7, zorder=3)
-    st.put(ax, at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, zorder=3)

@@ -155,14 +155,6 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def issued_rows(mask: np.ndarray, depth: int) -> list[tuple[str, np.ndarray]]:
-    """Return what one warp issues for an `if` with `depth` instructions a side: side, lanes."""
-    rows = [("all", np.ones_like(mask))]
-    for side, lanes in (("then", mask), ("else", ~mask)):
-        rows += [(side, lanes)] * depth * bool(lanes.any())
-    return rows
-
-
 def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     """Draw the instructions of two warps, lane by lane, for a mask as given and sorted."""
     given = np.asarray(mask, bool)[: 2 * WARP]
@@ -170,10 +162,13 @@ def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     fig, axes = st.new_figure(1, 2, height_in=2.7, sharey=True)
     counts = []
     for ax, (title, lanes) in zip(axes, orders.items(), strict=True):
-        warps = [issued_rows(lanes[k * WARP : (k + 1) * WARP], depth) for k in range(2)]
-        for warp, rows in enumerate(warps):
+        counts.append(0)
+        for warp, own in enumerate(np.split(lanes, 2)):
+            rows = [("all", np.ones_like(own))]  # what the warp issues: side, lanes
+            for side, taken in (("then", own), ("else", ~own)):
+                rows += [(side, taken)] * depth * bool(taken.any())
             _lane_rows(ax, warp, rows)
-        counts.append(sum(len(rows) for rows in warps))
+            counts[-1] += len(rows)
         ax.set(xlim=(-1, 2 * WARP + 3), ylim=(2 * depth + 1.6, -1.2), xticks=[])
         ax.set_title(f"{title}: {counts[-1]} issues", loc="left")
         ax.spines[["left", "bottom"]].set_visible(False)

@@ -22,16 +22,8 @@ Steps = Sequence[tuple[str, float]]
 VISIBLE = 0.005
 """Smaller shares are not drawn."""
 TERM_STYLE: dict[str, dict[str, Any]] = {
-    "bound": {"facecolor": st.GREY},
-    "launches": {"facecolor": st.LIGHT, "hatch": ".."},
-    "cube": {"facecolor": st.VERMILLION},
-    "cube fill": {"facecolor": st.ORANGE, "hatch": "--"},
-    "memory": {"facecolor": st.SKY, "hatch": "//"},
-    "vector": {"facecolor": st.GREEN, "hatch": "\\\\"},
-    "copies": {"facecolor": st.BLUE, "hatch": "xx"},
-    "AI CPU": {"facecolor": st.PURPLE, "hatch": "oo"},
-    "barriers": {"facecolor": st.LIGHT, "hatch": "||"},
-    "waits": {"facecolor": st.PAPER, "hatch": "++"},
+    term: {"facecolor": getattr(st, colour), "hatch": hatch}
+    for term, (colour, hatch) in st.LOOKS["terms"].items()
 }
 """How the terms of `graph.ledger` are drawn."""
 
@@ -338,13 +330,20 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
-    told = []
+    told, colours = [], (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
     for ax, halo in zip(axes, HALOS, strict=True):
         first, last = graph.nodes[0].name, graph.nodes[-1].name
         found = ranges_of(part, Region(first, last, "height", tuple(parts), halo=halo))
         names = [n.name for n in part.nodes if not n.has("lanes")]
         columns = [[found.spans.get((n, i)) for i in range(len(parts))] for n in names]
-        total = sum(_draw_spans(ax, x, spans) for x, spans in enumerate(columns))
+        total, width = 0, 0.8 / len(parts)
+        for x, spans in enumerate(columns):
+            for i, span in enumerate(spans):
+                if span:
+                    rows, at = span[1] - span[0], x - 0.4 + (i + 0.5) * width
+                    colour = colours[i % len(colours)]
+                    ax.bar(at, rows, width, span[0], color=colour, ec=st.INK, lw=0.4)
+                    total += rows
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
         ax.set_title(f"{halo}: {total} rows computed", loc="left")
         told.append(f"{halo}: {total} rows of {len(names)} results computed")
@@ -353,16 +352,3 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     sizes = "+".join(map(str, parts))
     alt = f"Rows each slice of {sizes} computes of each result. {'; '.join(told)}."
     return st.finish(fig, alt=alt)
-
-
-def _draw_spans(ax: Axes, x: int, spans: Sequence[tuple[int, int] | None]) -> int:
-    """Draw one column of ranges, side by side, and return the rows they have together."""
-    total, width = 0, 0.8 / len(spans)
-    colours = (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
-    for i, span in enumerate(spans):
-        if span:
-            look: dict[str, Any] = {"color": colours[i % len(colours)], "ec": st.INK, "lw": 0.4}
-            at, rows = x - 0.4 + (i + 0.5) * width, span[1] - span[0]
-            ax.bar(at, rows, width, span[0], **look)
-            total += rows
-    return total
