@@ -340,7 +340,7 @@ def test_all_ways_to_scatter_agree(chip, dtype, table, picks, way, seed):
     else:
         cores = chip.core_count * chip.vector_cores_per_core
         groups = group_indices(index, rows, cores)
-        tensors |= groups.tensors
+        tensors |= {"order": groups.order, "index": groups.index}
         launch = grouped_launch(chip, groups, rows, columns, picks, dtype)
     got = run(launch, tensors, chip, seed=seed)["y"]
     assert np.array_equal(got, scattered(y, index, u, "add"))

@@ -214,20 +214,16 @@ def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
     for entry in published("graph")["network"]:
         rates = {int(batch): float(rate) for batch, rate in entry["per_s"].items()}
         best = max(rates, key=lambda batch: rates[batch])
-        for batch in sorted({1, best} & set(rates)):
-            if not wanted or entry["name"] in wanted:
-                yield network_row(entry, batch, rates[batch])
-
-
-def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> NetworkRow:
-    """Return what the model says of a published rate."""
-    chip = load_chip(entry["chip"])
-    graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
-    stages = Road(small=entry.get("small_channel", False)).stages(graph, chip)
-    times = stages.timeline()
-    terms = ledger(times, bound.bound_of(stages.rewritten, chip))
-    both = batch / published_per_s, batch / (batch / times.time_s)  # both from their rates
-    return NetworkRow(entry["name"], *both, chip.name, batch, entry["kind"], terms)
+        for batch in (
+            sorted({1, best} & set(rates)) if not wanted or entry["name"] in wanted else ()
+        ):
+            chip = load_chip(entry["chip"])
+            graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
+            stages = Road(small=entry.get("small_channel", False)).stages(graph, chip)
+            times = stages.timeline()
+            terms = ledger(times, bound.bound_of(stages.rewritten, chip))
+            both = batch / rates[batch], batch / (batch / times.time_s)  # both from their rates
+            yield NetworkRow(entry["name"], *both, chip.name, batch, entry["kind"], terms)
 
 
 def network_table(rows: Iterable[NetworkRow]) -> str:

@@ -21,15 +21,6 @@ from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 STEP, DEPTH = 16, 64
 
 
-def _chip(case: ex.Case) -> Chip:
-    """Return an Ascend910A with the rates and the L0C of the case, and an L2 that never limits."""
-    base = load_chip("Ascend910A")
-    rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
-    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
-    buffers = {**base.buffers, "L0C": case["l0c_bytes"]}
-    return replace(base, paths={**base.paths, **changed}, buffers=buffers)
-
-
 def _missing(chip: Chip, side: int) -> str | None:
     """Say why a square tile does not do: it overflows, or some wires need longer than the cube."""
     shape = GemmShape(side, DEPTH, side, "fp16", "fp16")
@@ -140,7 +131,11 @@ def useful_share(side: int, dtype: str) -> float:
 )
 def check_ex_03_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
-    chip = _chip(case)
+    base = load_chip("Ascend910A")  # with the rates and the L0C of the case
+    rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
+    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
+    buffers = {**base.buffers, "L0C": case["l0c_bytes"]}
+    chip = replace(base, paths={**base.paths, **changed}, buffers=buffers)
     if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
         return "expected a whole number or None"
     if got is None:

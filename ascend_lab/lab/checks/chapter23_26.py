@@ -43,14 +43,6 @@ def sent_bytes(
     )
 
 
-def one_device(x: Values, up: Values, down: Values, slope: Values) -> Pass:
-    """Return relu(x up) down and the slopes of x, up and down for a slope of the output."""
-    hidden = x @ up
-    active = np.maximum(hidden, 0)
-    back = (slope @ down.T) * (hidden > 0)
-    return active @ down, back @ up.T, x.T @ back, active.T @ slope
-
-
 def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     try:
         lists = [[np.asarray(one, float) for one in ranked] for ranked in found]
@@ -156,7 +148,10 @@ def _counted(fn: Any) -> Any:
 
 def _judge_23_4(got: Any, case: ex.Case) -> str | None:
     found, calls = got
-    wanted = one_device(case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"])
+    x, up, down = case["x"], np.hstack(case["ups"]), np.vstack(case["downs"])
+    hidden, slope = x @ up, case["slope"]
+    active, back = np.maximum(hidden, 0), (slope @ down.T) * (hidden > 0)
+    wanted = active @ down, back @ up.T, x.T @ back, active.T @ slope
     return _judge_ranks(found, len(case["ups"]), wanted) or (
         f"after {calls} all-reduces, expected 2" if calls > 2 else None
     )

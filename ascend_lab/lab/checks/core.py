@@ -332,18 +332,12 @@ def raised(error: BaseException, fn: Any = None) -> str:
         text = _ADDRESS.sub("", " ".join(str(error).split()))[:140]
     except Exception:  # a student's error may have a broken __str__
         text = ""
-    line = _line_in(error, fn)
-    return f"raised {type(error).__name__}{line}" + (f": {text}" if text else "")
-
-
-def _line_in(error: BaseException, fn: Any) -> str:
-    """Return the last line of the answer's own cell or file that an error went through."""
     file = getattr(getattr(unwrap(fn), "__code__", None), "co_filename", None)
-    if place := getattr(error, "place", ""):  # the answer ran in another process
-        return str(place)
     trace = walk_tb(error.__traceback__)
     lines = [line for frame, line in trace if frame.f_code.co_filename == file]
-    return f" in line {lines[-1]}" if lines else ""
+    where = f" in line {lines[-1]}" if lines else ""
+    where = getattr(error, "place", "") or where  # the answer may have run in another process
+    return f"raised {type(error).__name__}{where}" + (f": {text}" if text else "")
 
 
 # Predict, then look: write a number down before the model says its own, then compare.

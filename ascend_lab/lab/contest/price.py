@@ -102,7 +102,13 @@ def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
     """Return about the time of every candidate: first, middle and last steps added over tiles."""
     steps = np.ceil(max(group.depths) / k)
     one = steps == 1
-    compute = _compute(group, w, h) / steps
+    wide, high = group.problem.native
+    compute = np.zeros((w.size, h.size, 1))  # native tiles begun, all tiles together
+    for work in group.works:
+        down = work.height // h * np.ceil(h / high) + np.ceil(work.height % h / high)
+        across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
+        compute += work.base_cost * (down * across)
+    compute = compute / steps
     lefts, wholes, rights, first, last = _traffic(group)
     by_row = np.ceil(max(group.heights) / h) >= np.ceil(max(group.widths) / w)
     once, whole_once, right_once = (sum(areas.values()) for areas in (lefts, wholes, rights))
@@ -136,17 +142,6 @@ def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
 def _again(areas: Areas, side: Floats) -> Floats:
     """Return the elements moved when each area moves once for every tile along a length."""
     return sum((np.ceil(length / side) * area for length, area in areas.items()), 0.0 * side)
-
-
-def _compute(group: Group, w: Floats, h: Floats) -> Floats:
-    """Return the compute time of every candidate: native tiles begun, all tiles together."""
-    wide, high = group.problem.native
-    total = np.zeros((w.size, h.size, 1))
-    for work in group.works:
-        down = work.height // h * np.ceil(h / high) + np.ceil(work.height % h / high)
-        across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
-        total += work.base_cost * (down * across)
-    return total
 
 
 Kept = frozenset[int]

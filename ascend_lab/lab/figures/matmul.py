@@ -111,27 +111,24 @@ def fig_traffic(
     facts = []
     panels = (left, tiles, "tile of C, m × n"), (right, orders, "loops, outer to inner")
     for ax, bars, label in panels:
-        totals = [_stack(ax, x, parts) for x, parts in enumerate(bars.values())]
+        totals = [sum(parts.values()) for parts in bars.values()]
+        for x, (parts, total) in enumerate(zip(bars.values(), totals, strict=True)):
+            bottom = 0.0
+            for operand, size in parts.items():
+                look = {"width": 0.72, "linewidth": 0.6, **OPERANDS[operand]}
+                ax.bar(x, 1e-9 * size, bottom=1e-9 * bottom, **look)
+                bottom += size
+            ax.text(x, 1e-9 * total, f"{1e-9 * total:.2f}", ha="center", va="bottom", fontsize=8)
         ax.set_xticks(range(len(bars)), list(bars))
         ax.set(xlabel=label, ymargin=0.1)
         ax.tick_params(axis="x", length=0)
         for name, total in zip(bars, totals, strict=True):
-            parts = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
-            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({parts})")
+            told = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
+            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({told})")
     left.set(title="the sums stay: which tile?", ylabel="GB moved")
     right.set_title("one tile: what stays?")
     st.key(left, OPERANDS, loc="upper center", ncols=3)
     return st.finish(fig, alt="Bytes moved, A, B and C stacked. " + "; ".join(facts) + ".")
-
-
-def _stack(ax: Any, x: float, parts: Mapping[str, float]) -> float:
-    """Draw one bar of A, B and C in GB with its sum on top; return the sum in bytes."""
-    bottom = 0.0
-    for name, size in parts.items():
-        ax.bar(x, 1e-9 * size, bottom=1e-9 * bottom, width=0.72, linewidth=0.6, **OPERANDS[name])
-        bottom += size
-    ax.text(x, 1e-9 * bottom, f"{1e-9 * bottom:.2f}", ha="center", va="bottom", fontsize=8)
-    return bottom
 
 
 def fig_tile_fit(

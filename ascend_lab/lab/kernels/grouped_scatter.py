@@ -37,11 +37,6 @@ class Groups:
     index: np.ndarray
     cores: tuple[tuple[Run, ...], ...]
 
-    @property
-    def tensors(self) -> dict[str, np.ndarray]:
-        """The tensors `order` and `index` to execute the launch with."""
-        return {"order": self.order, "index": self.index}
-
 
 def group_indices(indices: np.ndarray, rows: int, cores: int) -> Groups:
     """Sort rows by how many updates they get; deal the rows of every count over the cores."""
@@ -76,19 +71,15 @@ def grouped_launch(
 
     Adds go through atomic copies of rows of whole 32-byte blocks.
     """
-    table = Table(rows, columns, picks, dtype)
-    parts = [isa.Part(_program(chip, groups, mine, table)) for mine in groups.cores]
+    table, parts = Table(rows, columns, picks, dtype), []
+    for mine in groups.cores:
+        k = isa.KernelBuilder("scatter_add_grouped", chip)
+        writer = _ListWriter(k, groups, mine, table)
+        for run in mine:
+            for at, count in batches(k, "t", run.count, max(BATCH // run.updates // 8 * 8, 8)):
+                writer.batch(run, at, count)
+        parts.append(isa.Part(k.finish()))
     return isa.Launch("scatter_add_grouped", tuple(parts))
-
-
-def _program(chip: Chip, groups: Groups, mine: Sequence[Run], table: Table) -> isa.Program:
-    k = isa.KernelBuilder("scatter_add_grouped", chip)
-    writer = _ListWriter(k, groups, mine, table)
-    for run in mine:
-        most = max(BATCH // run.updates // 8 * 8, 8)
-        for at, count in batches(k, "t", run.count, most):
-            writer.batch(run, at, count)
-    return k.finish()
 
 
 class _ListWriter:
