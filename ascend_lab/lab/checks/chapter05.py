@@ -58,7 +58,6 @@ def _wrong_values(
     return f"with {values[worst]:.5g} at [{', '.join(map(str, worst))}]{what}; {wanted}"
 
 
-# -- exercise 1: layer norm ----
 def _norm_case(rows: int, columns: int) -> ex.Case:
     shapes = {"x": (rows, columns), "gamma": (columns,), "beta": (columns,)}
     return {name: te.placeholder(shape, name=name) for name, shape in shapes.items()}
@@ -81,7 +80,6 @@ def _judge_norm(got: Any, case: ex.Case) -> str | None:
     return wrong
 
 
-# -- exercise 2: where, with errors ----
 def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that returns the package's errors in place of raising them."""
 
@@ -131,7 +129,6 @@ def _judge_error(got: Any, shapes: Sequence[Any], dtypes: Sequence[str]) -> str 
     return f"expected a {wanted}"
 
 
-# -- exercise 3: softplus that does not overflow ----
 def _formats(tensor: Tensor) -> set[str]:
     """Return the number formats of all tensors of a graph."""
     return {tensor.dtype}.union(*map(_formats, tensor.inputs))
@@ -153,7 +150,6 @@ def _judge_softplus(got: Any, case: ex.Case) -> str | None:
     return wrong
 
 
-# -- exercise 4: bytes from the graph ----
 def _centred(x: Tensor) -> Tensor:
     middle = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
     return te.renamed(te.vmul(te.vsub(x, middle), x), "y")
@@ -171,7 +167,6 @@ def _judge_bytes(got: Any, case: ex.Case) -> str | None:
     return ex.equal_to(gm_bytes(run))(got)
 
 
-# -- exercise 6: a bound for any formula ----
 BOUND_SLACK = 1.5
 """An error bound may be this many times ours in the mean, not more."""
 

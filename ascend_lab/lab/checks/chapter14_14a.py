@@ -245,7 +245,6 @@ def check_ex_14_5(got: Any, case: ex.Case) -> str | None:
     return None if offers <= most else f"after {offers} offers for {matches} matches, not {most}"
 
 
-# -- chapter 14a -----------------------------------------------------------------------------------
 # -- 14a.1 to 14a.4: heads, transposes, chains of conversions, a chain of operators ----------------
 @ex.against(
     edges=[(1, 16, 4), (3, 64, 1024), (2, 1, 9), (4, 17, 1)],
