@@ -119,9 +119,18 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     laws = [8 * n * n for n in lengths], [fs.traffic_bytes(s, tiling) for s in shapes]
     fig, axes = st.new_figure(ncols=2, height_in=3.2, sharey=True)
     panels, said = (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes")), []
+    sizes = [2**p for p in range(-2, 17, 2)]
     for ax, (name, field) in zip(axes, panels, strict=True):
         one, two = ([getattr(cost, field) for cost in costs] for costs in (apart, flash))
-        _draw_sizes(ax, lengths, one, two, least)
+        ax.plot(lengths, one, "s", color=st.VERMILLION, ms=5, label="three operators")
+        ax.plot(lengths, two, "o", color=st.BLUE, ms=5, label="FlashAttention")
+        ax.plot(lengths, least, color=st.GREY, ls=(0, (3, 2)), label="q, k, v, result once")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
+        ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        ax.set_yticks([size * MIB for size in sizes], [f"{size:,}" for size in sizes])
+        ax.set_ylim(top=2**18 * MIB)
         ax.set_title(name, loc="left")
         said.append(f"{name}: three operators {_span(one)}, FlashAttention {_span(two)}")
     for law, colour, text in zip(laws, (st.VERMILLION, st.BLUE), ("8 n²", "the law"), strict=True):
@@ -133,21 +142,6 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     span = f"n from {lengths[0]:,} to {lengths[-1]:,}, width {depth}, blocks of {rows} rows"
     end = f"q, k, v and result once: {_span(least)}"
     return st.finish(fig, alt=f"Bytes on {chip}, {span}. {'. '.join(said)}; {end}.")
-
-
-def _draw_sizes(
-    ax: Any, lengths: Sequence[int], apart: Sequence[int], flash: Sequence[int], least: Any
-) -> None:
-    ax.plot(lengths, apart, "s", color=st.VERMILLION, ms=5, label="three operators")
-    ax.plot(lengths, flash, "o", color=st.BLUE, ms=5, label="FlashAttention")
-    ax.plot(lengths, least, color=st.GREY, ls=(0, (3, 2)), label="q, k, v, result once")
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
-    ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
-    ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    sizes = [2**p for p in range(-2, 17, 2)]
-    ax.set_yticks([size * MIB for size in sizes], [f"{size:,}" for size in sizes])
-    ax.set_ylim(top=2**18 * MIB)
 
 
 def _span(sizes: Sequence[int]) -> str:

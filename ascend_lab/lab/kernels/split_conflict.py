@@ -133,7 +133,7 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
 # -- the fused kernel: maximum, transpose and scatter ----------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Points:
-    """The sizes: x is (points, group, channels), y (rows, points), in fp16, in blocks of 16 x 16."""
+    """The sizes: x is (points, group, channels), y (rows, points); fp16 in blocks of 16 x 16."""
 
     points: int
     group: int
