@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -288,10 +289,10 @@ def unfused_us(graph: Graph) -> dict[str, float]:
 class _Exported(GraphBuilder):
     """Layers spelled out in small operators, constants as tensors, as exporters write them."""
 
-    def scalar(self, number: float) -> Value:
+    def scalar(self, number: float) -> Any:
         return self.constant(np.array([number], np.float32), name="number")
 
-    def spelled_norm(self, x: Value, name: str) -> Value:
+    def spelled_norm(self, x: Value, name: str) -> Any:
         """Append a layer norm in nine nodes."""
         mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
         away = self.sub(x, mean, name=f"{name}.away")
@@ -301,32 +302,28 @@ class _Exported(GraphBuilder):
         root = self.sqrt(above, name=f"{name}.root")
         normal = self.div(away, root, name=f"{name}.normal")
         scaled = self.mul(normal, self.weight(x.shape[-1:], f"{name}.scale"), name=f"{name}.scaled")
-        out: Value = self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
-        return out
+        return self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
 
-    def spelled_gelu(self, x: Value, name: str) -> Value:
+    def spelled_gelu(self, x: Value, name: str) -> Any:
         """Append the tanh form of GELU in eight nodes."""
         cube = self.mul(self.pow(x, self.scalar(3.0), name=f"{name}.cube"), self.scalar(0.044715))
         inner = self.mul(self.add(x, cube, name=f"{name}.sum"), self.scalar(math.sqrt(2 / math.pi)))
         one = self.add(self.tanh(inner, name=f"{name}.tanh"), self.scalar(1.0), name=f"{name}.one")
         half = self.mul(x, self.scalar(0.5), name=f"{name}.half")
-        out: Value = self.mul(half, one, name=name)
-        return out
+        return self.mul(half, one, name=name)
 
-    def spelled_linear(self, x: Value, features: int, name: str) -> Value:
+    def spelled_linear(self, x: Value, features: int, name: str) -> Any:
         """Append a product by weights stored transposed, and a bias."""
         stored = self.weight((features, x.shape[-1]), f"{name}.weight")
         weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
         made = self.batch_matmul(x, weight, name=f"{name}.product")
-        out: Value = self.add(self.weight((features,), f"{name}.bias"), made, name=name)
-        return out
+        return self.add(self.weight((features,), f"{name}.bias"), made, name=name)
 
-    def split_heads(self, x: Value, heads: int, name: str) -> Value:
+    def split_heads(self, x: Value, heads: int, name: str) -> Any:
         """Append (rows, width) -> (heads, rows, depth)."""
         batch, rows, width = x.shape
         parts = self.reshape(x, shape=(batch, rows, heads, width // heads), name=f"{name}.heads")
-        out: Value = self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
-        return out
+        return self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
 
 
 def exported_block(length: int = 128, width: int = 256, heads: int = 4) -> Graph:

@@ -186,8 +186,7 @@ SLACK = 1.05
 
 def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
     """Return the (max, +) product, c_ij = max_k (a_ik + b_kj), of two square matrices."""
-    c: Matrix = (a[:, :, None] + b[None, :, :]).max(axis=1)
-    return c
+    return np.asarray((a[:, :, None] + b[None, :, :]).max(axis=1))
 
 
 def _power_case(a: Matrix, n: int) -> ex.Case:

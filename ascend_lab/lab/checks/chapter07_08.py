@@ -245,8 +245,7 @@ def addresses(
 
     Columns are ordered (C1, r, s, C0). Read off a matrix of addresses, not computed.
     """
-    picked: Values = _matrix(image, kernel, stride, pad, dilation)[m, k]
-    return picked
+    return np.asarray(_matrix(image, kernel, stride, pad, dilation)[m, k])
 
 
 def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) -> Values:
@@ -256,8 +255,7 @@ def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) 
     rows = im2col_reference(own.reshape(1, c1 * c0, h, w), kernel, stride, pad, dilation)
     taps = kernel[0] * kernel[1]
     ordered = rows.reshape(-1, c1, c0, taps).transpose(0, 1, 3, 2)
-    matrix: Values = ordered.reshape(len(rows), -1) - 1
-    return matrix
+    return np.asarray(ordered.reshape(len(rows), -1) - 1)
 
 
 def _image_case(image: Values, weights: Values) -> ex.Case:

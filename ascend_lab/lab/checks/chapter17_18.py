@@ -40,8 +40,7 @@ def integer_layer(
 ) -> np.ndarray:
     """Return ((q - offset) w + bias) scale, summed over whole numbers."""
     sums = q.astype(np.int64) @ w.astype(np.int64) - offset * w.astype(np.int64).sum(axis=0)
-    found: np.ndarray = (sums + bias) * scale
-    return found
+    return np.asarray((sums + bias) * scale)
 
 
 @ex.against(integer_layer, rel_tol=1e-9, cases=25)
