@@ -65,11 +65,6 @@ def check_ex_01_2(rng: ex.Rng) -> ex.Case:
     return _add_case(int(rng.integers(1, 2000)))
 
 
-def _warp_issues(mask: Any, then: int, other: int) -> int:
-    warps = [mask[start : start + WARP] for start in range(0, len(mask), WARP)]
-    return sum(1 + then * bool(np.any(w)) + other * bool(not np.all(w)) for w in warps)
-
-
 SCHEDULE_SLACK = 1.1
 """A warp schedule may end this many times as late as that of our scheduler, not more."""
 
@@ -199,18 +194,20 @@ def check_ex_01_1(rng: ex.Rng) -> ex.Case:
 
 
 @ex.against(
-    _warp_issues,
     edges=[
         (np.ones(32, bool), 3, 5),
         (np.arange(64) == 40, 3, 5),
         (np.arange(64) == 31, 3, 5),
         (np.ones(33, bool), 2, 7),
     ],
+    mask=lambda rng: rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0]),
+    then=range(9),
+    other=range(9),
 )
-def check_ex_01_3(rng: ex.Rng) -> ex.Case:
+def check_ex_01_3(mask: Any, then: int, other: int) -> int:
     """Check `fn(mask, then, other)`: instructions that the warps of a branch issue."""
-    mask = rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0])
-    return {"mask": mask, **ex.drawn(rng, then=range(9), other=range(9))}
+    warps = [mask[start : start + WARP] for start in range(0, len(mask), WARP)]
+    return sum(1 + then * bool(np.any(w)) + other * bool(not np.all(w)) for w in warps)
 
 
 @ex.against(edges=[(1, 0), (1, 1), (0, 5), (8, 7)], stride=range(40), offset=range(20))

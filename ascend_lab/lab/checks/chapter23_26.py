@@ -227,16 +227,6 @@ def decide(ages: Sequence[float], max_batch: int, delay: float) -> int:
     return min(len(ages), max_batch) if full or (ages and ages[0] >= delay) else 0
 
 
-def who_stays(lengths: Sequence[int], block: int, blocks: int) -> int:
-    """Return how many, first come first, can all get one more token within the blocks."""
-    total = 0
-    for kept, length in enumerate(lengths):
-        total += -(-(length + 1) // block)
-        if total > blocks:
-            return kept
-    return len(lengths)
-
-
 def finishes(times: Sequence[float], t0: float, a: float, most: int, delay: float) -> Values:
     """Return when each request is answered by one instance with a dynamic batcher."""
     step = Step("model", Service("deterministic", t0, a), Policy(1, most, delay))
@@ -279,13 +269,19 @@ def check_ex_26_3(rng: ex.Rng) -> ex.Case:
 
 
 @ex.against(
-    who_stays,
     edges=[([], 4, 2), ([4, 4], 4, 3), ([3, 4], 4, 3), ([7, 1, 1], 4, 2)],
+    lengths=lambda rng: rng.integers(1, 40, int(rng.integers(1, 9))).tolist(),
+    block=range(1, 9),
+    blocks=range(8, 40),
 )
-def check_ex_26_4(rng: ex.Rng) -> ex.Case:
+def check_ex_26_4(lengths: Sequence[int], block: int, blocks: int) -> int:
     """Check `fn(lengths, block, blocks)`: how many sequences, in order, get another token."""
-    lengths = [int(n) for n in rng.integers(1, 40, int(rng.integers(1, 9)))]
-    return {"lengths": lengths, **ex.drawn(rng, block=range(1, 9), blocks=range(8, 40))}
+    total = 0
+    for kept, length in enumerate(lengths):
+        total += -(-(length + 1) // block)
+        if total > blocks:
+            return kept
+    return len(lengths)
 
 
 def _judge_26_5(got: Any, case: ex.Case) -> str | None:
