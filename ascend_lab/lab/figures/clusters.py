@@ -78,7 +78,14 @@ def _ends_of(count: int, most: int) -> list[int]:
 
 
 def _planned(topology: Topology) -> _Plan:
-    plan, owner = _Plan(), _owners(topology)
+    plan, near = _Plan(), _neighbours(topology)
+    server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
+    owner: dict[int, int] = {}  # the server of a switch that devices of one server only hang on
+    for switch in range(topology.size, topology.size + len(topology.switches)):
+        servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
+        network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
+        if len(servers) == 1 and (len(topology.groups) > 1 or not network):
+            (owner[switch],) = servers
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     width = st.WIDTH_IN / len(drawn)
     for place, server in enumerate(drawn):
@@ -97,18 +104,6 @@ def _neighbours(topology: Topology) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for a, b in sorted({*topology.between, *((b, a) for a, b in topology.between)}):
         found.setdefault(a, []).append(b)
-    return found
-
-
-def _owners(topology: Topology) -> dict[int, int]:
-    """Return the server of every switch that devices of one server only hang on."""
-    server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
-    near, found = _neighbours(topology), {}
-    for switch in range(topology.size, topology.size + len(topology.switches)):
-        servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
-        network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
-        if len(servers) == 1 and (len(topology.groups) > 1 or not network):
-            (found[switch],) = servers
     return found
 
 

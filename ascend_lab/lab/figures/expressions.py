@@ -173,7 +173,16 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     left.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
     _letters(left, len(values), 1.15 * max(values))
     _bars_of_cycles(axes[1, 2], runs, shapes)
-    return st.finish(fig, alt=_alt(chip, runs, shapes))
+    parts = []
+    for each, (rows, columns) in zip(runs, shapes, strict=True):
+        told = []
+        for name, run in each.items():
+            moved = ns.gm_bytes(run) / rows / columns if run else 0.0
+            cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
+            told.append(f"{name} {cost}")
+        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
+    alt = f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
+    return st.finish(fig, alt=alt)
 
 
 def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
@@ -213,18 +222,6 @@ def _letters(ax: Any, count: int, right: float) -> None:
     ax.set(ylim=(count - 0.45, -0.55), xlim=(0, right), xticks=[])
     ax.spines["bottom"].set_visible(False)
     ax.tick_params(axis="y", length=0)
-
-
-def _alt(chip: str, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> str:
-    parts = []
-    for each, (rows, columns) in zip(runs, shapes, strict=True):
-        told = []
-        for name, run in each.items():
-            moved = ns.gm_bytes(run) / rows / columns if run else 0.0
-            cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
-            told.append(f"{name} {cost}")
-        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
-    return f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
 
 
 def fig_expression(
