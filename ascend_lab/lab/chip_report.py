@@ -54,10 +54,15 @@ def _section_html(chip: Chip, section: str) -> str:
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     if not cells:
         return f"<p>{escape(chip.name)}: no {escape(section)} in the chip file.</p>"
-    rows = [
-        [_head(_row_name(chip, section, name)), *(row.get(n, "<td>\u2013</td>") for n in columns)]
-        for name, row in cells.items()
-    ]
+    rows = []
+    for name, known in cells.items():
+        text = escape(name)
+        if section == "path":  # its pipe and, on split chips, its kind of core
+            source, _, target = name.partition("->")
+            path = chip.path(source, target)
+            core = "" if chip.combined else f", {escape(path.unit)} core"
+            text += f"<br><small>{escape(path.pipe)}{core}</small>"
+        rows.append([_head(text), *(known.get(n, "<td>\u2013</td>") for n in columns)])
     return table_html(f"{chip.name}. {SECTIONS[section]}", ["", *columns], rows)
 
 
@@ -80,17 +85,6 @@ def _words(leaf: str) -> str:
     for ending in ("_bytes_per_cycle", "_bytes_per_s", "_pj_per_byte", "_bytes", "_cycles", "_s"):
         leaf = leaf.removesuffix(ending)
     return {"startup": "start-up"}.get(leaf, leaf)
-
-
-def _row_name(chip: Chip, section: str, name: str) -> str:
-    """Return the head of a row; a path's names its pipe and, on split chips, its kind of core."""
-    text = escape(name)
-    if section == "path":
-        source, _, target = name.partition("->")
-        path = chip.path(source, target)
-        core = "" if chip.combined else f", {escape(path.unit)} core"
-        text += f"<br><small>{escape(path.pipe)}{core}</small>"
-    return text
 
 
 def _head(text: str) -> str:

@@ -34,7 +34,16 @@ def make_control(name: str, spec: object, default: Any) -> Any:
         start = default if isinstance(default, bool) else spec
         return ipywidgets.Checkbox(value=start, **look)
     if isinstance(spec, tuple) and len(spec) == 3 and all(_is_number(part) for part in spec):
-        return _slider(name, spec, default, look)
+        low, high, step = spec
+        if not low < high or step <= 0:
+            needed = f"slider {name!r} needs low < high and step > 0"
+            raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
+        inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
+        whole = all(isinstance(part, int) for part in spec)
+        kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+        # One redraw when the slider is let go: a figure takes longer to draw than a drag event.
+        look |= {"min": low, "max": high, "step": step, "continuous_update": False}
+        return kind(value=default if inside else low, **look)
     if isinstance(spec, list) and spec:
         first = default if default in spec else spec[0]
         options = [(str(choice), choice) for choice in spec]
@@ -45,19 +54,6 @@ def make_control(name: str, spec: object, default: Any) -> Any:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]) -> Any:
-    low, high, step = spec
-    if not low < high or step <= 0:
-        needed = f"slider {name!r} needs low < high and step > 0"
-        raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
-    inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
-    whole = all(isinstance(part, int) for part in spec)
-    kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
-    # One redraw when the slider is let go: a figure takes longer to draw than a drag event.
-    start = default if inside else low
-    return kind(value=start, min=low, max=high, step=step, continuous_update=False, **look)
 
 
 # -- `explore(fig_fn, ...)`: sliders over a figure function, drawn as a picture and its alt text ---

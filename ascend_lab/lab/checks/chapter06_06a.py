@@ -259,8 +259,7 @@ SIDES_2 = (1, 128), (256, 128), (2, 128 * 300), (2041, 16), (2056, 16), (8, 17),
 
 
 @ex.against(
-    _fewest,
-    edges=[*((*sides, 14, 1) for sides in SIDES_2), (3000, 40, 3, 5), (300, 127, 100, 1)],
+    _fewest, edges=[*((*sides, 14, 1) for sides in SIDES_2), (3000, 40, 3, 5), (300, 127, 100, 1)]
 )
 def check_ex_06a_2(rng: ex.Rng) -> ex.Case:
     """Compare the fewest cycles of three ways over a tile."""

@@ -51,10 +51,7 @@ NOBODY_3 = replace(SOUND_3, nodes=(*SOUND_3.nodes[:-1], LOST_3))
 ITSELF_3 = replace(SOUND_3, nodes=(ONE_3, TWO_3, OWN_3, *REST_3))
 
 
-@ex.against(
-    _answer_13_3,
-    edges=[(SOUND_3,), (SWAPPED_3,), (NOBODY_3,), (SPLIT_3,), (ITSELF_3,)],
-)
+@ex.against(_answer_13_3, edges=[(SOUND_3,), (SWAPPED_3,), (NOBODY_3,), (SPLIT_3,), (ITSELF_3,)])
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
     graph = _chain(int(rng.integers(2, 9)), rng)

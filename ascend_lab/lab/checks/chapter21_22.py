@@ -121,10 +121,7 @@ def check_ex_21_2(rng: ex.Rng) -> ex.Case:
 
 
 @ex.judged(
-    edges=[
-        (1, {(0, 1): 4.0}),
-        (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in ENDS}),
-    ],
+    edges=[(1, {(0, 1): 4.0}), (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in ENDS})],
     cases=60,
     count=[UNITS],
     cost=lambda rng: {e: float(rng.integers(1, 60)) for e in ENDS},

@@ -28,10 +28,7 @@ class Op:
 
 
 OPS: Mapping[str, Op] = MappingProxyType(
-    {
-        "add": Op(1, np.add),
-        "mad": Op(2, lambda a, b, c: np.add(np.multiply(a, b), c)),
-    }
+    {"add": Op(1, np.add), "mad": Op(2, lambda a, b, c: np.add(np.multiply(a, b), c))}
 )
 """`mad` is a*b + c and counts as two operations. It rounds twice, as NumPy does; the fused
 multiply-add of real hardware rounds once, which can change the last bit."""
