@@ -161,7 +161,17 @@ def fig_flash_blocks(
     blocks = -(-length // rows)
     tiling = FlashTiling(rows, keys, 1, min(blocks, device.core_count))
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
-    _draw_blocks(left, length, rows, keys, -(-blocks // tiling.grid_rows))
+    high, wide, own = min(rows, length), min(keys, length), -(-blocks // tiling.grid_rows)
+    st.box(left, 0, 0, length, length, fc=st.LIGHT, ec=st.INK)
+    st.box(left, 0, 0, length, min(own * rows, length), fc=st.SKY, ec="none")
+    for at in range(rows, length, rows):
+        left.plot([0, length], [at, at], color=st.INK, lw=0.5, ls="-")
+    for at in range(keys, length, keys):
+        left.plot([at, at], [0, high], color=st.INK, lw=0.5, ls="-")
+    st.box(left, 0, 0, wide, high, fc=st.ORANGE, ec=st.INK)
+    left.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys", ylabel="rows of q")
+    left.set(xticks=[0, length], yticks=[0, length])
+    left.set_title("blue: first core, orange: a block", loc="left")
     shares = {s: n / device.buffers[s] for s, n in fs.tile_bytes(shape, tiling).items()}
     _draw_shares(right, shares, device)
     text = "does not fit"
@@ -172,20 +182,6 @@ def fig_flash_blocks(
     parts = ", ".join(f"{space} {share:.0%}" for space, share in shares.items())
     alt = f"Scores {length} x {length} in blocks of {rows} x {keys} on {chip}, {text}"
     return st.finish(fig, alt=f"{alt}. Use: {parts}.")
-
-
-def _draw_blocks(ax: Any, length: int, rows: int, keys: int, own: int) -> None:
-    """Draw the matrix of scores; the first core's rows tinted, one block filled."""
-    st.box(ax, 0, 0, length, length, fc=st.LIGHT, ec=st.INK)
-    st.box(ax, 0, 0, length, min(own * rows, length), fc=st.SKY, ec="none")
-    for at in range(rows, length, rows):
-        ax.plot([0, length], [at, at], color=st.INK, lw=0.5, ls="-")
-    for at in range(keys, length, keys):
-        ax.plot([at, at], [0, min(rows, length)], color=st.INK, lw=0.5, ls="-")
-    st.box(ax, 0, 0, min(keys, length), min(rows, length), fc=st.ORANGE, ec=st.INK)
-    ax.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys", ylabel="rows of q")
-    ax.set(xticks=[0, length], yticks=[0, length])
-    ax.set_title("blue: first core, orange: a block", loc="left")
 
 
 def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:
