@@ -285,9 +285,7 @@ def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
     lanes = np.cumsum(masked, axis=0, dtype=values.dtype)[-1]
     while lanes.size > 1:
         half = (lanes.size + 1) // 2
-        low = lanes[:half].copy()
-        low[: lanes.size - half] += lanes[half:]
-        lanes = low
+        lanes = lanes[:half] + np.pad(lanes[half:], (0, 2 * half - lanes.size))
     return lanes[0]  # type: ignore[no-any-return]
 
 
