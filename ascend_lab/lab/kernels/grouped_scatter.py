@@ -108,8 +108,17 @@ class _ListWriter:
         self.order.open(at * run.updates + run.order_start, count * run.updates)
         self.index.open(at + run.index_start, count)
         if self.sums:
+            head = min(run.updates, self.some)
+            full, rest = divmod(run.updates - head, self.some)
             with self.k.loop("r", count) as r:
-                self._sum(r * run.updates, run.updates)
+                begin, total = r * run.updates, self.total.alloc()
+                self._add(total, begin, head, fresh=True)
+                if full:
+                    with self.k.loop("m", full) as m:
+                        self._add(total, begin + head + m * self.some, self.some)
+                if rest:
+                    self._add(total, begin + (run.updates - rest), rest)
+                self.total.enqueue()
                 self._store(self.total.dequeue(), 0, r)
                 self.total.free()
         else:
@@ -136,19 +145,6 @@ class _ListWriter:
         row, source = self.index.take(i), tile.region(place, columns)
         goal = self.y.region(0, columns)
         self.k.copy_row(goal, source, row, columns, self.table.rows, atomic="add")
-
-    def _sum(self, first: isa.Affine, updates: int) -> None:
-        """Emit total = the sum of `updates` rows of u, some at a time."""
-        total = self.total.alloc()
-        head = min(updates, self.some)
-        self._add(total, first, head, fresh=True)
-        full, rest = divmod(updates - head, self.some)
-        if full:
-            with self.k.loop("m", full) as m:
-                self._add(total, first + head + m * self.some, self.some)
-        if rest:
-            self._add(total, first + (updates - rest), rest)
-        self.total.enqueue()
 
     def _add(self, total: isa.Tile, first: isa.Affine, count: int, *, fresh: bool = False) -> None:
         self._load(first, count)
