@@ -34,7 +34,7 @@ LINES = {
     "graph": 17920,
     "isa": 3250,
     "kernels": 11795,
-    "lab": 16930,
+    "lab": 16915,
     "layout": 835,
     "limits": 260,
     "media": 1080,
