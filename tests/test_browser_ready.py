@@ -104,7 +104,8 @@ print(json.dumps([sizes, trials, bank.warnings]))
 CHECKS = """
 import json, sys
 from pathlib import Path
-from ascend_lab.lab.checks.grading import SOLUTION, Page, read_code_cells
+from ascend_lab.lab.checks.grading import SOLUTION
+from notebook_pages import Page, read_code_cells
 
 results = {}
 for file, exercise in json.loads(sys.argv[1]):
@@ -116,7 +117,11 @@ print("CHECKED" + json.dumps(results))
 
 def in_browser(program: str, folder: Path, *words: str) -> str:
     """Run a program in the imitated browser and return what it printed."""
-    command = [sys.executable, "-c", f"{BROWSER}\nsys.path[:0] = [{str(ROOT)!r}]\n{program}"]
+    command = [
+        sys.executable,
+        "-c",
+        f"{BROWSER}\nsys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n{program}",
+    ]
     done = subprocess.run(
         [*command, *words], capture_output=True, text=True, check=False, cwd=folder
     )

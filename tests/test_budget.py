@@ -34,7 +34,7 @@ LINES = {
     "graph": 17935,
     "isa": 3250,
     "kernels": 12035,
-    "lab": 18190,
+    "lab": 16915,
     "layout": 835,
     "limits": 260,
     "media": 1080,
@@ -48,7 +48,7 @@ LINES = {
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
 FILES = 329
-IMPORT_LINES = 3800
+IMPORT_LINES = 3790
 ROAD = 80
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

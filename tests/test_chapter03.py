@@ -10,7 +10,6 @@ from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
 from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import useful_share
-from ascend_lab.lab.figures.style import FigureError
 from ascend_lab.lab.machines import roofline as rf
 from ascend_lab.sim import Timeline, simulate
 
@@ -107,7 +106,7 @@ def test_energy_parts_add_up_to_the_simulated_energy() -> None:
 
 def test_a_launch_without_a_matmul_has_no_levels() -> None:
     run = stream(CHIP, 1 << 18, 1, 2)
-    for function in (rf.levels_of, rf.energy_parts, lambda r: rf.level_dot("", r)):
+    for function in (rf.levels_of, rf.energy_parts):
         with pytest.raises(MachineError):
             function(run)
 
@@ -168,13 +167,3 @@ def test_the_widget_figure_moves_and_refuses() -> None:
         figures.fig_tile_roofline(256, 256, "Ascend910B2")
     with pytest.raises(InputError):
         figures.fig_tile_roofline(40, 64)
-
-
-def test_figures_refuse_what_they_cannot_draw() -> None:
-    with pytest.raises(FigureError):
-        figures.fig_nested_rooflines({})
-    other = matmul(load_chip("Toy"), 64, 64, 64, 32, 32, 32, 1, 1, 1)
-    with pytest.raises(FigureError):
-        figures.fig_nested_rooflines({"a": layer(), "b": other})
-    with pytest.raises(FigureError):
-        figures.fig_working_set([1024], [])

@@ -107,13 +107,10 @@ def test_pieces_of_work_count_the_tiles(timeline: Timeline) -> None:
     assert not figures.fig_gantt(timeline, numbers=False).axes[0].texts
 
 
-def test_a_window_cuts_and_an_impossible_one_is_refused(timeline: Timeline) -> None:
+def test_a_window_cuts(timeline: Timeline) -> None:
     (ax,) = figures.fig_gantt(timeline, window=(500, 900)).axes
     assert ax.get_xlim() == (500, 900)
     assert all(end > 500 and start < 900 for _, start, end, _ in bars(ax))
-    for window in ((-1, 5), (7, 7), (9, 3), (timeline.cycles, timeline.cycles + 9)):
-        with pytest.raises(gantt.WindowError, match=str(timeline.cycles)):
-            figures.fig_gantt(timeline, window=window)
 
 
 def test_latency_is_drawn_behind_the_load() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from notebook_pages import read_code_cells
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import Event, KernelBuilder, sanitize, set_flag, wait_flag
 from ascend_lab.lab import checks, five_programs, residual_sum, rewritten, same_order
 from ascend_lab.lab.checks import chapter06_06a as chapter
-from ascend_lab.lab.checks.grading import read_code_cells
 from ascend_lab.lab.figures import fig_addresses, fig_flags
 from ascend_lab.sim import execute, simulate
 

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 
-from ascend_lab.errors import InputError
 from ascend_lab.graph import evaluate, from_text, random_inputs
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.lab import graph_examples as layouts
@@ -83,5 +82,3 @@ def test_chains_are_shortened_as_the_package_does() -> None:
 
 def test_the_figure_says_what_it_shows() -> None:
     assert "4 conversions that move 825,344 bytes" in repr(fig_layouts())
-    with pytest.raises(InputError, match="heads"):
-        fig_layouts("resnet50")

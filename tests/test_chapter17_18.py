@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ascend_lab.compress import calibrate, scale_between
-from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter17_18 import best_cost, four_taps, scale_and_offset
 from ascend_lab.lab.figures import fig_bits, fig_cards, fig_clipping
 from ascend_lab.lab.figures.deploying import camera_frame, errors, scene
@@ -29,13 +28,9 @@ def test_figures_say_what_they_show():
     for dot in dots:
         x, y = (float(v[0]) for v in dot.get_data())
         assert y == pytest.approx(float(np.interp(x, ends, errors)), rel=0.2)
-    with pytest.raises(InputError):
-        fig_clipping(np.zeros(4, np.float32))
     rows = {"per tensor": {3: 0.4, 8: 0.9}, "per channel": {3: 0.5, 8: 0.91}}
     fig = fig_bits(rows, 0.92)
     assert "per tensor: 40.0% at 3, 90.0% at 8" in repr(fig)
-    with pytest.raises(InputError):
-        fig_bits({}, 0.9)
 
 
 def test_four_taps_a_step_give_the_same_sum():

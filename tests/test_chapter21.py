@@ -18,14 +18,12 @@ from ascend_lab.aoe.subgraph import (
 from ascend_lab.aoe.subgraph.segments import Segments
 from ascend_lab.aoe.subgraph.slicing import even, ranges_of
 from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, simulate_graph
 from ascend_lab.graph.onnx import export_onnx
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes, least_slices
-from ascend_lab.lab.figures import fig_bands, fig_slice_times
-from ascend_lab.lab.figures.tuned_networks import two_operators
+from ascend_lab.lab.figures.tuned_networks import Bands
 from ascend_lab.sim.l2 import L2, Access
 
 CHIP = load_chip("Ascend310P3")
@@ -80,23 +78,8 @@ def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
             touch(12 + low + first + i, True)
         first += size
     moved += l2.flush() // KIB
-    bands = two_operators(12, l2_rows, count)
+    bands = Bands(12, l2_rows, even(12, count), 0, False)
     assert (bands.count("hit"), bands.memory_rows) == (found, moved)
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: fig_bands(13),
-        lambda: fig_bands(0),
-        lambda: fig_bands(2, 1),
-        lambda: fig_slice_times({2: 1.0}, 1.0, 1.0),
-        lambda: fig_slice_times({}, 1.0, 1.0),
-    ],
-)
-def test_figures_refuse_what_they_cannot_draw(draw):
-    with pytest.raises(InputError):
-        draw()
 
 
 @pytest.mark.full

@@ -3,9 +3,7 @@
 import pytest
 
 from ascend_lab.cluster import collective_time, load_topology, make, ring, star, time_collective
-from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_bytes
-from ascend_lab.lab.figures import fig_holdings
 
 
 # -- exercises -------------------------------------------------------------------------------------
@@ -32,13 +30,6 @@ def test_a_chain_takes_what_the_exercise_says():
 
 
 # -- figures and claims ----------------------------------------------------------------------------
-def test_holdings_refuse_what_they_cannot_draw():
-    with pytest.raises(InputError, match="rounds to draw"):
-        fig_holdings(make("all_reduce", "ring", 8))
-    with pytest.raises(InputError, match="all_reduce"):
-        fig_holdings(make("broadcast", "tree", 4))
-
-
 def test_few_rounds_win_small_and_few_bytes_win_large():
     cluster = load_topology("910a-roce:64")
     small = collective_time("all_reduce", cluster, 1e3).algorithm

@@ -5,10 +5,9 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import load_topology
-from ascend_lab.errors import ClusterError, InputError
+from ascend_lab.errors import ClusterError
 from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
 from ascend_lab.lab.checks.chapter23_26 import least_micro_batches, sent_bytes
-from ascend_lab.lab.figures import fig_plan_cube
 from ascend_lab.parallel import best_plans, placements
 from ascend_lab.parallel.model import GraphModel
 from ascend_lab.parallel.plan import Unit, bubble_share
@@ -67,12 +66,6 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
 
 
 # -- figures ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("bad", [{"data": 5}, {"tensor": 0}, {"micro_batches": 13}])
-def test_the_cube_refuses_what_cannot_be_read(bad) -> None:
-    with pytest.raises(InputError, match="from 1 to"):
-        fig_plan_cube(**bad)
-
-
 class Layers:
     """Four layers of 10 million parameters that tensor parallelism may cut in two."""
 

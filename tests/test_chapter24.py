@@ -3,7 +3,6 @@
 import pytest
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
-from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, toy_rows
 from ascend_lab.lab.figures import fig_caps
 
@@ -30,5 +29,3 @@ def test_caps_are_never_better_than_the_best_split():
     assert float(said.split("with ")[1].split(" ms")[0]) >= float(
         said.split("best split ")[1].split(";")[0]
     )
-    with pytest.raises(InputError, match="rate above 0"):
-        fig_caps(rows, gbytes_per_s=0.0)

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from notebook_pages import Page, exercises_of, read_code_cells
 
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks import CheckResult, check_property, compare, like, predict, wall
 from ascend_lab.lab.checks.core import Prediction, PredictionError, equal_to, show
-from ascend_lab.lab.checks.grading import (
-    SOLUTION,
-    STUB,
-    Page,
-    exercises_of,
-    needed_cells,
-    read_code_cells,
-)
+from ascend_lab.lab.checks.grading import SOLUTION, STUB, needed_cells
 from ascend_lab.lab.checks.wall import CheckError
 
 

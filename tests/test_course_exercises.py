@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_lines import refused, run
+from notebook_pages import Page, read_code_cells
 from test_exercises import definitions
 
 from ascend_lab.course import assignment as book
@@ -23,7 +24,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.isa.memory import Affine
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks.chapter14_14a import chain_graph
-from ascend_lab.lab.checks.grading import SOLUTION, Page, needed_cells, read_code_cells
+from ascend_lab.lab.checks.grading import SOLUTION, needed_cells
 
 HERE = Path(__file__).parent
 CODED = [name.removeprefix("check_") for name in checks.check_names()]

@@ -17,18 +17,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from notebook_pages import Page, exercises_of, read_code_cells
 
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks import wall
 from ascend_lab.lab.checks.core import DEFAULT_SEED, CheckResult
-from ascend_lab.lab.checks.grading import (
-    SOLUTION,
-    STUB,
-    CodeCell,
-    Page,
-    exercises_of,
-    read_code_cells,
-)
+from ascend_lab.lab.checks.grading import SOLUTION, STUB, CodeCell
 
 HERE = Path(__file__).parent
 NOTEBOOKS = sorted((HERE.parent / "notebooks").glob("*.ipynb"))

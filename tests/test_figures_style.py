@@ -106,12 +106,6 @@ def test_alt_text_is_one_line() -> None:
     assert finish(fig, alt=ALT.replace(" ", "\n   ")).alt_text == ALT
 
 
-@pytest.mark.parametrize("shape", [(0, 1, 3.0), (1, 0, 3.0), (1, 1, 0.1), (1, 1, 40.0)])
-def test_impossible_figures_are_refused(shape: tuple[int, int, float]) -> None:
-    with pytest.raises(FigureError, match="new_figure"):
-        new_figure(*shape)
-
-
 def test_axes_come_in_the_asked_shape() -> None:
     assert new_figure()[1].get_xlim() == (0.0, 1.0)
     assert new_figure(1, 3)[1].shape == (3,)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from notebook_pages import exercises_of, read_code_cells
 from test_course_exercises import CODED, TRAVEL, answer_to, mistakes_in
 
 from ascend_lab.cli import ascend_lab
 from ascend_lab.course import check, load
-from ascend_lab.lab.checks.grading import exercises_of, read_code_cells
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE, A1 = ROOT / "course", ROOT / "course" / "A1_kernel"

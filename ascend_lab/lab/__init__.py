@@ -27,7 +27,7 @@ _HOMES = {
     "figures.networks": "MODELS ORDERS residual_block",
     "figures.tuned_networks": "one_block",
     "graph_examples": (
-        "MODES WAYS crossing_bytes dispatch kernel_times peak_live_bytes topological_order "
+        "WAYS crossing_bytes dispatch kernel_times topological_order "
         "cheapest converted_bytes exported_block laid_out options prepared size_bytes unfused_us"
     ),
     "kernels": (

@@ -1,62 +1,26 @@
 """Chips as HTML tables for a notebook: facts with source and trust, side by side, counted."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import get_args
 
-from ascend_lab.chip.model import Chip, Fact, Trust
+from ascend_lab.chip.model import Chip, Trust
 
 TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """From the best to the weakest."""
-SECTIONS = {
-    "core": "Cores, clock, control",
-    "cube": "Cube: matrix multiplied per cycle",
-    "buffer": "Buffers of one core",
-    "memory": "Memories shared by all cores",
-    "link": "Links between devices, one direction",
-    "path": "Data paths of one core",
-    "vector_op": "Vector instructions",
-}
+_SAID = tomllib.loads(Path(__file__).with_name("chip_names.toml").read_text("utf-8"))
+SECTIONS: dict[str, str] = _SAID["sections"]
 """The tables of a chip: name -> caption. Every fact of a chip stands in exactly one of them."""
-_UNITS = {  # how the key of a fact ends -> the factor and the unit it is shown with
-    "rate_bytes_per_cycle": (1.0, "B/cycle"),
-    "rate_bytes_per_s": (1e-9, "GB/s"),
-    "energy_pj_per_byte": (1.0, "pJ/B"),
-    "energy_pj": (1.0, "pJ"),
-    "cycles": (1.0, "cycles"),
-    "hz": (1e-6, "MHz"),
-    "_s": (1e6, "µs"),
-    "_w": (1.0, "W"),
-}
-_NAMES = {
-    "core.count": "cores",
-    "core.vector_per_core": "vector cores per core",
-    "clock.hz": "clock",
-    "launch.overhead_s": "launch of a kernel",
-    "launch.queued_s": "launch from the device's queue",
-    "launch.barrier_s": "barrier between kernels of one launch",
-    "launch.mix_s": "more for a kernel of cube and vector cores",
-    "ai_cpu.overhead_s": "launch of an operator on the AI CPU",
-    "ai_cpu.rate_bytes_per_s": "AI CPU, bytes read and written",
-    "power.typical_w": "power",
-    "scalar.cycles": "a scalar operation",
-    "sync.flag_cycles": "set_flag, wait_flag",
-    "sync.barrier_cycles": "barrier",
-    "sync.all_cores_cycles": "barrier over all cores",
-    "sync.cross_flag_cycles": "a flag from cube to vector core or back",
-    "sync.event_ids_count": "event ids per pair of pipes",
-    "vector.repeat_bytes": "bytes of one vector repeat",
-    "vector.energy_pj_per_byte": "vector energy",
-    "cube.head_cycles": "cube, before the first result",
-}
 
 
 def format_value(key: str, value: float) -> str:
     """Return a fact's value with the unit that its key names: sizes in B, KiB, MiB, GiB or GB."""
     if key.endswith("size_bytes"):
         return format_size(value)
-    for ending, (factor, unit) in _UNITS.items():
+    for ending, (factor, unit) in _SAID["units"].items():
         if key.endswith(ending):
             return f"{value * factor:,.5g} {unit}"
     return f"{value:,.5g}"
@@ -83,14 +47,22 @@ def _section_html(chip: Chip, section: str) -> str:
     for key, fact in chip.facts.items():
         place, row, column = _place(key)
         if place == section:
-            cells.setdefault(row, {})[column] = _cell(key, fact)
+            text = escape(format_value(key, fact.value))
+            origin = f"{escape(fact.source)}, {escape(fact.trust)}"
+            cell = f'<td title="{escape(key)}">{text}<br><small>{origin}</small></td>'
+            cells.setdefault(row, {})[column] = cell
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     if not cells:
         return f"<p>{escape(chip.name)}: no {escape(section)} in the chip file.</p>"
-    rows = [
-        [_head(_row_name(chip, section, name)), *(row.get(n, "<td>\u2013</td>") for n in columns)]
-        for name, row in cells.items()
-    ]
+    rows = []
+    for name, known in cells.items():
+        text = escape(name)
+        if section == "path":  # its pipe and, on split chips, its kind of core
+            source, _, target = name.partition("->")
+            path = chip.path(source, target)
+            core = "" if chip.combined else f", {escape(path.unit)} core"
+            text += f"<br><small>{escape(path.pipe)}{core}</small>"
+        rows.append([_head(text), *(known.get(n, "<td>\u2013</td>") for n in columns)])
     return table_html(f"{chip.name}. {SECTIONS[section]}", ["", *columns], rows)
 
 
@@ -105,7 +77,7 @@ def _place(key: str) -> tuple[str, str, str]:
         return "cube", leaf.removesuffix("_energy_pj"), "energy of a multiply-add"
     if middle and section in SECTIONS:
         return section, middle[0], _words(leaf)
-    return "core", _NAMES.get(key, key), "value"
+    return "core", _SAID["names"].get(key, key), "value"
 
 
 def _words(leaf: str) -> str:
@@ -115,25 +87,8 @@ def _words(leaf: str) -> str:
     return {"startup": "start-up"}.get(leaf, leaf)
 
 
-def _row_name(chip: Chip, section: str, name: str) -> str:
-    """Return the head of a row; a path's names its pipe and, on split chips, its kind of core."""
-    text = escape(name)
-    if section == "path":
-        source, _, target = name.partition("->")
-        path = chip.path(source, target)
-        core = "" if chip.combined else f", {escape(path.unit)} core"
-        text += f"<br><small>{escape(path.pipe)}{core}</small>"
-    return text
-
-
 def _head(text: str) -> str:
     return f'<th scope="row">{text}</th>'
-
-
-def _cell(key: str, fact: Fact) -> str:
-    text = escape(format_value(key, fact.value))
-    origin = f"{escape(fact.source)}, {escape(fact.trust)}"
-    return f'<td title="{escape(key)}">{text}<br><small>{origin}</small></td>'
 
 
 def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,8 +1,6 @@
 """Graphs decided another way: their order, who tells the device what to run next, their layouts.
 
-Orders in which a graph's nodes may run, and the bytes they move and keep: `topo_sorting_mode`.
-Modes as ATC numbers them: 0 breadth first, 1 depth first, 2 reverse depth first, 3 stable reverse
-depth first. Source: the CLI options of the ATC guide.
+Orders in which a graph's nodes may run: the first two of `topo_sorting_mode`, an option of ATC.
 
 Layouts (chapter 14a): a choice gives every node one of its options, (layouts it reads, layout it
 writes). Conversions follow from it: an operand is converted when it is first read in another
@@ -16,45 +14,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, LayoutError
-from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, live_bytes, simulate_graph
+from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
 from ascend_lab.graph.compile import DEFAULT_ROAD, Road
 from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.zoo import build
 
-MODES = {"bfs": 0, "dfs": 1, "rdfs": 2, "stable_rdfs": 3}
 
-
-def topological_order(graph: Graph, mode: str = "dfs") -> Graph:
+def topological_order(graph: Graph, mode: str) -> Graph:
     """Return the graph with its nodes in another order in which each reads what is there.
 
-    bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready
-    first. rdfs: from each output back, what it needs, last input first. stable_rdfs: the same,
-    but of several inputs the one first that stands first in the graph given.
-    Raises `InputError` for other modes.
+    bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready first.
     """
-    if mode not in MODES:
-        known = ", ".join(f"{name} ({number})" for name, number in MODES.items())
-        raise InputError(f"a sorting mode: {known}", repr(mode), "choose one")
-    if mode in ("bfs", "dfs"):
-        nodes = _forwards(graph, depth_first=mode == "dfs")
-    else:
-        nodes = _backwards(graph, stable=mode == "stable_rdfs")
-    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
-
-
-def _before(graph: Graph, node: Node) -> list[Node]:
-    """Return the nodes a node reads from, each once, in the order of its inputs."""
-    makers = (graph.producers[name] for name in node.inputs if name in graph.producers)
-    return list({maker.name: maker for maker in makers}.values())
-
-
-def _forwards(graph: Graph, *, depth_first: bool) -> tuple[Node, ...]:
-    waits = {node.name: len(_before(graph, node)) for node in graph.nodes}
+    makers = {node.name: {graph.producers[n].name for n in node.inputs if n in graph.producers}
+              for node in graph.nodes}  # fmt: skip
+    waits = {name: len(before) for name, before in makers.items()}
     ready = deque(node for node in graph.nodes if not waits[node.name])
     done: list[Node] = []
     while ready:
@@ -63,25 +42,8 @@ def _forwards(graph: Graph, *, depth_first: bool) -> tuple[Node, ...]:
         readers = {r.name: r for name in node.outputs for r in graph.readers[name]}
         waits |= {name: waits[name] - 1 for name in readers}
         found = [reader for reader in readers.values() if not waits[reader.name]]
-        ready = deque([*found, *ready] if depth_first else [*ready, *found])
-    return tuple(done)
-
-
-def _backwards(graph: Graph, *, stable: bool) -> tuple[Node, ...]:
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
-    ends = [node for node in graph.nodes if not any(graph.readers[n] for n in node.outputs)]
-    done: dict[str, Node] = {}
-    for end in ends if stable else reversed(ends):
-        stack = [end]
-        while stack:
-            node = stack[-1]
-            missing = [maker for maker in _before(graph, node) if maker.name not in done]
-            if not missing:
-                done.setdefault(stack.pop().name, node)
-            else:
-                first = min(missing, key=lambda maker: place[maker.name])
-                stack.append(first if stable else missing[-1])
-    return tuple(done.values())
+        ready = deque([*found, *ready] if mode == "dfs" else [*ready, *found])
+    return replace(graph, nodes=tuple(done))
 
 
 def moved_bytes(graph: Graph) -> int:
@@ -92,11 +54,6 @@ def moved_bytes(graph: Graph) -> int:
         if node.op != "reshape"
         for name in (*dict.fromkeys(node.inputs), *node.outputs)
     )
-
-
-def peak_live_bytes(graph: Graph) -> int:
-    """Return the most bytes of activations alive at once: no plan of the memory can need fewer."""
-    return max(live_bytes(graph))
 
 
 # Who tells the device what to run next: the host, operator by operator, or the device itself.
@@ -332,10 +289,10 @@ def unfused_us(graph: Graph) -> dict[str, float]:
 class _Exported(GraphBuilder):
     """Layers spelled out in small operators, constants as tensors, as exporters write them."""
 
-    def scalar(self, number: float) -> Value:
+    def scalar(self, number: float) -> Any:
         return self.constant(np.array([number], np.float32), name="number")
 
-    def spelled_norm(self, x: Value, name: str) -> Value:
+    def spelled_norm(self, x: Value, name: str) -> Any:
         """Append a layer norm in nine nodes."""
         mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
         away = self.sub(x, mean, name=f"{name}.away")
@@ -345,32 +302,28 @@ class _Exported(GraphBuilder):
         root = self.sqrt(above, name=f"{name}.root")
         normal = self.div(away, root, name=f"{name}.normal")
         scaled = self.mul(normal, self.weight(x.shape[-1:], f"{name}.scale"), name=f"{name}.scaled")
-        out: Value = self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
-        return out
+        return self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
 
-    def spelled_gelu(self, x: Value, name: str) -> Value:
+    def spelled_gelu(self, x: Value, name: str) -> Any:
         """Append the tanh form of GELU in eight nodes."""
         cube = self.mul(self.pow(x, self.scalar(3.0), name=f"{name}.cube"), self.scalar(0.044715))
         inner = self.mul(self.add(x, cube, name=f"{name}.sum"), self.scalar(math.sqrt(2 / math.pi)))
         one = self.add(self.tanh(inner, name=f"{name}.tanh"), self.scalar(1.0), name=f"{name}.one")
         half = self.mul(x, self.scalar(0.5), name=f"{name}.half")
-        out: Value = self.mul(half, one, name=name)
-        return out
+        return self.mul(half, one, name=name)
 
-    def spelled_linear(self, x: Value, features: int, name: str) -> Value:
+    def spelled_linear(self, x: Value, features: int, name: str) -> Any:
         """Append a product by weights stored transposed, and a bias."""
         stored = self.weight((features, x.shape[-1]), f"{name}.weight")
         weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
         made = self.batch_matmul(x, weight, name=f"{name}.product")
-        out: Value = self.add(self.weight((features,), f"{name}.bias"), made, name=name)
-        return out
+        return self.add(self.weight((features,), f"{name}.bias"), made, name=name)
 
-    def split_heads(self, x: Value, heads: int, name: str) -> Value:
+    def split_heads(self, x: Value, heads: int, name: str) -> Any:
         """Append (rows, width) -> (heads, rows, depth)."""
         batch, rows, width = x.shape
         parts = self.reshape(x, shape=(batch, rows, heads, width // heads), name=f"{name}.heads")
-        out: Value = self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
-        return out
+        return self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
 
 
 def exported_block(length: int = 128, width: int = 256, heads: int = 4) -> Graph:

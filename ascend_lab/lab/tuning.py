@@ -14,7 +14,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from itertools import combinations
@@ -84,17 +84,12 @@ class SimpleGenetic:
             self.log.append(people)
             points = []
             for _ in range(self.population - self.keep):
-                points.append(self.newborn(space, people, rng, known.union(points)))
-
-    def newborn(
-        self, space: Space, people: Sequence[Person], rng: np.random.Generator, known: Set[Point]
-    ) -> Point:
-        """Return a child that is not among the known points, or what came of the last try."""
-        for _ in range(TRIES):
-            child = self.child(space, people, rng)
-            if child not in known:
-                return child
-        return self.child(space, people, rng)
+                born_before = known.union(points)
+                for _ in range(TRIES + 1):
+                    child = self.child(space, people, rng)
+                    if child not in born_before:
+                        break
+                points.append(child)
 
     def child(self, space: Space, people: Sequence[Person], rng: np.random.Generator) -> Point:
         """Return a child of two of the people, which stand in order of cost."""

@@ -24,7 +24,8 @@ from ascend_lab.ops.matmul import default_product, divided, product_kernel, warm
 from ascend_lab.train import StepProfile, all_reduce_cost, profile_training, step_timeline
 
 
-def _published(room: str) -> dict[str, Any]:
+def published(room: str) -> dict[str, Any]:
+    """Return the published rows of a room of the package as they are written down."""
     text = (resources.files(f"ascend_lab.{room}") / "published.toml").read_text("utf-8")
     return tomllib.loads(text)
 
@@ -50,6 +51,11 @@ class Timed:
         """model / published - 1."""
         return self.model_s / self.published_s - 1.0
 
+    @property
+    def off_s(self) -> float:
+        """model - published."""
+        return self.model_s - self.published_s
+
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow(Timed):
@@ -72,7 +78,7 @@ class ValidationRow(Timed):
 
 def validation_rows() -> list[ValidationRow]:
     """Simulate every published row on Ascend910B2 with the published tiling."""
-    chip, data, rows = load_chip("Ascend910B2"), _published("kernels"), []
+    chip, data, rows = load_chip("Ascend910B2"), published("kernels"), []
     for entry in data["gemm"]:
         size = entry["size"]
         launch = gemm.gemm_launch(kernels.GemmShape(size, size, size), chip, GEMM_SCHEDULE)
@@ -88,7 +94,7 @@ def validation_rows() -> list[ValidationRow]:
 def published_flash() -> list[ValidationRow]:
     """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
     chip, rows = load_chip("Ascend910B2"), []
-    for entry in _published("kernels")["flash"]:
+    for entry in published("kernels")["flash"]:
         n = entry["length"]
         shape = flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128))
         kernel = isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
@@ -136,7 +142,7 @@ class ProductRow(Timed):
 
 def product_rows() -> Iterator[ProductRow]:
     """Yield the published rows with the model's times, in the file's order."""
-    data, preset = _published("ops"), load_chip("Ascend910B2")
+    data, preset = published("ops"), load_chip("Ascend910B2")
     for row in data["product"]:
         own, (m, n, k) = data["device"][row["device"]], row["size"]
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
@@ -176,26 +182,18 @@ GOALS = {"dense": 1.3, "light": 1.5}
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkRow:
-    """A published rate per second and chip, and the model's; `terms` is its ledger in seconds."""
+class NetworkRow(Timed):
+    """The time of a batch on a chip; `terms` is the model's ledger in seconds."""
 
-    name: str
     chip: str
     batch: int
     kind: str
-    published_per_s: float
-    model_per_s: float
     terms: dict[str, float]
 
     @property
-    def time_error(self) -> float:
-        """model / published - 1, of the times."""
-        return self.published_per_s / self.model_per_s - 1.0
-
-    @property
-    def off_s(self) -> float:
-        """model - published, seconds of a batch."""
-        return self.batch / self.model_per_s - self.batch / self.published_per_s
+    def model_per_s(self) -> float:
+        """The model's rate."""
+        return self.batch / self.model_s
 
     @property
     def misses(self) -> bool:
@@ -211,34 +209,23 @@ class NetworkRow:
         return f"{name} {above[name] / sum(self.terms.values()):.0%}"
 
 
-def published_networks() -> list[dict[str, Any]]:
-    """Return the published networks as they are written down: `per_s` by batch."""
-    rows: list[dict[str, Any]] = _published("graph")["network"]
-    return rows
-
-
 def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
     """Yield each published network at batch 1 and at its best batch; of all names, or some."""
     wanted = set(names)
-    for entry in published_networks():
+    for entry in published("graph")["network"]:
         rates = {int(batch): float(rate) for batch, rate in entry["per_s"].items()}
         best = max(rates, key=lambda batch: rates[batch])
+        if wanted and entry["name"] not in wanted:
+            continue
         for batch in sorted({1, best} & set(rates)):
-            if not wanted or entry["name"] in wanted:
-                yield network_row(entry, batch, rates[batch])
-
-
-def network_row(entry: dict[str, Any], batch: int, published_per_s: float) -> NetworkRow:
-    """Return what the model says of a published rate."""
-    chip = load_chip(entry["chip"])
-    graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
-    passes = [name for name in Road().passes if name not in entry.get("without", ())]
-    road = Road(passes, small=entry.get("small_channel", False))
-    stages = road.stages(graph, chip)
-    times = stages.timeline()
-    terms = ledger(times, bound.bound_of(stages.rewritten, chip))
-    rate = batch / times.time_s
-    return NetworkRow(entry["name"], chip.name, batch, entry["kind"], published_per_s, rate, terms)
+            chip = load_chip(entry["chip"])
+            graph = zoo.build(entry["name"], batch=batch, **entry.get("settings", {}))
+            passes = [name for name in Road().passes if name not in entry.get("without", ())]
+            stages = Road(passes, small=entry.get("small_channel", False)).stages(graph, chip)
+            times = stages.timeline()
+            terms = ledger(times, bound.bound_of(stages.rewritten, chip))
+            both = batch / rates[batch], times.time_s
+            yield NetworkRow(entry["name"], *both, chip.name, batch, entry["kind"], terms)
 
 
 def network_table(rows: Iterable[NetworkRow]) -> str:
@@ -249,7 +236,7 @@ def network_table(rows: Iterable[NetworkRow]) -> str:
         over = sum(row.terms.values()) / row.terms["bound"]
         lines.append(
             f"{row.name:<15}{row.chip.removeprefix('Ascend'):<7}{row.batch:>5}"
-            f"{row.model_per_s:>9.0f}{row.published_per_s:>9.0f}{row.time_error:>+11.0%}"
+            f"{row.model_per_s:>9.0f}{row.batch / row.published_s:>9.0f}{row.time_error:>+11.0%}"
             f"{'*' if row.misses else ' '}{row.off_s * 1e6:>+7.0f}us{over:>7.2f}  {row.cause}"
         )
     return "\n".join(lines)
@@ -261,32 +248,13 @@ NORMS = (".bn",)
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRow:
-    """One published row and the model's answer."""
+class TrainingRow(Timed):
+    """The time of a step on some devices."""
 
-    name: str
     devices: int
     batch_per_device: int
-    published_images_per_s: float
-    model_images_per_s: float
     model_efficiency: float
     norms_s: float
-
-    @property
-    def time_error(self) -> float:
-        """model / published - 1, of the times."""
-        return self.published_images_per_s / self.model_images_per_s - 1.0
-
-    @property
-    def model_s(self) -> float:
-        """Seconds of the model's step."""
-        return self.devices * self.batch_per_device / self.model_images_per_s
-
-
-def published_rows() -> list[dict[str, Any]]:
-    """Return the published rows as they are written down."""
-    rows: list[dict[str, Any]] = _published("train")["row"]
-    return rows
 
 
 def training_validation_rows(
@@ -296,14 +264,15 @@ def training_validation_rows(
     chip, known = load_chip(CHIP), dict(profiles or {})
     cost = all_reduce_cost(cluster.load_topology(SERVER))
     found = []
-    for row in published_rows():
+    for row in published("train")["row"]:
         batch, devices = row["batch_per_device"], row["devices"]
         if batch not in known:
             known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")
         profile = known[batch]
         step_s = step_timeline(profile, cost).step_s if devices > 1 else profile.step_s
-        rates = row["images_per_s"], devices * batch / step_s, profile.step_s / step_s
-        found.append(TrainingRow(row["name"], devices, batch, *rates, norms_s(profile)))
+        times = devices * batch / row["images_per_s"], step_s
+        shares = profile.step_s / step_s, norms_s(profile)
+        found.append(TrainingRow(row["name"], *times, devices, batch, *shares))
     return found
 
 
@@ -321,13 +290,12 @@ def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
     rows = training_validation_rows() if rows is None else rows
     head = f"{'row':<33}{'model/s':>8}{'publ./s':>8}{'error':>6}"
     lines = [f"{head}{'step':>9}{'norms':>9}{'scaling':>8}{'publ.':>7}"]
-    single = [row for row in reversed(rows) if row.devices == 1]
-    singles = {row.batch_per_device: row.published_images_per_s for row in single}
+    alone = {row.batch_per_device: row.published_s for row in reversed(rows) if row.devices == 1}
     for row in rows:
-        alone = singles.get(row.batch_per_device) if row.devices > 1 else None
-        share = row.published_images_per_s / row.devices / alone if alone else None
-        wanted = "-" if share is None else f"{share:.3f}"
-        rates = f"{row.model_images_per_s:>8.0f}{row.published_images_per_s:>8.0f}"
+        single_s = alone.get(row.batch_per_device) if row.devices > 1 else None
+        wanted = f"{single_s / row.published_s:.3f}" if single_s else "-"
+        images = row.devices * row.batch_per_device
+        rates = f"{images / row.model_s:>8.0f}{images / row.published_s:>8.0f}"
         times = f"{row.time_error:>+6.0%}{row.model_s * 1e3:>7.2f}ms{row.norms_s * 1e3:>7.2f}ms"
         lines.append(f"{row.name:<33}{rates}{times}{row.model_efficiency:>8.3f}{wanted:>7}")
     return "\n".join(lines)

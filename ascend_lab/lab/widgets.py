@@ -23,11 +23,6 @@ class WidgetError(AscendLabError):
     """A control that cannot be made, or that the figure function does not have."""
 
 
-def parameters_of(fig_fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return parameter name -> default of a figure function (`Parameter.empty`: none)."""
-    return {name: p.default for name, p in signature(fig_fn).parameters.items()}
-
-
 def make_control(name: str, spec: object, default: Any) -> Any:
     """Return the control for one parameter, set to its default where that is legal.
 
@@ -39,7 +34,16 @@ def make_control(name: str, spec: object, default: Any) -> Any:
         start = default if isinstance(default, bool) else spec
         return ipywidgets.Checkbox(value=start, **look)
     if isinstance(spec, tuple) and len(spec) == 3 and all(_is_number(part) for part in spec):
-        return _slider(name, spec, default, look)
+        low, high, step = spec
+        if not low < high or step <= 0:
+            needed = f"slider {name!r} needs low < high and step > 0"
+            raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
+        inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
+        whole = all(isinstance(part, int) for part in spec)
+        kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+        # One redraw when the slider is let go: a figure takes longer to draw than a drag event.
+        look |= {"min": low, "max": high, "step": step, "continuous_update": False}
+        return kind(value=default if inside else low, **look)
     if isinstance(spec, list) and spec:
         first = default if default in spec else spec[0]
         options = [(str(choice), choice) for choice in spec]
@@ -50,25 +54,6 @@ def make_control(name: str, spec: object, default: Any) -> Any:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]) -> Any:
-    low, high, step = spec
-    if not low < high or step <= 0:
-        needed = f"slider {name!r} needs low < high and step > 0"
-        raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
-    inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
-    whole = all(isinstance(part, int) for part in spec)
-    kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
-    # One redraw when the slider is let go: a figure takes longer to draw than a drag event.
-    return kind(
-        value=default if inside else low,
-        min=low,
-        max=high,
-        step=step,
-        continuous_update=False,
-        **look,
-    )
 
 
 # -- `explore(fig_fn, ...)`: sliders over a figure function, drawn as a picture and its alt text ---
@@ -88,7 +73,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         if self.figure is None:
             raise WidgetError(f"the first frame failed: {self.failure}; correct the start values")
         for control in self.controls.values():
-            control.observe(self._redraw, names="value")
+            control.observe(lambda _change: self._draw(), names="value")
 
     def _draw(self) -> None:
         """Draw the present values; a refused setting leaves the old picture and says why."""
@@ -104,9 +89,6 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         self.figure = figure
         self.picture.value = svg.encode()
         self.caption.value = f"<p><small>{escape(figure.alt_text)}</small></p>"
-
-    def _redraw(self, _change: object) -> None:
-        self._draw()
 
     def __repr__(self) -> str:
         return f"explore {self.fig_fn.__name__}: {self.figure!r}"
@@ -126,7 +108,7 @@ def explore(fig_fn: Draw, *, fixed: dict[str, Any] | None = None, **controls: An
     as a list, or True/False; the parameter's default is the start where it is legal. `fixed` are
     arguments that stay. Raises `WidgetError` for a parameter that the function does not have.
     """
-    parameters = parameters_of(fig_fn)
+    parameters = {name: p.default for name, p in signature(fig_fn).parameters.items()}
     for name in [*controls, *(fixed or {})]:
         if name not in parameters:
             raise WidgetError(

@@ -11,7 +11,7 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.lab.validation import (
     norms_s,
-    published_rows,
+    published,
     training_validation_rows,
     training_validation_table,
 )
@@ -216,7 +216,7 @@ def fake(batch: int) -> StepProfile:
 
 
 def test_the_published_numbers_agree_with_each_other() -> None:
-    rows = {row["name"]: row for row in published_rows()}
+    rows = {row["name"]: row for row in published("train")["row"]}
     for batch in (32, 256):
         one, eight = (rows[f"ResNet-50, {n} x 910, batch {batch}"] for n in (1, 8))
         share = eight["images_per_s"] / (8 * one["images_per_s"])
@@ -229,14 +229,14 @@ def test_the_table_holds_every_row_against_the_model() -> None:
     rows = training_validation_rows({batch: fake(batch) for batch in (32, 256)})
     by_name = {row.name: row for row in rows}
     one = by_name["ResNet-50, 1 x 910, batch 256"]
-    assert one.model_images_per_s == pytest.approx(20_000) and one.model_efficiency == 1.0
+    assert 256 / one.model_s == pytest.approx(20_000) and one.model_efficiency == 1.0
     assert one.time_error == pytest.approx(2115 / 20_000 - 1)
     assert one.norms_s == pytest.approx(one.model_s / 2) == norms_s(fake(256))
     eight = by_name["ResNet-50, 8 x 910, batch 32"]
     assert 0.2 < eight.model_efficiency < 1.0
-    assert eight.model_images_per_s == pytest.approx(8 * 20_000 * eight.model_efficiency)
+    assert 8 * 32 / eight.model_s == pytest.approx(8 * 20_000 * eight.model_efficiency)
     text = training_validation_table(rows)
-    assert len(rows) == len(published_rows()) == 5
+    assert len(rows) == len(published("train")["row"]) == 5
     assert all(row.name in text for row in rows) and "-89%" in text and "norms" in text
     assert " 0.958" in text.splitlines()[-1]  # 13689 / (8 x 1787), not the source's 0.95
     assert all(len(line) <= 88 for line in text.splitlines())

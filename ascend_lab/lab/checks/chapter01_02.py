@@ -65,16 +65,6 @@ def check_ex_01_2(rng: ex.Rng) -> ex.Case:
     return _add_case(int(rng.integers(1, 2000)))
 
 
-def _warp_issues(mask: Any, then: int, other: int) -> int:
-    warps = [mask[start : start + WARP] for start in range(0, len(mask), WARP)]
-    return sum(1 + then * bool(np.any(w)) + other * bool(not np.all(w)) for w in warps)
-
-
-def _sectors(stride: int, offset: int) -> int:
-    address = ITEM_BYTES * (stride * np.arange(WARP) + offset)[None, :]
-    return int(units_touched(address, np.ones_like(address, bool), SECTOR_BYTES)[0])
-
-
 SCHEDULE_SLACK = 1.1
 """A warp schedule may end this many times as late as that of our scheduler, not more."""
 
@@ -153,17 +143,6 @@ def _judge_hops(hops: Any, case: ex.Case) -> str | None:
     return None
 
 
-def _judge_relu(program: Any, case: ex.Case) -> str | None:
-    """Judge a program y = max(x, 0) over `tiles` tiles: ordered by flags, right in every order."""
-    if not isinstance(program, isa.Program):
-        return "expected the Program that k.finish() returns"
-    if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
-        return "use a flag: a barrier stops all pipes"
-    x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
-    feed, right = {"x": x.astype(np.float16)}, np.maximum(x.astype(np.float16), 0)
-    return wrong_run(program, load_chip("Toy"), feed, "y = max(x, 0)", right, PROGRAM_SEEDS)
-
-
 LONG_SLACK = 1.2
 """A long product may take this many times the cycles of ours, not more."""
 
@@ -215,24 +194,27 @@ def check_ex_01_1(rng: ex.Rng) -> ex.Case:
 
 
 @ex.against(
-    _warp_issues,
     edges=[
         (np.ones(32, bool), 3, 5),
         (np.arange(64) == 40, 3, 5),
         (np.arange(64) == 31, 3, 5),
         (np.ones(33, bool), 2, 7),
     ],
+    mask=lambda rng: rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0]),
+    then=range(9),
+    other=range(9),
 )
-def check_ex_01_3(rng: ex.Rng) -> ex.Case:
+def check_ex_01_3(mask: Any, then: int, other: int) -> int:
     """Check `fn(mask, then, other)`: instructions that the warps of a branch issue."""
-    mask = rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0])
-    return {"mask": mask, **ex.drawn(rng, then=range(9), other=range(9))}
+    warps = [mask[start : start + WARP] for start in range(0, len(mask), WARP)]
+    return sum(1 + then * bool(np.any(w)) + other * bool(not np.all(w)) for w in warps)
 
 
-@ex.against(_sectors, edges=[(1, 0), (1, 1), (0, 5), (8, 7)])
-def check_ex_01_4(rng: ex.Rng) -> ex.Case:
+@ex.against(edges=[(1, 0), (1, 1), (0, 5), (8, 7)], stride=range(40), offset=range(20))
+def check_ex_01_4(stride: int, offset: int) -> int:
     """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
-    return ex.drawn(rng, stride=range(40), offset=range(20))
+    address = ITEM_BYTES * (stride * np.arange(WARP) + offset)[None, :]
+    return int(units_touched(address, np.ones_like(address, bool), SECTOR_BYTES)[0])
 
 
 SAXPY = [(1, []), (1, []), (300, []), (300, []), (4, [2, 3]), (1, [4]), (1, [])]
@@ -260,10 +242,16 @@ def check_ex_02_1(rng: ex.Rng) -> ex.Case:
     return ex.drawn(rng, **given, kernel=[kernel], stride=range(1, 4))
 
 
-@ex.judged(_judge_relu, edges=[(2,)], cases=4)
-def check_ex_02_2(rng: ex.Rng) -> ex.Case:
+@ex.judged(edges=[(2,)], cases=4, tiles=range(1, 9))
+def check_ex_02_2(program: Any, case: ex.Case) -> str | None:
     """Check that the in-place relu program keeps all its dependences by flags alone."""
-    return {"tiles": int(rng.integers(1, 9))}
+    if not isinstance(program, isa.Program):
+        return "expected the Program that k.finish() returns"
+    if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
+        return "use a flag: a barrier stops all pipes"
+    x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
+    feed, right = {"x": x.astype(np.float16)}, np.maximum(x.astype(np.float16), 0)
+    return wrong_run(program, load_chip("Toy"), feed, "y = max(x, 0)", right, PROGRAM_SEEDS)
 
 
 @ex.against(

@@ -21,30 +21,6 @@ from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
 STEP, DEPTH = 16, 64
 
 
-def _judge_tile(got: Any, case: ex.Case) -> str | None:
-    chip = _chip(case)
-    if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
-        return "expected a whole number or None"
-    if got is None:
-        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
-        return None if side is None else f"but a tile of {side} x {side} fits and clears both"
-    if got < STEP or got % STEP:
-        return f"expected a positive multiple of {STEP}"
-    if wrong := _missing(chip, int(got)):
-        return f"but {wrong}"
-    less = got > STEP and _missing(chip, int(got) - STEP) is None
-    return f"but {got - STEP} is enough" if less else None
-
-
-def _chip(case: ex.Case) -> Chip:
-    """Return an Ascend910A with the rates and the L0C of the case, and an L2 that never limits."""
-    base = load_chip("Ascend910A")
-    rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
-    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
-    buffers = {**base.buffers, "L0C": case["l0c_bytes"]}
-    return replace(base, paths={**base.paths, **changed}, buffers=buffers)
-
-
 def _missing(chip: Chip, side: int) -> str | None:
     """Say why a square tile does not do: it overflows, or some wires need longer than the cube."""
     shape = GemmShape(side, DEPTH, side, "fp16", "fp16")
@@ -142,19 +118,35 @@ def useful_share(side: int, dtype: str) -> float:
 
 
 @ex.judged(
-    _judge_tile,
     edges=[
         (512.0, 256.0, 110.0, 262144),  # Ascend910A
         (256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
         (512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
         (128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
     ],
+    to_l0a=ex.between(60, 600),
+    to_l0b=ex.between(60, 600),
+    to_l1=ex.between(50, 400),
+    l0c_bytes=[1024 * kib for kib in (16, 64, 128, 256)],
 )
-def check_ex_03_1(rng: ex.Rng) -> ex.Case:
+def check_ex_03_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
-    into_l0, sizes = ex.between(60, 600), [1024 * kib for kib in (16, 64, 128, 256)]
-    rates = {"to_l0a": into_l0, "to_l0b": into_l0, "to_l1": ex.between(50, 400)}
-    return ex.drawn(rng, **rates, l0c_bytes=sizes)
+    base = load_chip("Ascend910A")  # with the rates and the L0C of the case
+    rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
+    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
+    buffers = {**base.buffers, "L0C": case["l0c_bytes"]}
+    chip = replace(base, paths={**base.paths, **changed}, buffers=buffers)
+    if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
+        return "expected a whole number or None"
+    if got is None:
+        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
+        return None if side is None else f"but a tile of {side} x {side} fits and clears both"
+    if got < STEP or got % STEP:
+        return f"expected a positive multiple of {STEP}"
+    if wrong := _missing(chip, int(got)):
+        return f"but {wrong}"
+    less = got > STEP and _missing(chip, int(got) - STEP) is None
+    return f"but {got - STEP} is enough" if less else None
 
 
 @ex.against(_counted, edges=[(256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)])
@@ -194,8 +186,7 @@ SLACK = 1.05
 
 def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
     """Return the (max, +) product, c_ij = max_k (a_ik + b_kj), of two square matrices."""
-    c: Matrix = (a[:, :, None] + b[None, :, :]).max(axis=1)
-    return c
+    return np.asarray((a[:, :, None] + b[None, :, :]).max(axis=1))
 
 
 def _power_case(a: Matrix, n: int) -> ex.Case:
@@ -214,22 +205,6 @@ def _judge_power(got: Any, case: ex.Case) -> str | None:
         return wrong
     allowed = 2 * math.floor(math.log2(n)) + 2
     return None if calls <= allowed else f"with {calls} products, expected at most {allowed}"
-
-
-def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, isa.Program):
-        return "expected a Program (end with k.finish())"
-    chip, pairs = load_chip("Toy"), case["pairs"]
-    tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
-    size = 2 * pairs * TILE
-    if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
-        return f"expected fp16 tensors x and y of {size} elements"
-    x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
-    if wrong := wrong_run(got, chip, {"x": x}, "y = relu(x)", np.maximum(x, 0), (None, 1, 2)):
-        return wrong
-    cycles, ours = sim.simulate(got, chip).cycles, _our_cycles(pairs)
-    slow = f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
-    return slow if cycles > SLACK * ours else None
 
 
 def wrong_run(
@@ -338,10 +313,22 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
     return {"queues": _queues(sim.compile_program(program, chip, sim.Surroundings()))}
 
 
-@ex.judged(_judge_ping_pong, cases=6)
-def check_ex_04_2(rng: ex.Rng) -> ex.Case:
+@ex.judged(cases=6, pairs=range(1, 7))
+def check_ex_04_2(got: Any, case: ex.Case) -> str | None:
     """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip."""
-    return {"pairs": int(rng.integers(1, 7))}
+    if not isinstance(got, isa.Program):
+        return "expected a Program (end with k.finish())"
+    chip, pairs = load_chip("Toy"), case["pairs"]
+    tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
+    size = 2 * pairs * TILE
+    if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
+        return f"expected fp16 tensors x and y of {size} elements"
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
+    if wrong := wrong_run(got, chip, {"x": x}, "y = relu(x)", np.maximum(x, 0), (None, 1, 2)):
+        return wrong
+    cycles, ours = sim.simulate(got, chip).cycles, _our_cycles(pairs)
+    slow = f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
+    return slow if cycles > SLACK * ours else None
 
 
 SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])

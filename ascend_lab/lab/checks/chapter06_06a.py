@@ -37,16 +37,6 @@ def _parts(n: int, factor: int, tail: str) -> list[tuple[int, int]]:
     return [(part.start.const, part.count) for part in walked]
 
 
-def _judge_tile(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, int | np.integer) or got < UNIT or got % UNIT:
-        return f"expected a whole number of elements, a multiple of {UNIT}"
-    if not _fits(int(got), **case):
-        return "expected less: CapacityError, the tiles do not fit"
-    if _fits(int(got) + UNIT, **case):
-        return f"expected more: {got + UNIT} still fits"
-    return None
-
-
 def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
     chip = next(name for name in CHIPS if load_chip(name).buffers["UB"] == ub_bytes)
     with suppress(errors.CapacityError):
@@ -130,11 +120,21 @@ def check_ex_06_2(rng: ex.Rng) -> ex.Case:
     return {"n": n, "factor": int(rng.integers(1, n + 1)), "tail": tail}
 
 
-@ex.judged(_judge_tile, cases=12)
-def check_ex_06_3(rng: ex.Rng) -> ex.Case:
+@ex.judged(
+    cases=12,
+    ub_bytes=[load_chip(name).buffers["UB"] for name in CHIPS],
+    inputs=range(1, 6),
+    slots=range(1, 5),
+)
+def check_ex_06_3(got: Any, case: ex.Case) -> str | None:
     """Check a tile: `fn(ub_bytes, inputs, slots)` returns the largest factor that fits."""
-    sizes = [load_chip(name).buffers["UB"] for name in CHIPS]
-    return ex.drawn(rng, ub_bytes=sizes, inputs=range(1, 6), slots=range(1, 5))
+    if not isinstance(got, int | np.integer) or got < UNIT or got % UNIT:
+        return f"expected a whole number of elements, a multiple of {UNIT}"
+    if not _fits(int(got), **case):
+        return "expected less: CapacityError, the tiles do not fit"
+    if _fits(int(got) + UNIT, **case):
+        return f"expected more: {got + UNIT} still fits"
+    return None
 
 
 def _judge_06_4(got: Any, case: ex.Case) -> str | None:
@@ -259,8 +259,7 @@ SIDES_2 = (1, 128), (256, 128), (2, 128 * 300), (2041, 16), (2056, 16), (8, 17),
 
 
 @ex.against(
-    _fewest,
-    edges=[*((*sides, 14, 1) for sides in SIDES_2), (3000, 40, 3, 5), (300, 127, 100, 1)],
+    _fewest, edges=[*((*sides, 14, 1) for sides in SIDES_2), (3000, 40, 3, 5), (300, 127, 100, 1)]
 )
 def check_ex_06a_2(rng: ex.Rng) -> ex.Case:
     """Compare the fewest cycles of three ways over a tile."""

@@ -26,20 +26,6 @@ PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
 
-def _judge_block(got: Any, case: ex.Case) -> str | None:
-    macs = case["macs"]
-    sides = _three_sides(got)
-    if sides is None or any(side & (side - 1) for side in sides):
-        return "expected three powers of two, (m, k, n)"
-    if sides[0] * sides[1] * sides[2] != macs:
-        return f"expected m k n = {macs}"
-    powers = [1 << i for i in range(macs.bit_length())]
-    every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
-    mine, least = _block_bytes(sides, case), min(_block_bytes(block, case) for block in every)
-    more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
-    return more if mine > least else None
-
-
 def _three_sides(got: Any) -> tuple[int, int, int] | None:
     """Return a tuple or list of three positive whole numbers as one, else None."""
     if not isinstance(got, tuple | list) or len(got) != 3:
@@ -105,28 +91,6 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa
     return k.finish()
 
 
-def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
-    chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
-    c0, sides = isa.c0_of(dtype), _three_sides(got)
-    if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
-        return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
-    m, k, n = sides
-    if (full := _overflow(chip, dtype, slots, sides)) is not None:
-        return f"but {full}"
-    legal = [
-        (one, c0, two)
-        for one, two in product(range(16, 2049, 16), repeat=2)
-        if _overflow(chip, dtype, slots, (one, c0, two)) is None
-    ]
-    mine, least = _feed(chip, dtype, sides), min(_feed(chip, dtype, tile) for tile in legal)
-    if mine > least * (1 + 1e-9):
-        busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
-        return f"{busy}; expected {least * 4096:.2f}"
-    if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
-        return f"but a depth of {k + c0} fits as well"
-    return None
-
-
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
     """Name the first buffer a tile overflows: two slots of A and B, `slots` of C."""
     (m, k, n), size = tile, DTYPE_BYTES[dtype]
@@ -185,17 +149,55 @@ def _best_cycles(shape: GemmShape) -> int:
             return cycles
 
 
-@ex.judged(_judge_block, edges=[(4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)])
-def check_ex_07_1(rng: ex.Rng) -> ex.Case:
+@ex.judged(
+    edges=[(4096, 2, 4), (4096, 2, 0), (64, 2, 4), (1, 2, 4)],
+    macs=[2**power for power in range(19)],
+    in_bytes=(1, 2, 4),
+    sum_bytes=(0, 1, 2, 4, 8),
+)
+def check_ex_07_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
-    sizes = {"in_bytes": (1, 2, 4), "sum_bytes": (0, 1, 2, 4, 8)}
-    return ex.drawn(rng, macs=[2**power for power in range(19)], **sizes)
+    macs = case["macs"]
+    sides = _three_sides(got)
+    if sides is None or any(side & (side - 1) for side in sides):
+        return "expected three powers of two, (m, k, n)"
+    if sides[0] * sides[1] * sides[2] != macs:
+        return f"expected m k n = {macs}"
+    powers = [1 << i for i in range(macs.bit_length())]
+    every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
+    mine, least = _block_bytes(sides, case), min(_block_bytes(block, case) for block in every)
+    more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
+    return more if mine > least else None
 
 
-@ex.judged(_judge_product_tile, edges=[("Ascend910A", "fp16", s) for s in (1, 2)], cases=12)
-def check_ex_07_3(rng: ex.Rng) -> ex.Case:
+@ex.judged(
+    edges=[("Ascend910A", "fp16", s) for s in (1, 2)],
+    cases=12,
+    chip_name=PRODUCT_CHIPS,
+    dtype=("fp16", "int8"),
+    slots=range(1, 5),
+)
+def check_ex_07_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
-    return ex.drawn(rng, chip_name=PRODUCT_CHIPS, dtype=("fp16", "int8"), slots=range(1, 5))
+    chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
+    c0, sides = isa.c0_of(dtype), _three_sides(got)
+    if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
+        return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
+    m, k, n = sides
+    if (full := _overflow(chip, dtype, slots, sides)) is not None:
+        return f"but {full}"
+    legal = [
+        (one, c0, two)
+        for one, two in product(range(16, 2049, 16), repeat=2)
+        if _overflow(chip, dtype, slots, (one, c0, two)) is None
+    ]
+    mine, least = _feed(chip, dtype, sides), min(_feed(chip, dtype, tile) for tile in legal)
+    if mine > least * (1 + 1e-9):
+        busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
+        return f"{busy}; expected {least * 4096:.2f}"
+    if _overflow(chip, dtype, slots, (m, k + c0, n)) is None:
+        return f"but a depth of {k + c0} fits as well"
+    return None
 
 
 @ex.judged(_judge_schedule, edges=[(64, 65536, 64), (77, 3000, 77), (256, 256, 256)], cases=1)
@@ -243,8 +245,7 @@ def addresses(
 
     Columns are ordered (C1, r, s, C0). Read off a matrix of addresses, not computed.
     """
-    picked: Values = _matrix(image, kernel, stride, pad, dilation)[m, k]
-    return picked
+    return np.asarray(_matrix(image, kernel, stride, pad, dilation)[m, k])
 
 
 def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) -> Values:
@@ -254,8 +255,7 @@ def _matrix(image: Image, kernel: Pair, stride: Pair, pad: int, dilation: Pair) 
     rows = im2col_reference(own.reshape(1, c1 * c0, h, w), kernel, stride, pad, dilation)
     taps = kernel[0] * kernel[1]
     ordered = rows.reshape(-1, c1, c0, taps).transpose(0, 1, 3, 2)
-    matrix: Values = ordered.reshape(len(rows), -1) - 1
-    return matrix
+    return np.asarray(ordered.reshape(len(rows), -1) - 1)
 
 
 def _image_case(image: Values, weights: Values) -> ex.Case:
@@ -292,21 +292,6 @@ def folded(x: Values) -> Values:
     return parts.reshape(n, 4 * c, h // 2, w // 2)
 
 
-def _judge_fold(got: Any, case: ex.Case) -> str | None:
-    k, c, r, s = case["weight"].shape
-    shape = (k, 4 * c, (r + 1) // 2, (s + 1) // 2)
-    if np.shape(got) != shape:
-        return f"of shape {np.shape(got)}, expected shape {shape}"
-    rng = np.random.default_rng(k + 10 * c + 100 * r + 1000 * s)
-    sides = (2 * ((r + 1) // 2) + 4, 2 * ((s + 1) // 2) + 2)
-    x = rng.integers(-9, 10, (1, c, *sides)).astype(np.float64)
-    expected = conv2d_reference(x, case["weight"], 2)
-    values = conv2d_reference(folded(x), np.asarray(got, np.float64))
-    wrong = int((~np.isclose(values, expected, rtol=1e-9, atol=1e-9)).sum())
-    differ = f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
-    return differ if wrong else None
-
-
 @ex.judged(
     _judge_winograd,
     edges=[
@@ -323,18 +308,28 @@ def check_ex_08_3(rng: ex.Rng) -> ex.Case:
 
 
 @ex.judged(
-    _judge_fold,
     edges=[
         (np.arange(9.0).reshape(1, 1, 3, 3),),
         (np.ones((1, 1, 1, 1)),),
         (np.arange(2.0 * 3 * 7 * 7).reshape(2, 3, 7, 7),),
     ],
     cases=25,
+    weight=lambda rng: rng.integers(-9, 10, rng.integers(1, (4, 4, 8, 8)).tolist()).astype(float),
 )
-def check_ex_08_4(rng: ex.Rng) -> ex.Case:
+def check_ex_08_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for an image folded into 4c channels."""
-    sizes = [int(v) for v in rng.integers(1, (4, 4, 8, 8))]
-    return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
+    k, c, r, s = case["weight"].shape
+    shape = (k, 4 * c, (r + 1) // 2, (s + 1) // 2)
+    if np.shape(got) != shape:
+        return f"of shape {np.shape(got)}, expected shape {shape}"
+    rng = np.random.default_rng(k + 10 * c + 100 * r + 1000 * s)
+    sides = (2 * ((r + 1) // 2) + 4, 2 * ((s + 1) // 2) + 2)
+    x = rng.integers(-9, 10, (1, c, *sides)).astype(np.float64)
+    expected = conv2d_reference(x, case["weight"], 2)
+    values = conv2d_reference(folded(x), np.asarray(got, np.float64))
+    wrong = int((~np.isclose(values, expected, rtol=1e-9, atol=1e-9)).sum())
+    differ = f"expected the outputs of stride 2, {wrong} of {expected.size} differ"
+    return differ if wrong else None
 
 
 RNG_8_2 = np.random.default_rng(0)

@@ -27,63 +27,16 @@ GOALS = {
 """Sums of rows: share of the cycles of the better of `kept` and `two_pass` that is enough."""
 
 
-def _judge_teeth(got: Any, case: ex.Case) -> str | None:
-    units, right = case["units"], worth_using(case["units"], case["most"])
-    if not isinstance(got, list | tuple):
-        return "expected a list of numbers of cores"
-    for n in got:
-        if n not in right and 1 <= n <= case["most"]:
-            fewer, each = max(m for m in right if m < n), -(-units // n)
-            return f"expected {n} not to be in it: {fewer} cores have {each} units each, too"
-    missing = [n for n in right if n not in got]
-    if missing:
-        return f"expected {missing[0]} to be in it: {missing[0] - 1} cores have larger shares"
-    return None if list(got) == right else f"expected each once, rising, up to {case['most']}"
-
-
 def worth_using(units: int, most: int) -> list[int]:
     """Return n in 1..most with a smaller largest share than n - 1 cores, by counting."""
     largest = [-(-units // n) for n in range(1, most + 1)]
     return [n for n in range(1, most + 1) if n == 1 or largest[n - 1] < largest[n - 2]]
 
 
-def _judge_shares(got: Any, case: ex.Case) -> str | None:
-    elements, cores = case["elements"], case["cores"]
-    block = BLOCK_BYTES // case["itemsize"]
-    wanted = min(cores, -(-elements // block))
-    if not isinstance(got, list | tuple) or len(got) != wanted:
-        return f"expected a list of {wanted} pairs (start, size)"
-    at, sizes = 0, list[int]()
-    for share in got:
-        start, size = (int(n) for n in share)
-        if start != at or size < 1:
-            return f"expected a share of at least one element from {at} on, got {ex.show(share)}"
-        if start % block:
-            return f"expected starts at multiples of {block} elements, got {start}"
-        at = start + size
-        sizes.append(-(-size // block))
-    if at != elements:
-        return f"expected shares up to {elements}, they end at {at}"
-    differ = f"expected shares that differ by a block at most, got {min(sizes)} to {max(sizes)}"
-    return differ if max(sizes) - min(sizes) > 1 else None
-
-
 def tree_pays_from(parts: int, step_cycles: float) -> float:
     """Return t with step + parts t = rounds (step + 3 t), or infinity if the tree never wins."""
     rounds = parts.bit_length() - 1
     return step_cycles * (rounds - 1) / (parts - 3 * rounds) if parts > 3 * rounds else math.inf
-
-
-def _judge_fold(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, te.Schedule):
-        return "expected a schedule (te.create_schedule and steps)"
-    rows, columns = case["rows"], case["columns"]
-    output = got.outputs[0]
-    if (output.label, output.shape, output.dtype) != ("y", (rows,), "fp32"):
-        return f"expected an output y ({rows},) in fp32"
-    x = np.random.default_rng(rows + columns).integers(-8, 9, (rows, columns)).astype(np.float16)
-    sums, share = x.sum(axis=1, dtype=np.float64), GOALS.get((rows, columns), 1.05)
-    return chapter06_06a.wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
 
 
 @cache
@@ -123,18 +76,48 @@ def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
     return np.float16(x[0])
 
 
-@ex.judged(_judge_teeth, edges=[(63, 32), (1, 8), (48, 48)])
-def check_ex_11_1(rng: ex.Rng) -> ex.Case:
+@ex.judged(edges=[(63, 32), (1, 8), (48, 48)], units=range(1, 400), most=range(1, 50))
+def check_ex_11_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(units, most)`: the numbers of cores worth using, in rising order."""
-    return ex.drawn(rng, units=range(1, 400), most=range(1, 50))
+    units, right = case["units"], worth_using(case["units"], case["most"])
+    if not isinstance(got, list | tuple):
+        return "expected a list of numbers of cores"
+    for n in got:
+        if n not in right and 1 <= n <= case["most"]:
+            fewer, each = max(m for m in right if m < n), -(-units // n)
+            return f"expected {n} not to be in it: {fewer} cores have {each} units each, too"
+    missing = [n for n in right if n not in got]
+    if missing:
+        return f"expected {missing[0]} to be in it: {missing[0] - 1} cores have larger shares"
+    return None if list(got) == right else f"expected each once, rising, up to {case['most']}"
 
 
 @ex.judged(
-    _judge_shares, edges=[*((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))]
+    edges=[*((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))],
+    elements=range(1, 3000),
+    itemsize=(1, 2, 4),
+    cores=range(1, 50),
 )
-def check_ex_11_2(rng: ex.Rng) -> ex.Case:
+def check_ex_11_2(got: Any, case: ex.Case) -> str | None:
     """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works."""
-    return ex.drawn(rng, elements=range(1, 3000), itemsize=(1, 2, 4), cores=range(1, 50))
+    elements, cores = case["elements"], case["cores"]
+    block = BLOCK_BYTES // case["itemsize"]
+    wanted = min(cores, -(-elements // block))
+    if not isinstance(got, list | tuple) or len(got) != wanted:
+        return f"expected a list of {wanted} pairs (start, size)"
+    at, sizes = 0, list[int]()
+    for share in got:
+        start, size = (int(n) for n in share)
+        if start != at or size < 1:
+            return f"expected a share of at least one element from {at} on, got {ex.show(share)}"
+        if start % block:
+            return f"expected starts at multiples of {block} elements, got {start}"
+        at = start + size
+        sizes.append(-(-size // block))
+    if at != elements:
+        return f"expected shares up to {elements}, they end at {at}"
+    differ = f"expected shares that differ by a block at most, got {min(sizes)} to {max(sizes)}"
+    return differ if max(sizes) - min(sizes) > 1 else None
 
 
 @ex.against(tree_pays_from, edges=[(p, 350) for p in (2, 8, 16, 32)], rel_tol=1e-9)
@@ -143,10 +126,18 @@ def check_ex_11_3(rng: ex.Rng) -> ex.Case:
     return ex.drawn(rng, parts=[2**k for k in range(1, 10)], step_cycles=range(50, 2000))
 
 
-@ex.judged(_judge_fold, edges=[*GOALS], cases=1)
-def check_ex_11_4(rng: ex.Rng) -> ex.Case:
+@ex.judged(edges=[*GOALS], cases=1, rows=[8 * 2**k for k in range(6)], columns=[4096])
+def check_ex_11_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn(rows, columns)`: a schedule for the 910A of the sums of rows of any shape."""
-    return {"rows": 8 * int(2 ** rng.integers(0, 6)), "columns": 4096}
+    if not isinstance(got, te.Schedule):
+        return "expected a schedule (te.create_schedule and steps)"
+    rows, columns = case["rows"], case["columns"]
+    output = got.outputs[0]
+    if (output.label, output.shape, output.dtype) != ("y", (rows,), "fp32"):
+        return f"expected an output y ({rows},) in fp32"
+    x = np.random.default_rng(rows + columns).integers(-8, 9, (rows, columns)).astype(np.float16)
+    sums, share = x.sum(axis=1, dtype=np.float64), GOALS.get((rows, columns), 1.05)
+    return chapter06_06a.wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
 
 
 LOST = 0.99 * FP16_UNIT
@@ -174,44 +165,6 @@ SIDE = 16
 INDEX_BYTES = 4
 
 
-def count_bursts(
-    rows: int, columns: int, block_rows: int, block_columns: int
-) -> tuple[int, int, int]:
-    """Return (loads, stores, wire bytes) of a transpose in blocks, counted one by one."""
-    loads = stores = wire_bytes = 0
-    for top in range(0, rows, block_rows):
-        height = min(block_rows, rows - top)
-        for left in range(0, columns, block_columns):
-            width = min(block_columns, columns - left)
-            loads, stores = loads + height, stores + width
-            for count, length in ((height, width), (width, height)):
-                wire_bytes += count * (-(-2 * length // BLOCK_BYTES) * BLOCK_BYTES)
-    return loads, stores, wire_bytes
-
-
-def _judge_turn(got: Any, case: ex.Case) -> str | None:
-    if not isinstance(got, isa.Launch):
-        return "expected a Launch, a Part for each core"
-    chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
-    size = rows * columns
-    for part in got.parts:
-        tensors = sorted((t.name, t.dtype, t.elements) for t in part.program.tensors)
-        if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
-            return f"expected fp16 tensors x and y of {size} elements"
-    x = np.random.default_rng(size).standard_normal((rows, columns)).astype(np.float16)
-    if wrong := chapter03_04.wrong_run(got, chip, {"x": x}, "x transposed", x.T.ravel()):
-        return wrong
-    blocks = kernels.transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks")
-    cycles, ours = (sim.simulate(launch, chip).cycles for launch in (got, blocks))
-    slow = f"expected at most {SLACK} x {ours} cycles, it takes {cycles}"
-    return slow if cycles > SLACK * ours else None
-
-
-def _judge_last(got: Any, case: ex.Case) -> str | None:
-    last = {int(row): place for place, row in enumerate(case["index"])}
-    return ex.equal_to(np.array([last[row] for row in sorted(last)]))(np.asarray(got))
-
-
 def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict[str, int]:
     """Bytes between memory and cores of three ways to add `updates` rows to `distinct` rows."""
     lists = INDEX_BYTES * (updates + distinct)
@@ -232,24 +185,56 @@ def _judge_way(got: Any, case: ex.Case) -> str | None:
     return None if got in names else other
 
 
-@ex.against(count_bursts, edges=[(64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)])
-def check_ex_12_1(rng: ex.Rng) -> ex.Case:
+@ex.against(
+    edges=[(64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)],
+    rows=range(1, 70),
+    columns=range(1, 70),
+    block_rows=range(1, 70),
+    block_columns=range(1, 70),
+)
+def check_ex_12_1(
+    rows: int, columns: int, block_rows: int, block_columns: int
+) -> tuple[int, int, int]:
     """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`."""
-    sides = range(1, 70)
-    return ex.drawn(rng, rows=sides, columns=sides, block_rows=sides, block_columns=sides)
+    loads = stores = wire_bytes = 0
+    for top in range(0, rows, block_rows):
+        height = min(block_rows, rows - top)
+        for left in range(0, columns, block_columns):
+            width = min(block_columns, columns - left)
+            loads, stores = loads + height, stores + width
+            for count, length in ((height, width), (width, height)):
+                wire_bytes += count * (-(-2 * length // BLOCK_BYTES) * BLOCK_BYTES)
+    return loads, stores, wire_bytes
 
 
-@ex.judged(_judge_turn, edges=[(1, 1), (1, 8), (8, 1), (8, 8)], cases=4)
-def check_ex_12_2(rng: ex.Rng) -> ex.Case:
+@ex.judged(edges=[(1, 1), (1, 8), (8, 1), (8, 8)], cases=4, m=range(1, 9), n=range(1, 9))
+def check_ex_12_2(got: Any, case: ex.Case) -> str | None:
     """Check a block transpose: `fn(m, n)` returns a `Launch` for the cores of the Toy chip."""
-    return ex.drawn(rng, m=range(1, 9), n=range(1, 9))
+    if not isinstance(got, isa.Launch):
+        return "expected a Launch, a Part for each core"
+    chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
+    size = rows * columns
+    for part in got.parts:
+        tensors = sorted((t.name, t.dtype, t.elements) for t in part.program.tensors)
+        if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
+            return f"expected fp16 tensors x and y of {size} elements"
+    x = np.random.default_rng(size).standard_normal((rows, columns)).astype(np.float16)
+    if wrong := chapter03_04.wrong_run(got, chip, {"x": x}, "x transposed", x.T.ravel()):
+        return wrong
+    blocks = kernels.transpose_launch(chip, (rows, columns), (1, 0), "fp16", "blocks")
+    cycles, ours = (sim.simulate(launch, chip).cycles for launch in (got, blocks))
+    slow = f"expected at most {SLACK} x {ours} cycles, it takes {cycles}"
+    return slow if cycles > SLACK * ours else None
 
 
-@ex.judged(_judge_last, edges=[(np.array(i),) for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])])
-def check_ex_12_3(rng: ex.Rng) -> ex.Case:
+@ex.judged(
+    edges=[(np.array(i),) for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])],
+    index=lambda rng: rng.integers(0, int(rng.integers(1, 12)), int(rng.integers(1, 40))),
+)
+def check_ex_12_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(index)`: positions of the updates that survive a scatter, by row."""
-    rows = int(rng.integers(1, 12))
-    return {"index": rng.integers(0, rows, int(rng.integers(1, 40)))}
+    last = {int(row): place for place, row in enumerate(case["index"])}
+    return ex.equal_to(np.array([last[row] for row in sorted(last)]))(np.asarray(got))
 
 
 @ex.judged(

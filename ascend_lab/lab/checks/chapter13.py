@@ -51,10 +51,7 @@ NOBODY_3 = replace(SOUND_3, nodes=(*SOUND_3.nodes[:-1], LOST_3))
 ITSELF_3 = replace(SOUND_3, nodes=(ONE_3, TWO_3, OWN_3, *REST_3))
 
 
-@ex.against(
-    _answer_13_3,
-    edges=[(SOUND_3,), (SWAPPED_3,), (NOBODY_3,), (SPLIT_3,), (ITSELF_3,)],
-)
+@ex.against(_answer_13_3, edges=[(SOUND_3,), (SWAPPED_3,), (NOBODY_3,), (SPLIT_3,), (ITSELF_3,)])
 def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
     graph = _chain(int(rng.integers(2, 9)), rng)
@@ -184,7 +181,23 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
 
 
-def _judge_13_5(got: Any, case: ex.Case) -> str | None:
+KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
+
+
+@ex.judged(
+    edges=[
+        ([], 2),
+        (["Relu", "Conv", "Add", "Relu"], 2),
+        (["Dropout", "Identity", "Mul"], 1),
+        (["Relu", "Identity", "Conv", "Dropout", "Add"], 3),
+    ],
+    cases=4,
+    wrap=lambda fn: lambda kinds, batch: fn(_model(kinds, batch)),
+    kinds=lambda rng: rng.choice(KINDS_5, int(rng.integers(1, 7))).tolist(),
+    batch=range(1, 4),
+)
+def check_ex_13_5(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(model)`: an ONNX network as a graph, its values and as few nodes as ours."""
     if not isinstance(got, Graph):
         return "expected a Graph (end with net.build())"
     from onnx.reference import ReferenceEvaluator
@@ -199,23 +212,3 @@ def _judge_13_5(got: Any, case: ex.Case) -> str | None:
     if len(got.nodes) > (enough := len(onnx.import_onnx(model).nodes)):
         return f"of {len(got.nodes)} nodes; {enough} are enough"
     return None
-
-
-KINDS_5 = "Conv", "Relu", "Add", "Mul", "Dropout", "Identity"
-
-
-@ex.judged(
-    _judge_13_5,
-    edges=[
-        ([], 2),
-        (["Relu", "Conv", "Add", "Relu"], 2),
-        (["Dropout", "Identity", "Mul"], 1),
-        (["Relu", "Identity", "Conv", "Dropout", "Add"], 3),
-    ],
-    cases=4,
-    wrap=lambda fn: lambda kinds, batch: fn(_model(kinds, batch)),
-)
-def check_ex_13_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(model)`: an ONNX network as a graph, its values and as few nodes as ours."""
-    kinds = rng.choice(KINDS_5, int(rng.integers(1, 7))).tolist()
-    return {"kinds": kinds, **ex.drawn(rng, batch=range(1, 4))}

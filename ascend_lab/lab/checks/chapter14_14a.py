@@ -110,7 +110,15 @@ def check_ex_14_3(rng: ex.Rng) -> ex.Case:
     return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}
 
 
-def _judge_14_2(got: Graph, case: ex.Case) -> str | None:
+@ex.judged(
+    edges=[([2, 5], []), ([3, 4], []), ([3, 6, 4], []), ([3, 3, 3], [1])],
+    cases=20,
+    wrap=lambda fn: lambda steps, reads: rewritten(fn, chain_graph(steps, reads)),
+    steps=lambda rng: rng.integers(0, 7, rng.integers(1, 8)).tolist(),
+    reads=lambda rng: rng.integers(0, 8, rng.integers(0, 3)).tolist(),
+)
+def check_ex_14_2(got: Graph, case: ex.Case) -> str | None:
+    """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
     before = chain_graph(case["steps"], case["reads"])
     best = rewritten(merge_transposes, before)
     wanted, found = (evaluate(graph, random_inputs(before, 14)) for graph in (before, got))
@@ -121,18 +129,6 @@ def _judge_14_2(got: Graph, case: ex.Case) -> str | None:
         return "expected the same graph: no transpose reads another"
     made, least = (sum(node.op == "transpose" for node in graph.nodes) for graph in (got, best))
     return f"with {made} transposes, expected {least}" if made != least else None
-
-
-@ex.judged(
-    _judge_14_2,
-    edges=[([2, 5], []), ([3, 4], []), ([3, 6, 4], []), ([3, 3, 3], [1])],
-    cases=20,
-    wrap=lambda fn: lambda steps, reads: rewritten(fn, chain_graph(steps, reads)),
-)
-def check_ex_14_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
-    steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
-    return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
 
 
 def _read_only(fn: Any) -> Any:
@@ -219,7 +215,22 @@ def _managed(fn: Any) -> Any:
     return run
 
 
-def _judge_14_5(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    edges=[
+        ([7, 7, 7], [], False),
+        ([8, 3, 8, 4], [], False),
+        ([8, 7] * 12 + [3], [], False),
+        ([7, 6, 7], [], True),
+        ([3, 8, 8, 4] * 8, [], False),
+    ],
+    cases=20,
+    wrap=_managed,
+    steps=lambda rng: rng.integers(0, 9, rng.integers(6, 30)).tolist(),
+    reads=lambda rng: rng.integers(0, 9, 2).tolist(),
+    endless=[False],
+)
+def check_ex_14_5(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(rw, rules, most)`, a pass manager: what is left, and how many offers it took."""
     done, offers, matches, graph = got
     if case["endless"]:
         right = done is False and matches == MOST
@@ -234,25 +245,6 @@ def _judge_14_5(got: Any, case: ex.Case) -> str | None:
     return None if offers <= most else f"after {offers} offers for {matches} matches, not {most}"
 
 
-@ex.judged(
-    _judge_14_5,
-    edges=[
-        ([7, 7, 7], [], False),
-        ([8, 3, 8, 4], [], False),
-        ([8, 7] * 12 + [3], [], False),
-        ([7, 6, 7], [], True),
-        ([3, 8, 8, 4] * 8, [], False),
-    ],
-    cases=20,
-    wrap=_managed,
-)
-def check_ex_14_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(rw, rules, most)`, a pass manager: what is left, and how many offers it took."""
-    steps = rng.integers(0, 9, rng.integers(6, 30)).tolist()
-    return {"steps": steps, "reads": rng.integers(0, 9, 2).tolist(), "endless": False}
-
-
-# -- chapter 14a -----------------------------------------------------------------------------------
 # -- 14a.1 to 14a.4: heads, transposes, chains of conversions, a chain of operators ----------------
 def _behind(count: int, channels: int, pixels: int) -> tuple[int, int]:
     once = 2 * pixels * (channels + -(-channels // 16) * 16)

@@ -15,7 +15,6 @@ Options = Sequence[Sequence[tuple[int, int]]]
 """For each layer what it can be: (bytes, harm)."""
 
 
-# -- 17.1 -----------------------------------------------------------------------------------------
 def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
     """Return scale and offset that hold low to high, zero exactly."""
     low, high = min(low, 0.0), max(high, 0.0)
@@ -36,14 +35,12 @@ def check_ex_17_1(rng: ex.Rng) -> ex.Case:
     return {"low": low, "high": high, "bits": int(rng.integers(2, 13))}
 
 
-# -- 17.2 -----------------------------------------------------------------------------------------
 def integer_layer(
     q: np.ndarray, offset: int, w: np.ndarray, bias: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
     """Return ((q - offset) w + bias) scale, summed over whole numbers."""
     sums = q.astype(np.int64) @ w.astype(np.int64) - offset * w.astype(np.int64).sum(axis=0)
-    found: np.ndarray = (sums + bias) * scale
-    return found
+    return np.asarray((sums + bias) * scale)
 
 
 @ex.against(integer_layer, rel_tol=1e-9, cases=25)
@@ -59,7 +56,6 @@ def check_ex_17_2(rng: ex.Rng) -> ex.Case:
     }
 
 
-# -- 17.3 -----------------------------------------------------------------------------------------
 def squared_error(values: Sequence[float], end: float, bits: int) -> float:
     """Return the mean squared error of symmetric rounding with `end` the largest number kept."""
     x = np.asarray(values, float)
@@ -89,7 +85,6 @@ def check_ex_17_3(rng: ex.Rng) -> ex.Case:
     return {"values": [float(v) for v in values], "bits": int(rng.integers(3, 9))}
 
 
-# -- 17.4 -----------------------------------------------------------------------------------------
 def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> float:
     """Return the slope of the loss with respect to the step, before any division."""
     values, slopes = np.asarray(x, float), np.asarray(g, float)
@@ -112,7 +107,6 @@ def check_ex_17_4(rng: ex.Rng) -> ex.Case:
     return {"x": x, "s": s, "g": rng.normal(size=count).tolist(), "bits": int(rng.integers(2, 6))}
 
 
-# -- 17.5 -----------------------------------------------------------------------------------------
 def fewest_bytes(options: Options, budget: int) -> int | None:
     """Return the fewest bytes with harm within the budget, by trying everything."""
     sums = (map(sum, zip(*pick, strict=True)) for pick in itertools.product(*options))
@@ -161,7 +155,6 @@ Edge = tuple[int, int, float]
 MOST_OPERATORS = 12
 
 
-# -- references -----------------------------------------------------------------------------------
 def colour(pixel: Sequence[int], rows: Sequence[Sequence[int]], bias: Sequence[int]) -> list[int]:
     """Return a pixel in another colour space: floor shift by 8, limited to 0..255."""
     centred = [p - b for p, b in zip(pixel, bias, strict=True)]
@@ -205,7 +198,6 @@ def best_cost(times: Sequence[tuple[float, float]], edges: Sequence[Edge]) -> fl
     return min(placed_cost(times, edges, places) for places in every)
 
 
-# -- checks ---------------------------------------------------------------------------------------
 _NARROW = csc_of("601 narrow", "RGB")
 
 

@@ -56,7 +56,15 @@ def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
     return space, {point: measure(point) for point in space.points()}
 
 
-def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
+def _kept(fn: Any) -> Any:
+    for shape in SHAPES:
+        small_space(shape)  # kept here: what a check computes ends with it
+    return lambda shape: pruned(small_space(shape)[0], fn)
+
+
+@ex.judged(edges=[(shape,) for shape in SHAPES], cases=0, wrap=_kept, shape=SHAPES[:1])
+def check_ex_19_3(got: Sequence[Point], case: ex.Case) -> str | None:
+    """Check `fn(name, options)`: the values of a decision worth keeping."""
     _, costs = small_space(case["shape"])
     if not got:
         return "expected some schedules to stay"
@@ -65,18 +73,6 @@ def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
         return f"expected a schedule of {least:,.0f} cycles to stay: the best left has {best:,.0f}"
     many = f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
     return many if len(got) > (1 - REMOVED) * len(costs) else None
-
-
-def _kept(fn: Any) -> Any:
-    for shape in SHAPES:
-        small_space(shape)  # kept here: what a check computes ends with it
-    return lambda shape: pruned(small_space(shape)[0], fn)
-
-
-@ex.judged(_judge_kept, edges=[(shape,) for shape in SHAPES], cases=0, wrap=_kept)
-def check_ex_19_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(name, options)`: the values of a decision worth keeping."""
-    return {"shape": SHAPES[0]}
 
 
 # -- a tree search --------------------------------------------------------------------------------
@@ -117,7 +113,13 @@ def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
     return _found_at([_proposed(search, one, at) for at, one in enumerate(costs)], costs)
 
 
-def _judge_19_5(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    cases=2,
+    wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
+    trees=lambda rng: [_leaves(rng) for _ in range(ORDERS)],
+)
+def check_ex_19_5(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""
     runs, trees = got, case["trees"]
     for run, costs in zip(runs, trees, strict=True):
         if len(set(run)) < len(run):
@@ -128,16 +130,6 @@ def _judge_19_5(got: Any, case: ex.Case) -> str | None:
     mean = _found_at(runs, trees)
     late = f"and the best leaf comes at trial {mean:.1f} in the mean; ours finds it at {ours:.1f}"
     return late if mean > ALLOWED * ours else None
-
-
-@ex.judged(
-    _judge_19_5,
-    cases=2,
-    wrap=lambda fn: lambda trees: [_proposed(fn, costs, at) for at, costs in enumerate(trees)],
-)
-def check_ex_19_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""
-    return {"trees": [_leaves(rng) for _ in range(ORDERS)]}
 
 
 # -- chapter 20 ------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from ascend_lab.lab.checks import core as ex
 Costs = Mapping[tuple[int, int], float]
 """Cost of units first .. stop-1 as one segment."""
 UNITS = 6
+ENDS = tuple(combinations(range(UNITS + 1), 2))
 EYES_CHIP = "Ascend310P3"
 
 
@@ -52,15 +53,6 @@ def chain_cost(cuts: Sequence[int], cost: Costs) -> float:
     return sum(cost[a, b] for a, b in pairwise(cuts))
 
 
-def _judge_chain(got: Any, case: ex.Case) -> str | None:
-    count, cost = case["count"], case["cost"]
-    if not isinstance(got, list | tuple) or not set(every_chain(count)) & {tuple(got)}:
-        return f"expected cut points from 0 to {count}, each larger than the one before"
-    best = min(chain_cost(cuts, cost) for cuts in every_chain(count))
-    found = chain_cost(got, cost)
-    return None if found == best else f"which costs {found:g}, expected a chain that costs {best:g}"
-
-
 def eyes() -> Graph:
     """Return the chapter's network: four 3x3 convolutions of 16 channels on 7 images, a pooling."""
     net = GraphBuilder("eyes", "fp16")
@@ -84,7 +76,15 @@ def _opponent() -> tuple[Graph, float]:
     return graph, plan_time(graph, plan, chip)
 
 
-def _judge_regions(got: Any, case: ex.Case) -> str | None:
+def _beside_opponent(fn: Any) -> Any:
+    """Return the answer; its opponent is timed now, as what is computed behind the wall is lost."""
+    _opponent()
+    return fn
+
+
+@ex.judged(cases=1, wrap=_beside_opponent)
+def check_ex_21_4(got: Any, case: ex.Case) -> str | None:
+    """Check `fn()`: regions under which the chapter's network beats the tuner's plan."""
     graph, limit_s = _opponent()
     if not isinstance(got, list | tuple) or not all(isinstance(r, Region) for r in got):
         return "expected a list of regions"
@@ -94,18 +94,6 @@ def _judge_regions(got: Any, case: ex.Case) -> str | None:
         return f"expected regions that can be sliced: {error}"
     told = f"{time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
     return None if time_s < limit_s else f"which take {told}"
-
-
-def _beside_opponent(fn: Any) -> Any:
-    """Return the answer; its opponent is timed now, as what is computed behind the wall is lost."""
-    _opponent()
-    return fn
-
-
-@ex.judged(_judge_regions, cases=1, wrap=_beside_opponent)
-def check_ex_21_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn()`: regions under which the chapter's network beats the tuner's plan."""
-    return {}
 
 
 @ex.against(
@@ -133,17 +121,19 @@ def check_ex_21_2(rng: ex.Rng) -> ex.Case:
 
 
 @ex.judged(
-    _judge_chain,
-    edges=[
-        (1, {(0, 1): 4.0}),
-        (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in combinations(range(UNITS + 1), 2)}),
-    ],
+    edges=[(1, {(0, 1): 4.0}), (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in ENDS})],
     cases=60,
+    count=[UNITS],
+    cost=lambda rng: {e: float(rng.integers(1, 60)) for e in ENDS},
 )
-def check_ex_21_3(rng: ex.Rng) -> ex.Case:
+def check_ex_21_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost."""
-    ends = combinations(range(UNITS + 1), 2)
-    return {"count": UNITS, "cost": {e: float(rng.integers(1, 60)) for e in ends}}
+    count, cost = case["count"], case["cost"]
+    if not isinstance(got, list | tuple) or not set(every_chain(count)) & {tuple(got)}:
+        return f"expected cut points from 0 to {count}, each larger than the one before"
+    best = min(chain_cost(cuts, cost) for cuts in every_chain(count))
+    found = chain_cost(got, cost)
+    return None if found == best else f"which costs {found:g}, expected a chain that costs {best:g}"
 
 
 # -- chapter 22 ------------------------------------------------------------------------------------
@@ -154,7 +144,14 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
-def _judge_rounds(got: Any, case: ex.Case) -> str | None:
+def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
+    sources, targets, blocks = zip(*step, strict=True)
+    return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
+
+
+@ex.judged(edges=[(2,), (8,), (7,), (9,)], cases=12, ranks=range(2, 20))
+def check_ex_22_2(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
     ranks, rng = case["ranks"], np.random.default_rng(case["ranks"])
     try:
         adding, passing = got
@@ -180,17 +177,6 @@ def _judge_rounds(got: Any, case: ex.Case) -> str | None:
         return f"in {len(steps)} rounds, expected at most {most}"
     over = max(sent) > 2 * (ranks - 1)
     return f"in which a rank sends {max(sent)} blocks of {ranks}" if over else None
-
-
-def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
-    sources, targets, blocks = zip(*step, strict=True)
-    return cluster.Round.of(sources, targets, [list(map(int, b)) for b in blocks], adds)
-
-
-@ex.judged(_judge_rounds, edges=[(2,), (8,), (7,), (9,)], cases=12)
-def check_ex_22_2(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
-    return ex.drawn(rng, ranks=range(2, 20))
 
 
 def chain_s(
@@ -224,24 +210,21 @@ def check_ex_22_1(rng: ex.Rng) -> ex.Case:
     return ex.drawn(rng, ranks=[2**k for k in range(1, 9)], **costs)
 
 
-def _judge_22_3(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    edges=[(2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)],
+    ranks=range(2, 40),
+    size_bytes=lambda rng: int(2 ** rng.uniform(8, 28)),
+    alpha_s=ex.between(1e-6, 2e-5),
+    beta_s_per_byte=ex.between(1e-11, 1e-9),
+)
+def check_ex_22_3(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain."""
     if not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number (int) of at least 1"
     best = best_chunks(**case)
     least, time = chain_s(best, **case), chain_s(int(got), **case)
     slow = f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
     return slow if time > least * (1 + 1e-9) else None
-
-
-@ex.judged(_judge_22_3, edges=[(2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)])
-def check_ex_22_3(rng: ex.Rng) -> ex.Case:
-    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain."""
-    return {
-        "ranks": int(rng.integers(2, 40)),
-        "size_bytes": int(2 ** rng.uniform(8, 28)),
-        "alpha_s": float(rng.uniform(1e-6, 2e-5)),
-        "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
-    }
 
 
 EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}

@@ -43,14 +43,6 @@ def sent_bytes(
     )
 
 
-def one_device(x: Values, up: Values, down: Values, slope: Values) -> Pass:
-    """Return relu(x up) down and the slopes of x, up and down for a slope of the output."""
-    hidden = x @ up
-    active = np.maximum(hidden, 0)
-    back = (slope @ down.T) * (hidden > 0)
-    return active @ down, back @ up.T, x.T @ back, active.T @ slope
-
-
 def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     try:
         lists = [[np.asarray(one, float) for one in ranked] for ranked in found]
@@ -79,17 +71,13 @@ def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int
     return [(d, t, p) for d, t, p in triples if batch % d == heads % t == layers % p == 0]
 
 
-def _judge_23_1(got: Any, case: ex.Case) -> str | None:
+@ex.judged(edges=[(1, 0.5), (2, 0.9)], stages=range(1, 40), bubble=ex.between(0.01, 0.95))
+def check_ex_23_1(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
     if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number of at least 1"
     best, share = least_micro_batches(**case), bubble_share(case["stages"], int(got))
     return f"with a bubble of {share:.4f}, expected {best}" if int(got) != best else None
-
-
-@ex.judged(_judge_23_1, edges=[(1, 0.5), (2, 0.9)])
-def check_ex_23_1(rng: ex.Rng) -> ex.Case:
-    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
-    return ex.drawn(rng, stages=range(1, 40), bubble=ex.between(0.01, 0.95))
 
 
 @ex.against(
@@ -123,7 +111,15 @@ def check_ex_23_3(rng: ex.Rng) -> ex.Case:
     }
 
 
-def _judge_23_5(got: Any, case: ex.Case) -> str | None:
+@ex.judged(
+    edges=[(1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)],
+    devices=(1, 2, 6, 8, 12, 16, 24, 64, 96),
+    heads=(1, 12, 16, 25, 40),
+    layers=(1, 12, 24, 48),
+    batch=(1, 8, 32, 96, 256),
+)
+def check_ex_23_5(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
     try:
         found = [tuple(int(n) for n in plan) for plan in got]
     except (TypeError, ValueError):
@@ -134,14 +130,6 @@ def _judge_23_5(got: Any, case: ex.Case) -> str | None:
     if extra := sorted(set(found) - right):
         return f"expected no {extra[0]}"
     return "expected every plan once" if len(found) != len(right) else None
-
-
-@ex.judged(_judge_23_5, edges=[(1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)])
-def check_ex_23_5(rng: ex.Rng) -> ex.Case:
-    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be."""
-    devices, heads = (1, 2, 6, 8, 12, 16, 24, 64, 96), (1, 12, 16, 25, 40)
-    layers, batch = (1, 12, 24, 48), (1, 8, 32, 96, 256)
-    return ex.drawn(rng, devices=devices, heads=heads, layers=layers, batch=batch)
 
 
 def _counted(fn: Any) -> Any:
@@ -160,7 +148,10 @@ def _counted(fn: Any) -> Any:
 
 def _judge_23_4(got: Any, case: ex.Case) -> str | None:
     found, calls = got
-    wanted = one_device(case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"])
+    x, up, down = case["x"], np.hstack(case["ups"]), np.vstack(case["downs"])
+    hidden, slope = x @ up, case["slope"]
+    active, back = np.maximum(hidden, 0), (slope @ down.T) * (hidden > 0)
+    wanted = active @ down, back @ up.T, x.T @ back, active.T @ slope
     return _judge_ranks(found, len(case["ups"]), wanted) or (
         f"after {calls} all-reduces, expected 2" if calls > 2 else None
     )
@@ -236,16 +227,6 @@ def decide(ages: Sequence[float], max_batch: int, delay: float) -> int:
     return min(len(ages), max_batch) if full or (ages and ages[0] >= delay) else 0
 
 
-def who_stays(lengths: Sequence[int], block: int, blocks: int) -> int:
-    """Return how many, first come first, can all get one more token within the blocks."""
-    total = 0
-    for kept, length in enumerate(lengths):
-        total += -(-(length + 1) // block)
-        if total > blocks:
-            return kept
-    return len(lengths)
-
-
 def finishes(times: Sequence[float], t0: float, a: float, most: int, delay: float) -> Values:
     """Return when each request is answered by one instance with a dynamic batcher."""
     step = Step("model", Service("deterministic", t0, a), Policy(1, most, delay))
@@ -288,13 +269,19 @@ def check_ex_26_3(rng: ex.Rng) -> ex.Case:
 
 
 @ex.against(
-    who_stays,
     edges=[([], 4, 2), ([4, 4], 4, 3), ([3, 4], 4, 3), ([7, 1, 1], 4, 2)],
+    lengths=lambda rng: rng.integers(1, 40, int(rng.integers(1, 9))).tolist(),
+    block=range(1, 9),
+    blocks=range(8, 40),
 )
-def check_ex_26_4(rng: ex.Rng) -> ex.Case:
+def check_ex_26_4(lengths: Sequence[int], block: int, blocks: int) -> int:
     """Check `fn(lengths, block, blocks)`: how many sequences, in order, get another token."""
-    lengths = [int(n) for n in rng.integers(1, 40, int(rng.integers(1, 9)))]
-    return {"lengths": lengths, **ex.drawn(rng, block=range(1, 9), blocks=range(8, 40))}
+    total = 0
+    for kept, length in enumerate(lengths):
+        total += -(-(length + 1) // block)
+        if total > blocks:
+            return kept
+    return len(lengths)
 
 
 def _judge_26_5(got: Any, case: ex.Case) -> str | None:

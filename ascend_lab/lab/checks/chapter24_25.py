@@ -162,7 +162,9 @@ def check_ex_24_3(rng: ex.Rng) -> ex.Case:
     return _tuned(rng, int(rng.integers(1, 11)), int(rng.integers(1, 5)))
 
 
-def _judge_24_4(got: Any, case: ex.Case) -> str | None:
+@ex.judged(cases=1)
+def check_ex_24_4(got: Any, case: ex.Case) -> str | None:
+    """Check `fn()`: (ready, sizes, a, b) for which the merge rule ends 1.5 times as late."""
     try:
         ready, sizes, a, b = got
         if any(size != int(size) for size in sizes):
@@ -176,12 +178,6 @@ def _judge_24_4(got: Any, case: ex.Case) -> str | None:
     times = best.gain("mg_wfbp") + 1
     soon = f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
     return soon if times < WORSE else None
-
-
-@ex.judged(_judge_24_4, cases=1)
-def check_ex_24_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn()`: (ready, sizes, a, b) for which the merge rule ends 1.5 times as late."""
-    return {}
 
 
 @ex.against(two_credits, edges=[(8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)], rel_tol=1e-9)
@@ -276,7 +272,9 @@ def _hindsight(network: Network, most: int) -> float:
     return sum(count * now for count, now, _ in operators) - sum(gains[: -most - 1 : -1])
 
 
-def _judge_25_4(got: Any, case: ex.Case) -> str | None:
+@ex.judged(cases=3, wrap=_spent, networks=lambda rng: [_tuned_network(rng) for _ in range(20)])
+def check_ex_25_4(got: Any, case: ex.Case) -> str | None:
+    """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
     missed, left = 0.0, 0.0
     for network, tried in zip(case["networks"], got, strict=True):
         rows = list(zip(*network, strict=True))
@@ -286,9 +284,3 @@ def _judge_25_4(got: Any, case: ex.Case) -> str | None:
     closed = 1 - left / missed
     said = f"which closes {math.floor(1000 * closed) / 10}% of the distance, expected 90%"
     return None if closed >= 0.9 else said
-
-
-@ex.judged(_judge_25_4, cases=3, wrap=_spent)
-def check_ex_25_4(rng: ex.Rng) -> ex.Case:
-    """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
-    return {"networks": [_tuned_network(rng) for _ in range(20)]}

@@ -11,7 +11,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from inspect import unwrap
 from itertools import islice
 from numbers import Real
@@ -255,18 +255,22 @@ def spent(counted: Any) -> int:
 
 
 def judged(
-    judge: Judge,
+    judge: Judge | None = None,
     *,
     edges: Edges = (),
     cases: int = DEFAULT_CASES,
     wrap: Callable[[Any], Any] | None = None,
-) -> Callable[[MakeCase], Check]:
+    **choices: Sequence[Any] | Callable[[Rng], Any],
+) -> Callable[[Callable[..., Any]], Check]:
     """Turn a function that draws a case, `check_ex_NN_k(rng)`, into the check of its exercise.
 
-    What `wrap` makes of the answer is called in its place.
+    Without a judge the function is the judge, and cases are `drawn` from the choices. What `wrap`
+    makes of the answer is called in its place.
     """
 
-    def turned(draw: MakeCase) -> Check:
+    def turned(own: Callable[..., Any]) -> Check:
+        draw: MakeCase = own if judge else lambda rng: drawn(rng, **choices)
+
         def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
             exercise = check.__name__.removeprefix("check_")
             told = wrap(fn) if wrap and callable(fn) else fn
@@ -275,22 +279,24 @@ def judged(
             names = tuple(draw(np.random.default_rng(seed))) if edges else ()
             first = [dict(zip(names, e, strict=True)) if isinstance(e, tuple) else e for e in edges]
             result = check_property(
-                exercise, told, judge, draw, edge_cases=first, cases=cases, seed=seed
+                exercise, told, judge or own, draw, edge_cases=first, cases=cases, seed=seed
             )
             return replace(result, subject=fn)
 
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-            setattr(check, name, getattr(draw, name))
+            setattr(check, name, getattr(own, name))
         return check
 
     return turned
 
 
 def against(
-    reference: Callable[..., object], *, rel_tol: float = 0.0, **options: Any
-) -> Callable[[MakeCase], Check]:
-    """As `judged`, by what is `like` a reference."""
-    return judged(like(reference, rel_tol), **options)
+    reference: Callable[..., object] | None = None, *, rel_tol: float = 0.0, **options: Any
+) -> Callable[[Callable[..., Any]], Check]:
+    """As `judged`, by what is `like` a reference, which without one is the function itself."""
+    if reference:
+        return judged(like(reference, rel_tol), **options)
+    return lambda own: judged(**options)(wraps(own)(like(own, rel_tol)))
 
 
 def _values(case: Case) -> list[Any]:
@@ -326,18 +332,12 @@ def raised(error: BaseException, fn: Any = None) -> str:
         text = _ADDRESS.sub("", " ".join(str(error).split()))[:140]
     except Exception:  # a student's error may have a broken __str__
         text = ""
-    line = _line_in(error, fn)
-    return f"raised {type(error).__name__}{line}" + (f": {text}" if text else "")
-
-
-def _line_in(error: BaseException, fn: Any) -> str:
-    """Return the last line of the answer's own cell or file that an error went through."""
     file = getattr(getattr(unwrap(fn), "__code__", None), "co_filename", None)
-    if place := getattr(error, "place", ""):  # the answer ran in another process
-        return str(place)
     trace = walk_tb(error.__traceback__)
     lines = [line for frame, line in trace if frame.f_code.co_filename == file]
-    return f" in line {lines[-1]}" if lines else ""
+    where = f" in line {lines[-1]}" if lines else ""
+    where = getattr(error, "place", "") or where  # the answer may have run in another process
+    return f"raised {type(error).__name__}{where}" + (f": {text}" if text else "")
 
 
 # Predict, then look: write a number down before the model says its own, then compare.

@@ -318,7 +318,10 @@ def _changed(prices: Prices, groups: Partition, rng: random.Random) -> Partition
         parts = [group & ~(1 << op), other | 1 << op]
     else:
         parts = _copied(prices, rest, group, op)
-    return _checked(prices, rest, parts)
+    pieces = [piece for part in parts for piece in relations.components(part)]
+    found = tuple(dict.fromkeys([*rest, *pieces]))
+    ordered = relations.order(found)
+    return found if ordered is not None and relations.covers(ordered) else None
 
 
 def _copied(prices: Prices, rest: list[int], group: int, op: int) -> list[int]:
@@ -334,13 +337,3 @@ def _copied(prices: Prices, rest: list[int], group: int, op: int) -> list[int]:
         elif other == 1 << op:
             rest.remove(other)
     return parts
-
-
-def _checked(prices: Prices, rest: list[int], parts: list[int]) -> Partition | None:
-    """Return the groups with the joined pieces of some parts, or None when no order runs them."""
-    pieces = [piece for part in parts for piece in prices.relations.components(part)]
-    found = tuple(dict.fromkeys([*rest, *pieces]))
-    ordered = prices.relations.order(found)
-    if ordered is None or not prices.relations.covers(ordered):
-        return None
-    return found

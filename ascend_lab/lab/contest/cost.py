@@ -334,18 +334,13 @@ def _moves(group: Group, tiles: _Tiles, k: int) -> Parts:
             area, depth = tiles.high(height) * (1 if split else width), width if split else 1
         present = (tiles.high(piece.height) > 0) & (tiles.wide(piece.width) > 0)
         if tiles.before is not None and (piece.role == "whole" or (split and one)):
-            present &= ~_held(piece, tiles, tiles.before)
+            rows, columns = tiles.before  # who finds a slice of factors that the one before used
+            was = (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
+            same = columns == tiles.columns if piece.role == "right" else rows == tiles.rows
+            present &= ~(was & same)
         key = (split, depth)
         parts[key] = parts.get(key, 0.0) + count * np.where(present, area, 0.0)
     return parts
-
-
-def _held(piece: Slice, tiles: _Tiles, before: tuple[Ints, Ints]) -> NDArray[np.bool_]:
-    """Return which tiles find a slice of factors that the tile before them used."""
-    rows, columns = before
-    was = (rows >= 0) & (rows * tiles.h < piece.height) & (columns * tiles.w < piece.width)
-    same = columns == tiles.columns if piece.role == "right" else rows == tiles.rows
-    return np.asarray(was & same)
 
 
 def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:

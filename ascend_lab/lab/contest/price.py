@@ -33,7 +33,10 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     All candidates are estimated at once; the `exact` best are priced, where a slice can stay for
     the next tile also along rows and along columns, to and fro.
     """
-    w, h, k = _candidates(group)
+    wide, high = group.problem.native
+    steps = _depths([depth for depth in group.depths if depth > 1] or [1])
+    axes = _sides(group.widths, wide), _sides(group.heights, high), steps
+    w, h, k = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
     fits = working_set(group, (w, h, k), np.minimum) <= group.problem.capacity
     every = np.where(fits, _estimate(group, w, h, k), np.inf)
     estimate = every.ravel()
@@ -72,15 +75,6 @@ def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
     return tuple(grid.ravel().tolist())
 
 
-def _candidates(group: Group) -> tuple[Floats, Floats, Floats]:
-    """Return widths, heights and depths to try, each along an axis of its own."""
-    wide, high = group.problem.native
-    deep = _depths([depth for depth in group.depths if depth > 1] or [1])
-    axes = _sides(group.widths, wide), _sides(group.heights, high), deep
-    first, second, third = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
-    return first, second, third
-
-
 def _sides(lengths: Sequence[int], native: int) -> list[int]:
     """Return tile sides: the lengths, equal parts of the longest, native times or halves."""
     longest = max(lengths)
@@ -108,7 +102,13 @@ def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
     """Return about the time of every candidate: first, middle and last steps added over tiles."""
     steps = np.ceil(max(group.depths) / k)
     one = steps == 1
-    compute = _compute(group, w, h) / steps
+    wide, high = group.problem.native
+    compute = np.zeros((w.size, h.size, 1))  # native tiles begun, all tiles together
+    for work in group.works:
+        down = work.height // h * np.ceil(h / high) + np.ceil(work.height % h / high)
+        across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
+        compute += work.base_cost * (down * across)
+    compute = compute / steps
     lefts, wholes, rights, first, last = _traffic(group)
     by_row = np.ceil(max(group.heights) / h) >= np.ceil(max(group.widths) / w)
     once, whole_once, right_once = (sum(areas.values()) for areas in (lefts, wholes, rights))
@@ -142,17 +142,6 @@ def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
 def _again(areas: Areas, side: Floats) -> Floats:
     """Return the elements moved when each area moves once for every tile along a length."""
     return sum((np.ceil(length / side) * area for length, area in areas.items()), 0.0 * side)
-
-
-def _compute(group: Group, w: Floats, h: Floats) -> Floats:
-    """Return the compute time of every candidate: native tiles begun, all tiles together."""
-    wide, high = group.problem.native
-    total = np.zeros((w.size, h.size, 1))
-    for work in group.works:
-        down = work.height // h * np.ceil(h / high) + np.ceil(work.height % h / high)
-        across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
-        total += work.base_cost * (down * across)
-    return total
 
 
 Kept = frozenset[int]

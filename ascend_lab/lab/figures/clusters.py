@@ -12,7 +12,6 @@ from matplotlib.patches import Circle, FancyBboxPatch
 
 from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
 from ascend_lab.cluster.loader import Kind, family, kind_of, link_kinds, rate_text
-from ascend_lab.errors import InputError
 from ascend_lab.lab.chip_report import format_size
 from ascend_lab.lab.figures import style as st
 
@@ -63,7 +62,13 @@ def fig_topology(topology: Topology) -> st.LabFigure:
         handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=1.8, label=label))
     if handles:
         fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
-    return st.finish(fig, alt=_alt(topology, kinds))
+    links = (f"{n} links {ends} of {rate_text(rate)}" for (ends, _, rate), n in kinds[:6])
+    alt = (
+        f"Topology {topology.name}: {topology.size} devices in {len(topology.groups)} "
+        f"servers, {len(topology.switches)} switches; {'; '.join(links) or 'no links'}; "
+        f"{rate_text(topology.bisection_bytes_per_s())} between the halves."
+    )
+    return st.finish(fig, alt=alt)
 
 
 # -- places ---------------------------------------------------------------------------------------
@@ -73,7 +78,14 @@ def _ends_of(count: int, most: int) -> list[int]:
 
 
 def _planned(topology: Topology) -> _Plan:
-    plan, owner = _Plan(), _owners(topology)
+    plan, near = _Plan(), _neighbours(topology)
+    server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
+    owner: dict[int, int] = {}  # the server of a switch that devices of one server only hang on
+    for switch in range(topology.size, topology.size + len(topology.switches)):
+        servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
+        network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
+        if len(servers) == 1 and (len(topology.groups) > 1 or not network):
+            (owner[switch],) = servers
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     width = st.WIDTH_IN / len(drawn)
     for place, server in enumerate(drawn):
@@ -92,18 +104,6 @@ def _neighbours(topology: Topology) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for a, b in sorted({*topology.between, *((b, a) for a, b in topology.between)}):
         found.setdefault(a, []).append(b)
-    return found
-
-
-def _owners(topology: Topology) -> dict[int, int]:
-    """Return the server of every switch that devices of one server only hang on."""
-    server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
-    near, found = _neighbours(topology), {}
-    for switch in range(topology.size, topology.size + len(topology.switches)):
-        servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
-        network = family(topology.label(switch)) in ("rail", "spine", "ethernet")
-        if len(servers) == 1 and (len(topology.groups) > 1 or not network):
-            (found[switch],) = servers
     return found
 
 
@@ -168,14 +168,9 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
 def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     for server, (left, right) in zip(drawn, plan.boxes, strict=True):
-        look: dict[str, Any] = {
-            "facecolor": st.LIGHT,
-            "edgecolor": st.INK,
-            "linewidth": 0.8,
-            "zorder": 0,
-        }
-        shape = "round,pad=0,rounding_size=0.08"
-        ax.add_patch(FancyBboxPatch((left, 0), right - left, SERVER_IN, boxstyle=shape, **look))
+        shape: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.08", "zorder": 0}
+        look = {"facecolor": st.LIGHT, "edgecolor": st.INK, "linewidth": 0.8, **shape}
+        ax.add_patch(FancyBboxPatch((left, 0), right - left, SERVER_IN, **look))
         count = len(topology.groups[server])
         name = f"server {server}" if len(topology.groups) > 1 else topology.name
         title = f"{name}: {count} device{'s' if count > 1 else ''}"
@@ -206,59 +201,23 @@ def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
         st.put(ax, *at, label[:10], fontsize=7, zorder=4)
 
 
-def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
-    links = (f"{n} links {ends} of {rate_text(rate)}" for (ends, _, rate), n in kinds[:6])
-    said = "; ".join(links)
-    return (
-        f"Topology {topology.name}: {topology.size} devices in {len(topology.groups)} "
-        f"servers, {len(topology.switches)} switches; {said or 'no links'}; "
-        f"{rate_text(topology.bisection_bytes_per_s())} between the halves."
-    )
-
-
 # -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
-MOST_PANELS = 8
-FAMILIES = {
-    "recursive-doubling": ("RD", st.SKY),
-    "tree": ("T", st.GREY),
-    "mesh": ("M", st.YELLOW),
-    "halving-doubling": ("HD", st.GREEN),
-    "nhr": ("N", st.PURPLE),
-    "bruck": ("B", st.SKY),
-    "pairwise": ("PW", st.ORANGE),
-    "star": ("S", st.PURPLE),
-    "ring": ("R", st.ORANGE),
-    "double-ring": ("2R", st.ORANGE),
-    "chain": ("C", st.VERMILLION),
-    "pipeline": ("P", st.PURPLE),
-    "hierarchical": ("H", st.BLUE),
-}
+FAMILIES = {name: (said, getattr(st, colour))
+            for name, (said, colour) in st.LOOKS["families"].items()}  # fmt: skip
 """Letters and colour of each algorithm in the map."""
 DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
 """Colours on which letters are white."""
 
 
-def contributions(
-    schedule: Schedule, rounds: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Return (rank, block): of how many ranks an all-reduce holds the sum after some rounds."""
-    if schedule.op != "all_reduce":
-        raise InputError("an all_reduce to count contributions of", schedule.op, "make one")
-    cut = replace(schedule, rounds=schedule.rounds[:rounds])
-    ones = [np.ones(schedule.blocks, np.int64)] * schedule.ranks
-    return np.stack(execute(cut, ones))
-
-
 def fig_holdings(schedule: Schedule) -> st.LabFigure:
     """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
     shown = range(len(schedule.rounds) + 1)
-    if len(shown) > MOST_PANELS:
-        raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")
     fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
     panels, said = st.panels(axes), []
+    ones = [np.ones(schedule.blocks, np.int64)] * schedule.ranks
     for number, ax in zip(shown, panels, strict=True):
-        held = contributions(schedule, number)
+        held = np.stack(execute(replace(schedule, rounds=schedule.rounds[:number]), ones))
         ax.imshow(held, cmap=SHADES, vmin=0, vmax=schedule.ranks, aspect="equal")
         for (rank, block), count in np.ndenumerate(held):
             dark = count > schedule.ranks / 2
@@ -299,12 +258,9 @@ def fig_best_collective(
     used = [name for name in FAMILIES if any(name in line for line in names)]
     looks = {f"{FAMILIES[n][0]}: {n}": {"fc": FAMILIES[n][1], "ec": st.INK} for n in used}
     st.key(fig, looks, loc="outside upper center", ncols=min(4, len(used)))
-    lines = zip(counts, names, strict=True)
-    said = "; ".join(f"{p} devices {_runs(line)}" for p, line in lines)
-    return st.finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
-
-
-def _runs(line: Sequence[str]) -> str:
-    """Return "ring from 1 KiB, mesh from 4 KiB" for a row of the map."""
-    starts = [i for i, name in enumerate(line) if i == 0 or name != line[i - 1]]
-    return ", ".join(f"{line[i]} from {format_size(SIZES_BYTES[i])}" for i in starts)
+    said = []
+    for count, line in zip(counts, names, strict=True):
+        starts = [i for i, name in enumerate(line) if i == 0 or name != line[i - 1]]
+        from_on = (f"{line[i]} from {format_size(SIZES_BYTES[i])}" for i in starts)
+        said.append(f"{count} devices {', '.join(from_on)}")
+    return st.finish(fig, alt=f"The quickest {op} on {kind}: {'; '.join(said)}.")

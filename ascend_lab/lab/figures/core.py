@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -21,34 +22,10 @@ Hop = tuple[str, str]
 KIB = 1024
 WHITE = "#FFFFFF"
 WIDTH, HEIGHT = 100.0, 58.0
-BOXES: Mapping[str, tuple[float, float, float, float]] = {
-    "GM": (0.5, 0.5, 11, 57),
-    "L1": (27, 33, 12, 13),
-    "L0A": (59, 41, 12, 8),
-    "L0B": (59, 29, 12, 8),
-    "L0C": (84, 20.5, 14, 7.5),
-    "BT": (59, 25.2, 12, 3),
-    "UB": (27, 1.5, 44, 8),
-    "M": (84, 33, 14, 13),
-    "V": (84, 1, 14, 9),
-}
+BOXES: Mapping[str, tuple[float, float, float, float]] = st.LOOKS["boxes"]
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
 WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
-    ("GM", "L1"): (((11.5, 39), (27, 39)), (20, 39)),
-    ("GM", "L0A"): (((11.5, 47.5), (59, 47.5)), (20, 47.5)),
-    ("GM", "L0B"): (((11.5, 31), (59, 31)), (20, 31)),
-    ("GM", "UB"): (((11.5, 7.5), (27, 7.5)), (20, 7.5)),
-    ("UB", "GM"): (((27, 3.5), (11.5, 3.5)), (20, 3.5)),
-    ("L1", "L0A"): (((39, 43.5), (59, 43.5)), (48, 43.5)),
-    ("L1", "L0B"): (((39, 35), (59, 35)), (48, 35)),
-    ("L1", "UB"): (((36, 33), (36, 9.5)), (36, 22)),
-    ("UB", "L1"): (((30, 9.5), (30, 33)), (30, 15)),
-    ("L0C", "UB"): (((84, 22.5), (66, 22.5), (66, 9.5)), (66, 15)),
-    ("UB", "L0C"): (((54, 9.5), (54, 26.5), (84, 26.5)), (54, 15)),
-    ("L1", "BT"): (((37, 33), (37, 26.7), (59, 26.7)), (48, 27.6)),
-    ("L0C", "GM"): (((84, 21.5), (11.5, 21.5)), (22, 21.5)),
-    ("L0C", "L1"): (((84, 24), (31, 24), (31, 33)), (77, 24)),
-    ("UB", "UB"): (((71, 7.5), (84, 7.5)), (77.5, 5.5)),
+    (way.partition("->")[0], way.partition("->")[2]): ends for way, ends in st.LOOKS["ways"].items()
 }
 """Corner points of every arrow and where its label stands; an unlisted path is a straight line."""
 
@@ -92,31 +69,16 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
     Raises `PathError` for a buffer the chip lacks or that no chain reaches.
     """
     spaces = ["GM", *chip.buffers]
-    for name in (src, dst):
-        if name not in spaces:
-            raise PathError(f"a memory of {chip.name}", name, f"use one of {', '.join(spaces)}")
-    chains: list[list[Move]] = [[]]
-    for _ in spaces:
-        grown = [
-            [*chain, move_over(chip, hop, size_bytes)]
-            for chain in chains
-            for hop in chip.paths
-            if hop[0] == (chain[-1].hop[1] if chain else src)
-        ]
-        there = [chain for chain in grown if chain[-1].hop[1] == dst]
-        if there:
-            return min(there, key=lambda chain: sum(m.occupied_cycles for m in chain))
-        # One chain per buffer is enough to go on from: the quickest of those that reach it first.
-        grown.sort(key=lambda chain: -sum(m.occupied_cycles for m in chain))
-        chains = list({chain[-1].hop[1]: chain for chain in grown}.values())
+    if unknown := {src, dst} - {*spaces}:
+        needed, remedy = f"a memory of {chip.name}", f"use one of {', '.join(spaces)}"
+        raise PathError(needed, min(unknown), remedy)
+    for inside in range(len(spaces) - 1):
+        ways = [list(pairwise((src, *way, dst))) for way in permutations(spaces, inside)]
+        legal = [way for way in ways if set(way) <= set(chip.paths)]
+        chains = [[move_over(chip, hop, size_bytes) for hop in way] for way in legal]
+        if chains:
+            return min(chains, key=lambda chain: sum(m.occupied_cycles for m in chain))
     raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
-
-
-def unit_pipes(chip: Chip, unit: str) -> list[str]:
-    """Return the queues that the scalar unit of a core of kind `unit` feeds, in one order."""
-    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
-    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
-    return [pipe for pipe in st.PIPE_STYLE if pipe in used]
 
 
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
@@ -170,7 +132,10 @@ def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> No
     row = top - 5.0
     arrow = {"arrowstyle": "-|>", "color": st.INK}
     ax.annotate("", (28, row + 2), (24.5, row + 2), arrowprops=arrow, zorder=2)
-    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(unit_pipes(chip, unit))]
+    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
+    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
+    fed = [pipe for pipe in st.PIPE_STYLE if pipe in used]
+    queues = [(pipe, 28 + 8.6 * i, 8, pipe, 2) for i, pipe in enumerate(fed)]
     for pipe, x, width, text, up in (("S", 15.5, 9, "scalar S", 1.9), *queues):
         look = st.PIPE_STYLE[pipe]
         st.box(ax, x, row, width, 4, zorder=3, **look.patch_args())
@@ -275,8 +240,6 @@ def fig_sharing(
 
 def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFigure:
     """Draw memory traffic and share of peak of a layer against the side of its square weights."""
-    if len(sides) != len(runs) or not runs:
-        raise st.FigureError("one timeline per side", f"{len(sides)} and {len(runs)}", "pair them")
     chip = runs[0].chip
     fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
     edge = (chip.l2.size_bytes / 2) ** 0.5

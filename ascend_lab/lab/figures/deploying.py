@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ascend_lab.compress import Scale, calibrate
-from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
 from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, dvpp, play
@@ -32,8 +31,6 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
     Above lies the histogram of the values.
     """
     most = float(np.abs(values).max())
-    if not most > 0:
-        raise InputError("values that are not all zero", str(most), "give others")
     fig, (top, ax) = st.new_figure(nrows=2, height_in=3.9, sharex=True, height_ratios=(1, 2))
     top.hist(np.abs(values), bins=80, range=(0, most), color=st.SKY, edgecolor=st.INK, lw=0.3)
     top.set(yscale="log", ylabel="how many")
@@ -64,7 +61,6 @@ def fig_clipping(values: np.ndarray, bits: int = 4) -> st.LabFigure:
 
 def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFigure:
     """Draw accuracies against bits, a curve a way of choosing, and that of the float network."""
-    st.some(rows, "curve")
     fig, ax = st.new_figure(height_in=3.0)
     said = []
     for (name, found), mark in zip(rows.items(), MARKS, strict=False):
@@ -249,18 +245,15 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
         right.plot([], [], marker=marker, color=colour, linestyle="none", label=pipe)
     fig.legend(loc="outside upper right", ncols=len(PIPES))
-    return st.finish(fig, alt=_alt(shown))
+    inside = sum(not row.misses for row in shown)
+    took = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in shown)
+    off = ((row.name, p, e) for row in shown for p, e in row.share_errors.items())
+    wide = (f"{p} of {name} {e:+.0%}" for name, p, e in off if abs(e) > SHARE_LIMIT)
+    alt = (
+        f"Errors of the model on {len(shown)} published rows, {inside} of them inside both bands. "
+        f"Times: {took}. Shares outside: {', '.join(wide) or 'none'}."
+    )
+    return st.finish(fig, alt=alt)
 
 
 _MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), (st.GREEN, "^"), (st.PURPLE, "D"))
-
-
-def _alt(rows: Sequence[ValidationRow]) -> str:
-    inside = sum(not row.misses for row in rows)
-    times = ", ".join(f"{row.name} {row.time_error:+.0%}" for row in rows)
-    errors = ((row.name, p, e) for row in rows for p, e in row.share_errors.items())
-    wide = (f"{p} of {name} {e:+.0%}" for name, p, e in errors if abs(e) > SHARE_LIMIT)
-    return (
-        f"Errors of the model on {len(rows)} published rows, {inside} of them inside both bands. "
-        f"Times: {times}. Shares outside: {', '.join(wide) or 'none'}."
-    )

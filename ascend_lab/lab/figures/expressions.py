@@ -165,9 +165,24 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     st.pipe_legend(axes[0, 1], ["MTE2", "V", "MTE3"], **PIPES_AT)
     if title:
         fig.suptitle(title, fontsize=10.5)
-    _bars_of_bytes(axes[1, 1], runs[0], shapes[0])
+    elements, left = shapes[0][0] * shapes[0][1], axes[1, 1]
+    values = [ns.gm_bytes(r) / elements if r else 0.0 for r in runs[0].values()]
+    for row, value in enumerate(values):
+        left.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
+        left.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
+    left.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
+    _letters(left, len(values), 1.15 * max(values))
     _bars_of_cycles(axes[1, 2], runs, shapes)
-    return st.finish(fig, alt=_alt(chip, runs, shapes))
+    parts = []
+    for each, (rows, columns) in zip(runs, shapes, strict=True):
+        told = []
+        for name, run in each.items():
+            moved = ns.gm_bytes(run) / rows / columns if run else 0.0
+            cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
+            told.append(f"{name} {cost}")
+        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
+    alt = f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
+    return st.finish(fig, alt=alt)
 
 
 def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
@@ -179,15 +194,6 @@ def _runs(operator: Operator, chip: str, shape: tuple[int, int]) -> Runs:
         except errors.CapacityError:
             found[name] = None
     return found
-
-
-def _bars_of_bytes(ax: Any, runs: Runs, shape: tuple[int, int]) -> None:
-    values = [ns.gm_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
-    for row, value in enumerate(values):
-        ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
-        ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
-    ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
-    _letters(ax, len(values), 1.15 * max(values))
 
 
 def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> None:
@@ -216,18 +222,6 @@ def _letters(ax: Any, count: int, right: float) -> None:
     ax.set(ylim=(count - 0.45, -0.55), xlim=(0, right), xticks=[])
     ax.spines["bottom"].set_visible(False)
     ax.tick_params(axis="y", length=0)
-
-
-def _alt(chip: str, runs: list[Runs], shapes: tuple[tuple[int, int], ...]) -> str:
-    parts = []
-    for each, (rows, columns) in zip(runs, shapes, strict=True):
-        told = []
-        for name, run in each.items():
-            moved = ns.gm_bytes(run) / rows / columns if run else 0.0
-            cost = f"{moved:.0f} bytes per element, {run.cycles} cycles" if run else "does not fit"
-            told.append(f"{name} {cost}")
-        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
-    return f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
 
 
 def fig_expression(
@@ -275,8 +269,12 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
         twice = sum(count for _, count in ranges) - n
         for number, (start, count) in enumerate(ranges):
             moved = bool(twice) and number == len(ranges) - 1
-            colour = 2 if moved else number % 2
-            _draw_part(ax, 2.4 * line + moved, start, count, colour, twice * moved)
+            looks = (st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK)
+            face, ink = looks[2 if moved else number % 2]
+            low, hidden = 2.4 * line + moved, twice * moved  # a label keeps out of the hatched
+            ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
+            middle = start + hidden + (count - hidden) / 2
+            st.put(ax, middle, low, f"{count} from {start}", color=ink)
         if twice:
             shared = {"facecolor": "none", "edgecolor": st.INK, "hatch": "////", "linewidth": 0}
             ax.barh(2.4 * line + 0.5, twice, 1.8, n - factor, **shared)
@@ -287,13 +285,6 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(f"element of y, n = {n}, split by {factor} (hatched: computed twice)")
     return st.finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(said))
-
-
-def _draw_part(ax: Any, low: float, start: int, count: int, colour: int, hidden: int) -> None:
-    """Draw one part of a split loop; its label keeps out of the first `hidden` elements."""
-    face, ink = ((st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK))[colour]
-    ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
-    st.put(ax, start + hidden + (count - hidden) / 2, low, f"{count} from {start}", color=ink)
 
 
 # -- choices -------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import numpy as np
 
 from ascend_lab import isa, sim
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
 from ascend_lab.lab.figures import nests, style as st
 from ascend_lab.ops import attention, expressions
@@ -24,8 +23,6 @@ def fig_online_softmax(
     scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2
 ) -> st.LabFigure:
     """Draw online softmax after every block of `block` scores, and the quotient at the end."""
-    if not len(scores) or block < 1:
-        raise InputError("at least one score, blocks of at least 1", f"{scores}, {block}", "change")
     values, ends = np.asarray(scores, float), list(range(block, len(scores) + block, block))
     fig, axes = st.new_figure(ncols=len(ends) + 1, height_in=2.6, sharey=True)
     said, before, total, peak = [], np.zeros(0), 0.0, -math.inf
@@ -122,9 +119,18 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     laws = [8 * n * n for n in lengths], [fs.traffic_bytes(s, tiling) for s in shapes]
     fig, axes = st.new_figure(ncols=2, height_in=3.2, sharey=True)
     panels, said = (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes")), []
+    sizes = [2**p for p in range(-2, 17, 2)]
     for ax, (name, field) in zip(axes, panels, strict=True):
         one, two = ([getattr(cost, field) for cost in costs] for costs in (apart, flash))
-        _draw_sizes(ax, lengths, one, two, least)
+        ax.plot(lengths, one, "s", color=st.VERMILLION, ms=5, label="three operators")
+        ax.plot(lengths, two, "o", color=st.BLUE, ms=5, label="FlashAttention")
+        ax.plot(lengths, least, color=st.GREY, ls=(0, (3, 2)), label="q, k, v, result once")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
+        ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        ax.set_yticks([size * MIB for size in sizes], [f"{size:,}" for size in sizes])
+        ax.set_ylim(top=2**18 * MIB)
         ax.set_title(name, loc="left")
         said.append(f"{name}: three operators {_span(one)}, FlashAttention {_span(two)}")
     for law, colour, text in zip(laws, (st.VERMILLION, st.BLUE), ("8 n²", "the law"), strict=True):
@@ -136,21 +142,6 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     span = f"n from {lengths[0]:,} to {lengths[-1]:,}, width {depth}, blocks of {rows} rows"
     end = f"q, k, v and result once: {_span(least)}"
     return st.finish(fig, alt=f"Bytes on {chip}, {span}. {'. '.join(said)}; {end}.")
-
-
-def _draw_sizes(
-    ax: Any, lengths: Sequence[int], apart: Sequence[int], flash: Sequence[int], least: Any
-) -> None:
-    ax.plot(lengths, apart, "s", color=st.VERMILLION, ms=5, label="three operators")
-    ax.plot(lengths, flash, "o", color=st.BLUE, ms=5, label="FlashAttention")
-    ax.plot(lengths, least, color=st.GREY, ls=(0, (3, 2)), label="q, k, v, result once")
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
-    ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
-    ax.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    sizes = [2**p for p in range(-2, 17, 2)]
-    ax.set_yticks([size * MIB for size in sizes], [f"{size:,}" for size in sizes])
-    ax.set_ylim(top=2**18 * MIB)
 
 
 def _span(sizes: Sequence[int]) -> str:
@@ -170,7 +161,17 @@ def fig_flash_blocks(
     blocks = -(-length // rows)
     tiling = FlashTiling(rows, keys, 1, min(blocks, device.core_count))
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
-    _draw_blocks(left, length, rows, keys, -(-blocks // tiling.grid_rows))
+    high, wide, own = min(rows, length), min(keys, length), -(-blocks // tiling.grid_rows)
+    st.box(left, 0, 0, length, length, fc=st.LIGHT, ec=st.INK)
+    st.box(left, 0, 0, length, min(own * rows, length), fc=st.SKY, ec="none")
+    for at in range(rows, length, rows):
+        left.plot([0, length], [at, at], color=st.INK, lw=0.5, ls="-")
+    for at in range(keys, length, keys):
+        left.plot([at, at], [0, high], color=st.INK, lw=0.5, ls="-")
+    st.box(left, 0, 0, wide, high, fc=st.ORANGE, ec=st.INK)
+    left.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys", ylabel="rows of q")
+    left.set(xticks=[0, length], yticks=[0, length])
+    left.set_title("blue: first core, orange: a block", loc="left")
     shares = {s: n / device.buffers[s] for s, n in fs.tile_bytes(shape, tiling).items()}
     _draw_shares(right, shares, device)
     text = "does not fit"
@@ -181,20 +182,6 @@ def fig_flash_blocks(
     parts = ", ".join(f"{space} {share:.0%}" for space, share in shares.items())
     alt = f"Scores {length} x {length} in blocks of {rows} x {keys} on {chip}, {text}"
     return st.finish(fig, alt=f"{alt}. Use: {parts}.")
-
-
-def _draw_blocks(ax: Any, length: int, rows: int, keys: int, own: int) -> None:
-    """Draw the matrix of scores; the first core's rows tinted, one block filled."""
-    st.box(ax, 0, 0, length, length, fc=st.LIGHT, ec=st.INK)
-    st.box(ax, 0, 0, length, min(own * rows, length), fc=st.SKY, ec="none")
-    for at in range(rows, length, rows):
-        ax.plot([0, length], [at, at], color=st.INK, lw=0.5, ls="-")
-    for at in range(keys, length, keys):
-        ax.plot([at, at], [0, min(rows, length)], color=st.INK, lw=0.5, ls="-")
-    st.box(ax, 0, 0, min(keys, length), min(rows, length), fc=st.ORANGE, ec=st.INK)
-    ax.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys", ylabel="rows of q")
-    ax.set(xticks=[0, length], yticks=[0, length])
-    ax.set_title("blue: first core, orange: a block", loc="left")
 
 
 def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:

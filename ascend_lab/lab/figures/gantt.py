@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.patheffects import Normal, Stroke
 
-from ascend_lab import errors, isa
+from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.lab.figures import style as st
 from ascend_lab.sim import Span, Timeline, simulate
@@ -21,10 +21,6 @@ BAR, STALL, RAIL = 0.62, 0.24, 0.42
 MAX_BARS = 1500
 """Above this many bars in a window, neighbours closer than a pixel are drawn as one."""
 Window = tuple[int, int]
-
-
-class WindowError(errors.AscendLabError):
-    """A part of the timeline that cannot be drawn."""
 
 
 def pipes_of(timelines: Iterable[Timeline]) -> list[str]:
@@ -45,9 +41,9 @@ def draw_gantt(
     """Draw one timeline into the axes: a row per pipe, cycles from left to right.
 
     `window` is (first, last) cycle; `numbers` counts the pieces of work between two flags, which
-    for a queue kernel are the tiles. Raises `WindowError` for an empty window.
+    for a queue kernel are the tiles.
     """
-    first, last = _window(timeline, window)
+    first, last = window or (0, timeline.cycles)
     rows = {pipe: row for row, pipe in enumerate(pipes or pipes_of([timeline]))}
     spans = [s for s in timeline.spans if s.end > first and s.start < last]
     gap = (last - first) / 1000 if len(spans) > MAX_BARS else -1
@@ -82,15 +78,6 @@ _STALL_STYLE: dict[str, Any] = {
     "linewidth": 0.7,
 }
 _LATENCY_STYLE: dict[str, Any] = {"color": st.INK, "linewidth": 1.0, "linestyle": (0, (1, 1))}
-
-
-def _window(timeline: Timeline, window: Window | None) -> Window:
-    first, last = (0, timeline.cycles) if window is None else window
-    if not 0 <= first < last or first >= max(timeline.cycles, 1):
-        needed = "a window (first, last) of cycles with 0 <= first < last inside"
-        got, remedy = f"({first}, {last})", "leave it out to draw everything"
-        raise WindowError(f"{needed} 0..{timeline.cycles}", got, remedy)
-    return first, last
 
 
 def _is_sync(span: Span) -> bool:
@@ -169,7 +156,7 @@ def gantt_legend(
 
 def describe(timeline: Timeline, window: Window | None = None) -> str:
     """Return the sentence a reader needs instead of the picture: shares, stalls, critical path."""
-    first, last = _window(timeline, window)
+    first, last = window or (0, timeline.cycles)
     shares = []
     for pipe in pipes_of([timeline]):
         own = (s for s in timeline.spans if s.pipe == pipe and not _is_sync(s))

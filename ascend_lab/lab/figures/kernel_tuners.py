@@ -1,6 +1,5 @@
 """Figures of the vector and the cube tuner: trees that grow, populations over a landscape."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from ascend_lab.aoe import Point, Space, completed, drive
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.search import Mcts, Node, tree_of
 from ascend_lab.aoe.workers import Measure
-from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import gantt, style as st
 from ascend_lab.lab.tuning import Person, SimpleGenetic
 from ascend_lab.sim import Timeline
@@ -32,8 +30,6 @@ def fig_toy_tree(
 
     Leaves never visited are grey; `path` is drawn bold.
     """
-    if not costs or any(len(point) != 2 for point in costs):
-        raise InputError("points of two decisions", f"{len(costs)} points", "give some")
     fig, ax = st.new_figure(height_in=2.5)
     spots: dict[Point, tuple[float, float]] = {p: (i, 0.0) for i, p in enumerate(costs)}
     for first in dict.fromkeys(p[0] for p in costs):
@@ -65,13 +61,15 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     One column a decision; decisions in which every prefix had one value tried are left out. The
     path to the best point has a bold edge. Low bars stay nameless.
     """
-    if not root.visits or not math.isfinite(root.best):
-        raise InputError("a tree of trials", f"{root.visits} visits", "run the search first")
     last = min(deepest, len(names))
     tree = tree_of(root, last)
     forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < last}
     levels = [0, *(sorted(forks) or [1])]  # depths at which some node has a sibling
-    spans, best = _spans(tree, root), _best_path(root)
+    spans, node = _spans(tree, root), root
+    best: Point = ()
+    while node.children:  # along the children of least cost
+        value, node = min(node.children.items(), key=lambda child: child[1].best)
+        best = (*best, value)
     fig, ax = st.new_figure(height_in=3.6)
     for point, span in spans.items():
         if len(point) in levels:
@@ -101,15 +99,6 @@ def _spans(tree: Tree, root: Node) -> dict[Point, tuple[float, float]]:
             spans[(*point, value)] = (low, low + share)
             low += share
     return spans
-
-
-def _best_path(root: Node) -> Point:
-    """Return the point along the children of least cost."""
-    path: Point = ()
-    while root.children:
-        value, root = min(root.children.items(), key=lambda child: child[1].best)
-        path = (*path, value)
-    return path
 
 
 def _draw(
@@ -146,7 +135,6 @@ def fig_grown_tree(
 
 def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw the Gantt charts of several schedules of one operator below each other, to one scale."""
-    st.some(timelines, "timeline")
     rows = len(gantt.pipes_of(timelines.values()))
     last = max(line.cycles for line in timelines.values())
     fig, axes = st.new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
@@ -167,7 +155,6 @@ SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     """Draw cycles by tile: rows m down, columns n across, in fractals; None: does not fit."""
     good = {tile: cost for tile, cost in cycles.items() if cost is not None}
-    st.some(good, "tile that fits")
     rows, cols = (sorted({tile[i] for tile in cycles}) for i in (0, 1))
     best, least, most = min(good, key=lambda t: good[t]), min(good.values()), max(good.values())
     fig, ax = st.new_figure(height_in=2.5)
@@ -196,8 +183,6 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
 
 def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> st.LabFigure:
     """Draw two parents, their mix (a decision of `one` where a pick is true), the legal child."""
-    if not len(one) == len(two) == len(picks) == len(space.names):
-        raise InputError(f"{len(space.names)} picks", str(len(picks)), "give one per decision")
     mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
     child = completed(space, mixed)
     colours = [st.SKY if pick else st.ORANGE for pick in picks]
@@ -232,7 +217,6 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
     Below: every point of every generation, relative to the least of `costs`, and how
     many tilings of the space are cheaper.
     """
-    st.some(log, "generation")
     fig, _ = st.new_figure(height_in=4.4)
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
@@ -307,8 +291,6 @@ def fig_evolution(
     budget: int = 200,
 ) -> st.LabFigure:
     """Run the simple genetic search on a table of costs and draw it as `fig_population`."""
-    if keep >= size:
-        raise InputError(f"fewer than {size} points kept", str(keep), "keep fewer")
     search = SimpleGenetic(size, keep, mutation)
     drive(search, space, lambda p: float(costs[space.row(p)]), budget, seed=seed)
     return fig_population(space, costs, search.log)
@@ -321,7 +303,6 @@ def fig_anytime(
 
     `lines` are levels to mark.
     """
-    st.some(curves, "search")
     fig, ax = st.new_figure(height_in=2.9)
     said = []
     colours = (st.BLUE, st.VERMILLION, st.PURPLE, st.GREEN, st.ORANGE)

@@ -36,7 +36,12 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     said, image = [], None
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=False):
         image = _colour(ax, layout, top)
-        ax.set_title(f"{name}: {' '.join(_words(layout))}")
+        words = []  # the stored axes: M1, M0, N for an axis in two pieces and one in one
+        for piece in layout.pieces:
+            single = len(layout.of_axis(piece.axis)) == 1
+            half = "" if single else "0" if piece.step == 1 else "1"
+            words.append(layout.axes[piece.axis] + half)
+        ax.set_title(f"{name}: {' '.join(words)}")
         if layout.elements <= SMALL:
             for (row, column), place in np.ndenumerate(addresses(layout)):
                 colour = "#FFFFFF" if place < 0.45 * layout.elements else st.INK
@@ -103,16 +108,6 @@ def fig_padding(most: int = 96) -> st.LabFigure:
 def padded_share(channels: int, dtype: str) -> float:
     """Return the share of NC1HWC0 that is padding for images of `channels` channels."""
     return address_map("NC1HWC0", (1, channels, 1, 1), dtype).padded_share
-
-
-def _words(layout: AddressMap) -> list[str]:
-    """Name the stored axes of a map: M1, M0, N for an axis in two pieces and one in one."""
-    names = []
-    for piece in layout.pieces:
-        single = len(layout.of_axis(piece.axis)) == 1
-        half = "" if single else "0" if piece.step == 1 else "1"
-        names.append(layout.axes[piece.axis] + half)
-    return names
 
 
 def _colour(ax: Any, layout: AddressMap, top: int) -> Any:
@@ -223,21 +218,16 @@ def fig_windows(
     for ax in axes[1]:
         ax.remove()
     _balance(fig.add_subplot(axes[0, 0].get_gridspec()[1, :]), sizes)
-    return st.finish(fig, alt=_say_windows(shape, matrix, copies, sizes, marked))
-
-
-def _say_windows(
-    shape: ConvShape, matrix: Grid, copies: Grid, sizes: Mapping[str, int], marked: int
-) -> str:
     used, zeros = sizes["distinct"] + sizes["copies"], sizes["padding"] + sizes["fractals"]
-    return (
-        f"A {shape.h}x{shape.w} image with a {shape.r}x{shape.s} kernel, stride {shape.stride}, "
-        f"pad {shape.pad}, dilation {shape.dilation} becomes a matrix of {matrix.shape[0]} rows "
+    alt = (
+        f"A {side}x{side} image with a {kernel}x{kernel} kernel, stride {stride}, "
+        f"pad {pad}, dilation {dilation} becomes a matrix of {matrix.shape[0]} rows "
         f"and {matrix.shape[1]} columns. A pixel is copied {copies[1:].min()} to "
-        f"{copies[1:].max()} times; pixel {marked} is framed in both. With {shape.c} channels "
+        f"{most} times; pixel {marked} is framed in both. With {channels} channels "
         f"the matrix holds {used / sizes['pixels']:.2f} times the image and is "
         f"{zeros / (used + zeros):.0%} zeros."
     )
+    return st.finish(fig, alt=alt)
 
 
 def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> None:

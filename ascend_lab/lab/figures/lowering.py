@@ -12,7 +12,7 @@ from ascend_lab import dsl, dsl as te, errors, isa
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
 from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.memory import METHODS, Buffer, Plan
+from ascend_lab.graph.memory import Buffer, Plan
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import nests, style as st
 
@@ -96,8 +96,6 @@ def fig_addresses(
     tile: int = 6272, slots: int = 2, inputs: int = 2, chip: str = "Ascend910B2"
 ) -> st.LabFigure:
     """Draw where the tiles of relu(a + b + ...) lie in UB, slot by slot."""
-    if not 1 <= inputs <= 4:
-        raise errors.InputError("1 to 4 inputs", str(inputs))
     program = residual_sum(4 * tile, tile, slots, chip, inputs)
     size = load_chip(chip).buffers["UB"]
     fig, ax = st.new_figure(height_in=1.5)
@@ -179,8 +177,6 @@ def fig_layouts(name: str = "heads", count: int = 3, channels: int = 64) -> st.L
 
     `count` and `channels` are those of the graph heads, and mean nothing to the others.
     """
-    if name not in choices.OWN:
-        raise errors.InputError(f"a graph: {', '.join(choices.OWN)}", repr(name))
     own = choices.heads(channels, count=count) if name == "heads" else choices.OWN[name]()
     graph = DEFAULT_ROAD.prepare(DEFAULT_ROAD.rewrite(own)[0], load_chip(choices.CHIP))
     sides = {"the rule": layout.assign_layouts(graph), "the fewest bytes": choices.cheapest(graph)}
@@ -226,9 +222,6 @@ def network(name: str, batch: int) -> Compiled:
 # -- plans as rectangles --------------------------------------------------------------------------
 def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFigure:
     """Draw small plans of the same buffers side by side, every buffer with its id."""
-    if not buffers or not plans:
-        got = f"{len(buffers)} and {len(plans)}"
-        raise errors.InputError("buffers, and at least one plan", got)
     fig, axes = st.new_figure(ncols=len(plans), height_in=2.6, sharey=True)
     for ax, (name, plan) in zip(st.panels(axes), plans.items(), strict=True):
         _draw(ax, buffers, plan, labels=True)
@@ -272,8 +265,6 @@ def fig_arena(
     name: str = "resnet50", method: str = "greedy-by-size", batch: int = 8, in_place: bool = False
 ) -> st.LabFigure:
     """Draw one network's plan large; raises `InputError` for an unknown method, and as `build`."""
-    if method not in METHODS:
-        raise errors.InputError(f"a method: {', '.join(METHODS)}", repr(method), "choose one")
     compiled = network(name, batch)
     plan = _planned(compiled, method, in_place=in_place)
     fig, ax = st.new_figure(height_in=3.6)
@@ -332,9 +323,6 @@ def fig_arena_traffic(
 
     A dotted line stands where L2 is as large as the plan is high; `heights` may miss plans.
     """
-    if not moved or any(len(values) != len(sizes) for values in moved.values()):
-        got = ", ".join(f"{name}: {len(values)}" for name, values in moved.items())
-        raise errors.InputError(f"series of {len(sizes)} values", got or "none")
     fig, ax = st.new_figure(height_in=3.3)
     for i, (name, values) in enumerate(moved.items()):
         colour = st.PALETTE[i % len(st.PALETTE)]

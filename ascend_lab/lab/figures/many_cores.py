@@ -9,7 +9,6 @@ from matplotlib.ticker import MaxNLocator
 
 from ascend_lab import dsl as te, sim
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, c0_of
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels import cross_core_folds
@@ -26,9 +25,9 @@ LABELS = {"kept": "kept axis cut", "two_pass": "two-pass", "atomic": "atomic add
 Shape = tuple[int, int]
 
 
-def unit_shares(units: int, cores: int) -> list[int]:
-    """Return the units of each core when everyone takes ceil(units / cores) until none are left."""
-    each = -(-units // cores)
+def unit_shares(units: int, cores: int, block: int = 1) -> list[int]:
+    """Return the units of each core when all take as many whole blocks until none are left."""
+    each = -(-units // (block * cores)) * block
     return [max(0, min(each, units - each * core)) for core in range(cores)]
 
 
@@ -105,10 +104,6 @@ def fig_fold_crossover(
     rows: Sequence[int], cycles: Mapping[str, Sequence[float]], floor_cycles: float
 ) -> st.LabFigure:
     """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows."""
-    for name, values in cycles.items():
-        if name not in WAYS or len(values) != len(rows):
-            needed = f"{len(rows)} numbers for each of {', '.join(WAYS)}"
-            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of rows")
     fig, ax = st.new_figure(height_in=2.9)
     for name, values in cycles.items():
         colour, line, marker = WAYS[name]
@@ -138,13 +133,22 @@ def fig_shares(
     `axis` "rows": cores make whole results, 16 at a time if `aligned`; "columns": cores make a part
     of every result, as many equal parts as there are cores at most, of 16 columns if `aligned`.
     """
-    if axis not in ("rows", "columns") or min(rows, columns, cores) < 1:
-        needed = "axis rows or columns, and at least one row, column and core"
-        raise InputError(needed, f"{axis!r}, {rows}, {columns}, {cores}", "choose others")
     chip = load_chip("Ascend910A")
     extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
-    counts = _counts(extent, axis, cores, block)
-    cycles = _cut_cycles(chip, (rows, columns), axis, counts)
+    if axis == "columns":
+        parts = max(n for n in range(1, cores + 1) if n == 1 or extent % (n * block) == 0)
+        counts = [extent // parts] * parts + [0] * (cores - parts)
+    else:
+        counts = unit_shares(extent, cores, block)
+    shape = rows, columns
+    if axis == "columns":
+        cycles = fold_time(chip, shape, "two_pass", sum(n > 0 for n in counts)).cycles
+    else:
+        s = te.inline(te.create_schedule(row_sums(*shape), chip), "cast_to")
+        s = te.bind(te.split(s, "y", "i", counts[0]), "y", "i_o")
+        s = te.split(s, "y", "i_i", max(1, min(counts[0], 16, 2**14 // columns)))
+        s = te.compute_at(te.double_buffer(s, "reduce_sum"), "reduce_sum", "y", "i_i_o")
+        cycles = sim.simulate_kernel(te.lower(te.double_buffer(s, "y")), chip).cycles
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
     _bands(left, counts, axis)
     left.set_title(f"{rows:,} rows, {columns:,} columns", loc="left")
@@ -159,27 +163,6 @@ def fig_shares(
         f"take {cycles:,} cycles on {chip.name}."
     )
     return st.finish(fig, alt=alt)
-
-
-def _counts(extent: int, axis: str, cores: int, block: int) -> list[int]:
-    """Return the rows or columns of each core."""
-    if axis == "columns":
-        parts = max(n for n in range(1, cores + 1) if n == 1 or extent % (n * block) == 0)
-        return [extent // parts] * parts + [0] * (cores - parts)
-    each = unit_shares(-(-extent // block), cores)[0] * block
-    return [max(0, min(each, extent - each * core)) for core in range(cores)]
-
-
-def _cut_cycles(chip: Chip, shape: Shape, axis: str, counts: Sequence[int]) -> int:
-    """Return the cycles of row sums cut as `counts` says."""
-    if axis == "columns":
-        return fold_time(chip, shape, "two_pass", sum(n > 0 for n in counts)).cycles
-    s = te.inline(te.create_schedule(row_sums(*shape), chip), "cast_to")
-    s = te.bind(te.split(s, "y", "i", counts[0]), "y", "i_o")
-    s = te.split(s, "y", "i_i", max(1, min(counts[0], 16, 2**14 // shape[1])))
-    s = te.compute_at(te.double_buffer(s, "reduce_sum"), "reduce_sum", "y", "i_i_o")
-    s = te.double_buffer(s, "y")
-    return sim.simulate_kernel(te.lower(s), chip).cycles
 
 
 def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
@@ -232,9 +215,6 @@ def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
 def draw_indices(updates: int, rows: int, duplicates: float, seed: int = 0) -> np.ndarray:
     """Return `updates` row numbers, a share `duplicates` of them repeating an earlier one."""
     fresh = updates - round(duplicates * updates)
-    if not 1 <= fresh <= rows:
-        remedy = "change updates or duplicates"
-        raise InputError(f"between 1 and {rows} different rows", str(fresh), remedy)
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(rows)[:fresh]
     again = rng.choice(chosen, updates - fresh)
@@ -332,10 +312,6 @@ def fig_scatter_ways(
     `moved_bytes` and `cycles` give per way (owner, atomic, sorted) one number per entry of
     `times_each`.
     """
-    for name, values in (*moved_bytes.items(), *cycles.items()):
-        if name not in SCATTERS or len(values) != len(times_each):
-            needed = f"{len(times_each)} numbers for each of {', '.join(SCATTERS)}"
-            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of times_each")
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.6)
     panels = ((left, moved_bytes, "kB through memory"), (right, cycles, "kilocycles"))
     for ax, data, label in panels:

@@ -37,7 +37,13 @@ def fig_blocks() -> st.LabFigure:
     facts = []
     for ax, cut in zip(st.panels(axes), cuts, strict=True):
         small = side // cut
-        _cubes(ax, side, cut)
+        step = side / cut * (1.0 if cut == 1 else 1.3)
+        back = range(cut - 1, -1, -1)  # m runs down, n to the right, k away from the reader
+        for depth, row, column in product(back, back, range(cut)):
+            _cube(ax, (column * step, row * step, depth * step), side / cut)
+        whole = (cut - 1) * step + side / cut
+        ax.set(xlim=(-0.3, whole * 1.5 + 0.5), ylim=(-0.5, whole * 1.5 + 0.5), aspect="equal")
+        ax.axis("off")
         if cut == 1:
             for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
                 ax.text(x * side, y * side, letter, ha="right", va="top", style="italic")
@@ -50,17 +56,6 @@ def fig_blocks() -> st.LabFigure:
     st.key(fig, OPERANDS, loc="outside right center")
     alt = f"{side**3} multiply-adds drawn as cubes whose faces are the operands: "
     return st.finish(fig, alt=alt + "; ".join(facts) + ".")
-
-
-def _cubes(ax: Any, side: int, cut: int) -> None:
-    """Draw cut^3 cubes back to front; m runs down, n to the right, k away from the reader."""
-    small, gap = side / cut, 0.0 if cut == 1 else 0.3 * side / cut
-    step, back = small + gap, range(cut - 1, -1, -1)
-    for depth, row, column in product(back, back, range(cut)):
-        _cube(ax, (column * step, row * step, depth * step), small)
-    whole = cut * step - gap
-    ax.set(xlim=(-0.3, whole * 1.5 + 0.5), ylim=(-0.5, whole * 1.5 + 0.5), aspect="equal")
-    ax.axis("off")
 
 
 def _cube(ax: Any, corner: tuple[float, float, float], size: float) -> None:
@@ -116,27 +111,24 @@ def fig_traffic(
     facts = []
     panels = (left, tiles, "tile of C, m × n"), (right, orders, "loops, outer to inner")
     for ax, bars, label in panels:
-        totals = [_stack(ax, x, parts) for x, parts in enumerate(bars.values())]
+        totals = [sum(parts.values()) for parts in bars.values()]
+        for x, (parts, total) in enumerate(zip(bars.values(), totals, strict=True)):
+            bottom = 0.0
+            for operand, size in parts.items():
+                look = {"width": 0.72, "linewidth": 0.6, **OPERANDS[operand]}
+                ax.bar(x, 1e-9 * size, bottom=1e-9 * bottom, **look)
+                bottom += size
+            ax.text(x, 1e-9 * total, f"{1e-9 * total:.2f}", ha="center", va="bottom", fontsize=8)
         ax.set_xticks(range(len(bars)), list(bars))
         ax.set(xlabel=label, ymargin=0.1)
         ax.tick_params(axis="x", length=0)
         for name, total in zip(bars, totals, strict=True):
-            parts = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
-            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({parts})")
+            told = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
+            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({told})")
     left.set(title="the sums stay: which tile?", ylabel="GB moved")
     right.set_title("one tile: what stays?")
     st.key(left, OPERANDS, loc="upper center", ncols=3)
     return st.finish(fig, alt="Bytes moved, A, B and C stacked. " + "; ".join(facts) + ".")
-
-
-def _stack(ax: Any, x: float, parts: Mapping[str, float]) -> float:
-    """Draw one bar of A, B and C in GB with its sum on top; return the sum in bytes."""
-    bottom = 0.0
-    for name, size in parts.items():
-        ax.bar(x, 1e-9 * size, bottom=1e-9 * bottom, width=0.72, linewidth=0.6, **OPERANDS[name])
-        bottom += size
-    ax.text(x, 1e-9 * bottom, f"{1e-9 * bottom:.2f}", ha="center", va="bottom", fontsize=8)
-    return bottom
 
 
 def fig_tile_fit(
@@ -282,9 +274,6 @@ def fig_nested_rooflines(
     operations per byte shown; default: those of all dots and ridges.
     """
     runs = list(timelines.values())
-    if not runs or any(run.chip != runs[0].chip for run in runs):
-        needed = "rooflines need at least one timeline, all of one chip"
-        raise st.FigureError(needed, str(len(runs)))
     chip = runs[0].chip
     peak = chip.peak_ops_per_s(runs[0].dtype)
     dots = [rf.level_dot(name, run) for name, run in timelines.items()]
@@ -296,7 +285,12 @@ def fig_nested_rooflines(
     for number, ax in enumerate(axes):
         _draw_roofs(ax, np.geomspace(low, high, 300), peak, chip, number)
         for dot, own, marker in zip(dots, roofs, MARKERS * 4, strict=False):
-            _draw_dot(ax, dot, peak, own[number], marker)
+            level, height = own[number], 100 * dot.ops_per_s / peak
+            at = dot.ops_per_byte(level.name)  # the line goes up to the program's own roof
+            roof = 100 * rf.attainable(at, peak, level) / peak
+            ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", lw=0.9, zorder=3)
+            colour = LOOK[level.name][0]
+            ax.plot(at, height, marker, color=colour, ms=7, mec=st.INK, mew=0.9, zorder=4)
     lowest = min(100 * dot.ops_per_s / peak for dot in dots)
     axes[0].set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(lowest / 1.6, 8), 140))
     axes[0].set_ylabel("share of cube peak")
@@ -311,14 +305,6 @@ def fig_nested_rooflines(
     marks = [Line2D([], [], marker=mark, label=dot.name, **look) for dot, mark in pairs]
     fig.legend(handles=marks, loc="outside lower center", ncols=2)
     return st.finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
-
-
-def _draw_dot(ax: Any, dot: rf.Dot, peak: float, level: rf.Level, marker: str) -> None:
-    """Draw the dot and the line up to the roof that this program has at this level."""
-    at, height = dot.ops_per_byte(level.name), 100 * dot.ops_per_s / peak
-    roof = 100 * rf.attainable(at, peak, level) / peak
-    ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", linewidth=0.9, zorder=3)
-    ax.plot(at, height, marker, color=LOOK[level.name][0], ms=7, mec=st.INK, mew=0.9, zorder=4)
 
 
 def _draw_roofs(ax: Any, x: Any, peak: float, chip: Chip, own: int) -> None:
@@ -357,16 +343,13 @@ def fig_tile_roofline(
     tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A"
 ) -> st.LabFigure:
     """Simulate C = A @ B, 4096 cubed, with tiles of tile_m x tile_n under the three roofs."""
-    run = _tiled_matmul(load_chip(chip_name), tile_m, tile_n)
-    return fig_nested_rooflines({f"{SIZE} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)
-
-
-def _tiled_matmul(chip: Chip, tile_m: int, tile_n: int) -> Timeline:
-    """All cores in the squarest grid, tiles as deep in k as L0 allows, deepest L1 stage."""
+    chip = load_chip(chip_name)
+    # all cores in the squarest grid, tiles as deep in k as L0 allows, deepest L1 stage
     room = min(chip.buffers["L0A"] // tile_m, chip.buffers["L0B"] // tile_n) // 4
     depth = min(256, max(16, room // 16 * 16))
     shape = kernels.GemmShape(SIZE, SIZE, SIZE, "fp16", "fp16")
     grid = squarest_grid(chip)
     choices = [kernels.GemmSchedule(tile_m, depth, tile_n, step, *grid) for step in range(8, 0, -1)]
     fits = [s for s in choices if kernels.tile_bytes(shape, s)["L1"] <= chip.buffers["L1"]]
-    return simulate(kernels.gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)
+    run = simulate(kernels.gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)
+    return fig_nested_rooflines({f"{SIZE} cubed in tiles of {tile_m} × {tile_n}": run}, WIDGET_XLIM)

@@ -229,7 +229,12 @@ def _noted_statement(state: State, sizes: Sizes, stage: Stage) -> Work:
     if stage.scope == "GM":
         pipe = "FIX" if getattr(state.find(source), "scope", "GM") == "L0C" else "MTE3"
         return Work(pipe, f"store {stage.name}")
-    note = _buffer(stage, sizes[stage.name])
+    elements = math.prod(sizes[stage.name])
+    if stage.scope == "UB":
+        elements = row_steps(stage, sizes[stage.name])[1]
+    size = -(-elements * chip.DTYPE_BYTES[stage.dtype] // 32) * 32
+    amount = f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size} B"
+    note = f"{stage.depth} × " * (stage.depth > 1) + f"{amount} of {stage.scope}"
     if stage.is_copy and getattr(state.find(source), "scope", "GM") != "UB":
         return Work("MTE1" if stage.scope in ("L0A", "L0B") else "MTE2", f"load {source}", note)
     if stage.is_cube:
@@ -238,17 +243,6 @@ def _noted_statement(state: State, sizes: Sizes, stage: Stage) -> Work:
     text = formula(stage.expr)
     name = stage.name.removesuffix("_ub")
     return Work("V", f"{name} = {stage.fold}({text})" if stage.fold else f"{name} = {text}", note)
-
-
-def _buffer(stage: Stage, sizes: tuple[int, ...]) -> str:
-    """Return where a tile lies and how large it is: 2 x 16 KiB of UB."""
-    elements = math.prod(sizes)
-    if stage.scope == "UB":
-        elements = row_steps(stage, sizes)[1]
-    size = -(-elements * chip.DTYPE_BYTES[stage.dtype] // 32) * 32
-    amount = f"{size / 1024:.4g} KiB" if size >= 1024 else f"{size} B"
-    slots = f"{stage.depth} × " if stage.depth > 1 else ""
-    return f"{slots}{amount} of {stage.scope}"
 
 
 def lines_of(items: Items, depth: int = 0) -> list[str]:

@@ -11,12 +11,10 @@ from matplotlib.patches import FancyArrowPatch
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
-from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages, passes, zoo
 from ascend_lab.lab import graph_examples as ge
 from ascend_lab.lab.figures import style as st
 
-MOST_ROWS = 30
 LANE, BOX, ROW = 1.0, 0.84, 0.56
 """Width of a lane and of a box in it, height of a box; rows are 1 apart."""
 LANE_IN, TEXT_IN, CHAR_IN = 0.84, 6.2, 0.057
@@ -44,15 +42,20 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
     """
     shown = graph or residual_block()
     rows = len(shown.nodes) + len(shown.inputs)
-    if rows > MOST_ROWS:
-        raise InputError(f"a graph of at most {MOST_ROWS} rows", str(rows), "draw a part of it")
     limit = len(shown.nodes) if known is None else known
     places, skips = placed(shown)
     lanes = 1 + max(lane for lane, _ in (*places.values(), *skips.values()))
     fig, ax = st.new_figure(height_in=0.35 + 0.3 * rows)
     ax.set_axis_off()
     ax.set(xlim=(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE), ylim=(rows - 0.4, -0.6))
-    _edges(ax, shown, places, skips)
+    style: dict[str, Any] = {"color": st.GREY, "linewidth": 1.3, "linestyle": "-", "zorder": 1}
+    for node in shown.nodes:
+        to_lane, to_row = places[node.output]
+        for name in (n for n in dict.fromkeys(node.inputs) if n in places):
+            lane, row = places[name]
+            way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
+            xs = [lane * LANE, way * LANE, way * LANE, to_lane * LANE]
+            ax.plot(xs, [row, row, to_row, to_row], **style)
     for name in shown.inputs:
         _box(ax, places[name], "input", st.INK)
     for i, node in enumerate(shown.nodes):
@@ -97,19 +100,6 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
         for out in node.outputs:
             places[out] = (lane, row)
     return places, skips
-
-
-def _edges(
-    ax: Any, graph: Graph, places: dict[str, Place], skips: dict[tuple[str, str], Place]
-) -> None:
-    style: dict[str, Any] = {"color": st.GREY, "linewidth": 1.3, "linestyle": "-"}
-    for node in graph.nodes:
-        to_lane, to_row = places[node.output]
-        for name in (n for n in dict.fromkeys(node.inputs) if n in places):
-            lane, row = places[name]
-            way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
-            xs, ys = [lane * LANE, way * LANE, way * LANE, to_lane * LANE], [row, row, to_row]
-            ax.plot(xs, [*ys, to_row], zorder=1, **style)
 
 
 def _box(ax: Any, at: Place, word: str, colour: str) -> None:
@@ -199,14 +189,6 @@ MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mob
 ORDERS = {"default": passes.DEFAULT, "backwards": passes.DEFAULT[::-1]}
 
 
-def model(name: str) -> Graph:
-    """Return one of `MODELS`; raise `InputError` for another name."""
-    if name not in MODELS:
-        raise InputError(f"a model: {', '.join(MODELS)}", repr(name), "choose one")
-    return ge.exported_block() if name == EXPORTED else zoo.build(name)
-
-
-# -- what passes leave ----------------------------------------------------------------------------
 def history(report: passes.Report) -> list[tuple[str, int, int]]:
     """Return (pass, nodes, bytes moved) after the start and each pass that matched."""
     graphs = [("as imported", report.start), *((step.name, step.after) for step in report.steps)]
@@ -217,10 +199,8 @@ def fig_passes(
     name: str = EXPORTED, order: str = "default", rounds: int = 4, leave_out: str = "nothing"
 ) -> st.LabFigure:
     """Draw nodes and bytes moved after each pass that matched, from top to bottom."""
-    if order not in ORDERS:
-        raise InputError(f"an order: {', '.join(ORDERS)}", repr(order), "choose one")
     names = [one for one in ORDERS[order] if one != leave_out]
-    graph = model(name)
+    graph = ge.exported_block() if name == EXPORTED else zoo.build(name)
     _, report = passes.run_passes(graph, names, rounds=rounds)
     rows = history(report)
     fig, axes = st.new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
@@ -276,12 +256,23 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
     ax.set_ylim(min(y for _, y in place.values()) - 0.3, 0.95)
     _arrows(ax, tensors, place)
     for tensor in tensors:
-        _tensor_box(ax, tensor, place[tensor])
+        (x, y), size = place[tensor], (2 * HALF_WIDTH, 2 * HALF_HEIGHT)
+        colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
+        box = st.box(ax, x - HALF_WIDTH, y - HALF_HEIGHT, *size, zorder=2, facecolor=st.PAPER)
+        box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
+        word = tensor.label if tensor.body is None else operation_of(tensor)
+        st.put(ax, x, y + 0.07, word, fontsize=7, zorder=3)
+        st.put(ax, x, y - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
     for lane, elements in enumerate(sizes):
         first = next(t for t in tensors if t.elements == elements)
         at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
         ax.text(*at, _shape(first), fontsize=7.5, va="bottom")
-    return st.finish(fig, alt=_graph_alt(tensors, names))
+    parts = []
+    for tensor in tensors:
+        sources = ", ".join(names[t] for t in sources_of(tensor))
+        made = operation_of(tensor) + (f" of {sources}" if sources else "")
+        parts.append(f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {made}")
+    return st.finish(fig, alt=f"A graph of {len(tensors)} tensors: {'; '.join(parts)}.")
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]], list[int]]:
@@ -315,22 +306,3 @@ def _arrows(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float,
             bend = f"arc3,rad={-0.42 / math.sqrt(x1 - x0) if far else 0.0:.2f}"
             way = (start, end)
             ax.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", connectionstyle=bend, **look))
-
-
-def _tensor_box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
-    colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
-    corner = at[0] - HALF_WIDTH, at[1] - HALF_HEIGHT
-    box = st.box(ax, *corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER)
-    box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
-    word = tensor.label if tensor.body is None else operation_of(tensor)
-    st.put(ax, at[0], at[1] + 0.07, word, fontsize=7, zorder=3)
-    st.put(ax, at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
-
-
-def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
-    parts = []
-    for tensor in tensors:
-        sources = ", ".join(names[t] for t in sources_of(tensor))
-        made = operation_of(tensor) + (f" of {sources}" if sources else "")
-        parts.append(f"{names[tensor]} ({_shape(tensor)} {tensor.dtype}) is {made}")
-    return f"A graph of {len(tensors)} tensors: {'; '.join(parts)}."

@@ -10,15 +10,11 @@ from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.cluster import checked
-from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 from ascend_lab.lab.figures import style as st
 from ascend_lab.parallel import timing, values
 from ascend_lab.parallel.plan import FORWARD, DeviceMemory, PipelineTime, orders, run_pipeline
 
-MOST = 4
-"""Devices along an axis, and stages of a timeline, that can still be read."""
-MOST_MICRO_BATCHES = 12
 DEPTH = (0.42, 0.34)
 """Where a step along the data axis leads on paper."""
 AXIS_STYLE = {"tensor": (st.VERMILLION, "-"), "data": (st.BLUE, "--"), "pipeline": (st.GREEN, ":")}
@@ -33,11 +29,6 @@ def fig_plan_cube(
 ) -> st.LabFigure:
     """Draw the devices of a plan, what one sends along each axis, and its pipeline in time."""
     degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
-    if not all(1 <= n <= MOST for n in degrees.values()):
-        raise InputError(f"from 1 to {MOST} devices along an axis", str(degrees), "draw fewer")
-    if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
-        what = f"from 1 to {MOST_MICRO_BATCHES} micro-batches"
-        raise InputError(what, str(micro_batches), "draw fewer")
     batch = 256
     sent = sent_bytes(data, tensor, pipeline, layers=48, width=2560, length=512, batch=batch)
     traffic = dict(zip(("data", "tensor", "pipeline"), sent, strict=True))
@@ -118,7 +109,6 @@ def fig_plan_memory(
     memories: Mapping[str, DeviceMemory], capacity_bytes: float | None = None
 ) -> st.LabFigure:
     """Draw what a device holds under each plan, by purpose, and its memory as a line."""
-    st.some(memories, "plan")
     kinds = {
         "weights_bytes": ("weights", st.BLUE),
         "gradients_bytes": ("gradients", st.SKY),
@@ -184,7 +174,6 @@ def fig_loss_scale(gradients: Mapping[str, np.ndarray]) -> st.LabFigure:
 
 def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
     """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after."""
-    st.some(plans, "plan")
     fig, ax = st.new_figure(height_in=1.0 + 0.27 * len(plans))
     waits = [t.pipeline_s - t.compute_s - t.exchange_s for t in plans]
     parts = {
@@ -218,7 +207,6 @@ def fig_buckets(
     rows: Sequence[Gradient], cost: Cost, splits: Mapping[str, Sequence[Sequence[int]]]
 ) -> st.LabFigure:
     """Draw backward, and below it when each split sends its buckets; a dot where one is ready."""
-    st.some(splits, "split")
     table = table_of(rows)
     backward = float(table.ready_s[-1])
     fig, ax = st.new_figure(height_in=0.9 + 0.42 * len(splits))
@@ -245,9 +233,6 @@ def fig_caps(
     rows: Sequence[Gradient], alpha_us: float = 400.0, gbytes_per_s: float = 1.0
 ) -> st.LabFigure:
     """Draw when all is sent if buckets close at a size, over that size, beside the best split."""
-    if alpha_us < 0 or gbytes_per_s <= 0:
-        got = f"{alpha_us} us, {gbytes_per_s} GB/s"
-        raise InputError("alpha of at least 0, a rate above 0", got, "change them")
     cost, table = AlphaBeta(1e-6 * alpha_us, 1e-9 / gbytes_per_s), table_of(rows)
     total = float(table.sums_bytes[-1])
     caps = np.geomspace(max(total / 4000, 1.0), total, 41)

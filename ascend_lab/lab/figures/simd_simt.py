@@ -29,7 +29,15 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
         ax.remove()
     for ax, one, peak in zip(axes[0], runs, peaks, strict=True):
         _stream_column(ax, one, peak, elements)
-    _lengths(fig.add_subplot(grid[1, :]), runs, elements)
+    below, shortest = fig.add_subplot(grid[1, :]), min(one.cycles for one in runs)
+    looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
+    for row, one in enumerate(runs):
+        parts = [(getattr(one.bar, cause) / elements, look) for cause, look in looks.items()]
+        end = st.stack(below, row, parts)
+        below.text(end, row, f"  {one.cycles / shortest:.1f}x", va="center", fontsize=8)
+    st.name_rows(below, [one.machine for one in runs])
+    below.set_xlim(0, max(one.cycles for one in runs) / elements * 1.09)
+    below.set_xlabel("cycles per element, all four to one scale")
     st.key(fig, CAUSES, loc="outside upper center", ncols=3)
     told = []
     for one, peak in zip(runs, peaks, strict=True):
@@ -55,19 +63,6 @@ def _stream_column(ax: Any, one: mc.Run, peak: float, elements: int) -> None:
     looks = {cause: {**look, "height": 0.12, "linewidth": 0.6} for cause, look in CAUSES.items()}
     st.stack(ax, 0.13, [(getattr(one.bar, c) / one.cycles, look) for c, look in looks.items()])
     ax.text(0.5, 0.05, f"{one.cycles / elements:.2f} cycles/element", ha="center", va="top")
-
-
-def _lengths(ax: Any, runs: Sequence[mc.Run], elements: int) -> None:
-    """Draw the same times to one scale."""
-    shortest = min(one.cycles for one in runs)
-    looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
-    for row, one in enumerate(runs):
-        parts = [(getattr(one.bar, cause) / elements, look) for cause, look in looks.items()]
-        end = st.stack(ax, row, parts)
-        ax.text(end, row, f"  {one.cycles / shortest:.1f}x", va="center", fontsize=8)
-    st.name_rows(ax, [one.machine for one in runs])
-    ax.set_xlim(0, max(one.cycles for one in runs) / elements * 1.09)
-    ax.set_xlabel("cycles per element, all four to one scale")
 
 
 def mask_of(n: int, density: float, run_length: int) -> np.ndarray:
@@ -155,14 +150,6 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def issued_rows(mask: np.ndarray, depth: int) -> list[tuple[str, np.ndarray]]:
-    """Return what one warp issues for an `if` with `depth` instructions a side: side, lanes."""
-    rows = [("all", np.ones_like(mask))]
-    for side, lanes in (("then", mask), ("else", ~mask)):
-        rows += [(side, lanes)] * depth * bool(lanes.any())
-    return rows
-
-
 def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     """Draw the instructions of two warps, lane by lane, for a mask as given and sorted."""
     given = np.asarray(mask, bool)[: 2 * WARP]
@@ -170,10 +157,13 @@ def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     fig, axes = st.new_figure(1, 2, height_in=2.7, sharey=True)
     counts = []
     for ax, (title, lanes) in zip(axes, orders.items(), strict=True):
-        warps = [issued_rows(lanes[k * WARP : (k + 1) * WARP], depth) for k in range(2)]
-        for warp, rows in enumerate(warps):
+        counts.append(0)
+        for warp, own in enumerate(np.split(lanes, 2)):
+            rows = [("all", np.ones_like(own))]  # what the warp issues: side, lanes
+            for side, taken in (("then", own), ("else", ~own)):
+                rows += [(side, taken)] * depth * bool(taken.any())
             _lane_rows(ax, warp, rows)
-        counts.append(sum(len(rows) for rows in warps))
+            counts[-1] += len(rows)
         ax.set(xlim=(-1, 2 * WARP + 3), ylim=(2 * depth + 1.6, -1.2), xticks=[])
         ax.set_title(f"{title}: {counts[-1]} issues", loc="left")
         ax.spines[["left", "bottom"]].set_visible(False)

@@ -15,10 +15,12 @@ common form of colour blindness can tell apart; hatches carry the same informati
 import inspect
 import io
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
@@ -31,7 +33,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.errors import AscendLabError
 
 Point = tuple[float, float]
 BLACK = "#000000"
@@ -63,49 +65,10 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 UNSEEN = re.compile(r'<!--.*?-->|(?<=>)\s+(?=<)| id="[a-z0-9]+_\d+"(?=>)', re.DOTALL)
 POINTS = re.compile(r' d="[^"]*"')
 FINE = re.compile(r"(\.\d\d)\d+|\s+(?=\n|\")|(?<=[a-zA-Z])\s+")
-STYLE: Mapping[str, Any] = MappingProxyType(
-    {
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.titleweight": "bold",
-        "axes.labelsize": 9,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "legend.fontsize": 8,
-        "legend.frameon": False,
-        "legend.handlelength": 2.4,
-        "legend.handleheight": 1.1,
-        "figure.titlesize": 10,
-        "figure.facecolor": PAPER,
-        "axes.facecolor": "#FFFFFF",
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.8,
-        "axes.grid": False,
-        "axes.axisbelow": True,
-        "grid.color": "#D8D8D4",
-        "grid.linewidth": 0.6,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 5,
-        "patch.linewidth": 0.6,
-        "hatch.linewidth": 0.6,
-        "axes.prop_cycle": cycler(
-            color=PALETTE, linestyle=["-", "--", "-.", ":", "-", "--", "-.", ":"]
-        ),
-        "savefig.facecolor": "auto",
-        "savefig.bbox": "standard",
-        "path.sketch": None,
-        "text.usetex": False,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "ascend_lab",
-    }
-)
+LOOKS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("looks.toml").read_text("utf-8"))
+"""The looks that are data: of matplotlib, and of single figures."""
+_LINES = cycler(color=PALETTE, linestyle=["-", "--", "-.", ":"] * 2)
+STYLE: Mapping[str, Any] = {**LOOKS["style"], "axes.prop_cycle": _LINES, "path.sketch": None}
 """The matplotlib settings of the book; applied around building and drawing, never globally."""
 
 
@@ -211,19 +174,9 @@ def new_figure(
     The axes come as `matplotlib.figure.Figure.subplots` returns them: one `Axes` for 1 x 1, an
     array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise; see `panels`.
     """
-    if nrows < 1 or ncols < 1 or not 0.5 <= height_in <= 12.0:
-        needed = "a figure needs at least one row and one column and a height of 0.5 to 12 inches"
-        got = f"{nrows} x {ncols} axes and {height_in} inches"
-        raise FigureError(needed, got, "correct the call of new_figure")
     with book_style():
         fig = LabFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
         return fig, fig.subplots(nrows, ncols, **how)
-
-
-def some(things: Any, what: str) -> None:
-    """Raise `InputError` unless there is a thing to draw."""
-    if not things:
-        raise InputError(f"at least one {what} to draw", "none", "give one")
 
 
 def panels(axes: Any) -> list[Any]:

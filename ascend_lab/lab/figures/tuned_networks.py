@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 
 from ascend_lab.aoe.subgraph.slicing import HALOS, Region, even, ranges_of
 from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo.blocks import Net
@@ -23,24 +22,14 @@ Steps = Sequence[tuple[str, float]]
 VISIBLE = 0.005
 """Smaller shares are not drawn."""
 TERM_STYLE: dict[str, dict[str, Any]] = {
-    "bound": {"facecolor": st.GREY},
-    "launches": {"facecolor": st.LIGHT, "hatch": ".."},
-    "cube": {"facecolor": st.VERMILLION},
-    "cube fill": {"facecolor": st.ORANGE, "hatch": "--"},
-    "memory": {"facecolor": st.SKY, "hatch": "//"},
-    "vector": {"facecolor": st.GREEN, "hatch": "\\\\"},
-    "copies": {"facecolor": st.BLUE, "hatch": "xx"},
-    "AI CPU": {"facecolor": st.PURPLE, "hatch": "oo"},
-    "barriers": {"facecolor": st.LIGHT, "hatch": "||"},
-    "waits": {"facecolor": st.PAPER, "hatch": "++"},
+    term: {"facecolor": getattr(st, colour), "hatch": hatch}
+    for term, (colour, hatch) in st.LOOKS["terms"].items()
 }
 """How the terms of `graph.ledger` are drawn."""
 
 
 def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
     """Draw the time of each network after one technique more, and its bound, in milliseconds."""
-    if not networks or any(not steps for steps, _ in networks.values()):
-        raise InputError("a network with steps", str(networks), "give some")
     fig, axes = st.new_figure(nrows=len(networks), height_in=2.7 * len(networks))
     said = []
     for ax, (name, (steps, bound_ms)) in zip(st.panels(axes), networks.items(), strict=True):
@@ -100,8 +89,6 @@ def fig_credit(times: Times) -> st.LabFigure:
 
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
     """Draw each network's `graph.ledger` as one bar, terms as shares of its or the longest time."""
-    if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
-        raise InputError("ledgers of networks that take time", str(dict(ledgers)), "give some")
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
     said, used = [], set[str]()
     looks = {term: {"edgecolor": st.INK, **style} for term, style in TERM_STYLE.items()}
@@ -195,8 +182,8 @@ class Bands:
     rows: int
     l2_rows: int
     sizes: tuple[int, ...]
-    halo: int = 0
-    stored: bool = False
+    halo: int
+    stored: bool
     now: int = 0
     events: list[Event] = field(default_factory=list)
     stays: list[tuple[int, int, int]] = field(default_factory=list)
@@ -262,24 +249,13 @@ class Bands:
         self.now += length
 
 
-def two_operators(
-    rows: int = 12, l2_rows: int = 8, slices: int = 1, halo: int = 0, stored: bool = False
-) -> Bands:
-    """Return two operators in equal slices; raise `InputError` for more slices than rows."""
-    if not 1 <= slices <= rows:
-        raise InputError(f"1 to {rows} slices", str(slices), "cut no row in two")
-    if l2_rows < 2:
-        raise InputError("an L2 of at least 2 rows", str(l2_rows), "take a larger one")
-    return Bands(rows, l2_rows, even(rows, slices), halo, stored)
-
-
 def fig_bands(
     slices: int = 3, l2_rows: int = 9, halo: int = 0, stored: bool = False
 ) -> st.LabFigure:
     """Draw two operators whole and in slices: time across, addresses of x, y and z down."""
     rows = 12
     counts = {"whole": 1, f"{slices} slices": slices}
-    cases = {name: two_operators(rows, l2_rows, n, halo, stored) for name, n in counts.items()}
+    cases = {k: Bands(rows, l2_rows, even(rows, n), halo, stored) for k, n in counts.items()}
     heights = [case.base[1] + case.rows for case in cases.values()]
     fig, axes = st.new_figure(2, 1, 0.9 + 0.075 * sum(heights), sharex=True, height_ratios=heights)
     told = []
@@ -325,8 +301,6 @@ def fig_slice_times(
     `floor` is the time of the whole if everything hit, `launches` what one more slice costs, `fits`
     the least number at which the live set fits into L2.
     """
-    if not times or 1 not in times:
-        raise InputError("times by number of slices, from 1 on", str(list(times)))
     counts = sorted(times)
     fig, ax = st.new_figure(height_in=2.7)
     x = range(len(counts))
@@ -356,13 +330,20 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
-    told = []
+    told, colours = [], (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
     for ax, halo in zip(axes, HALOS, strict=True):
         first, last = graph.nodes[0].name, graph.nodes[-1].name
         found = ranges_of(part, Region(first, last, "height", tuple(parts), halo=halo))
         names = [n.name for n in part.nodes if not n.has("lanes")]
         columns = [[found.spans.get((n, i)) for i in range(len(parts))] for n in names]
-        total = sum(_draw_spans(ax, x, spans) for x, spans in enumerate(columns))
+        total, width = 0, 0.8 / len(parts)
+        for x, spans in enumerate(columns):
+            for i, span in enumerate(spans):
+                if span:
+                    rows, at = span[1] - span[0], x - 0.4 + (i + 0.5) * width
+                    colour = colours[i % len(colours)]
+                    ax.bar(at, rows, width, span[0], color=colour, ec=st.INK, lw=0.4)
+                    total += rows
         ax.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
         ax.set_title(f"{halo}: {total} rows computed", loc="left")
         told.append(f"{halo}: {total} rows of {len(names)} results computed")
@@ -371,16 +352,3 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     sizes = "+".join(map(str, parts))
     alt = f"Rows each slice of {sizes} computes of each result. {'; '.join(told)}."
     return st.finish(fig, alt=alt)
-
-
-def _draw_spans(ax: Axes, x: int, spans: Sequence[tuple[int, int] | None]) -> int:
-    """Draw one column of ranges, side by side, and return the rows they have together."""
-    total, width = 0, 0.8 / len(spans)
-    colours = (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
-    for i, span in enumerate(spans):
-        if span:
-            look: dict[str, Any] = {"color": colours[i % len(colours)], "ec": st.INK, "lw": 0.4}
-            at, rows = x - 0.4 + (i + 0.5) * width, span[1] - span[0]
-            ax.bar(at, rows, width, span[0], **look)
-            total += rows
-    return total

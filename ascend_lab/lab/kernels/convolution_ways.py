@@ -7,7 +7,7 @@ the precision of their operands (fp64 included), whole numbers exactly; they sha
 kernels they judge.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -205,25 +205,31 @@ def conv2d_reference(
     """y[n,k,i,j] = sum over c,r,s of x[n,c,i*sh+r*dh-top,j*sw+s*dw-left] * weight[k,c,r,s].
 
     x is (n, c, h, w), weight (k, c/groups, r, s), the result (n, k, oh, ow) in float64 for floats
-    (float32 stays), int64 for whole numbers. Raises `InputError` for shapes that do not fit.
+    (float32 stays), int64 for whole numbers. Raises `InputError` for channels that do not fit.
     """
-    x, weight = _wide(x, 4), _wide(weight, 4)
-    shape = _shape_of(x, weight, stride, pad, dilation, groups)
-    split = weight.reshape(groups, shape.k // groups, *weight.shape[1:])
-    y = np.zeros((shape.n, groups, shape.k // groups, *shape.out_hw), np.result_type(x, weight))
-    for i, j, under in _taps(shape, x.reshape(shape.n, groups, -1, shape.h, shape.w)):
-        y += np.einsum("ngchw,gkc->ngkhw", under, split[..., i, j])
-    return y.reshape(shape.n, shape.k, *shape.out_hw)
+    x, weight = (
+        v if v.dtype == np.float32 else v.astype(np.int64 if v.dtype.kind in "iub" else np.float64)
+        for v in (x, weight)
+    )
+    if weight.shape[1] * groups != x.shape[1]:
+        needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
+        got = f"{x.shape} and {weight.shape}"
+        raise errors.InputError(needed, got, "check the channels and the groups")
+    (r, s), (k, c) = weight.shape[2:], weight.shape[:2]
+    seen = _windows(x, (r, s), stride, pad, dilation)
+    split = seen.reshape(len(x), groups, c, *seen.shape[2:])
+    y: Values = np.einsum("ngchwrs,gkcrs->ngkhw", split, weight.reshape(groups, -1, c, r, s))
+    return y.reshape(len(x), k, *y.shape[3:])
 
 
-def _taps(shape: ConvShape, x: Values) -> Iterator[tuple[int, int, Values]]:
-    """Yield every kernel tap (r, s) and the pixels (..., oh, ow) that lie under it."""
-    (oh, ow), (down, right), (sh, sw) = shape.out_hw, shape.dilations, shape.strides
-    x = np.pad(x, (*[(0, 0)] * (x.ndim - 2), shape.pads[:2], shape.pads[2:]))
-    for i, j in product(range(shape.r), range(shape.s)):
-        rows = slice(i * down, i * down + (oh - 1) * sh + 1, sh)
-        columns = slice(j * right, j * right + (ow - 1) * sw + 1, sw)
-        yield i, j, x[..., rows, columns]
+def _windows(x: Values, kernel: Pair, stride: Steps, pad: Edges, dilation: Steps) -> Values:
+    """Return what lies under every tap of every window of x: (n, c, oh, ow, r, s)."""
+    (n, c, h, w), (r, s) = x.shape, kernel
+    shape = ConvShape(n, c, h, w, 1, r, s, stride, pad, dilation=dilation)
+    (sh, sw), (down, right) = shape.strides, shape.dilations
+    x = np.pad(x, ((0, 0), (0, 0), shape.pads[:2], shape.pads[2:]))
+    every: Values = np.lib.stride_tricks.sliding_window_view(x, shape.reach, (2, 3))
+    return every[:, :, ::sh, ::sw, ::down, ::right]
 
 
 def im2col_reference(
@@ -233,31 +239,5 @@ def im2col_reference(
 
     Its columns are ordered (c, r, s), so `weight.reshape(k, -1).T` is the other factor.
     """
-    x = np.asarray(x)
-    probe = np.zeros((1, x.shape[1], *kernel))
-    shape = _shape_of(x, probe, stride, pad, dilation, 1)
-    windows = np.stack([under for *_, under in _taps(shape, x)], axis=-1)
-    return windows.transpose(0, 2, 3, 1, 4).reshape(-1, shape.c * shape.taps)
-
-
-def _wide(values: Values, rank: int) -> Values:
-    """Return the values in the format they are summed in."""
-    values = np.asarray(values)
-    if values.ndim != rank:
-        raise errors.InputError(f"an array of rank {rank}", str(values.shape), "reshape it")
-    if values.dtype.kind in "iub":
-        return values.astype(np.int64)
-    return values if values.dtype == np.float32 else values.astype(np.float64)
-
-
-def _shape_of(
-    x: Values, weight: Values, stride: Steps, pad: Edges, dilation: Steps, groups: int
-) -> ConvShape:
-    """Check the operands against one another and return them as a problem."""
-    if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:
-        needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
-        got = f"{x.shape} and {weight.shape}"
-        raise errors.InputError(needed, got, "check the channels and the groups")
-    n, c, h, w = x.shape
-    k, _, r, s = weight.shape
-    return ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation, groups=groups)
+    seen = _windows(x, kernel, stride, pad, dilation).transpose(0, 2, 3, 1, 4, 5)
+    return seen.reshape(-1, x.shape[1] * kernel[0] * kernel[1])

@@ -154,11 +154,19 @@ def chain(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
     """
     parts = core_limit(chip, cores)
     first, target, rest = _pieces(output, chip, parts)
-    turn = _turn(chip, first.name, target, parts)
-    turns = [
-        isa.Launch(f"turn_{c}", (isa.Part(turn, (isa.binding_of({"c": c}),)),))
-        for c in range(parts)
-    ]
+    k = isa.KernelBuilder("turn", chip)  # core c adds row c of the partial sums to the target
+    goal = k.tensor(target.name, target.dtype, target.elements)
+    source = k.tensor(first.name, target.dtype, target.elements * parts)
+    row = k.param("c", parts) * target.elements
+    width = min(target.elements, chip.buffers["UB"] // 2 // target.itemsize)
+    tile = k.queue("row", "UB", target.dtype, width, src="MTE2", dst="MTE3", depth=1)
+    for start, size, pad in _runs(target, width):
+        k.copy(tile.alloc().region(0, size), source.region(row + start, size), pad=pad)
+        tile.enqueue()
+        k.copy(goal.region(start, size), tile.dequeue().region(0, size), pad=pad, atomic="add")
+        tile.free()
+    turn, bound = k.finish(), [isa.binding_of({"c": c}) for c in range(parts)]
+    turns = [isa.Launch(f"turn_{c}", (isa.Part(turn, (own,)),)) for c, own in enumerate(bound)]
     return isa.Kernel(output.label, (first, _zeros(chip, target), *turns, *rest))
 
 
@@ -219,22 +227,6 @@ def _zeros(chip: Chip, target: isa.Buffer) -> isa.Launch:
         k.copy(goal.region(start, size), zero.region(0, size), pad=pad)
     tile.free()
     return isa.as_launch(k.finish())
-
-
-def _turn(chip: Chip, name: str, target: isa.Buffer, parts: int) -> isa.Program:
-    """Return the program with which core c adds row c of the partial sums to the target."""
-    k = isa.KernelBuilder("turn", chip)
-    goal = k.tensor(target.name, target.dtype, target.elements)
-    source = k.tensor(name, target.dtype, target.elements * parts)
-    row = k.param("c", parts) * target.elements
-    width = min(target.elements, chip.buffers["UB"] // 2 // target.itemsize)
-    tile = k.queue("row", "UB", target.dtype, width, src="MTE2", dst="MTE3", depth=1)
-    for start, size, pad in _runs(target, width):
-        k.copy(tile.alloc().region(0, size), source.region(row + start, size), pad=pad)
-        tile.enqueue()
-        k.copy(goal.region(start, size), tile.dequeue().region(0, size), pad=pad, atomic="add")
-        tile.free()
-    return k.finish()
 
 
 def _runs(target: isa.Buffer, width: int) -> Iterator[tuple[int, int, bool]]:

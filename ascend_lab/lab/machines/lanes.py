@@ -5,13 +5,12 @@ is cut into banks that serve one word each per cycle (NVIDIA Nsight Compute docu
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.errors import MachineError
 from ascend_lab.lab.machines import program as pr
 
 
@@ -27,17 +26,6 @@ class Port:
     latency_cycles: int = 300
     sector_bytes: int = 32
     line_bytes: int = 128
-
-    def __post_init__(self) -> None:
-        """Refuse rates and sizes that no memory has."""
-        if self.rate_bytes_per_cycle <= 0 or self.latency_cycles < 0:
-            needed = "a port needs a positive rate and a latency of at least 0"
-            got = f"{self.rate_bytes_per_cycle} bytes/cycle, {self.latency_cycles} cycles"
-            raise MachineError(needed, got, "correct them")
-        if self.sector_bytes < 1 or self.line_bytes % self.sector_bytes:
-            needed = "a line must be a whole number of sectors"
-            got = f"{self.line_bytes} and {self.sector_bytes} bytes"
-            raise MachineError(needed, got, "use 128 and 32, for example")
 
 
 def units_touched(addresses: pr.Array, active: pr.Array, unit_bytes: int) -> pr.Array:
@@ -94,12 +82,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One instruction of the body: how many groups issued it, with how many lanes active."""
+    """One instruction of the body, and how many groups issued it."""
 
     text: str
     kind: str
     groups: int
-    lanes: int
     ops: int = 0
     array: str = ""
     bytes_used: int = 0
@@ -119,9 +106,9 @@ class Trace:
     summand: pr.Array | None
     active: pr.Array
 
-    def count(self, what: str, *kinds: str) -> int:
-        """Add up one field of the issues, of the given kinds or of all."""
-        return sum(getattr(i, what) for i in self.issues if not kinds or i.kind in kinds)
+    def count(self, what: str) -> int:
+        """Add up one field of the issues."""
+        return sum(getattr(issue, what) for issue in self.issues)
 
 
 @dataclass(slots=True)
@@ -134,7 +121,6 @@ class _State:
     dtype: np.dtype[Any]
     element: pr.Array
     regs: dict[str, pr.Array] = field(default_factory=dict)
-    defined: dict[str, pr.Array] = field(default_factory=dict)
     ready: dict[str, pr.Array] = field(default_factory=dict)
     values: dict[str, pr.Array] = field(default_factory=dict)
     issues: list[Issue] = field(default_factory=list)
@@ -148,12 +134,7 @@ class _State:
 
 
 def execute(kernel: pr.Kernel, inputs: pr.Arrays, width: int, port: Port, timing: Timing) -> Trace:
-    """Run the kernel in groups of `width` lanes and return values and counts.
-
-    Raises `MachineError` for missing or short inputs, a load past the end of an array, and a
-    register that is read where no instruction has written it.
-    """
-    pr.check_inputs(kernel, inputs)
+    """Run the kernel in groups of `width` lanes and return values and counts."""
     groups = -(-kernel.n // width)
     element = np.arange(groups * width, dtype=np.int64).reshape(groups, width)
     state = _State(kernel, inputs, width, port, timing, pr.number_format(kernel, inputs), element)
@@ -168,56 +149,40 @@ def execute(kernel: pr.Kernel, inputs: pr.Arrays, width: int, port: Port, timing
 def _run(state: _State, body: tuple[pr.Instr, ...], active: pr.Array, issued: pr.Array) -> None:
     for instr in body:
         if isinstance(instr, pr.Load):
-            _load(state, instr, active, issued)
+            array = state.inputs[instr.array]
+            index = _read(state, instr.index) if instr.index else instr.stride * state.element
+            counts = _access(state, instr.array, index, array.itemsize, active)
+            _issue(state, instr, active, issued, **counts)
+            value = array[np.where(active, index, 0)]
+            _write(state, instr.dst, value, active, issued, state.timing.load_cycles)
         elif isinstance(instr, pr.Store):
             _store(state, instr, active, issued)
         elif isinstance(instr, pr.Arith):
-            value = pr.OPS[instr.op].apply(*(_read(state, arg, active) for arg in instr.args))
-            sources = tuple(arg for arg in instr.args if isinstance(arg, str))
-            _issue(state, instr, "arith", active, issued, sources, ops=pr.OPS[instr.op].ops)
-            full = np.broadcast_to(value, active.shape)
-            _write(state, instr.dst, full, active, issued, state.timing.arith_cycles)
+            op = pr.OPS[instr.op]
+            value = np.broadcast_to(op.apply(*(_read(state, a) for a in instr.args)), active.shape)
+            _issue(state, instr, active, issued, ops=op.ops)
+            _write(state, instr.dst, value, active, issued, state.timing.arith_cycles)
         elif isinstance(instr, pr.Branch):
             _branch(state, instr, active, issued)
         else:
-            src = state.summand = _read(state, instr.src, active)
+            src = state.summand = _read(state, instr.src)
             state.values[instr.array] = np.zeros(1, src.dtype)
-            _issue(state, instr, "total", active, issued, (instr.src,), ops=1)
-
-
-def _load(state: _State, instr: pr.Load, active: pr.Array, issued: pr.Array) -> None:
-    array = state.inputs[instr.array]
-    if instr.index:
-        index = _read(state, instr.index, active).astype(np.int64)
-        outside = active & ((index < 0) | (index >= len(array)))
-        if outside.any():
-            raise MachineError(
-                f"{state.kernel.name}: {pr.text(instr)} needs an index from 0 to {len(array) - 1}",
-                str(int(index[outside][0])),
-                "correct the index array",
-            )
-    else:
-        index = instr.stride * state.element
-    value = array[np.where(active, index, 0)]
-    sources = (instr.index,) if instr.index else ()
-    counts = _access(state, instr.array, index, array.itemsize, active)
-    _issue(state, instr, "load", active, issued, sources, **counts)
-    _write(state, instr.dst, value, active, issued, state.timing.load_cycles)
+            _issue(state, instr, active, issued, ops=1)
 
 
 def _store(state: _State, instr: pr.Store, active: pr.Array, issued: pr.Array) -> None:
-    value = _read(state, instr.src, active)
+    value = _read(state, instr.src)
     if instr.array not in state.values:
         old = state.inputs.get(instr.array, np.zeros(state.kernel.n, value.dtype))
         state.values[instr.array] = old.copy()
     state.values[instr.array][state.element[active]] = value[active]
     counts = _access(state, instr.array, state.element, value.itemsize, active)
-    _issue(state, instr, "store", active, issued, (instr.src,), **counts)
+    _issue(state, instr, active, issued, **counts)
 
 
 def _branch(state: _State, instr: pr.Branch, active: pr.Array, issued: pr.Array) -> None:
-    cond = _read(state, instr.cond, active).astype(bool)
-    _issue(state, instr, "branch", active, issued, (instr.cond,))
+    cond = _read(state, instr.cond).astype(bool)
+    _issue(state, instr, active, issued)
     sides = [(instr.then, active & cond), (instr.other, active & ~cond)]
     takes = [mask.any(axis=1) for _, mask in sides]
     if instr.then and instr.other:
@@ -226,24 +191,10 @@ def _branch(state: _State, instr: pr.Branch, active: pr.Array, issued: pr.Array)
         _run(state, body, mask, taken if state.timing.branches else issued)
 
 
-def _read(state: _State, name: pr.Operand, active: pr.Array) -> pr.Array:
-    if not isinstance(name, str):
-        return np.asarray(name, state.dtype)
-    if name in state.regs:
-        if bool((active & ~state.defined[name]).any()):
-            raise _undefined(state, name, "on some lanes only")
+def _read(state: _State, name: pr.Operand) -> pr.Array:
+    if isinstance(name, str) and name in state.regs:
         return state.regs[name]
-    if name in state.kernel.params:
-        return np.asarray(state.inputs[name]).astype(state.dtype)
-    raise _undefined(state, name, "nowhere")
-
-
-def _undefined(state: _State, name: str, where: str) -> MachineError:
-    return MachineError(
-        f"{state.kernel.name} needs register {name!r} written before it is read",
-        f"written {where}",
-        "write it on every path that leads to the read",
-    )
+    return np.asarray(state.inputs[name] if isinstance(name, str) else name, state.dtype)
 
 
 def _write(
@@ -252,7 +203,6 @@ def _write(
     """Keep a result that can be used some cycles after its issue."""
     old = state.regs.get(name)
     state.regs[name] = value if old is None else np.where(active, value, old)
-    state.defined[name] = active if old is None else active | state.defined[name]
     done = state.clock + cycles - 1
     state.ready[name] = np.where(issued, done, state.ready.get(name, np.int64(0)))
 
@@ -260,22 +210,21 @@ def _write(
 def _issue(
     state: _State,
     instr: pr.Instr,
-    kind: str,
     active: pr.Array,
     issued: pr.Array,
-    sources: tuple[str, ...],
     ops: int = 0,
     slots: pr.Array | int = 1,
     **counts: Any,
 ) -> None:
     """Advance the clock of every issuing group and record the instruction."""
     start = state.clock
-    for name in sources:
+    for name in pr.sources(instr):
         start = np.maximum(start, state.ready.get(name, np.int64(0)))
     state.clock = np.where(issued, start + slots, state.clock)
     state.slots = state.slots + np.where(issued, slots, 0)
     groups, lanes = int(np.count_nonzero(issued)), int(np.count_nonzero(active))
-    state.issues.append(Issue(pr.text(instr), kind, groups, lanes, ops * lanes, **counts))
+    kind = type(instr).__name__.lower()
+    state.issues.append(Issue(pr.text(instr), kind, groups, ops * lanes, **counts))
 
 
 def _access(
@@ -297,14 +246,8 @@ def _access(
 
 
 # -- matmuls: how one is cut so that its tiles fit on chip, and the bytes that then move -----------
-ACCUMULATE: Mapping[str, str] = {
-    "float16": "float32",
-    "float32": "float32",
-    "float64": "float64",
-    "int8": "int32",
-    "int32": "int32",
-}
-"""Number format of the inputs -> format of the sums."""
+SUMS: Mapping[str, str] = {"float16": "float32", "int8": "int32"}
+"""Number format of the inputs -> format of the sums, where that is another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +271,6 @@ def blocking(
     `unit`; where C is narrower than the square, the room goes to the other side.
     """
     square = math.isqrt(local_bytes // (2 * in_bytes + out_bytes)) // unit * unit
-    if square < unit:
-        raise MachineError(
-            f"one {unit} x {unit} tile of A, B and C needs "
-            f"{unit * unit * (2 * in_bytes + out_bytes)} bytes of on-chip memory",
-            f"{local_bytes} bytes",
-            "enlarge local_bytes",
-        )
     high, wide = (-(-side // unit) * unit for side in (program.m, program.n))
     deep = min(program.k, square)
 
@@ -351,21 +287,41 @@ def blocking(
     )
 
 
-def operands(program: pr.Matmul, inputs: pr.Arrays) -> tuple[pr.Array, pr.Array, np.dtype]:
-    """Return A, B and the accumulation format; raise `MachineError` for a wrong shape or format."""
-    wanted = {"A": (program.m, program.k), "B": (program.k, program.n)}
-    for name, shape in wanted.items():
-        got = np.shape(inputs[name]) if name in inputs else "no such input"
-        if got != shape:
-            needed = f"{program.name} needs {name} of shape {shape}"
-            raise MachineError(needed, str(got), "pass it in inputs")
-    a, b = np.asarray(inputs["A"]), np.asarray(inputs["B"])
-    if a.dtype != b.dtype or str(a.dtype) not in ACCUMULATE:
-        needed = f"{program.name} needs A and B in one format of {', '.join(ACCUMULATE)}"
-        raise MachineError(needed, f"{a.dtype} and {b.dtype}", "convert them")
-    return a, b, np.dtype(ACCUMULATE[str(a.dtype)])
+def item_bytes(inputs: pr.Arrays) -> tuple[int, int]:
+    """Return the bytes of an element of A and B, and of one of C."""
+    dtype = inputs["A"].dtype
+    return dtype.itemsize, np.dtype(SUMS.get(str(dtype), dtype)).itemsize
 
 
-def product(a: pr.Array, b: pr.Array, accumulate: np.dtype) -> pr.Array:
-    """Return A B with sums in `accumulate`; the order of the sums is NumPy's, not the machine's."""
-    return np.asarray(np.matmul(a.astype(accumulate), b.astype(accumulate)))
+def product_run(
+    machine: str,
+    program: pr.Matmul,
+    inputs: pr.Arrays,
+    timed: tuple[int, pr.Breakdown],
+    stream: Iterable[pr.Line],
+    **counts: int,
+) -> pr.Run:
+    """Return C = A B with what it took; the order of the sums is NumPy's, not the machine's."""
+    a, b = inputs["A"], inputs["B"]
+    sums = SUMS.get(str(a.dtype), a.dtype)
+    c = np.asarray(np.matmul(a.astype(sums), b.astype(sums)))
+    counts = {"ops": program.ops, "bytes_used": a.nbytes + b.nbytes + c.nbytes, **counts}
+    return pr.Run(machine, program.name, {"C": c}, *timed, counts, tuple(stream))
+
+
+BUFFERS = 2
+"""Tiles that are on chip at once, so that the next travels while one is computed."""
+
+
+def tiled(port: Port, compute: float, moved_bytes: float, tiles: int) -> tuple[int, pr.Breakdown]:
+    """Time `tiles` equal tiles that are moved in, computed and moved out.
+
+    After the first tile one more finishes every max(move, compute, (latency + move + compute) /
+    BUFFERS) cycles (all per tile).
+    """
+    move, latency = moved_bytes / port.rate_bytes_per_cycle, port.latency_cycles
+    wait = latency * (1 + (tiles - 1) / BUFFERS)
+    parts = pr.Breakdown(pr.whole(compute), pr.whole(move), pr.whole(wait))
+    per_tile = latency + (move + compute) / tiles
+    period = max(move / tiles, compute / tiles, per_tile / BUFFERS)
+    return min(pr.whole(per_tile + (tiles - 1) * period), parts.total), parts

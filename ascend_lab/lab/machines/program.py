@@ -13,35 +13,22 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.errors import MachineError
-
 Array: TypeAlias = NDArray[Any]
 Arrays = Mapping[str, Array]
 Operand: TypeAlias = str | float
 """A register, a scalar parameter of the kernel, or a number."""
-MAX_ELEMENTS = 1 << 27
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An arithmetic operation: its number of operands, its cost in ops, and its meaning."""
+    """An arithmetic operation: its cost in ops, and its meaning."""
 
-    operands: int
     ops: int
     apply: Callable[..., Array]
 
 
 OPS: Mapping[str, Op] = MappingProxyType(
-    {
-        "add": Op(2, 1, np.add),
-        "sub": Op(2, 1, np.subtract),
-        "mul": Op(2, 1, np.multiply),
-        "max": Op(2, 1, np.maximum),
-        "min": Op(2, 1, np.minimum),
-        "lt": Op(2, 1, np.less),
-        "ge": Op(2, 1, np.greater_equal),
-        "mad": Op(3, 2, lambda a, b, c: np.add(np.multiply(a, b), c)),
-    }
+    {"add": Op(1, np.add), "mad": Op(2, lambda a, b, c: np.add(np.multiply(a, b), c))}
 )
 """`mad` is a*b + c and counts as two operations. It rounds twice, as NumPy does; the fused
 multiply-add of real hardware rounds once, which can change the last bit."""
@@ -96,25 +83,15 @@ Instr: TypeAlias = Load | Store | Arith | Branch | Total
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The body of `for i in range(n)`; `params` are scalars handed in beside the arrays."""
+    """The body of `for i in range(n)`; `params` are scalars handed in beside the arrays.
+
+    No element may read what another one writes; a `Total` ends the body.
+    """
 
     name: str
     n: int
     body: tuple[Instr, ...]
     params: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse sizes, operations and addresses that make no sense."""
-        if not 1 <= self.n <= MAX_ELEMENTS:
-            needed = f"kernel {self.name} needs 1 to {MAX_ELEMENTS} elements"
-            raise MachineError(needed, str(self.n), "change n")
-        for instr in walk(self.body):
-            _check(instr, self.name)
-        _check_independent(self)
-        totals = [instr for instr in walk(self.body) if isinstance(instr, Total)]
-        if len(totals) > 1 or (totals and self.body[-1] != totals[0]):
-            needed = f"kernel {self.name} may end in one Total, outside any Branch"
-            raise MachineError(needed, f"{len(totals)} in the body", "split it into two kernels")
 
     @property
     def ops(self) -> int:
@@ -132,12 +109,6 @@ class Matmul:
     k: int
     n: int
     name: str = "matmul"
-
-    def __post_init__(self) -> None:
-        """Refuse an empty or a monstrous shape."""
-        if min(self.m, self.k, self.n) < 1 or self.m * self.k * self.n > 1 << 36:
-            needed = "matmul needs m, k, n of at least 1 and at most 2**36 multiply-adds"
-            raise MachineError(needed, f"{self.m} x {self.k} x {self.n}", "choose another shape")
 
     @property
     def ops(self) -> int:
@@ -157,27 +128,13 @@ def walk(body: tuple[Instr, ...]) -> Iterator[Instr]:
             yield from walk(instr.other)
 
 
-def _check(instr: Instr, name: str) -> None:
+def sources(instr: Instr) -> tuple[str, ...]:
+    """Return the registers and parameters an instruction reads."""
     if isinstance(instr, Arith):
-        op = OPS.get(instr.op)
-        if op is None:
-            needed = f"kernel {name} needs an operation of {', '.join(OPS)}"
-            raise MachineError(needed, repr(instr.op), "use one")
-        if len(instr.args) != op.operands:
-            needed = f"kernel {name}: {instr.op} needs {op.operands} operands"
-            raise MachineError(needed, str(len(instr.args)), "correct the instruction")
-    if isinstance(instr, Load) and instr.stride < 1:
-        needed = f"kernel {name} needs a stride of at least 1"
-        raise MachineError(needed, f"stride {instr.stride}", "correct the address")
-
-
-def _check_independent(kernel: Kernel) -> None:
-    """Refuse a kernel in which one element may read what another one writes."""
-    stored = {i.array for i in walk(kernel.body) if isinstance(i, Store)}
-    for instr in walk(kernel.body):
-        if isinstance(instr, Load) and instr.array in stored and (instr.stride > 1 or instr.index):
-            needed = f"kernel {kernel.name} needs every access to the stored array {instr.array!r}"
-            raise MachineError(f"{needed} at element i", text(instr), "store into another array")
+        return tuple(arg for arg in instr.args if isinstance(arg, str))
+    if isinstance(instr, Load):
+        return (instr.index,) if instr.index else ()
+    return (instr.cond if isinstance(instr, Branch) else instr.src,)
 
 
 def text(instr: Instr) -> str:
@@ -194,38 +151,12 @@ def text(instr: Instr) -> str:
     return f"sum {instr.array}, {instr.src}"
 
 
-# -- check the inputs of a kernel before anything runs ---------------------------------------------
-def check_inputs(kernel: Kernel, inputs: Arrays) -> None:
-    """Raise `MachineError` unless every parameter and every array is there and long enough."""
-    for name in kernel.params:
-        if name not in inputs or np.ndim(inputs[name]) != 0:
-            raise MachineError(f"{kernel.name} needs a number {name!r}", _have(inputs), "add it")
-    for instr in walk(kernel.body):
-        if not isinstance(instr, Load):
-            continue
-        need = 1 if instr.index else instr.stride * (kernel.n - 1) + 1
-        array = inputs.get(instr.array)
-        if array is None or np.ndim(array) != 1 or len(array) < need:
-            got = _have(inputs) if array is None else f"shape {np.shape(array)}"
-            needed = f"{kernel.name} needs an array {instr.array!r} of one axis and {need} elements"
-            raise MachineError(needed, got, "pass it in inputs")
-
-
-def _have(inputs: Arrays) -> str:
-    return "inputs " + (", ".join(sorted(inputs)) or "that are empty")
-
-
 def number_format(kernel: Kernel, inputs: Arrays) -> np.dtype[Any]:
     """Return the one number format of the arrays that arithmetic works on."""
     loads = [instr for instr in walk(kernel.body) if isinstance(instr, Load)]
     indices = {load.index for load in loads}
-    names = [load.array for load in loads if load.dst not in indices]
-    kinds = {np.dtype(inputs[n].dtype) for n in names if inputs[n].dtype != np.bool_}
-    if len(kinds) > 1:
-        needed = f"{kernel.name} needs all its arrays in one number format"
-        got = ", ".join(sorted(str(kind) for kind in kinds))
-        raise MachineError(needed, got, "convert them first")
-    return kinds.pop() if kinds else np.dtype(np.float32)
+    arrays = (inputs[load.array] for load in loads if load.dst not in indices)
+    return next(array.dtype for array in arrays if array.dtype != np.bool_)
 
 
 # -- the outcome of a run: values, cycles, and cycles by cause -------------------------------------
@@ -279,17 +210,6 @@ class Run:
     counters: Mapping[str, int]
     stream: tuple[Line, ...]
 
-    def __post_init__(self) -> None:
-        """Refuse a time outside its bracket, and freeze the mappings."""
-        if not self.parts.longest <= self.cycles <= self.parts.total:
-            raise MachineError(
-                f"{self.machine}: cycles must lie between the longest part and the sum of parts",
-                f"{self.cycles} for {self.parts}",
-                "the machine's timing rule is wrong: report it",
-            )
-        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
-        object.__setattr__(self, "counters", MappingProxyType(dict(self.counters)))
-
     @property
     def bar(self) -> Breakdown:
         """The cycles that passed: computing, else only moving, else neither; they add up."""
@@ -310,21 +230,3 @@ class Run:
 def whole(cycles: float) -> int:
     """Round a time up to whole cycles, forgiving the dust of floating-point sums."""
     return math.ceil(round(cycles, 6))
-
-
-def tiled(
-    compute: float, move: float, latency_cycles: float, tiles: int, buffers: int
-) -> tuple[int, Breakdown]:
-    """Time `tiles` equal tiles that are moved in, computed and moved out.
-
-    With one buffer each tile waits for the one before: everything adds up. With b > 1 buffers the
-    next tiles travel while one is computed, so after the first tile one more finishes every
-    max(move, compute, (latency + move + compute) / b) cycles (all per tile).
-    """
-    wait = latency_cycles * (1 + (tiles - 1) / buffers)
-    parts = Breakdown(whole(compute), whole(move), whole(wait))
-    if buffers == 1:
-        return parts.total, parts
-    per_tile = latency_cycles + (move + compute) / tiles
-    period = max(move / tiles, compute / tiles, per_tile / buffers)
-    return min(whole(per_tile + (tiles - 1) * period), parts.total), parts

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines import program as pr
-from ascend_lab.lab.machines.lanes import Port, Timing, Trace, blocking, execute, operands, product
+from ascend_lab.lab.machines import lanes as ln, program as pr
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Scalar:
     fetches_in_flight: int = 4
     loop_instructions: int = 2
     local_bytes: int = 256 * 1024
-    port: Port = field(default_factory=Port)
+    port: ln.Port = field(default_factory=ln.Port)
 
     def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
         """Return the operations per cycle of one multiply-add after the other: 2."""
@@ -34,7 +33,7 @@ class Scalar:
 
 def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
-    trace = execute(kernel, inputs, 1, machine.port, _timing(machine))
+    trace = ln.execute(kernel, inputs, 1, machine.port, _timing(machine))
     values = dict(trace.values)
     loop = machine.loop_instructions * kernel.n
     stalls = int(trace.stalls.sum())
@@ -44,43 +43,39 @@ def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.R
         per_element = int(trace.slots[0] + trace.stalls[0]) + machine.loop_instructions
         stalls += kernel.n * max(0, machine.arith_cycles - per_element)
     work = trace.count("groups") + loop, stalls, *cache_lines(trace)
-    stream = [pr.Line(issue.text, issue.groups) for issue in trace.issues]
-    stream.append(pr.Line("next i, jump", loop))
-    counts = {what: trace.count(what) for what in ("ops", "bytes_used")}
-    return _finish(machine, kernel.name, values, work, counts, stream)
+    timed, counts = _timed(machine, *work)
+    counts |= {what: trace.count(what) for what in ("ops", "bytes_used")}
+    lines = (pr.Line(issue.text, issue.groups) for issue in trace.issues)
+    stream = *lines, pr.Line("next i, jump", loop)
+    return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
 
 
 def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute three nested loops: two loads, a multiply-add and the loop per product."""
-    a, b, accumulate = operands(program, inputs)
-    steps = program.m * program.k * program.n
+    steps, results = program.m * program.k * program.n, program.m * program.n
     body = pr.Load("a", "A"), pr.Load("b", "B"), pr.Arith("c", "mad", ("a", "b", 0.0))
+    one = np.ones(1, np.float32)
     inner = pr.Kernel("inner", 1, body)
-    one = np.ones(1, accumulate)
-    trace = execute(inner, {"A": one, "B": one}, 1, machine.port, _timing(machine))
+    trace = ln.execute(inner, {"A": one, "B": one}, 1, machine.port, _timing(machine))
     slots = int(trace.slots[0]) + machine.loop_instructions
-    cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes)
+    cut = ln.blocking(program, *ln.item_bytes(inputs), machine.local_bytes)
     lines = (-(-size // machine.port.line_bytes) for size in (cut.bytes_in, cut.bytes_out))
-    work = slots * steps + program.m * program.n, int(trace.stalls[0]) * steps, *lines
-    used = a.nbytes + b.nbytes + cut.bytes_out
+    work = slots * steps + results, int(trace.stalls[0]) * steps, *lines
+    timed, counts = _timed(machine, *work)
     stream = [pr.Line(issue.text, steps) for issue in trace.issues]
-    loop = machine.loop_instructions * steps
-    stream += [pr.Line("next k, jump", loop), pr.Line("st C[i,j], c", program.m * program.n)]
-    values = {"C": product(a, b, accumulate)}
-    counts = {"ops": program.ops, "bytes_used": used}
-    return _finish(machine, program.name, values, work, counts, stream)
+    stream.append(pr.Line("next k, jump", machine.loop_instructions * steps))
+    stream.append(pr.Line("st C[i,j], c", results))
+    return ln.product_run(machine.name, program, inputs, timed, stream, **counts)
 
 
-def cache_lines(trace: Trace) -> tuple[int, int]:
+def cache_lines(trace: ln.Trace) -> tuple[int, int]:
     """Return the distinct lines read and written; an array read twice is fetched once."""
-    lines: dict[tuple[str, str], int] = {}
+    lines = {"load": dict[str, int](), "store": dict[str, int]()}
     for issue in trace.issues:
-        key = (issue.kind, issue.array)
-        lines[key] = max(lines.get(key, 0), issue.lines)
-    read, written = (
-        sum(count for (kind, _), count in lines.items() if kind == way) for way in ("load", "store")
-    )
-    return read, written
+        if issue.kind in lines:
+            known = lines[issue.kind]
+            known[issue.array] = max(known.get(issue.array, 0), issue.lines)
+    return sum(lines["load"].values()), sum(lines["store"].values())
 
 
 def kernel_total(kernel: pr.Kernel) -> str:
@@ -88,27 +83,20 @@ def kernel_total(kernel: pr.Kernel) -> str:
     return str(getattr(kernel.body[-1], "array", ""))
 
 
-def _timing(machine: Scalar) -> Timing:
-    return Timing(machine.arith_cycles, machine.load_cycles, cache_bytes=machine.port.line_bytes)
+def _timing(machine: Scalar) -> ln.Timing:
+    return ln.Timing(machine.arith_cycles, machine.load_cycles, cache_bytes=machine.port.line_bytes)
 
 
-def _finish(
-    machine: Scalar,
-    name: str,
-    values: dict[str, pr.Array],
-    work: tuple[int, ...],
-    counts: dict[str, int],
-    stream: list[pr.Line],
-) -> pr.Run:
-    instructions, stalls, lines_in, lines_out = work
+def _timed(
+    machine: Scalar, instructions: int, stalls: int, lines_in: int, lines_out: int
+) -> tuple[tuple[int, pr.Breakdown], dict[str, int]]:
+    """Return cycles with their parts, and the instructions and bytes moved."""
     port = machine.port
     bytes_moved = (lines_in + lines_out) * port.line_bytes
     misses = lines_in * port.latency_cycles / machine.fetches_in_flight
     move = pr.whole(bytes_moved / port.rate_bytes_per_cycle)
     parts = pr.Breakdown(instructions, move, pr.whole(stalls + misses))
-    counts = {"instructions": instructions, **counts, "bytes_moved": bytes_moved}
-    counts["cache_misses"] = lines_in
-    return pr.Run(machine.name, name, values, parts.total, parts, counts, tuple(stream))
+    return (parts.total, parts), {"instructions": instructions, "bytes_moved": bytes_moved}
 
 
 # One vector instruction: an operation, a mask, a repeat count and a stride, on a local buffer.
@@ -170,10 +158,8 @@ def run_vector(ops: Sequence[VectorOp], buffer: pr.Array) -> pr.Array:
         for start in (op.dst, op.a, op.b):
             last, byte = start + int(touched.max()), start * buffer.itemsize
             if start < 0 or last >= buffer.size:
-                needed, got = (
-                    f"an operand needs elements {start} to {last}",
-                    f"a buffer of {buffer.size}",
-                )
+                needed = f"an operand needs elements {start} to {last}"
+                got = f"a buffer of {buffer.size}"
                 raise MachineError(needed, got, "reduce repeats or mask, or enlarge the buffer")
             if byte % BLOCK_BYTES:
                 needed = f"an operand must start at a multiple of {BLOCK_BYTES} bytes"
@@ -209,8 +195,8 @@ class Simd:
     """A vector unit over a local buffer of `local_bytes`, filled and emptied by copies.
 
     An instruction with r repeats takes `startup_cycles + cycles_per_repeat * r`, each repeat on
-    `vector_bytes` bytes. `buffers` 2 lets the next tile travel while one is computed. There are no
-    branches: both sides of an `if` are issued for all lanes, under a mask.
+    `vector_bytes` bytes. There are no branches: both sides of an `if` are issued for all lanes,
+    under a mask.
     """
 
     name: str = "SIMD"
@@ -218,8 +204,7 @@ class Simd:
     cycles_per_repeat: int = 2
     startup_cycles: int = 24
     local_bytes: int = 256 * 1024
-    buffers: int = 2
-    port: Port = field(default_factory=Port)
+    port: ln.Port = field(default_factory=ln.Port)
 
     def lanes(self, dtype: str = "float32") -> int:
         """Return elements of a format per repeat."""
@@ -245,10 +230,12 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
             "sort the data first, or run it on a SIMT machine",
         )
     itemsize = pr.number_format(kernel, inputs).itemsize
-    width = max(1, machine.vector_bytes // itemsize)
-    trace = execute(kernel, inputs, width, machine.port, Timing(1, 1, branches=False))
+    width = machine.vector_bytes // itemsize
+    trace = ln.execute(kernel, inputs, width, machine.port, ln.Timing(1, 1, branches=False))
     values = dict(trace.values)
-    tile = _tile(machine, kernel, itemsize, width)
+    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
+    room = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
+    tile = room // width * width  # as many whole repeats as fit in every buffer
     full, rest = divmod(kernel.n, tile)
     tiles, repeats = full + (rest > 0), -(-kernel.n // width)
     per_op = full * instruction_count(tile, width) + instruction_count(rest, width)
@@ -266,44 +253,30 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
         "ops": trace.count("ops"),
         "bytes_used": trace.count("bytes_used"),
         "bytes_moved": bytes_moved,
-        "lanes_issued": vector_ops * repeats * width,
-        "lanes_active": trace.count("lanes", "arith", "branch", "total"),
-        "tiles": tiles,
     }
-    move = bytes_moved / machine.port.rate_bytes_per_cycle
-    timed = pr.tiled(cycles, move, machine.port.latency_cycles, tiles, machine.buffers)
+    timed = ln.tiled(machine.port, cycles, bytes_moved, tiles)
     stream = _stream(trace, tiles, per_op)
     return pr.Run(machine.name, kernel.name, values, *timed, counts, stream)
 
 
 def simd_matmul(machine: Simd, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C[i, :] += A[i, k] * B[k, :] with one masked instruction series per (i, k)."""
-    a, b, accumulate = operands(program, inputs)
-    width = max(1, machine.vector_bytes // accumulate.itemsize)
+    in_bytes, out_bytes = ln.item_bytes(inputs)
+    width = machine.vector_bytes // out_bytes
     rows = program.m * program.k
     instructions = rows * instruction_count(program.n, width)
     repeats = rows * -(-program.n // width)
-    cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes // machine.buffers)
+    cut = ln.blocking(program, in_bytes, out_bytes, machine.local_bytes // ln.BUFFERS)
     bytes_moved = cut.bytes_in + cut.bytes_out
     cycles = instructions * machine.startup_cycles + repeats * machine.cycles_per_repeat
-    counts = {
-        "instructions": instructions + 3 * cut.tiles,
-        "ops": program.ops,
-        "bytes_used": a.nbytes + b.nbytes + cut.bytes_out,
-        "bytes_moved": bytes_moved,
-        "lanes_issued": repeats * width,
-        "lanes_active": program.ops // 2,
-        "tiles": cut.tiles,
-    }
     stream = (
         pr.Line("copy A, B in", cut.tiles),
         pr.Line(f"mad C[i,:], A[i,k], B[k,:] x{min(width, program.n)}", instructions),
         pr.Line("copy C out", cut.tiles),
     )
-    move = bytes_moved / machine.port.rate_bytes_per_cycle
-    timed = pr.tiled(cycles, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
-    values = {"C": product(a, b, accumulate)}
-    return pr.Run(machine.name, program.name, values, *timed, counts, stream)
+    timed = ln.tiled(machine.port, cycles, bytes_moved, cut.tiles)
+    counts = {"instructions": instructions + 3 * cut.tiles, "bytes_moved": bytes_moved}
+    return ln.product_run(machine.name, program, inputs, timed, stream, **counts)
 
 
 def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
@@ -312,24 +285,11 @@ def lane_sum(values: pr.Array, active: pr.Array) -> pr.Array:
     lanes = np.cumsum(masked, axis=0, dtype=values.dtype)[-1]
     while lanes.size > 1:
         half = (lanes.size + 1) // 2
-        low = lanes[:half].copy()
-        low[: lanes.size - half] += lanes[half:]
-        lanes = low
+        lanes = lanes[:half] + np.pad(lanes[half:], (0, 2 * half - lanes.size))
     return lanes[0]  # type: ignore[no-any-return]
 
 
-def _tile(machine: Simd, kernel: pr.Kernel, itemsize: int, width: int) -> int:
-    """Return the elements of a tile: as many whole repeats as fit in every buffer."""
-    arrays = {i.array for i in pr.walk(kernel.body) if isinstance(i, pr.Load | pr.Store)}
-    room = machine.local_bytes // (machine.buffers * itemsize * max(1, len(arrays)))
-    tile = room // width * width
-    if tile < width:
-        needed = f"{machine.name} needs room for one repeat of {len(arrays)} arrays"
-        raise MachineError(needed, f"{room} elements", "enlarge local_bytes")
-    return tile
-
-
-def _stream(trace: Trace, tiles: int, per_op: int) -> tuple[pr.Line, ...]:
+def _stream(trace: ln.Trace, tiles: int, per_op: int) -> tuple[pr.Line, ...]:
     ways = {"load": "in", "store": "out"}
     return tuple(
         pr.Line(f"copy {i.array} {ways[i.kind]}", tiles)

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines import program as pr, simd
-from ascend_lab.lab.machines.lanes import Port, Timing, Trace, bank_ways, execute, operands, product
+from ascend_lab.lab.machines import lanes as ln, program as pr, simd
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,7 @@ class Simt:
     shared_cycles: int = 20
     thread_instructions: int = 3
     interleaved: bool = False
-    port: Port = field(default_factory=Port)
-
-    def __post_init__(self) -> None:
-        """Refuse a block that is not a whole number of warps."""
-        if self.threads_per_block % self.warp_lanes or not 32 <= self.threads_per_block <= 1024:
-            needed = f"threads_per_block must be a multiple of {self.warp_lanes} from 32 to 1024"
-            raise MachineError(needed, str(self.threads_per_block), "round it up")
+    port: ln.Port = field(default_factory=ln.Port)
 
     def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
         """Return two operations per lane and cycle."""
@@ -55,7 +47,7 @@ class Simt:
 def occupancy(machine: Simt, shared_bytes_per_block: int = 0) -> Mapping[str, int]:
     """Return resident warps under each limit, and under all: keys warps, registers, shared, all.
 
-    Only whole blocks become resident. Raises `MachineError` when not even one block fits.
+    Only whole blocks become resident.
     """
     warps = machine.threads_per_block // machine.warp_lanes
     blocks = {"warps": machine.max_warps // warps}
@@ -63,13 +55,6 @@ def occupancy(machine: Simt, shared_bytes_per_block: int = 0) -> Mapping[str, in
     blocks["registers"] = machine.registers // per_block
     if shared_bytes_per_block:
         blocks["shared"] = machine.shared_bytes // shared_bytes_per_block
-    for limit, count in blocks.items():
-        if count < 1:
-            raise MachineError(
-                f"one block of {machine.threads_per_block} threads must fit on {machine.name}",
-                f"no room in {limit}",
-                "use fewer threads, registers or shared bytes per block",
-            )
     result = {limit: count * warps for limit, count in blocks.items()}
     return result | {"all": min(result.values())}
 
@@ -108,8 +93,8 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[int, pr.Br
 def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     """Execute one thread per element; a closing `Total` adds passes over the partial sums."""
     port = machine.port
-    timing = Timing(machine.arith_cycles, port.latency_cycles, slot_bytes=port.line_bytes)
-    trace = execute(kernel, inputs, machine.warp_lanes, port, timing)
+    timing = ln.Timing(machine.arith_cycles, port.latency_cycles, slot_bytes=port.line_bytes)
+    trace = ln.execute(kernel, inputs, machine.warp_lanes, port, timing)
     if trace.summand is not None:
         return _reduce(machine, kernel, trace)
     load, resident = _load(machine, trace), occupancy(machine)["all"]
@@ -123,25 +108,22 @@ def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     return pr.Run(machine.name, kernel.name, trace.values, *timed, counts, stream)
 
 
-def _load(machine: Simt, trace: Trace) -> WarpLoad:
+def _load(machine: Simt, trace: ln.Trace) -> WarpLoad:
     slots, stalls = trace.slots + machine.thread_instructions, trace.stalls
     moved = trace.count("sectors") * machine.port.sector_bytes
     most = int(slots.max()), int(stalls.max())
     return WarpLoad(slots.size, int(slots.sum()), int(stalls.sum()), *most, moved)
 
 
-def _counts(machine: Simt, trace: Trace, load: WarpLoad, resident: int) -> dict[str, int]:
-    counted = {what: trace.count(what) for what in ("ops", "bytes_used", "sectors")}
+def _counts(machine: Simt, trace: ln.Trace, load: WarpLoad, resident: int) -> dict[str, int]:
     return {
         "instructions": trace.count("groups") + machine.thread_instructions * load.warps,
-        **counted,
+        "ops": trace.count("ops"),
+        "bytes_used": trace.count("bytes_used"),
         "bytes_moved": load.bytes_moved,
-        "lanes_issued": trace.count("groups") * machine.warp_lanes,
-        "lanes_active": trace.count("lanes"),
         "warps": load.warps,
         "resident_warps": min(resident, load.warps),
         "divergent_warps": trace.divergent_groups,
-        "bank_conflict_cycles": 0,
     }
 
 
@@ -159,7 +141,7 @@ def tree_steps(machine: Simt) -> list[tuple[int, int]]:
         stride = threads // (2 * half)
         element = 2 * stride * thread if machine.interleaved else thread
         active = thread < half
-        ways = bank_ways(element * 4, active)
+        ways = ln.bank_ways(element * 4, active)
         steps.append((int(np.count_nonzero(active.any(axis=1))), int(ways.max())))
         half //= 2
     return steps
@@ -172,13 +154,12 @@ def _tree_cost(machine: Simt) -> dict[str, int]:
     return {
         "instructions": sum(4 * active + warps for active, _ in steps),
         "slots": sum(active * (3 * ways + 1) + warps for active, ways in steps),
-        "conflicts": sum(3 * active * (ways - 1) for active, ways in steps),
         "warp_slots": sum(3 * ways + 2 for _, ways in steps),
         "warp_stalls": len(steps) * (machine.shared_cycles + machine.arith_cycles - 2),
     }
 
 
-def _reduce(machine: Simt, kernel: pr.Kernel, trace: Trace) -> pr.Run:
+def _reduce(machine: Simt, kernel: pr.Kernel, trace: ln.Trace) -> pr.Run:
     """Sum inside each block by a tree in shared memory; pass again over the partial sums."""
     assert trace.summand is not None
     threads = machine.threads_per_block
@@ -195,7 +176,7 @@ def _reduce(machine: Simt, kernel: pr.Kernel, trace: Trace) -> pr.Run:
     return _then(first, simt_kernel(machine, rest, {"partial": part[:, 0]}))
 
 
-def _pass_run(machine: Simt, kernel: pr.Kernel, trace: Trace, blocks: int) -> pr.Run:
+def _pass_run(machine: Simt, kernel: pr.Kernel, trace: ln.Trace, blocks: int) -> pr.Run:
     load, tree = _load(machine, trace), _tree_cost(machine)
     warps = blocks * machine.threads_per_block // machine.warp_lanes
     load = WarpLoad(
@@ -210,7 +191,6 @@ def _pass_run(machine: Simt, kernel: pr.Kernel, trace: Trace, blocks: int) -> pr
     timed = warp_parts(machine, load, resident)
     counts = _counts(machine, trace, load, resident)
     counts["instructions"] += blocks * tree["instructions"]
-    counts["bank_conflict_cycles"] = blocks * tree["conflicts"]
     stream = (
         *(pr.Line(issue.text, issue.groups) for issue in trace.issues if issue.kind != "total"),
         pr.Line("tree in shared memory", blocks * tree["instructions"]),
@@ -240,7 +220,7 @@ STEP_OVERHEAD = 8
 
 def simt_matmul(machine: Simt, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute C = A B in blocks of TILE x TILE threads; each product costs two shared loads."""
-    a, b, accumulate = operands(program, inputs)
+    in_bytes, out_bytes = ln.item_bytes(inputs)
     block = replace(machine, threads_per_block=TILE * TILE)
     blocks = -(-program.m // TILE) * -(-program.n // TILE)
     warps = blocks * (TILE * TILE // machine.warp_lanes)
@@ -248,27 +228,18 @@ def simt_matmul(machine: Simt, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     slots = k_tiles * (STEP_OVERHEAD + 3 * TILE) + machine.thread_instructions + 1
     chain = TILE * max(0, machine.arith_cycles - 3)  # a warp alone waits: loads, shared, mads
     stalls = k_tiles * (machine.port.latency_cycles + machine.shared_cycles + chain)
-    shared_bytes = 2 * TILE * TILE * a.itemsize
-    resident = occupancy(block, shared_bytes)["all"]
-    bytes_moved = _bytes(machine, program, a.itemsize, accumulate.itemsize)
+    resident = occupancy(block, 2 * TILE * TILE * in_bytes)["all"]
+    bytes_moved = _bytes(machine, program, in_bytes, out_bytes)
     load = WarpLoad(warps, warps * slots, warps * stalls, slots, stalls, bytes_moved)
-    timed = warp_parts(machine, load, resident)
-    counts = {
-        "instructions": warps * slots,
-        "ops": program.ops,
-        "bytes_used": a.nbytes + b.nbytes + program.m * program.n * accumulate.itemsize,
-        "bytes_moved": bytes_moved,
-        "warps": warps,
-        "resident_warps": min(resident, warps),
-    }
     stream = (
         pr.Line("ld tiles of A, B", 2 * warps * k_tiles),
         pr.Line("ld.shared a, b", 2 * TILE * warps * k_tiles),
         pr.Line("mad c, a, b", TILE * warps * k_tiles),
         pr.Line("st C", warps),
     )
-    values = {"C": product(a, b, accumulate)}
-    return pr.Run(machine.name, program.name, values, *timed, counts, stream)
+    timed = warp_parts(machine, load, resident)
+    counts = {"instructions": warps * slots, "bytes_moved": bytes_moved}
+    return ln.product_run(machine.name, program, inputs, timed, stream, **counts)
 
 
 def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> int:
@@ -291,9 +262,6 @@ def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> 
 # It issues one instruction per cycle and scheduler slot to the warp that has waited longest, keeps
 # a scoreboard per warp, and serves memory first come, first served. It is slow and exact; the
 # closed form is fast and a bound. Tests hold the two against each other; a figure draws this one.
-MAX_ISSUES = 200_000
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """One instruction of a warp: bytes it moves, cycles until its result, steps it depends on."""
@@ -320,10 +288,7 @@ def steps_of(kernel: pr.Kernel, machine: Simt) -> tuple[Step, ...]:
     writer: dict[str, int] = {}
     steps = [Step("index", 0, 1, ()) for _ in range(machine.thread_instructions)]
     for instr in kernel.body:
-        if isinstance(instr, pr.Branch | pr.Total):
-            needed = "the drawn schedule needs straight-line code"
-            raise MachineError(needed, pr.text(instr), "leave it out")
-        needs = tuple(writer[name] for name in _sources(instr) if name in writer)
+        needs = tuple(writer[name] for name in pr.sources(instr) if name in writer)
         memory = isinstance(instr, pr.Load | pr.Store)
         load = isinstance(instr, pr.Load)
         latency = machine.port.latency_cycles if load else machine.arith_cycles
@@ -333,28 +298,16 @@ def steps_of(kernel: pr.Kernel, machine: Simt) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _sources(instr: pr.Instr) -> tuple[str, ...]:
-    if isinstance(instr, pr.Arith):
-        return tuple(arg for arg in instr.args if isinstance(arg, str))
-    if isinstance(instr, pr.Store):
-        return (instr.src,)
-    return (instr.index,) if isinstance(instr, pr.Load) and instr.index else ()
-
-
 def schedule(
     kernel: pr.Kernel, machine: Simt, warps: int, resident: int | None = None
 ) -> tuple[Span, ...]:
     """Return when every instruction of every warp was issued.
 
     At most `resident` warps run at once (default: what `occupancy` allows); a warp that ends makes
-    room for the next. Raises `MachineError` beyond MAX_ISSUES instructions.
+    room for the next.
     """
-    steps = steps_of(kernel, machine)
-    if warps < 1 or warps * len(steps) > MAX_ISSUES:
-        needed = f"a drawn schedule needs 1 to {MAX_ISSUES} instructions"
-        raise MachineError(needed, str(warps * len(steps)), "use fewer warps")
     limit = occupancy(machine)["all"] if resident is None else resident
-    return _simulate(steps, machine, warps, limit)
+    return _simulate(steps_of(kernel, machine), machine, warps, limit)
 
 
 def _simulate(steps: Sequence[Step], machine: Simt, warps: int, resident: int) -> tuple[Span, ...]:
