@@ -401,6 +401,8 @@ def test_op_lists_the_operators(capsys):
         (["max_pool2d", "1x2x8x8", "--chip", "Toy"], "--attr kernel=VALUE; got none"),
         (["softmax", "4xq", "--chip", "Toy"], "4xq"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis"], "KEY=VALUE"),
+        (["matmul", "64x64", "64x64", "--chip", "Toy", "--grid", "0x1"], "use positive numbers"),
+        (["matmul", "64x64", "64x64", "--chip", "Toy", "--grid", "9x9"], "81; shrink it"),
         (["softmax", "4x4", "--chip", "Toy", "--attr", "axis=7"], "7"),
         (["softmax", "4x4", "--chip", "Toy", "--attr=axis=0", "--attr=axis=1"], "axis once"),
         (["add", "4x4", "3x3", "--chip", "Toy"], "(4, 4)"),

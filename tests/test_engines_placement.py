@@ -278,3 +278,27 @@ def test_an_operator_that_nobody_knows_is_named_in_one_line(tmp_path, capsys) ->
     err = capsys.readouterr().err
     assert "Alien" in err
     assert err.count("\n") == 1
+
+
+def test_complex_numbers_run_on_the_host_and_have_no_order(tmp_path, capsys):
+    file = tmp_path / "complex.onnx"
+    kind = TensorProto.COMPLEX64
+    same = helper.make_node("Identity", ["x"], ["y"])
+    onnx.save(model_of([same], [("x", (2,), kind)], [("y", kind)]), file)
+    assert main(["run", str(file), "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ({"y": {"type": "complex64", "shape": [2]}}, "")
+
+
+def test_a_chip_without_a_host_says_so(tmp_path, capsys):
+    """A convolution of three dimensions has no kernel, and Toy has no link to a processor."""
+    file, kind = tmp_path / "solid.onnx", TensorProto.FLOAT
+    weights = [("w", np.ones((2, 1, 3, 3, 3), np.float32))]
+    solid = helper.make_node("Conv", ["x", "w"], ["y"], name="solid")
+    onnx.save(model_of([solid], [("x", (1, 1, 4, 4, 4))], [("y", kind)], weights), file)
+    assert main(["simulate", str(file), "--chip", "Toy"]) == 2
+    line = capsys.readouterr().err
+    assert "got 3 dimensions; rewrite the model; off the core: Toy: a link to the host" in line
+    assert main(["migrate", str(file), "--chip", "Toy", "--json", "-"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["op"], row["verdict"]) == ("Conv", "host")

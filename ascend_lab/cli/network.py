@@ -122,8 +122,9 @@ def _check_size(graph: Graph) -> None:
 
 
 def _summary(array: Any) -> dict[str, Any]:
-    if array.dtype.kind in "SU":
-        return {"type": "string", "shape": list(array.shape)}
+    if array.dtype.kind in "SUc":  # complex numbers have no order either
+        kind = str(array.dtype) if array.dtype.kind == "c" else "string"
+        return {"type": kind, "shape": list(array.shape)}
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
@@ -158,7 +159,12 @@ def placed(
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )  # fmt: skip
     except UnsupportedError as other:
-        raise error from other
+        if other.needed == error.needed:
+            raise error from other
+        if other.needed == error.needed:
+            raise error from other
+        why = "; ".join(part for part in (error.remedy, f"off the core: {other}") if part)
+        raise UnsupportedError(error.needed, error.got, why) from other
 
 
 def values_of(hosted: hosted.Hosted) -> dict[str, Any]:

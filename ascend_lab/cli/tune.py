@@ -234,7 +234,7 @@ def _print(report: saved.Report) -> None:
             before, after = found.before_s, found.after_s
             end = "interrupted" if found.interrupted else "finished"
             common.show(
-                f"{job} process {end}. Performance improved by {(before - after) / after:.2%}, "
+                f"{job} process {end}. Performance improved by {found.gain:.2%}, "
                 f"{before * 1e3:.4f} ms -> {after * 1e3:.4f} ms\n"
                 f"  = {FORMULA}; {job} is {gloss}"
             )

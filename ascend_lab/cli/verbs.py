@@ -113,7 +113,10 @@ def _own_tiling(
         shape[::-1] if attrs.get(name) else shape
         for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
     )
-    return _tiled(arguments, chip, kernels.GemmShape(rows[0], rows[1], columns[1], formats[0]))
+    shape = kernels.GemmShape(rows[0], rows[1], columns[1], formats[0])
+    tiling = _tiled(arguments, chip, shape)
+    kernels.check_schedule(shape, tiling, chip)
+    return tiling
 
 
 def _shape(text: str) -> tuple[int, ...]:
