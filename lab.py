@@ -438,7 +438,8 @@ def reenter(argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     """Run one verb in the environment and return the exit code."""
-    if not argv or argv[0] in ("help", "-h", "--help"):
+    asked = ("help", "-h", "--help")
+    if not argv or argv[0] in asked or (argv[0] != "bench" and argv[-1] in asked[1:]):
         print(usage())
         return 0
     try:

@@ -164,7 +164,7 @@ def test_children_see_the_environment_and_not_the_users_own(lab, monkeypatch):
 
 
 # --- verbs ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["copies", "-h"], ["test", "--help"]])
 def test_help_names_every_verb(lab, capsys, words):
     assert lab.main(words) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]

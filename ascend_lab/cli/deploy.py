@@ -208,7 +208,7 @@ def _aipp(arguments: argparse.Namespace) -> int:
 
     found = [op for op in read_config(arguments.config) if op.rank == arguments.rank]
     if not found:
-        raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "see --rank")
+        raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "--rank N")
     op, chip = found[0], load_chip(arguments.chip) if arguments.chip else None
     frames = inputs.load_array(arguments.image)
     if op.settings is not None:

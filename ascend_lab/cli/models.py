@@ -295,7 +295,7 @@ VERBS = (
         "migrate", "say what becomes of a model on a chip, and rewrite it", _migrate,
         (
             MODEL,
-            flag("--chip", default="Ascend310", help="a preset name or your own .toml file"),
+            flag("--chip", default="Ascend310", help="a preset or .toml file (Ascend310)"),
             SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
             flag("--output", metavar="M.onnx", help="write the migrated model"),

@@ -350,12 +350,15 @@ def _line(op: OperatorTime, count: int, total_s: float) -> str:
     )
 
 
-COLUMNS = """Of each kernel: its time and share of the network's; the part of the cube's peak;
-what takes longest, its start (launch), the interface of memory or a pipe (MTE2 brings in, MTE1
-feeds the cube M, V is the vector unit, FIX and MTE3 take out, S is scalar); bytes copied from and
-to global memory, those of them that cross the interface, and the reads that L2 answers. Equal
-kernels are one row (12 x: the first one's name; time, share and bytes of all); --json has each. A
-name with _moved: products by 0 and 1 move its channels. Then the time by cause."""
+PIPES = (
+    "Pipes: MTE2 brings in, MTE1 feeds the cube M, V is the vector unit, FIX and MTE3 take out, S "
+    "is scalar; AIC., AIV.: of cube cores and of vector cores."
+)
+COLUMNS = f"""Of each kernel: its time and share of the network's; the part of the cube's peak;
+what takes longest, its start (launch), the interface of memory or a pipe; bytes copied from and to
+global memory, those of them that cross the interface, and the reads that L2 answers. Equal kernels
+are one row (12 x: the first one's name; time, share and bytes of all); --json has each. A name with
+_moved: products by 0 and 1 move its channels. Then the time by cause. {PIPES}"""
 
 VERBS = (
     Verb(
