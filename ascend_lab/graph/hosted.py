@@ -305,8 +305,7 @@ class _Placer:
         try:
             for value in ends_of:
                 kind = getattr(value, "dtype", "none or several tensors")
-                got = beyond_32_bits(value) if h.is_numbers(value) else f"{kind}"
-                if got:
+                if got := beyond_32_bits(value) if h.is_numbers(value) else f"{kind}":
                     needed = f"{node.name}: tensors of numbers in at most 32 bits"
                     raise UnsupportedError(needed, got)
             compiled = self._compiled((node,)).compiled
