@@ -171,6 +171,15 @@ def test_help_names_every_verb(lab, capsys, words):
     assert listed == list(lab.VERBS)
 
 
+def test_help_for_a_reader_that_has_gone_is_quiet():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, str(ROOT / "lab.py"), "--help"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_an_unknown_verb_is_refused_in_one_line(checkout):
     done = run_lab(checkout, "bok")
     assert (done.returncode, done.stdout) == (2, "")

@@ -78,7 +78,7 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
         np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
     ):
         lines.append(
-            "  not finite: numbers left what fp16 holds (65504), unless the inputs are not finite; "
+            "  not finite: numbers left what fp16 holds (65504), unless inputs or weights had; "
             "compare without --compiled"
         )
     emit(arguments.json, rows, lines)
