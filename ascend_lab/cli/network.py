@@ -161,8 +161,6 @@ def placed(
     except UnsupportedError as other:
         if other.needed == error.needed:
             raise error from other
-        if other.needed == error.needed:
-            raise error from other
         why = "; ".join(part for part in (error.remedy, f"off the core: {other}") if part)
         raise UnsupportedError(error.needed, error.got, why) from other
 
