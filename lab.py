@@ -438,7 +438,8 @@ def reenter(argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     """Run one verb in the environment and return the exit code."""
-    if not argv or argv[0] in ("help", "-h", "--help"):
+    asked = ("help", "-h", "--help")
+    if not argv or argv[0] in asked or (argv[0] != "bench" and argv[-1] in asked[1:]):
         print(usage())
         return 0
     try:
@@ -458,4 +459,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `lab.py | head`; what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

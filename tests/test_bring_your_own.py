@@ -57,7 +57,9 @@ def test_the_page_has_files_and_commands() -> None:
     assert len(COMMANDS) >= 10
 
 
-def test_the_lines_of_python_run_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lines_of_python_run_from_top_to_bottom(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names: dict = {}
     try:
         with rules_restored():
@@ -68,6 +70,7 @@ def test_the_lines_of_python_run_from_top_to_bottom(capsys: pytest.CaptureFixtur
     finally:
         ops.OPERATORS.pop("softsign", None)
         PASSES.pop("SoftsignFusionPass", None)
+    np.testing.assert_allclose(names["computed"]["y"], names["exact"]["y"], atol=5e-3)
     wide = names["y"].astype(float)
     near = np.linspace(-4, 4, 64_000).reshape(64, 1000)
     assert np.abs(wide - near / (1 + np.abs(near))).max() < 5e-3

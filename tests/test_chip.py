@@ -238,6 +238,12 @@ BAD = {
     "clock in GHz": (CLOCK, f"hz = {value('1.0')}", "clock.hz needs at least 1000"),
     "absurd buffer": (L0A, f"L0A.size_bytes = {value('8e12')}", "L0A.size_bytes needs at most"),
     "absurd cube": ("[launch]", f"[cube.fp16]\nm = {value('4096')}\n[launch]", "cube.fp16.m needs"),
+    "other cube": ("[launch]", f"[cube.int8]\nk = {value('16')}\n[launch]", "k needs 32, the side"),
+    "two vectors": (
+        "core = { value = 1,",
+        "core = { value = 2,",
+        "1 where combined = true",
+    ),
     "tiny rate": (FIRST_RATE, f"rate_bytes_per_cycle = {value('1e-9')}", "needs at least 0.001"),
     "huge integer": (COUNT, f"count = {value('9' * 400)}", "core.count needs at most 4096"),
     "integer beyond reading": (COUNT, f"count = {value('9' * 5000)}", "valid TOML"),

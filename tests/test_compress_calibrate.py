@@ -149,7 +149,7 @@ def test_zeros_constants_and_tiny_numbers_have_a_scale(method):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @pytest.mark.parametrize(
-    "values", [[], [np.nan], [1.0, np.inf], [1e39], ["a"], [1j], [[]], [None]], ids=str
+    "values", [[], [np.nan], [1.0, np.inf], [1e39], [-1e19], ["a"], [1j], [[]], [None]], ids=str
 )
 def test_what_is_no_finite_number_is_refused(method, values):
     with pytest.raises(InputError, match="numbers"):

@@ -15,7 +15,7 @@ from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, RANKS, Problem, Work, copy_s
 from ascend_lab.graph.hosted import OUTPUTS, place_model
-from ascend_lab.graph.onnx.host import all_reads
+from ascend_lab.graph.onnx.host import all_reads, run_on_host
 
 CHIP = load_chip("Ascend310")
 US = 1e-6
@@ -278,3 +278,51 @@ def test_an_operator_that_nobody_knows_is_named_in_one_line(tmp_path, capsys) ->
     err = capsys.readouterr().err
     assert "Alien" in err
     assert err.count("\n") == 1
+
+
+def test_complex_numbers_run_on_the_host_and_have_no_order(tmp_path, capsys):
+    file = tmp_path / "complex.onnx"
+    kind = TensorProto.COMPLEX64
+    same = helper.make_node("Identity", ["x"], ["y"])
+    onnx.save(model_of([same], [("x", (2,), kind)], [("y", kind)]), file)
+    assert main(["run", str(file), "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out), err) == ({"y": {"type": "complex64", "shape": [2]}}, "")
+
+
+def test_a_chip_without_a_host_says_so(tmp_path, capsys):
+    """A convolution of three dimensions has no kernel, and Toy has no link to a processor."""
+    file, kind = tmp_path / "solid.onnx", TensorProto.FLOAT
+    weights = [("w", np.ones((2, 1, 3, 3, 3), np.float32))]
+    solid = helper.make_node("Conv", ["x", "w"], ["y"], name="solid")
+    onnx.save(model_of([solid], [("x", (1, 1, 4, 4, 4))], [("y", kind)], weights), file)
+    assert main(["simulate", str(file), "--chip", "Toy"]) == 2
+    line = capsys.readouterr().err
+    assert "got 3 dimensions; rewrite the model; off the core: Toy: a link to the host" in line
+    assert main(["migrate", str(file), "--chip", "Toy", "--json", "-"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["verdict"] == "host"
+
+
+@pytest.mark.parametrize("without_runtime", [False, True])
+def test_batch_norms_of_old_versions_do_not_learn(monkeypatch, without_runtime):
+    """The reference evaluator mixes in the batch's statistics before version 14."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(5, 2, (2, 3, 4, 4)).astype(np.float32)
+    own = [(n, rng.uniform(1, 2, 3).astype(np.float32)) for n in ("scale", "bias", "mean", "var")]
+    norm = helper.make_node("BatchNormalization", ["x", *(n for n, _ in own)], ["y"], momentum=0.5)
+    model = model_of([norm], [("x", x.shape)], [("y", TensorProto.FLOAT)], own, opset=12)
+    if without_runtime:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    scale, bias, mean, var = (array.reshape(3, 1, 1) for _, array in own)
+    wanted = scale * (x - mean) / np.sqrt(var + 1e-5) + bias
+    np.testing.assert_allclose(run_on_host(model, {"x": x})["y"], wanted, rtol=1e-5, atol=1e-5)
+    assert model.graph.node[0].attribute[0].f == 0.5
+
+
+def test_a_softmax_of_an_old_version_flattens():
+    x = np.random.default_rng(4).standard_normal((2, 3, 5), np.float32)
+    old = helper.make_node("Softmax", ["x"], ["y"], axis=1)
+    model = model_of([old], [("x", x.shape)], [("y", TensorProto.FLOAT)], opset=12)
+    found = run_on_host(model, {"x": x})["y"]
+    np.testing.assert_allclose(found.sum(axis=(1, 2)), 1, rtol=1e-6)

@@ -164,11 +164,20 @@ def test_children_see_the_environment_and_not_the_users_own(lab, monkeypatch):
 
 
 # --- verbs ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["copies", "-h"], ["test", "--help"]])
 def test_help_names_every_verb(lab, capsys, words):
     assert lab.main(words) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
     assert listed == list(lab.VERBS)
+
+
+def test_help_for_a_reader_that_has_gone_is_quiet():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, str(ROOT / "lab.py"), "--help"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_an_unknown_verb_is_refused_in_one_line(checkout):

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.compress.config import parse_config
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, compile_graph, run_compiled, zoo
+from ascend_lab.graph import GraphBuilder, compile_graph, random_inputs, run_compiled, zoo
 from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
 from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
@@ -312,6 +312,25 @@ def test_kernels_of_networks_survive_as_text(name):
     kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]
     for kernel in kernels[:40]:
         assert kernel_of(json.loads(json.dumps(kernel_data(kernel)))) == kernel
+
+
+@pytest.mark.parametrize("target", ["Ascend310P3", "Ascend910B2"])
+def test_every_buffer_keeps_its_own_form_of_a_weight(target):
+    """A transposed convolution reads the weights of each phase from a buffer of its own."""
+    net = GraphBuilder("up", "fp16")
+    x = net.input("x", (1, 32, 9, 7))
+    net.output(net.conv_transpose2d(x, net.weight((32, 16, 3, 3)), stride=2, pad=1))
+    graph, chip = net.build(), load_chip(target)
+    (kernel,) = (
+        t.lowered.kernel for t in compile_graph(graph, chip).tasks if t.op == "conv_transpose2d"
+    )
+    assert sum("." in buffer.name for buffer in kernel.tensors) > 1
+    gear = OfflineModel(
+        "m", unpack_parts(compile_offline({None: Imported(graph, {"x": "float16"}, {})}, chip), "m")
+    ).gears[0]
+    inputs = random_inputs(graph)
+    wanted, found = run_compiled(graph, inputs, chip), gear.run(inputs, kernels=True)
+    assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
 def test_operators_of_the_ai_cpu_are_kept_apart():

@@ -238,6 +238,16 @@ def test_bad_models_end_in_one_line_and_code_2(tmp_path, capsys):
     assert "which is none" in refused(capsys, "run", tmp_path)
 
 
+def test_what_is_no_model_is_named(tmp_path, capsys):
+    compiled, silent, wide = (tmp_path / name for name in ("m.alm", "silent.onnx", "wide.onnx"))
+    compiled.write_bytes(b"ALM\0 of another program")
+    silent.write_bytes(model_of("Relu x -> y", {"x": (4,)}, []).SerializeToString())
+    wide.write_bytes(model_of("Relu x x -> y", {"x": (4,)}, ["y"]).SerializeToString())
+    assert "give the .onnx file that it is from" in refused(capsys, "migrate", compiled)
+    assert "an ONNX model with outputs" in refused(capsys, "run", silent)
+    assert "(Relu): 1 input; got 2; mend" in refused(capsys, "run", wide)
+
+
 def symbolic(path):
     path.write_bytes(model_of("Relu x -> y", {"x": ("N", 4)}, ["y"]).SerializeToString())
     return path

@@ -97,7 +97,7 @@ class Report:
         return found
 
     def _sgat(self, sliced: SubgraphResult, outcome: str) -> Data:
-        times = _performance(sliced.before_s, sliced.after_s)
+        times = _performance(sliced)
         return {
             "SGAT": {**times, "sgat_tuning_result": outcome},
             "ascend_lab": {
@@ -119,7 +119,7 @@ class Report:
         tuned = [r for r in found.results if r.source in TUNED]
         return {
             "OPAT": {
-                **_performance(found.before_s, found.after_s),
+                **_performance(found),
                 "opat_tuning_result": outcome,
                 "repo_modified_operators": {
                     f"{how}_repo_operators": rows for how, rows in modified.items()
@@ -202,11 +202,11 @@ def _ms(time_s: float) -> float:
     return round(time_s * 1e3, 9)
 
 
-def _performance(before_s: float, after_s: float) -> Data:
+def _performance(found: SubgraphResult | NetworkResult) -> Data:
     return {
-        "model_baseline_performance(ms)": _ms(before_s),
-        "model_performance_improvement": f"{(before_s - after_s) / after_s:.2%}",
-        "model_result_performance(ms)": _ms(after_s),
+        "model_baseline_performance(ms)": _ms(found.before_s),
+        "model_performance_improvement": f"{found.gain:.2%}",
+        "model_result_performance(ms)": _ms(found.after_s),
     }
 
 

@@ -96,7 +96,7 @@ class Reader:
         value, source, trust = entry["value"], entry["source"], entry["trust"]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or value != value:
-            raise self.fail(key, "a number", value, "write it without quotes")
+            raise self.fail(key, "a number", value, "write digits, without quotes")
         zero_ok = any(leaf.endswith(z) for z in ZERO_ALLOWED)
         if value < 0 or (value == 0 and not zero_ok):
             raise self.fail(key, "a positive number", value, "check the sign and the unit")
@@ -179,8 +179,11 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
         if dtype == "bf16" and dtype not in reader.table("cube"):
             continue
         reader.table(f"cube.{dtype}", {"m", "k", "n"})
-        sides = [reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn"]
-        shapes[dtype] = (sides[0], sides[1], sides[2])
+        shapes[dtype] = sides = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)
+        for axis, side in zip("mkn", sides, strict=True):
+            if (got := reader.integer(f"cube.{dtype}.{axis}")) != side:
+                needed = f"{side}, the side of a fractal"
+                raise reader.fail(f"cube.{dtype}.{axis}", needed, got, "layouts have no other")
     return shapes
 
 
@@ -263,11 +266,13 @@ def _launches(
     }
 
 
-def _repeat_bytes(reader: Reader) -> int:
-    size = reader.integer("vector.repeat_bytes")
+def _vectors(reader: Reader) -> tuple[int, int]:
+    size, count = reader.integer("vector.repeat_bytes"), reader.integer("core.vector_per_core")
     if size % BLOCK_BYTES:
         raise reader.fail("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
-    return size
+    if reader.data["combined"] and count != 1:
+        raise reader.fail("core.vector_per_core", "1 where combined = true", count, "mend one")
+    return size, count
 
 
 def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
@@ -292,14 +297,14 @@ def _check_sections(reader: Reader) -> None:
         if not isinstance(reader.data.get(key), str):
             raise reader.fail(key, "a text", reader.data.get(key), "add it")
     if not isinstance(reader.data.get("combined"), bool):
-        raise reader.fail("combined", "true or false", reader.data.get("combined"), "add it")
+        raise reader.fail("combined", "true or false", reader.data.get("combined"), "mend it")
 
 
 def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
     reader = Reader(file, data)
     _check_sections(reader)
-    buffers = _sizes(reader, "buffer")
+    buffers, (repeat_bytes, vectors) = _sizes(reader, "buffer"), _vectors(reader)
     if lacking := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
         raise reader.fail(f"buffer.{lacking[0]}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
@@ -309,11 +314,11 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         summary=data["summary"],
         combined=data["combined"],
         core_count=reader.integer("core.count"),
-        vector_cores_per_core=reader.integer("core.vector_per_core"),
+        vector_cores_per_core=vectors,
         clock_hz=reader.number("clock.hz"),
         cube=MappingProxyType(cube),
         cube_head_cycles=reader.integer("cube.head_cycles"),
-        vector_bytes_per_repeat=_repeat_bytes(reader),
+        vector_bytes_per_repeat=repeat_bytes,
         vector_costs=MappingProxyType(_vector_costs(reader)),
         scalar_cycles=reader.integer("scalar.cycles"),
         flag_cycles=reader.integer("sync.flag_cycles"),

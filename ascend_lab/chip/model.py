@@ -220,7 +220,7 @@ def chip_lines(chip: Chip) -> list[str]:
     """Return every number of a chip, one a line: key, value, trust, source."""
     lines = [f"{chip.name}: {chip.summary}"]
     lines += [
-        f"  {key:<44} {fact.value:<16g} {fact.trust:<10} {fact.source}"
+        f"  {key:<44} {fact.value:<16.9g} {fact.trust:<10} {fact.source}"
         for key, fact in chip.facts.items()
     ]
     lines.append("sources:")

@@ -316,7 +316,7 @@ VERBS = (
         (
             flag("model", metavar="MODEL", help="a model of the zoo, or an .onnx file"),
             flag("--cluster", required=True, metavar="T", help="a topology or .toml file"),
-            flag("--devices", required=True, type=count, metavar="N"),
+            flag("--devices", required=True, type=count, metavar="N", help="of the cluster"),
             flag("--chip", help="a preset or .toml file (default: the cluster's)"),
             flag("--optimizer", default="adam", help=f"{' or '.join(OPTIMIZERS)} (adam)"),
             flag("--dtype", default="fp16", help="fp16 (default) or bf16"),

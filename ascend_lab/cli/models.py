@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.cli import common, inputs
-from ascend_lab.cli.common import BATCH, JSON, MODEL, SHAPES, Verb, emit, flag, import_with
+from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, import_with
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
@@ -295,8 +295,9 @@ VERBS = (
         "migrate", "say what becomes of a model on a chip, and rewrite it", _migrate,
         (
             MODEL,
-            flag("--chip", default="Ascend310", help="a preset name or your own .toml file"),
-            SHAPES, BATCH,
+            flag("--chip", default="Ascend310", help="a preset or .toml file (Ascend310)"),
+            SHAPES,
+            flag("--batch", type=count, metavar="N", help="first size of inputs where it is open"),
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
             flag("--output", metavar="M.onnx", help="write the migrated model"),
             flag("--report", metavar="R", help="write the report as .json, .html or .txt"),

@@ -78,7 +78,7 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
         np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
     ):
         lines.append(
-            "  not finite: numbers left what fp16 holds (65504), unless the inputs are not finite; "
+            "  not finite: numbers left what fp16 holds (65504), unless inputs or weights had; "
             "compare without --compiled"
         )
     emit(arguments.json, rows, lines)
@@ -122,8 +122,9 @@ def _check_size(graph: Graph) -> None:
 
 
 def _summary(array: Any) -> dict[str, Any]:
-    if array.dtype.kind in "SU":
-        return {"type": "string", "shape": list(array.shape)}
+    if array.dtype.kind in "SUc":  # complex numbers have no order either
+        kind = str(array.dtype) if array.dtype.kind == "c" else "string"
+        return {"type": kind, "shape": list(array.shape)}
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
@@ -158,7 +159,10 @@ def placed(
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )  # fmt: skip
     except UnsupportedError as other:
-        raise error from other
+        if other.needed == error.needed:
+            raise error from other
+        why = "; ".join(part for part in (error.remedy, f"off the core: {other}") if part)
+        raise UnsupportedError(error.needed, error.got, why) from other
 
 
 def values_of(hosted: hosted.Hosted) -> dict[str, Any]:
@@ -344,12 +348,15 @@ def _line(op: OperatorTime, count: int, total_s: float) -> str:
     )
 
 
-COLUMNS = """Of each kernel: its time and share of the network's; the part of the cube's peak;
-what takes longest, its start (launch), the interface of memory or a pipe (MTE2 brings in, MTE1
-feeds the cube M, V is the vector unit, FIX and MTE3 take out, S is scalar); bytes copied from and
-to global memory, those of them that cross the interface, and the reads that L2 answers. Equal
-kernels are one row (12 x: the first one's name; time, share and bytes of all); --json has each. A
-name with _moved: products by 0 and 1 move its channels. Then the time by cause."""
+PIPES = (
+    "Pipes: MTE2 brings in, MTE1 feeds the cube M, V is the vector unit, FIX and MTE3 take out, S "
+    "is scalar; AIC., AIV.: of cube cores and of vector cores."
+)
+COLUMNS = f"""Of each kernel: its time and share of the network's; the part of the cube's peak;
+what takes longest, its start (launch), the interface of memory or a pipe; bytes copied from and to
+global memory, those of them that cross the interface, and the reads that L2 answers. Equal kernels
+are one row (12 x: the first one's name; time, share and bytes of all); --json has each. A name with
+_moved: products by 0 and 1 move its channels. Then the time by cause. {PIPES}"""
 
 VERBS = (
     Verb(

@@ -39,7 +39,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
         refuse_idle(arguments, searching, "--time-limit", "--seed")
     check_least(arguments, "--capacity", unit=" bytes")
     if not 1 <= arguments.alignment <= 2**30:
-        raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
+        raise InputError("--alignment from 1 to 2**30 bytes", f"{arguments.alignment}", "e.g. 512")
 
 
 def _plan_memory(arguments: argparse.Namespace) -> int:

@@ -234,7 +234,7 @@ def _print(report: saved.Report) -> None:
             before, after = found.before_s, found.after_s
             end = "interrupted" if found.interrupted else "finished"
             common.show(
-                f"{job} process {end}. Performance improved by {(before - after) / after:.2%}, "
+                f"{job} process {end}. Performance improved by {found.gain:.2%}, "
                 f"{before * 1e3:.4f} ms -> {after * 1e3:.4f} ms\n"
                 f"  = {FORMULA}; {job} is {gloss}"
             )
@@ -261,7 +261,7 @@ def _operators(found: engine.NetworkResult) -> str:
     """Return how far from optimal the operators are, each in its space."""
     gaps = [0.0 if r.proven else r.gap for r in found.results if r.gap is not None]
     if not gaps:
-        notes = {r.note for r in found.results if r.note}
+        notes = {r.note for r in found.results if r.note} or {"there is none"}
         return f"no operator was tuned: {'; '.join(sorted(notes))}"
     proven, known = sum(r.proven for r in found.results), found.outcomes.count("hit")
     line = f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces"

@@ -113,7 +113,10 @@ def _own_tiling(
         shape[::-1] if attrs.get(name) else shape
         for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
     )
-    return _tiled(arguments, chip, kernels.GemmShape(rows[0], rows[1], columns[1], formats[0]))
+    shape = kernels.GemmShape(rows[0], rows[1], columns[1], formats[0])
+    tiling = _tiled(arguments, chip, shape)
+    kernels.check_schedule(shape, tiling, chip)
+    return tiling
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -261,7 +264,7 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
         "busy": busy,
         "schedule": schedule.as_dict(),
     }
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in busy.items())
+    shares = ", ".join(f"{pipes[name]} {share:.1%}" for name, share in busy.items())
     lines = [
         f"{title} on {timeline.core_count} cores of {chip.name} (model result)",
         (
@@ -303,6 +306,7 @@ VERBS = (
     Verb(
         "gemm", "time C = A @ B, A is M x K, B is K x N", _gemm,
         _sizes(m="rows of A and C", n="columns of B and C", k="columns of A, rows of B") + _TILING,
+        {"epilog": network.PIPES},
     ),
     Verb(
         "conv", "time a convolution: batch, channels, image, kernels", _conv,
@@ -315,9 +319,10 @@ VERBS = (
             flag("--pad", default="0", metavar="P",
                  help="one number, rows,columns or top,bottom,left,right"),
             flag("--dilation", default="1", metavar="D", help=_TWO),
-            flag("--groups", type=count, default=1, metavar="G"),
+            flag("--groups", type=count, default=1, metavar="G", help="of channels (1)"),
             *_TILING,
         ),
+        {"epilog": network.PIPES},
     ),
     Verb(
         "op", "time an operator of the library; without a name, list them", _op,
@@ -335,7 +340,7 @@ VERBS = (
             JSON,
         ),
         {"epilog": "Timed is the operator by itself on rows as they lie; in a network, fusion and "
-                   "private layouts may give it another kernel."},
+                   f"private layouts may give it another kernel. {network.PIPES}"},
     ),
     Verb(
         "run-kernel", "execute, check and time a kernel of your own", _run_kernel,
@@ -347,7 +352,8 @@ VERBS = (
         ),
         {
             "description": "Execute, check and time a kernel. This runs the file's Python code, "
-            "with all your rights: give it files that you trust."
+            "with all your rights: give it files that you trust.",
+            "epilog": network.PIPES,
         },
     ),
     *network.VERBS,

@@ -136,7 +136,8 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     graph = folded(graph, plan.unfolded) if plan.fold else graph
     chosen = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
     if not chosen:
-        raise InputError(f"{graph.name}: a layer to quantise", "none", "skip fewer layers")
+        remedy = "skip fewer, or give a model whose layers compute in floating point"
+        raise InputError(f"{graph.name}: a layer to quantise", "none", remedy)
     graph, factors = balanced(graph, feeds, chosen)
     nodes = [node for node in layers_of(graph) if node.name in chosen]
     values = seen(graph, feeds, (node.inputs[0] for node in nodes))

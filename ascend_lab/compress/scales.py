@@ -16,6 +16,8 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Values
 
 EPSILON = float(np.finfo(np.float32).eps)
+LARGEST = 1e18
+"""Errors of numbers below it have squares that fp32 holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +87,19 @@ def along(numbers: Any, axis: int | None, rank: int) -> Values:
 
 
 def checked(values: Any, what: str = "values") -> Values:
-    """Return numbers in fp32; raise `InputError` for none, other things, NaN and infinity."""
+    """Return numbers in fp32; raise `InputError` for none, others, and squares fp32 cannot hold."""
     array = np.asarray(values)
     if array.dtype.kind not in "iuf" or not array.size:
         got = f"{array.dtype} {array.shape}"
         raise InputError(f"{what}: an array of numbers that is not empty", got, "give one")
     with np.errstate(over="ignore"):
         narrow = array.astype(np.float32)
-    if not np.isfinite(narrow).all():
-        place = int(np.argmin(np.isfinite(narrow).ravel()))
+    if not (fits := np.abs(narrow) < LARGEST).all():
+        place = int(np.argmin(fits.ravel()))
+        finite = np.isfinite(narrow.ravel()[place])
+        needed = f"numbers below {LARGEST:g} in size" if finite else "finite numbers in fp32"
         got = f"{array.ravel()[place]} at place {place}"
-        raise InputError(f"{what}: finite numbers in fp32", got, "clean the data")
+        raise InputError(f"{what}: {needed}", got, "clean the data")
     return narrow
 
 

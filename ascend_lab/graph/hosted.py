@@ -303,9 +303,11 @@ class _Placer:
             busy_s = len(ends_of[0]) * pixels / self.media_rate
             seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
-            if not numbers or any(beyond_32_bits(value) for value in ends_of):
-                needed = f"{node.name}: tensors of numbers in at most 32 bits"
-                raise UnsupportedError(needed, node.op_type)
+            for value in ends_of:
+                kind = getattr(value, "dtype", "none or several tensors")
+                if got := beyond_32_bits(value) if h.is_numbers(value) else f"{kind}":
+                    needed = f"{node.name}: tensors of numbers in at most 32 bits"
+                    raise UnsupportedError(needed, got)
             compiled = self._compiled((node,)).compiled
             assert compiled is not None
             seconds[CORE] = simulate_graph(compiled).time_s

@@ -370,14 +370,14 @@ def read_csv(path: str | Path) -> list[Buffer]:
     for line, row in numbered[1:]:
         where = f"{path} line {line}"
         if len(row) != len(names):
-            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}")
+            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "mend the row")
         cells = dict(zip(names, row, strict=True))
         name, *numbers = (cells[key] for key in HEADER)
         lower, upper, size = map(_number, numbers, HEADER[1:], (where,) * 3)
         try:
             buffer = Buffer(name, lower, upper, size)
         except GraphError as error:
-            raise InputError(error.needed, f"{error.got} in {where}") from error
+            raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
         if name in found:
             raise InputError("a different id for each buffer", f"{name[:30]!r} again in {where}")
         found[name] = buffer
@@ -387,7 +387,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
 def _number(text: str, name: str, where: str) -> int:
     value = whole_of(text)
     if value is None:
-        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}")
+        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
     if abs(value) > MOST:
-        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}")
+        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
     return value

@@ -29,7 +29,7 @@ from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, tensors
+from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
 
@@ -172,7 +172,8 @@ def _placed(
     except UnsupportedError as other:
         data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
         for node in whole.graph.node:
-            ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
+            named = str(error).startswith(f"node {model_file.title(node)}")
+            ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx") and not named
             elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
             became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
         return None, became
@@ -189,9 +190,8 @@ def _placed(
         became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
-    for node in whole.graph.node:
-        if node.name not in kept:
-            became[node.op_type, "folded", ()].append(node.name)
+    for node in (node for node in whole.graph.node if node.name not in kept):
+        became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
     ends = (tensors.inputs_of(whole.graph), whole.graph.output)
     inputs, names = ([entry.name for entry in entries] for entries in ends)

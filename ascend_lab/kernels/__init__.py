@@ -18,7 +18,7 @@ from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, FlashView
 from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule, tile_bytes
 from ascend_lab.kernels.rearrange import (
     check_indices, concat_launch, gather_launch, one_hot_launch, pad_launch, reshape_launch,
     scatter_launch, slice_launch, split_launch,
@@ -35,13 +35,14 @@ from ascend_lab.layout import copy_launch
 __all__ = [
     "ConvShape", "DeconvShape", "FlashShape", "FlashTiling", "FlashView", "GemmSchedule",
     "GemmShape", "SplitTiling", "Tandem", "TandemSchedule", "best_grid", "check_indices",
-    "concat_launch", "conv_launch", "conv_schedule", "copy_launch", "deconv_kernel",
-    "default_schedule", "dense_placement", "depthwise_launch", "elementwise_launch",
-    "elementwise_program", "flash_launch", "flash_pipeline_launch", "gather_launch", "gemm_launch",
-    "one_hot_launch", "pack_conv", "pack_deconv", "pack_depthwise", "pack_gemm", "pad_launch",
-    "reshape_launch", "scatter_launch", "slice_launch", "split_launch",
-    "tandem_launch", "tandem_launches", "tile_bytes", "time_tilings", "transpose_launch",
-    "unpack_conv", "unpack_deconv", "unpack_gemm", "window_schedule",
+    "check_schedule", "concat_launch", "conv_launch", "conv_schedule", "copy_launch",
+    "deconv_kernel", "default_schedule", "dense_placement", "depthwise_launch",
+    "elementwise_launch", "elementwise_program", "flash_launch", "flash_pipeline_launch",
+    "gather_launch", "gemm_launch", "one_hot_launch", "pack_conv", "pack_deconv",
+    "pack_depthwise", "pack_gemm", "pad_launch", "reshape_launch", "scatter_launch",
+    "slice_launch", "split_launch", "tandem_launch", "tandem_launches", "tile_bytes",
+    "time_tilings", "transpose_launch", "unpack_conv", "unpack_deconv", "unpack_gemm",
+    "window_schedule",
 ]  # fmt: skip
 
 

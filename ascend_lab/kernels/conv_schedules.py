@@ -222,6 +222,8 @@ def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, 
         rows, columns = conv_windows.window_sides(shape, 1, strip=True)
         pixel = shape.pixel_bytes
         needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
+        if needed <= chip.buffers["L1"]:
+            raise default_schedules.no_room(chip)
         raise errors.CapacityError(
             f"image rows and weights of one channel block twice in L1: {needed} bytes",
             f"{chip.buffers['L1']} bytes on {chip.name}",

@@ -186,7 +186,8 @@ def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Im
     flat = np.asarray(frames).reshape(-1)
     total = sum(s.frame_bytes for s in each)
     if not each or flat.size != total:
-        raise InputError(f"{len(each)} frames of {total:,} bytes in all", f"{flat.size:,}")
+        needed = f"{len(each)} frames of {total:,} bytes in all"
+        raise InputError(needed, f"{flat.size:,}", "check src_image_size and input_format")
     shape, source = np.shape(frames), (each[0].height, each[0].width)
     if len(shape) == 3 and shape[2] in (3, 4) and shape[:2] != source:
         needed = f"images of height x width {source[0]} x {source[1]}, as the settings say"

@@ -47,8 +47,11 @@ class Ranking:
     def best(self) -> PlanTime:
         """The quickest plan; raise `ClusterError` if none fits."""
         if not self.plans:
-            what = f"device memory of {self.least_bytes / 1e9:.2f} GB, the least any plan needs"
-            got = f"{self.limit_bytes / 1e9:.2f} GB"
+            least, got = (
+                f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size:,.0f} bytes"
+                for size in (self.least_bytes, self.limit_bytes)
+            )
+            what = f"device memory of {least}, the least any plan needs"
             raise ClusterError(what, got, "use more devices, a smaller batch or another chip")
         return self.plans[0]
 

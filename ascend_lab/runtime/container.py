@@ -249,7 +249,9 @@ def _graphs(
             row["extra"] = {n: weights.add(a) for n, a in task.lowered.extra.items()}
             if not isinstance(task.lowered.kernel, CpuKernel):
                 row["forms"] = {
-                    n: weights.add(_stored(task, compiled.graph, n)) for n in task.piece.constants
+                    b.name: weights.add(_stored(task, compiled.graph, b.name))
+                    for b in task.lowered.kernel.tensors
+                    if b.name.partition(".")[0] in task.piece.constants
                 }
         tasks.append(row)
     return _json({
@@ -262,7 +264,7 @@ def _graphs(
 def _stored(task: Task, graph: Graph, name: str) -> Values:
     """Return a constant as the task's kernel reads it."""
     assert task.lowered is not None
-    constant, form = graph.constants[task.piece.names[name]], task.lowered.forms.get(name)
+    constant, form = graph.constants[task.value(name)], task.lowered.forms.get(name)
     return form(constant.array()) if form else lower.packed(constant.type, constant.array())
 
 

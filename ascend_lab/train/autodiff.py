@@ -124,7 +124,8 @@ class _Step:
         found = [self._rows(net.value(name)) for name in outs]
         if not found:
             got = f"{len(self.names)} parameters, none of which an output hangs on"
-            raise GraphError(f"{self.given.name}: parameters to train", got, "name parameters=")
+            remedy = "give a model with weights, or name parameters= in Python"
+            raise GraphError(f"{self.given.name}: parameters to train", got, remedy)
         total = None
         for rows in found:
             mean = net.reduce_mean(rows, axis=(0,), keepdims=True)

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from onnx_models import model_of
 from small_jobs import SmallJob, write_convolutions, write_mlp
 
 from ascend_lab.chip import load_chip
@@ -71,6 +72,16 @@ def test_the_tuned_model_takes_what_the_report_says(capsys, small, tmp_path):
     values = lab_json(capsys, "run", model, "--compiled", "--tuned", schedules, *chip)
     wanted = lab_json(capsys, "run", small)
     assert values["p"]["max"] == pytest.approx(wanted["p"]["max"], rel=0.02)
+
+
+def test_a_network_without_kernels_is_not_improved(capsys, tmp_path):
+    view, words = tmp_path / "view.onnx", ("-j", "1,2", "--output", tmp_path, *CHIP)
+    view.write_bytes(model_of("Flatten x -> y", {"x": (2, 8)}, ["y"]).SerializeToString())
+    code, out, err = aoe(capsys, "-m", view, *words)
+    assert (code, err, out.count("improved by 0.00%")) == (0, "", 2)
+    for job, section in (("sgat", "SGAT"), ("opat", "OPAT")):
+        ((found,),) = ([part[section]] for part in sections(tmp_path, job))
+        assert found["model_performance_improvement"] == "0.00%"
 
 
 def test_the_report_has_the_published_fields(capsys, small, tmp_path):

@@ -527,13 +527,13 @@ def test_the_command_tunes_and_reports(capsys, small, tmp_path):
     code, out, err = run(capsys, *words, "--devices", "16")
     assert (code, err) == (0, "")
     assert "16 devices of 910a-roce:16" in out
-    assert "profile: add" in out
+    assert "profile timed anew" in out
     (report,) = tmp_path.glob("aoe_result_gdat_*.json")
     (found,) = json.loads(report.read_text("utf-8"))
     assert found["basic"]["tuning_name"] == small.stem
     code, out, _ = run(capsys, *words, "--devices", "64", "--max_segments", "1")
     assert code == 0
-    assert "profile: hit" in out
+    assert "profile from the bank" in out
     assert "in 1 segments" in out
 
 

@@ -576,7 +576,7 @@ def test_the_command_says_that_nothing_fits(
         1000,
     )
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert "the least any plan needs" in err
+    assert "the least any plan needs; got 1,000 bytes; use more" in err
 
 
 @pytest.mark.parametrize(

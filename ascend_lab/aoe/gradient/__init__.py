@@ -299,7 +299,8 @@ def tuning_text(found: GradientTuning) -> list[str]:
     times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
     gain = f"{t.gain(DEFAULT):.2%}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms a step"
-    count, spent = len(p.gradients), f"{t.spent_s:.1f} s, profile: {t.outcome}"
+    source = "from the bank" if t.outcome == "hit" else "timed anew"
+    count, spent = len(p.gradients), f"{t.spent_s:.1f} s, profile {source}"
     return [
         f"{t.name}: {count} gradients on {where}, {spent}",
         f"gdat process finished. Performance improved by {gain}",

@@ -69,23 +69,23 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
     if not rows:
         raise InputError(f"{path}: at least one gradient", "none", "check the file")
     if len(rows) > MOST_ROWS:
-        raise InputError(f"{path}: at most {MOST_ROWS} gradients", str(len(rows)))
+        raise InputError(f"{path}: at most {MOST_ROWS} gradients", str(len(rows)), "join some")
     return rows
 
 
 def _number(where: str, name: str, value: object) -> float:
     found = number_of(value) if isinstance(value, str) else json_number(value)
     if found is None:
-        raise InputError(f"{where}: {name} as a number", shown(value))
+        raise InputError(f"{where}: {name} as a number", shown(value), "mend the row")
     return found
 
 
 def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
     """Return a row, or raise `InputError` that says where the wrong one stands."""
     if not 0 <= ready_s <= LONGEST_S:
-        raise InputError(f"{where}: a ready time of at least 0", str(ready_s))
+        raise InputError(f"{where}: a ready time of at least 0", str(ready_s), "mend the row")
     if not (0 <= size <= MOST_BYTES and size == int(size)):
-        raise InputError(f"{where}: a whole number of bytes, at least 0", str(size))
+        raise InputError(f"{where}: a whole number of bytes, at least 0", str(size), "round it")
     return Gradient(name, ready_s, int(size), dtype or "fp16")
 
 
@@ -93,7 +93,7 @@ def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) ->
 def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
     table = [(number, row) for number, row in csv_of(data, path) if not row[0].startswith("#")]
     if not table:
-        raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file")
+        raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file", "check the path")
     places = _places(path, table[0][1])
     return tuple(_row(f"{path} line {number}", row, places) for number, row in table[1:])
 
@@ -113,7 +113,7 @@ def _places(path: Path, header: list[str]) -> dict[str, int]:
 
 def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
     if len(row) <= max(places.values()):
-        raise InputError(f"{where}: {max(places.values()) + 1} columns", str(len(row)))
+        raise InputError(f"{where}: {max(places.values()) + 1} columns", str(len(row)), "mend it")
     size = _number(where, "bytes", row[places["bytes"]])
     ready = _number(where, "ready_us", row[places["ready"]])
     dtype = row[places["dtype"]] if "dtype" in places else ""

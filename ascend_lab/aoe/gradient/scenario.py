@@ -51,10 +51,11 @@ class Scenario:
         """Raise `InputError` for numbers that mean nothing."""
         if self.streams < 1 or self.samples < 1:
             got = f"{self.streams} and {self.samples}"
-            raise errors.InputError("at least 1 stream and 1 sample", got)
+            raise errors.InputError("at least 1 stream and 1 sample", got, "raise it")
         for value in (self.sharing, self.slowdown, self.noise):
             if not (math.isfinite(value) and value >= 0):
-                raise errors.InputError("sharing, slowdown and noise of at least 0", str(value))
+                needed = "sharing, slowdown and noise of at least 0"
+                raise errors.InputError(needed, str(value), "leave it out for none")
 
 
 def evaluate(
@@ -161,7 +162,7 @@ def improve(
     nor than a baseline that keeps the limits, if the budget reaches them. Raises as `plan`.
     """
     if budget < 1:
-        raise errors.InputError("a budget of at least 1", str(budget))
+        raise errors.InputError("a budget of at least 1", str(budget), "raise it")
     table, price = splits.table_of(rows, max_bytes), splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
     walk = _Walk(table, scenario, max_segments, budget, seed)

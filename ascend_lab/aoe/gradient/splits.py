@@ -101,7 +101,7 @@ def table_of(rows: Sequence[Gradient], max_bytes: float | None = None) -> Table:
     if not rows:
         raise InputError("at least one gradient", "none", "check the profile")
     if max_bytes is not None and not max_bytes > 0:
-        raise InputError("a largest bucket of more than 0 bytes", str(max_bytes))
+        raise InputError("a largest bucket of more than 0 bytes", str(max_bytes), "raise it")
     sums = np.concatenate([[0.0], np.cumsum([float(row.size_bytes) for row in rows])])
     ready = np.maximum.accumulate([float(row.ready_s) for row in rows])
     starts = [0]

@@ -89,7 +89,7 @@ class SubgraphResult:
     @property
     def gain(self) -> float:
         """Improvement as the published reports print it: (before - after) / after."""
-        return (self.before_s - self.after_s) / self.after_s
+        return (self.before_s - self.after_s) / self.after_s if self.after_s else 0.0
 
     @property
     def gap(self) -> float:

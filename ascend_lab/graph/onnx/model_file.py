@@ -71,10 +71,11 @@ def _parsed(data: bytes, where: str) -> ModelProto:
         model.ParseFromString(data)
     except DecodeError as error:
         got = f"{where}: {str(error).strip() or 'not a model'}"
-        remedy = "export it again: damaged or another format"
+        other = "export it again: damaged or another format"
+        remedy = "give the .onnx file that it is from" if where.endswith(".alm") else other
         raise InputError("an ONNX model", got, remedy) from None
     if not model.HasField("graph") or not model.graph.output:
-        raise InputError("an ONNX model with a graph", f"{where}: none", "export it again")
+        raise InputError("an ONNX model with outputs", f"{where}: none", "export it again")
     return model
 
 
@@ -219,16 +220,17 @@ def find(node: NodeProto, opset: int) -> Converter:
     if node.domain not in ("", "ai.onnx") or found is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         near = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
-        remedy = f"near it: {', '.join(near)}" if near else "see graph.onnx.CONVERTERS"
-        needed = f"{where}: one of {len(CONVERTERS)} operators of the standard"
+        remedy = f"near it: {', '.join(near)}" if near else "graph.onnx.CONVERTERS lists them"
+        needed = f"{where}: one of the {len(CONVERTERS)} ONNX operators with kernels here"
         raise UnsupportedError(needed, name, remedy)
     says = signature(node.op_type, opset)
     if opset < found.since or says is None:
         needed = f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}"
         raise UnsupportedError(needed, f"opset {opset}", "convert the model to a newer opset")
     if not says.least <= len(node.input) <= says.most:
-        needed = f"{where} ({node.op_type}): {says.least} to {says.most} inputs"
-        raise UnsupportedError(needed, str(len(node.input)), "")
+        count = f"{says.least} to {says.most}" if says.least < says.most else f"{says.most}"
+        needed = f"{where} ({node.op_type}): {count} input{'s' * (says.most > 1)}"
+        raise UnsupportedError(needed, str(len(node.input)), "mend the node")
     return found
 
 

@@ -60,7 +60,8 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         raise GraphError(needed, str(given or kernel), "mend it")
     stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
     if min(*kernel, *stride, *dilation) < 1:
-        raise GraphError(f"{ctx.where}: sizes of at least 1", f"{kernel} {stride}", "mend it")
+        needed, got = "kernel, strides, dilations of at least 1", f"{kernel}, {stride}, {dilation}"
+        raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
     if math.prod(kernel) > SMALL:
         ctx.unsupported(f"windows of at most {SMALL} elements", str(kernel))
     pads = _pads(ctx, kernel, stride, dilation, size)
