@@ -96,7 +96,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         return False  # nothing moves there
     piece = lower.piece_of(graph, group)
     after, means = ir.only_reader(graph, group[-1]), lower.means_of(group)
-    two = _added(graph, group) or lower.halves_of(group)[1]
+    two = _added(graph, group) or lower.halves_of(group)[1] or lower.gates_of(graph, group)
     if (len(piece.graph.outputs) > 1 and not means) or (after and after.has("lanes") and two):
         return False  # what follows two convolutions needs a kernel of its own
     if means and not pays(graph, group[:-1], chip, start):
@@ -133,10 +133,10 @@ def _apart(
     *, cuts: bool, warm: bool, enough: float = NEVER,
 ) -> float:  # fmt: skip
     """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
-    least = NEVER
+    least, every = NEVER, cuts or bool(lower.gates_of(graph, group))
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
         least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
-        if least < (enough if cuts else NEVER):
+        if least < (enough if every else NEVER):
             break
     return least
 
@@ -170,6 +170,16 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
     views = aliases.view_nodes(graph)
     if lower.means_of(group) or group[-1].has("largest"):
         yield [group[:-1], group[-1:]]
+        return
+    if chains := lower.gates_of(graph, group):
+        *gates, behind = chains
+        heads = [some for some in gates if some]
+        whole = [n for some in gates for n in some]
+        for tail in ([behind], [behind[:1], behind[1:]]) if behind else ():
+            yield [whole, *tail]
+            yield [*heads, *tail]
+        if not behind:
+            yield heads
         return
     if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         yield [group[:1], group[1:]]

@@ -144,6 +144,25 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*before, *behind, *(means if beside else ())] if each else None
 
 
+def gates(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose means of channels, two products of them, and the convolution of what these scale.
+
+    Means may be written already.
+    """
+    one = only_reader(graph, node) if node.op == "global_avg_pool" else node
+    if one is None or one.op != "conv2d" or graph.types[one.inputs[0]].shape[2:] != (1, 1):
+        return None
+    found = [one, *elementwise_chain(graph, one)]
+    two = only_reader(graph, found[-1])
+    if two is None or two.op != "conv2d" or two.inputs[0] != found[-1].output:
+        return None
+    chain = [two, *elementwise_chain(graph, two)]
+    scaled = [i for i, after in enumerate(chain) if lower.scale_of(graph, after)][:1]
+    behind = scaled_convolution(graph, chain[scaled[0]]) if scaled else None
+    own = chain[: scaled[0]] if scaled else chain
+    return [*([node] if one is not node else []), *found, *own, *(behind or ())]
+
+
 def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a convolution, what follows it, and the largest of windows of that."""
     chain = [node, *elementwise_chain(graph, node)] if node.has("convolution") else []
@@ -172,9 +191,10 @@ RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("FlashAttentionTransposeFusionPass", moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
+    Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
+    Rule("ChannelGatesFusionPass", gates),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule(JOINT, joint_convolutions),
-    Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),

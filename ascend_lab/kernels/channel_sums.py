@@ -110,7 +110,7 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
             _add(k, loaded, wide, sums, count)
         tile = out.alloc()
         for number, one in enumerate(sums):
-            _fold(k, one, size // C0, C0)
+            fold_rows(k, one, size // C0, C0)
             k.each("vcopy", C0, (tile, number * C0), (one, 0))
         out.enqueue()
         start = (batch * bands + own.band) * (2 * total) + block * C0
@@ -172,7 +172,7 @@ def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Prog
     loaded.dequeue()
     out.alloc()
     for tile in tiles[:2]:
-        _fold(k, tile, slots, count)
+        fold_rows(k, tile, slots, count)
     _results(k, job, tiles, outs, count)
     loaded.free()
     out.enqueue()
@@ -213,9 +213,15 @@ def _results(
     put("vmul", y0, products, variance)
 
 
-def _fold(k: isa.KernelBuilder, buffer: isa.Buffer, rows: int, width: int) -> None:
+def fold_rows(
+    k: isa.KernelBuilder,
+    place: isa.Tile | isa.Buffer,
+    rows: int,
+    width: int,
+    start: isa.Affine | int = 0,
+) -> None:
     """Add all rows onto the first, half of them at a time."""
     while rows > 1:
-        half = rows // 2
-        k.each("vadd", half * width, (buffer, 0), (buffer, 0), (buffer, (rows - half) * width))
+        half, one = rows // 2, (place, start)
+        k.each("vadd", half * width, one, one, (place, start + (rows - half) * width))
         rows -= half

@@ -5,9 +5,11 @@ convolution and the scale of its images.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,16 +21,18 @@ from ascend_lab.graph.lower import blocks, conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
-from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
-from ascend_lab.kernels.epilogue import Epilogue, halves
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, Launch, renamed, up
+from ascend_lab.kernels import (
+    conv_windows, depthwise, excitation, row_norm, squeeze, tandem_launches, tandem_shape,
+)  # fmt: skip
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue, halves
 from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
-    "means_of", "mixes", "packed", "piece_of", "scale_of",
+    "around_attention", "attention_in", "by_template", "choice_of", "gates_of", "halves_of",
+    "lower", "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -59,6 +63,8 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
         return vector.lower_vector(piece, chip, choice.steps)
+    if gates_of(piece.graph, nodes):
+        return lower_gates(piece, chip)
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])
@@ -227,8 +233,13 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     return (one, two) if fits else None
 
 
-def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
-    """Return a convolution of scaled images, all at once or with weights scaled for each image."""
+def lower_scaled(
+    piece: Piece, chip: Chip, scaling: Callable[[int], tuple[Launch, ...]] | None = None
+) -> Lowered:
+    """Return a convolution of scaled images, all at once or with weights scaled for each image.
+
+    Of so many rows of weights `scaling` returns phases that do so, if there are such.
+    """
     first, node, *rest = piece.graph.nodes
     found = scale_of(piece.graph, first)
     if found is None or node.op != "conv2d" or node.inputs[0] != first.output:
@@ -241,7 +252,9 @@ def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
     shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)
     if shape.groups > 1 or shape.dtype != "fp16":
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
-    apart = _weights_scaled((shape, epilogue), chip, (image, scale, weight, y), forms)
+    apart = _weights_scaled((shape, epilogue), chip, (image, scale, weight, y), forms, scaling)
+    if scaling:
+        return apart
     try:
         launch = squeeze.scaled_launch(shape, chip, epilogue)
     except (CapacityError, UnsupportedError):
@@ -257,6 +270,7 @@ def _weights_scaled(
     chip: Chip,
     names: tuple[str, str, str, str],
     forms: Mapping[str, Form],
+    scaling: Callable[[int], tuple[Launch, ...]] | None,
 ) -> Lowered:
     """Return the way that scales weights, which are fewer, in a phase of its own.
 
@@ -267,10 +281,13 @@ def _weights_scaled(
     n, c, k = shape.n, up(shape.c, FRACTAL) * FRACTAL, up(shape.k, FRACTAL) * FRACTAL
     one, every = replace(shape, n=1, c=c, k=k), replace(shape, n=1, c=n * c, k=n * k, groups=n)
     sizes = (n, c // FRACTAL, shape.taps * k, FRACTAL)
-    weights = te.placeholder((1, *sizes[1:]), "fp16", weight)
-    scales = te.placeholder((*sizes[:2], 1, FRACTAL), "fp16", scale)
-    scaled = te.vmul(te.broadcast(weights, sizes), te.broadcast(scales, sizes))
-    phases = te.lower(te.auto_schedule(te.renamed(scaled, conv.PACKED), chip)).phases
+    if scaling:
+        phases = scaling(sizes[2])
+    else:
+        weights = te.placeholder((1, *sizes[1:]), "fp16", weight)
+        scales = te.placeholder((*sizes[:2], 1, FRACTAL), "fp16", scale)
+        scaled = te.vmul(te.broadcast(weights, sizes), te.broadcast(scales, sizes))
+        phases = te.lower(te.auto_schedule(te.renamed(scaled, conv.PACKED), chip)).phases
     launch = kernels.conv_launch(
         every, chip, place=conv_windows.dense_placement(every), epilogue=epilogue
     )
@@ -289,3 +306,76 @@ def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0, on both sides."""
     missing = shape.c - array.shape[1]
     return packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
+
+
+# -- gates of squeeze and excite, and the convolution of what they scale ---------------------------
+Chains = tuple[Sequence[Node], Sequence[Node], Sequence[Node], Sequence[Node]]
+
+
+def gates_of(graph: Graph, nodes: Sequence[Node]) -> Chains | None:
+    """Return means, two products of them with what follows each, and what comes behind the gates.
+
+    Means may be written already, and nothing behind.
+    """
+    start = int(nodes[0].op == "global_avg_pool")
+    places = [i for i, node in enumerate(nodes) if node.op == "conv2d"][:2]
+    if len(places) < 2 or places[0] != start:
+        return None
+    two = places[1]
+    ends = (i for i in range(two, len(nodes)) if scale_of(graph, nodes[i]))
+    end = next(ends, len(nodes))
+    row = all(a.output == b.inputs[0] for a, b in pairwise(nodes[:end]))
+    alone = all(graph.types[node.output].shape[2:] == (1, 1) for node in nodes[:end])
+    gate = end == len(nodes) or nodes[end - 1].output in nodes[end].inputs
+    alone = alone and graph.types[nodes[start].inputs[0]].shape[2:] == (1, 1)
+    found = nodes[:start], nodes[start:two], nodes[two:end], nodes[end:]
+    return found if row and alone and gate and len(nodes) != end + 1 else None
+
+
+def lower_gates(piece: Piece, chip: Chip) -> Lowered:
+    """Return the kernel of means, two products and what follows each, and of what they scale."""
+    graph = piece.graph
+    chains = gates_of(graph, graph.nodes)
+    assert chains
+    (*_, one, two, behind), x = chains, graph.nodes[0].inputs[0]
+    parts = [_part(piece, some) for some in (one, two)]
+    jobs = [conv_job(part, chip, vector=True) for part in parts]
+    weights = [some[0].inputs[1] for some in (one, two)]
+    reads = Counter(n for node in graph.nodes for n in node.inputs)
+    plain = all(
+        (s.r, s.s, s.stride, s.groups, s.stored, s.lanes) == (1, 1, 1, 1, (0, 1), 0)
+        and {s.dtype, s.out_dtype} == {"fp16"}
+        for s, *_ in jobs
+    )
+    refused = [depthwise.supported_after(e or PLAIN) for _, e, _ in jobs]
+    if not plain or any(refused) or any(reads[n] > 1 for n in piece.constants):
+        raise UnsupportedError("two products in fp16, constants of their own", str(one), "cut here")
+    for weight in weights:
+        conv.refuse_computed(piece, weight)
+    n, c, h, w = piece.type(x).shape
+    job = excitation.Excitation(n, c, h, w, jobs[0][0].k, tuple(e or PLAIN for _, e, _ in jobs))
+    sizes = (job.hidden, job.blocks * FRACTAL)
+    forms = {
+        **jobs[0][2], **jobs[1][2],
+        weights[0]: partial(_matrix, sizes), weights[1]: partial(_matrix, sizes[::-1]),
+    }  # fmt: skip
+    names = {"x": x, "squeeze": weights[0], "excite": weights[1], "y": two[-1].output}
+    if not behind:
+        launches = excitation.excitation_launches(job, chip)
+        phases = tuple(renamed(launch, names) for launch in launches)
+        return Lowered(Kernel("gates", phases), forms)
+
+    def scaling(rows: int) -> tuple[Launch, ...]:
+        own = names | {"y": conv.PACKED, "weight": behind[1].inputs[1]}
+        launches = excitation.excitation_launches(replace(job, rows=rows), chip)
+        return tuple(renamed(launch, own) for launch in launches)
+
+    found = lower_scaled(_part(piece, behind), chip, scaling)
+    return replace(found, forms={**forms, **found.forms})
+
+
+def _matrix(sizes: tuple[int, int], array: Values) -> Values:
+    """Return weights (features, channels, 1, 1) as a matrix, zeros added."""
+    matrix = np.zeros(sizes, np.float16)
+    matrix[: array.shape[0], : array.shape[1]] = array[:, :, 0, 0]
+    return matrix.reshape(-1)
