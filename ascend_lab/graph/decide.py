@@ -97,7 +97,8 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     piece = lower.piece_of(graph, group)
     after, means = ir.only_reader(graph, group[-1]), lower.means_of(group)
     two = _added(graph, group) or lower.halves_of(group)[1] or lower.gates_of(graph, group)
-    if (len(piece.graph.outputs) > 1 and not means) or (after and after.has("lanes") and two):
+    more = after and after.has("lanes") and not lower.scale_of(graph, after)
+    if (len(piece.graph.outputs) > 1 and not means) or (more and two):
         return False  # what follows two convolutions needs a kernel of its own
     if means and not pays(graph, group[:-1], chip, start):
         return False
