@@ -31,9 +31,9 @@ LINES = {
     "data": 20,
     "dsl": 6405,
     "errors": 85,
-    "graph": 17920,
+    "graph": 18060,
     "isa": 3250,
-    "kernels": 11795,
+    "kernels": 12135,
     "lab": 18190,
     "layout": 835,
     "limits": 260,
@@ -47,7 +47,7 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 329
+FILES = 331
 IMPORT_LINES = 3800
 ROAD = 80
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""

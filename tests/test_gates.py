@@ -9,13 +9,19 @@ from hypothesis import example, given, strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.graph import (
-    GraphBuilder, bound_of, compile_stages, evaluate, ledger, random_inputs, run_tasks,
+    GraphBuilder,
+    bound_of,
+    compile_stages,
+    evaluate,
+    ledger,
+    random_inputs,
+    run_tasks,
     simulate_graph,
-)  # fmt: skip
+)
 from ascend_lab.graph.compile import Road
 from ascend_lab.graph.decide import parse_switches
 from ascend_lab.isa import Kernel, sanitize
-from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Operand, Step
+from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Step
 from ascend_lab.kernels.excitation import Excitation, excitation_launches
 from ascend_lab.layout import address_map, pack
 from ascend_lab.sim import execute, simulate, simulate_kernel
@@ -24,18 +30,15 @@ CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 RULE, INSIDE = "ChannelGatesFusionPass", Road(start="inside")
 
 
-def limited(name, most):
-    """A bias, then limits 0 and `most`."""
-    steps = (
-        Step("vadd", ("sums", name)), Step("vmaxs", (0,), 0.0), Step("vmins", (1,), most),
-    )  # fmt: skip
-    return Epilogue((Operand(name, "channel", "fp16"),), steps, "fp16")
+def limited(most):
+    """Limits 0 and `most`."""
+    return Epilogue((), (Step("vmaxs", ("sums",), 0.0), Step("vmins", (0,), most)), "fp16")
 
 
 def run(job, chip, plain=False, seed=0):
     """Return what the kernel writes, what NumPy says, and its phases."""
     rng = np.random.default_rng(seed)
-    after = (PLAIN, PLAIN) if plain else (limited("b1", 90.0), limited("b2", 1.0))
+    after = (PLAIN, PLAIN) if plain else (limited(90.0), limited(1.0))
     job = replace(job, after=after)
     (n, c, mid), wide = (job.n, job.c, job.mid), job.blocks * 16
     x = rng.integers(-3, 4, (n, c, job.h, job.w)).astype(np.float16)
@@ -43,21 +46,20 @@ def run(job, chip, plain=False, seed=0):
     b1, b2 = rng.integers(-2, 3, mid), rng.integers(-2, 3, c) / 8
     weight = rng.integers(-4, 5, (job.blocks, max(job.rows, 1), 16))
     sides = {
-        "squeeze": (one, (job.hidden, wide)), "excite": (two, (wide, job.hidden)),
-        "b1": (b1, (job.hidden,)), "b2": (b2, (wide,)), "weight": (weight, weight.shape),
+        "squeeze": (one, (job.hidden, wide), "f2"), "excite": (two, (wide, job.hidden), "f2"),
+        "bias1": (b1, (job.hidden,), "f4"), "bias2": (b2, (wide,), "f4"),
+        "weight": (weight, weight.shape, "f2"),
     }  # fmt: skip
-    unread = {"b1", "b2"} if plain else set()
-    unread |= set() if job.rows else {"weight"}
     tensors = {"x": pack(address_map("NC1HWC0", x.shape, "fp16"), x).reshape(-1)}
-    for name, (array, size) in sides.items():
-        if name not in unread:
-            array = np.pad(array, [(0, s - a) for s, a in zip(size, array.shape, strict=True)])
-            tensors[name] = array.astype(np.float16).reshape(-1)
+    for name, (array, size, kind) in sides.items():
+        if name != "weight" or job.rows:
+            missing = [(0, s - a) for s, a in zip(size, array.shape, strict=True)]
+            tensors[name] = np.pad(array, missing).astype(kind).reshape(-1)
     kernel = Kernel("gates", excitation_launches(job, chip))
     found = execute(kernel, tensors, chip, seed=seed)["y"].reshape(n, -1, max(job.rows, 1), 16)
-    hidden = x.astype(np.float64).mean((2, 3)) @ one.T
-    hidden = hidden if plain else (hidden + b1).clip(0, 90)
-    gates = hidden @ two.T if plain else (hidden @ two.T + b2).clip(0, 1)
+    hidden = x.astype(np.float64).mean((2, 3)) @ one.T + b1
+    gates = (hidden if plain else hidden.clip(0, 90)) @ two.T + b2
+    gates = gates if plain else gates.clip(0, 1)
     gates = np.pad(gates, ((0, 0), (0, wide - c))).reshape(n, -1, 1, 16)
     return found, gates * weight if job.rows else gates, kernel
 

@@ -393,8 +393,8 @@ class _Work:
     ) -> float:
         """Return when all may be done, or what a result of `node` needs, and that result.
 
-        `node` needs all of its input on unit `to`, `since` is where to begin: the work of all cores,
-        the way of the last of it, `own` cycles; unless one core does all, some goes through memory.
+        `node` needs all of its input on unit `to`, `since` is where to begin: work of all cores,
+        the way of its last, `own` cycles; unless one core does all, some goes through memory.
         """
         behind = set(node.inputs[:1]) if node else set[str]()
         left, cores = behind.copy(), self.chip.core_count

@@ -127,10 +127,7 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 
 def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a 1x1 convolution and the depthwise one that reads it, and what follows each.
-
-    That may be means of channels, beside what they are the means of.
-    """
+    """Propose a 1x1 convolution, the depthwise one that reads it, what follows each, and means."""
     if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
         return None
     before = [node, *elementwise_chain(graph, node)]
@@ -145,22 +142,12 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 
 def gates(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose means of channels, two products of them, and the convolution of what these scale.
-
-    Means may be written already.
-    """
-    one = only_reader(graph, node) if node.op == "global_avg_pool" else node
-    if one is None or one.op != "conv2d" or graph.types[one.inputs[0]].shape[2:] != (1, 1):
-        return None
-    found = [one, *elementwise_chain(graph, one)]
-    two = only_reader(graph, found[-1])
-    if two is None or two.op != "conv2d" or two.inputs[0] != found[-1].output:
-        return None
-    chain = [two, *elementwise_chain(graph, two)]
-    scaled = [i for i, after in enumerate(chain) if lower.scale_of(graph, after)][:1]
-    behind = scaled_convolution(graph, chain[scaled[0]]) if scaled else None
-    own = chain[: scaled[0]] if scaled else chain
-    return [*([node] if one is not node else []), *found, *own, *(behind or ())]
+    """Propose means of channels, two products of them, and the convolution of what these scale."""
+    found, after = [node], only_reader(graph, node)
+    while after and (after.op == "conv2d" or after.has("lanes")) and len(found) < LONGEST:
+        found.append(after)
+        after = only_reader(graph, after)
+    return lower.gates_of(graph, found) and found
 
 
 def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:

@@ -213,15 +213,9 @@ def _results(
     put("vmul", y0, products, variance)
 
 
-def fold_rows(
-    k: isa.KernelBuilder,
-    place: isa.Tile | isa.Buffer,
-    rows: int,
-    width: int,
-    start: isa.Affine | int = 0,
-) -> None:
+def fold_rows(k: isa.KernelBuilder, place: isa.Tile | isa.Buffer, rows: int, width: int) -> None:
     """Add all rows onto the first, half of them at a time."""
     while rows > 1:
-        half, one = rows // 2, (place, start)
-        k.each("vadd", half * width, one, one, (place, start + (rows - half) * width))
+        half = rows // 2
+        k.each("vadd", half * width, (place, 0), (place, 0), (place, (rows - half) * width))
         rows -= half

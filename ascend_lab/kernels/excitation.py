@@ -1,49 +1,36 @@
 """Squeeze and excite of few images: from pixels to a gate per channel, by vector units, in fp32.
 
-    hidden (images, mid) = f1(means (images, c) @ squeeze (c, mid))
-    gates (images, c)    = f2(hidden @ excite (mid, c))
+    hidden (images, mid) = f1(means (images, c) @ squeeze (c, mid) + bias1)
+    gates (images, c)    = f2(hidden @ excite (mid, c) + bias2)
 
-Means and the first product are one sum, over pixels and channels, of which a core adds up a part:
-it needs the pixels of some rows of some channels, and these channels' weights, but no other core.
+A core adds up its part of means and first product at once, some rows of some channels. In a second
+phase each adds all parts, few numbers, and computes the gates of its own channels. Where nothing
+but a pointwise convolution reads what is scaled (`squeeze`), gates scale its weights at once.
 
-    part (mid) = sum over own channels (sum over own pixels x / pixels) squeeze
+A matrix by a vector is a product lane by lane, 64 columns a repeat, and sums of 8 lanes, twice."""
 
-In a second phase each core adds all parts, which are few numbers, and multiplies them by what makes
-its own channels of them. Where nothing but a pointwise convolution reads the scaled images, gates
-scale its weights, which are fewer than pixels, there and then (`squeeze`).
-
-A matrix by a vector is a product lane by lane, 64 columns a repeat, and a sum of each row in two
-steps, 8 lanes and 8 of these:
-
-    (rows, 64) * (1, 64) -> (rows, 64) -> (rows, 8) -> (rows)"""
-
-import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import product
 
+from ascend_lab import isa
 from ascend_lab.chip import Chip
-from ascend_lab.isa import (
-    FRACTAL, Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile, up,
-)  # fmt: skip
-from ascend_lab.kernels import epilogue_emit
+from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
 from ascend_lab.kernels.channel_sums import LANES, SMALL, TILES, fold_rows
-from ascend_lab.kernels.epilogue import Epilogue, pattern
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_emit import Piece, write_steps
 from ascend_lab.kernels.epilogue_plan import plan_of
 from ascend_lab.kernels.planes import Own, dealt, plane_launch
-from ascend_lab.kernels.tiles import Span, chunks, repeat, segments, sum_queue
+from ascend_lab.kernels.tiles import chunks, repeat, segments, sum_queue
 
-AREA, MOST = FRACTAL * FRACTAL, 28
-"""Elements of a fractal, and fractals of a plane that the cube multiplies at once."""
-EIGHT = 8
-"""fp32 lanes of a block of 32 bytes, which `vcgadd` sums."""
-PIXEL_BYTES = 2 * 2 + 4 + 4
-"""Of UB for a pixel of a channel: two slots, and two values in fp32."""
+AREA, MOST, EIGHT, PIXEL_BYTES = FRACTAL * FRACTAL, 28, 8, 12
+"""Elements; fractals the cube adds up at once; lanes that `vcgadd` does; two slots, two sums."""
+Place = tuple[Tile | Buffer, Affine | int]
+"""Where something begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excitation:
-    """Images (n, c, h, w) in fp16, `mid` numbers between; `after`: what follows each product.
+    """Images (n, c, h, w) in fp16, `mid` numbers between; `after`: f1 and f2, without operands.
 
     With `rows` gates scale weights, of which each channel block has so many rows of 16.
     """
@@ -67,51 +54,32 @@ class Excitation:
         return up(self.mid, FRACTAL) * FRACTAL
 
 
-def excitation_launches(job: Excitation, chip: Chip) -> tuple[Launch, Launch]:
+def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.Launch]:
     """Return both phases; raise `CapacityError` where UB is small.
 
-    Tensors are x in NC1HWC0, squeeze (hidden, channels), excite (channels, hidden) and y, a gate
-    per image and channel, the epilogues' operands and `parts`. With `rows` y are those weights of
-    each image, and `weight` those before.
+    Tensors: x in NC1HWC0, squeeze (hidden, channels), excite (channels, hidden), fp32 bias1, bias2
+    and `parts`; y, a gate per image and channel, or with `rows` these times `weight`.
     """
-    cores = chip.cores_of("vector")
     sizes = _divided(job, chip)
     parts = len(sizes[0]) * len(sizes[2])
     first = plane_launch("squeeze", sizes, lambda own: _squeeze(job, own, sizes, chip))
-    ends = dealt((job.blocks, job.n, 1), cores)
-    last = plane_launch("excite", ends, lambda own: _excite(job, own, parts, chip))
-    return first, last
+    ends = dealt((job.blocks, job.n, 1), chip.cores_of("vector"))
+    return first, plane_launch("excite", ends, lambda own: _Gates(job, own, parts, chip).program())
 
 
 def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[int]]:
-    """Divide channel blocks, images and rows over cores: least vector work, parts added counted.
-
-    Of 64 values in fp32 a conversion, a product or a sum takes 2 cycles each; pixels that the cube
-    adds up are loaded, about three a cycle.
-    """
-    cores, pace = chip.cores_of("vector"), 3 if chip.combined else 1
+    """Divide channel blocks, images and rows over cores; cubes add up about 3 pixels a cycle."""
+    cores, pace, totals = chip.cores_of("vector"), 3 if chip.combined else 1, (job.blocks, job.n)
 
     def cycles(grid: tuple[int, int, int]) -> int:
-        blocks, images, rows = (up(t, g) for t, g in zip(totals, grid, strict=True))
-        pixels, matrix = rows * job.w * blocks, job.hidden * blocks
+        blocks, images, rows = (up(t, g) for t, g in zip((*totals, job.h), grid, strict=True))
         turns = job.hidden * (4 * up(blocks, LANES // FRACTAL) + grid[0] * grid[2] // 32)
-        return images * (pixels // pace + turns) + matrix // 2
+        return images * (rows * job.w * blocks // pace + turns) + job.hidden * blocks // 2
 
-    totals = job.blocks, job.n, job.h
-    grids = [
-        (c, n, rows)
-        for c in range(1, min(job.blocks, cores) + 1)
-        for n in range(1, min(job.n, cores // c) + 1)
-        for rows in range(1, min(job.h, cores // (c * n)) + 1)
-    ]
-    channels, images, bands = (
-        chunks(t, 1, g) for t, g in zip(totals, min(grids, key=cycles), strict=True)
-    )
-    return channels, images, bands
-
-
-Place = tuple[Tile | Buffer, Affine | int]
-"""Where something begins."""
+    pairs = product(*(range(1, min(total, cores) + 1) for total in totals))
+    grids = ((c, n, r) for c, n in pairs for r in range(1, min(job.h, cores // (c * n)) + 1))
+    c, n, rows = min(grids, key=cycles)
+    return chunks(job.blocks, 1, c), chunks(job.n, 1, n), chunks(job.h, 1, rows)
 
 
 class _Matrix:
@@ -160,7 +128,7 @@ class _Matrix:
 
 
 # -- first phase: sums of pixels, and what they add to the hidden numbers -------------------------
-def _squeeze(job: Excitation, own: Own, sizes: tuple[list[int], ...], chip: Chip) -> Program:
+def _squeeze(job: Excitation, own: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
     """Return the program of the cores that own equally much."""
     k, row, bands = KernelBuilder("squeeze", chip), job.w * FRACTAL, len(sizes[2])
     (count, pitch, cores), (images, apart, batches) = own.channels, own.images
@@ -175,14 +143,14 @@ def _squeeze(job: Excitation, own: Own, sizes: tuple[list[int], ...], chip: Chip
     way = _ByCube if chip.combined and pixels >= FRACTAL else _ByVector
     planes = way(k, x, (count, pixels, plane))
     matrix.load(squeeze.region(core * (pitch * FRACTAL), (job.hidden, lanes), (width, 1)))
-    with planes.ready(), repeat(k, "image", images) as turn:
+    with repeat(k, "image", images) as turn:
         image, one = batch + turn, (planes.sums, 0)
         planes.add((image * job.blocks + core * pitch) * plane + low)
         k.each("vmuls", lanes, one, one, scalar=1.0 / (job.h * job.w))
         matrix.times(planes.sums, (out.alloc(), 0))
         out.enqueue()
         place = ((core * bands + own.band) * job.n + image) * job.hidden
-        k.copy(parts.region(place, job.hidden), out.dequeue().region(0, job.hidden))
+        k.copy(parts.region(place, job.hidden), out.dequeue().region())
         out.free()
     return k.finish()
 
@@ -193,18 +161,13 @@ class _ByVector:
     def __init__(self, k: KernelBuilder, x: Buffer, sizes: tuple[int, int, int]) -> None:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
         self.k, self.x, (self.count, self.pixels, self.plane) = k, x, sizes
-        lanes = self.count * FRACTAL
+        lanes = self.lanes = self.count * FRACTAL
         room = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
         some = max(1, min(self.pixels, room, max(up(self.pixels, TILES), SMALL // lanes)))
-        self.some, self.lanes = some, lanes
-        self.loaded = k.queue("x_ub", "UB", "fp16", some * lanes, src="MTE2", dst="V")
-        self.sums = k.buffer("sums", "UB", "fp32", some * lanes)
-        size = some * lanes if some < self.pixels else LANES
-        self.wide = k.buffer("wide", "UB", "fp32", size)
-
-    def ready(self) -> AbstractContextManager[None]:
-        """Have nothing to prepare."""
-        return nullcontext()
+        self.some, size = some, some * lanes
+        self.loaded = k.queue("x_ub", "UB", "fp16", size, src="MTE2", dst="V")
+        self.sums = k.buffer("sums", "UB", "fp32", size)
+        self.wide = k.buffer("wide", "UB", "fp32", size if some < self.pixels else LANES)
 
     def add(self, start: Affine) -> None:
         """Sum planes from `start` on."""
@@ -225,200 +188,162 @@ class _ByVector:
 
 
 class _ByCube:
-    """The same on the cube, a plane after the other: ones (1, pixels) @ x (pixels, 16).
-
-    The last fractal of a plane ends with it. Of its pixels those count that no other one has.
-    """
+    """The same on the cube: ones (1, pixels) @ x (pixels, 16). The last fractals may overlap."""
 
     def __init__(self, k: KernelBuilder, x: Buffer, sizes: tuple[int, int, int]) -> None:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
         self.k, self.x, (self.count, self.pixels, self.plane) = k, x, sizes
         self.whole = up(self.pixels, FRACTAL) - 1
-        self.depth = max(1, min(self.whole, MOST))
-        size, plane = self.depth * AREA, self.pixels * FRACTAL
-        self.some = self.count if self.count * plane <= SMALL * TILES else up(self.count, TILES)
-        self.made = k.queue("ones_ub", "UB", "fp16", 2 * AREA, src="V", dst="MTE3", depth=1)
-        self.near = k.queue("ones_l1", "L1", "fp16", 2 * AREA, src="MTE3", dst="MTE1", depth=1)
-        self.left = k.queue("ones_l0", "L0A", "fp16", size + AREA, src="MTE1", dst="M", depth=1)
-        self.loaded = k.queue("x_l1", "L1", "fp16", self.some * plane, src="MTE2", dst="MTE1")
-        self.right = k.queue("x_l0", "L0B", "fp16", size, src="MTE1", dst="M")
+        self.depth, line = max(1, min(self.whole, MOST)), self.pixels * FRACTAL
+        self.some = self.count if self.count * line <= SMALL * TILES else up(self.count, TILES)
+        self.loaded = k.queue("x_l1", "L1", "fp16", self.some * line, src="MTE2", dst="MTE1")
+        self.right = k.queue("x_l0", "L0B", "fp16", self.depth * AREA, src="MTE1", dst="M")
         self.found = sum_queue(k, "plane_sums", "fp32", 1, self.count)
         self.sums = k.buffer("sums", "UB", "fp32", self.count * FRACTAL)
+        self._make_ones()
 
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """Hold ones in L0A, and a fractal of those for the last pixels."""
-        k, slot, sizes = self.k, self.made.alloc(), (self.depth, AREA)
+    def _make_ones(self) -> None:
+        """Bring ones to L0A to stay, and behind them those for the last pixels."""
+        k, size = self.k, (self.depth + 1) * AREA
+        made = k.queue("ones_ub", "UB", "fp16", 2 * AREA, src="V", dst="MTE3", depth=1)
+        near = k.queue("ones_l1", "L1", "fp16", 2 * AREA, src="MTE3", dst="MTE1", depth=1)
+        left = k.queue("ones_l0", "L0A", "fp16", size, src="MTE1", dst="M", depth=1)
+        slot, sizes = made.alloc(), (self.depth, AREA)
         k.each("vdup", 2 * AREA, (slot, 0), scalar=1.0)
         if missing := -self.pixels % FRACTAL:
             lanes = k.chip.vector_bytes_per_repeat // 2
-            mask = sum((1 << i) for i in range(lanes) if i % FRACTAL < missing)
+            mask = sum(1 << lane for lane in range(lanes) if lane % FRACTAL < missing)
             k.vector("vdup", slot.region(AREA, (AREA // lanes, lanes)), scalar=0.0, mask=mask)
-        self.made.enqueue()
-        k.copy(self.near.alloc().region(0, 2 * AREA), self.made.dequeue().region(0, 2 * AREA))
-        self.made.free()
-        self.near.enqueue()
-        near, left = self.near.dequeue(), self.left.alloc()
-        k.load2d(left.region(0, sizes), near.region(0, sizes, (0, 1)))
-        k.load2d(left.region(self.depth * AREA, (1, AREA)), near.region(AREA, (1, AREA)))
-        self.near.free()
-        self.left.enqueue()
-        self.ones = self.left.dequeue()
-        yield
-        self.left.free()
+        made.enqueue()
+        k.copy(near.alloc().region(), made.dequeue().region())
+        made.free()
+        near.enqueue()
+        one, self.ones = near.dequeue(), left.alloc()
+        k.load2d(self.ones.region(0, sizes), one.region(0, sizes, (0, 1)))
+        k.load2d(self.ones.region(self.depth * AREA, (1, AREA)), one.region(AREA, (1, AREA)))
+        near.free()
+        left.enqueue()
+        left.dequeue()
+        left.free()
 
     def add(self, start: Affine) -> None:
         """Sum planes from `start` on."""
         k, found, line = self.k, self.found.alloc(), self.pixels * FRACTAL
         for first, count in segments(k, "planes", self.count, self.some):
-            sizes = count, line
-            source = self.x.region(start + first * self.plane, sizes, (self.plane, 1))
-            k.copy(self.loaded.alloc().region(0, sizes), source)
+            source = self.x.region(start + first * self.plane, (count, line), (self.plane, 1))
+            k.copy(self.loaded.alloc().region(0, (count, line)), source)
             self.loaded.enqueue()
             x = self.loaded.dequeue()
             with repeat(k, "plane", count) as plane:
-                to, own = (found, (first + plane) * AREA), plane * line
+                to, own = (
+                    found.region((first + plane) * AREA, (1, 1, FRACTAL, FRACTAL)),
+                    plane * line,
+                )
                 for at, depth in segments(k, "fractals", self.whole, self.depth):
-                    self._product(to, x.region(own + at * AREA, depth * AREA), Affine(), at)
+                    self._product(to, x.region(own + at * AREA, depth * AREA), 0, at)
                 last = x.region(own + line - AREA, AREA)
-                self._product(to, last, Affine(self.depth * AREA), Affine(self.whole))
+                self._product(to, last, self.depth, Affine(self.whole))
             self.loaded.free()
         self.found.enqueue()
         rows = self.count, FRACTAL
         k.copy(self.sums.region(0, rows), self.found.dequeue().region(0, rows, (AREA, 1)))
         self.found.free()
 
-    def _product(self, to: Place, x: Region, ones: Affine, after: Affine) -> None:
-        """Add fractals times ones, `after` others."""
-        k, side, (memory, place) = self.k, (FRACTAL, FRACTAL), to
-        sizes = x.elements // AREA, *side
-        turned = replace(x, sizes=sizes, strides=(AREA, 1, FRACTAL))
-        k.load2d(self.right.alloc().region(0, sizes), turned)
+    def _product(self, to: Region, x: Region, first: int, after: Affine) -> None:
+        """Add fractals times ones from fractal `first` on, `after` others."""
+        k, side, count = self.k, (FRACTAL, FRACTAL), x.elements // AREA
+        turned = replace(x, sizes=(count, *side), strides=(AREA, 1, FRACTAL))
+        k.load2d(self.right.alloc().region(0, (count, *side)), turned)
         self.right.enqueue()
-        a, b = self.ones.region(ones, (1, *sizes)), self.right.dequeue()
-        c = memory.region(place, (1, 1, *side))
-        k.mmad(c, a, b.region(0, (sizes[0], 1, *side)), accumulate=after)
+        a, b = self.ones.region(first * AREA, (1, count, *side)), self.right.dequeue()
+        k.mmad(to, a, b.region(0, (count, 1, *side)), accumulate=after)
         self.right.free()
 
 
 # -- second phase: gates ---------------------------------------------------------------------------
-class _Function:
-    """What follows a product, its numbers per channel beside `stay`, its values in tiles of UB."""
+class _Gates:
+    """The program of the cores that own equally much, which add up `count` parts."""
 
-    def __init__(
-        self, k: KernelBuilder, name: str, epilogue: Epilogue, own: tuple[int, int], stay: Queue
-    ) -> None:
-        """Allocate; `own` are channel blocks of a core, and of all."""
-        blocks, every = own
-        self.k, self.blocks, self.plan = k, blocks, plan_of(epilogue, "fp16")
-        self.operands = [
-            (
-                k.tensor(o.name, o.dtype, every * FRACTAL),
-                Tile(stay.join(f"{o.name}_ub", o.dtype, blocks * pattern(o.dtype)), Affine()),
-            )
-            for o in epilogue.operands
-        ]
-        self.tiles = [
-            k.buffer(f"{name}.{i}", "UB", dtype, blocks * FRACTAL)
-            for i, dtype in enumerate(self.plan.tiles)
-        ]
-
-    def load(self, first: Affine) -> None:
-        """Bring the numbers per channel of blocks from `first` on to UB."""
-        for tensor, slot in self.operands:
-            unit = pattern(tensor.dtype)
-            epilogue_emit.load_channels(self.k, slot, tensor, (first, self.blocks), unit)
-
-    def of(self, sums: Place) -> Buffer:
-        """Return where its values are, of sums in fp32."""
-        size = self.blocks * FRACTAL
-        self.k.each("vconv", size, (self.tiles[self.plan.start], 0), sums)
-        rates = {tensor.name: slot for tensor, slot in self.operands}
-        piece = epilogue_emit.Piece(self.tiles, {}, rates, Affine(), self.blocks, FRACTAL)
-        epilogue_emit.write_steps(self.k, self.plan, piece)
-        return self.tiles[0]
-
-
-def _excite(job: Excitation, own: Own, count: int, chip: Chip) -> Program:
-    """Return the program of the cores that own equally much, which add up `count` parts."""
-    k, hidden, (blocks, pitch, cores) = KernelBuilder("excite", chip), job.hidden, own.channels
-    (images, apart, batches), lanes, every = own.images, blocks * FRACTAL, hidden // FRACTAL
-    excite = k.tensor("excite", "fp16", job.blocks * FRACTAL * hidden)
-    parts = k.tensor("parts", "fp32", count * job.n * hidden)
-    first, batch = k.param("channel", cores) * pitch, k.param("batch", batches) * apart
-    sizes = (images, count, hidden)
-    loaded = k.queue("parts_ub", "UB", "fp32", math.prod(sizes), src="MTE2", dst="V", depth=1)
-    matrix = _Matrix(k, "excite", lanes, hidden)
-    one = _Function(k, "f1", job.after[0], (every, every), matrix.narrow)
-    two = _Function(k, "f2", job.after[1], (blocks, job.blocks), matrix.narrow)
-    wide, sums = k.buffer("hidden", "UB", "fp32", hidden), k.buffer("sums", "UB", "fp32", lanes)
-    one.load(Affine())
-    two.load(first)
-    matrix.load(excite.region(first * (FRACTAL * hidden), lanes * hidden))
-    source = parts.region(batch * hidden, sizes, (hidden, job.n * hidden, 1))
-    k.copy(loaded.alloc().region(0, sizes), source)
-    loaded.enqueue()
-    way_out = _WayOut(k, job, (first, blocks))
-    tile = loaded.dequeue()
-    with way_out.weights(images == 1), repeat(k, "image", images) as image:
-        at = image * (count * hidden)
-        fold_rows(k, tile, count, hidden, at)
-        k.each("vconv", hidden, (wide, 0), (one.of((tile, at)), 0))
-        matrix.times(wide, (sums, 0))
-        way_out.leave(two.of((sums, 0)), batch + image)
-    loaded.free()
-    return k.finish()
-
-
-class _WayOut:
-    """Gates of a core's channel blocks (first, count) on their way out, or weights that they scale.
-
-    A block's weights leave while the next one's are scaled.
-    """
-
-    def __init__(self, k: KernelBuilder, job: Excitation, own: Span) -> None:
-        """Allocate, and load the weights."""
-        self.k, self.job, self.own = k, job, own
-        first, count = own
-        self.line = (job.rows or count) * FRACTAL
-        self.y = k.tensor("y", "fp16", job.n * job.blocks * (job.rows or 1) * FRACTAL)
+    def __init__(self, job: Excitation, own: Own, count: int, chip: Chip) -> None:
+        """Allocate everything."""
+        k, hidden, blocks = KernelBuilder("excite", chip), job.hidden, own.channels[0]
+        self.k, self.job, self.own, self.lanes = k, job, own, blocks * FRACTAL
+        lanes, self.line = self.lanes, (job.rows or blocks) * FRACTAL
+        each, size = (job.rows or 1) * FRACTAL, (count + 1) * hidden
+        self.excite = k.tensor("excite", "fp16", job.blocks * FRACTAL * hidden)
+        self.parts = k.tensor("parts", "fp32", count * job.n * hidden)
+        self.bias1 = k.tensor("bias1", "fp32", hidden)
+        self.bias2 = k.tensor("bias2", "fp32", job.blocks * FRACTAL)
+        self.y = k.tensor("y", "fp16", job.n * job.blocks * each)
+        self.loaded = k.queue("parts_ub", "UB", "fp32", size, src="MTE2", dst="V", depth=1)
         self.out = k.queue("y_ub", "UB", "fp16", self.line, src="V", dst="MTE3")
-        self.tile: Tile | None = None
+        self.matrix = _Matrix(k, "excite", lanes, hidden)
+        self.added = Tile(self.matrix.narrow.join("bias2_ub", "fp32", lanes), Affine())
+        self.wide = k.buffer("hidden", "UB", "fp32", hidden)
+        self.sums = k.buffer("sums", "UB", "fp32", lanes)
         if job.rows:
-            weight = k.tensor("weight", "fp16", job.blocks * self.line)
-            size = count * self.line
-            self.loaded = k.queue("w_ub", "UB", "fp16", size, src="MTE2", dst="V", depth=1)
-            k.copy(self.loaded.alloc().region(0, size), weight.region(first * self.line, size))
-            self.loaded.enqueue()
+            self.weight = k.tensor("weight", "fp16", job.blocks * each)
+            self.rates = k.queue("w_ub", "UB", "fp16", blocks * each, src="MTE2", dst="V", depth=1)
 
-    @contextmanager
-    def weights(self, late: bool) -> Iterator[None]:
-        """Hold the weights, which are waited for `late`, when gates are there, or at once."""
-        if self.job.rows and not late:
-            self.tile = self.loaded.dequeue()
-        yield
-        if self.job.rows:
+    def program(self) -> isa.Program:
+        """Add up parts, an image after the other."""
+        k, hidden, lanes, sums = self.k, self.job.hidden, self.lanes, (self.sums, 0)
+        (_, pitch, cores), (images, apart, batches) = self.own.channels, self.own.images
+        first, batch = k.param("channel", cores) * pitch, k.param("batch", batches) * apart
+        k.copy(self.added.region(0, lanes), self.bias2.region(first * FRACTAL, lanes))
+        self.matrix.load(self.excite.region(first * (FRACTAL * hidden), lanes * hidden))
+        with repeat(k, "image", images) as turn:
+            tile = self._load(batch + turn, first)
+            fold_rows(k, tile, self.loaded.buffer.elements // hidden, hidden)
+            values = _applied(k, "f1", self.job.after[0], (tile, 0), hidden)
+            k.each("vconv", hidden, (self.wide, 0), (values, 0))
             self.loaded.free()
+            self.matrix.times(self.wide, sums)
+            k.each("vadd", lanes, sums, sums, (self.added, 0))
+            gates = _applied(k, "f2", self.job.after[1], sums, lanes)
+            self._leave(gates, (batch + turn) * self.job.blocks + first)
+        return k.finish()
 
-    def leave(self, gates: Buffer, image: Affine) -> None:
-        """Store the gates of an image, or all weights times the gates."""
-        k, (first, count) = self.k, self.own
-        if not self.job.rows:
-            k.each("vcopy", self.line, (self.out.alloc(), 0), (gates, 0))
-            self._store((image * self.job.blocks + first) * FRACTAL)
-            return
-        self.tile = self.tile or self.loaded.dequeue()
-        with repeat(k, "block", count) as block:
+    def _load(self, image: Affine, first: Affine) -> Tile:
+        """Bring the parts of an image, the bias behind them, and weights that are scaled."""
+        k, hidden, slot = self.k, self.job.hidden, self.loaded.alloc()
+        sizes = self.loaded.buffer.elements // hidden - 1, hidden
+        k.copy(slot.region(sizes[0] * hidden, hidden), self.bias1.region(0, hidden))
+        source = self.parts.region(image * hidden, sizes, (self.job.n * hidden, 1))
+        k.copy(slot.region(0, sizes), source)
+        self.loaded.enqueue()
+        if self.job.rows:
+            source = self.weight.region(first * self.line, self.rates.buffer.elements)
+            k.copy(self.rates.alloc().region(), source)
+            self.rates.enqueue()
+        return self.loaded.dequeue()
+
+    def _leave(self, gates: Buffer, first: Affine) -> None:
+        """Store gates, or the weights that they scale; `first` is their first block of all."""
+        k, line, rows = self.k, self.line, self.job.rows
+        weights = self.rates.dequeue() if rows else None
+        with repeat(k, "block", self.own.channels[0] if rows else 1) as turn:
             slot = self.out.alloc()
-            for at, shape in k.runs(self.line, k.chip.vector_bytes_per_repeat // 2):
-                sizes = shape[0], shape[1] // FRACTAL, FRACTAL
-                gate = gates.region(block * FRACTAL, sizes, (0, 0, 1))
-                weights = self.tile.region(block * self.line + at, sizes)
-                k.vector("vmul", slot.region(at, sizes), weights, gate)
-            self._store((image * self.job.blocks + first + block) * self.line)
+            if not weights:
+                k.each("vcopy", line, (slot, 0), (gates, 0))
+            for at, (repeats, lanes) in k.runs(line, 2 * LANES) if weights else ():
+                sizes = repeats, lanes // FRACTAL, FRACTAL
+                gate = gates.region(turn * FRACTAL, sizes, (0, 0, 1))
+                k.vector(
+                    "vmul", slot.region(at, sizes), weights.region(turn * line + at, sizes), gate
+                )
+            self.out.enqueue()
+            to = self.y.region((first + turn) * ((rows or 1) * FRACTAL), line)
+            k.copy(to, self.out.dequeue().region(0, line))
+            self.out.free()
+        if rows:
+            self.rates.free()
 
-    def _store(self, place: Affine) -> None:
-        self.out.enqueue()
-        tile = self.out.dequeue()
-        self.k.copy(self.y.region(place, self.line), tile.region(0, self.line))
-        self.out.free()
+
+def _applied(k: KernelBuilder, name: str, epilogue: Epilogue, sums: Place, size: int) -> Buffer:
+    """Return where the values of what follows are, of `size` sums in fp32."""
+    plan = plan_of(epilogue, "fp16")
+    tiles = [k.buffer(f"{name}.{i}", "UB", dtype, size) for i, dtype in enumerate(plan.tiles)]
+    k.each("vconv", size, (tiles[plan.start], 0), sums)
+    write_steps(k, plan, Piece(tiles, {}, {}, Affine(), 1, size))
+    return tiles[0]
