@@ -173,14 +173,12 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
         yield [group[:-1], group[-1:]]
         return
     if chains := lower.gates_of(graph, group):
-        *gates, behind = chains
-        heads = [some for some in gates if some]
-        whole = [n for some in gates for n in some]
-        for tail in ([behind], [behind[:1], behind[1:]]) if behind else ():
-            yield [whole, *tail]
-            yield [*heads, *tail]
+        behind, apart = chains[-1], [some for some in chains[:-1] if some]
         if not behind:
-            yield heads
+            yield apart
+        for tail in ([behind], [behind[:1], behind[1:]]) if behind else ():
+            yield [[n for some in apart for n in some], *tail]
+            yield [*apart, *tail]
         return
     if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         yield [group[:1], group[1:]]
@@ -192,8 +190,8 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
     if lower.halves_of(group)[1]:
         yield lower.halves_of(group)
     if node := lower.attention_in(group):
-        chains = (chain for _, chain, _ in lower.around_attention(graph, node))
-        yield [(node,), *(chain for chain in chains if chain[0] in group)]
+        found = (chain for _, chain, _ in lower.around_attention(graph, node))
+        yield [(node,), *(chain for chain in found if chain[0] in group)]
     yield [(n,) for n in group if n.name not in views]
 
 

@@ -143,11 +143,11 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 def gates(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose means of channels, two products of them, and the convolution of what these scale."""
-    found, after = [node], only_reader(graph, node)
-    while after and (after.op == "conv2d" or after.has("lanes")) and len(found) < LONGEST:
-        found.append(after)
-        after = only_reader(graph, after)
-    return lower.gates_of(graph, found) and found
+    found = [node, *elementwise_chain(graph, node)]
+    for _ in range(3 - (node.op == "conv2d")):
+        after = only_reader(graph, found[-1])
+        found += [after, *elementwise_chain(graph, after)] if after and after.op == "conv2d" else []
+    return found if lower.gates_of(graph, found) else None
 
 
 def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:

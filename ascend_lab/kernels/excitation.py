@@ -321,12 +321,12 @@ class _Gates:
     def _leave(self, gates: Buffer, first: Affine) -> None:
         """Store gates, or the weights that they scale; `first` is their first block of all."""
         k, line, rows = self.k, self.line, self.job.rows
-        weights = self.rates.dequeue() if rows else None
+        weights = self.rates.dequeue() if rows else self.added
         with repeat(k, "block", self.own.channels[0] if rows else 1) as turn:
             slot = self.out.alloc()
-            if not weights:
+            if not rows:
                 k.each("vcopy", line, (slot, 0), (gates, 0))
-            for at, (repeats, lanes) in k.runs(line, 2 * LANES) if weights else ():
+            for at, (repeats, lanes) in k.runs(line if rows else 0, 2 * LANES):
                 sizes = repeats, lanes // FRACTAL, FRACTAL
                 gate = gates.region(turn * FRACTAL, sizes, (0, 0, 1))
                 k.vector(

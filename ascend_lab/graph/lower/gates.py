@@ -122,15 +122,14 @@ def _lower_gates(
         names |= {("squeeze", "excite")[number - 1]: weight, f"bias{number}": bias}
         forms |= {weight: partial(_padded, size), bias: partial(_padded, size[:1])}
 
-    def launches(rows: int, **own: str) -> tuple[Launch, ...]:
+    def launches(rows: int = 0, **own: str) -> tuple[Launch, ...]:
         phases = excitation.excitation_launches(replace(job, rows=rows), chip)
         return tuple(renamed(launch, names | own) for launch in phases)
 
     if not behind:
-        return Lowered(Kernel("gates", launches(0, y=two[-1].output)), forms)
-    weight = behind[1].inputs[1] if len(behind) > 1 else ""
-    scaling = partial(launches, y=conv.PACKED, weight=weight)
-    found = lower_scaled(part_of(piece, behind), chip, scaling)
+        return Lowered(Kernel("gates", launches(y=two[-1].output)), forms)
+    own = {"y": conv.PACKED, "weight": behind[:2][-1].inputs[1]}
+    found = lower_scaled(part_of(piece, behind), chip, lambda rows: launches(rows, **own))
     return replace(found, forms={**forms, **found.forms})
 
 
