@@ -151,5 +151,6 @@ def _product(piece: Piece, nodes: Sequence[Node], chip: Chip) -> tuple[kernels.C
 def _padded(sizes: tuple[int, ...], array: Values) -> Values:
     """Return weights (features, channels, 1, 1) or a bias, in fp32, with zeros added."""
     values = array.reshape(array.shape[: len(sizes)])
-    missing = [(0, size - own) for size, own in zip(sizes, values.shape, strict=True)]
-    return np.pad(values, missing).astype(np.float16 if len(sizes) > 1 else np.float32).reshape(-1)
+    whole = np.zeros(sizes, np.float16 if len(sizes) > 1 else np.float32)
+    whole[tuple(map(slice, values.shape))] = values
+    return whole.reshape(-1)
