@@ -48,7 +48,7 @@ LINES = {
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
 FILES = 331
-IMPORT_LINES = 3800
+IMPORT_LINES = 3831
 ROAD = 80
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
+from ascend_lab.aoe.operators import unit_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.graph import (
@@ -149,7 +150,8 @@ def test_gates_scale_the_weights_of_the_convolution_behind(name, road):
 def test_gates_alone_where_nothing_but_a_product_reads_them(name, n):
     graph = squeezed(n, 72, 9, behind=False, act="relu")
     stages = compile_stages(graph, name)
-    assert any(t.op.endswith("conv2d+relu+conv2d+sigmoid") for t in stages.compiled.tasks)
+    (task,) = (t for t in stages.compiled.tasks if t.op.endswith("conv2d+relu+conv2d+sigmoid"))
+    assert unit_of(task.piece, load_chip(name))[1].startswith("gates of channels")
     check(stages, graph)
 
 

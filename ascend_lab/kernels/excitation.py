@@ -15,10 +15,8 @@ from itertools import product
 from ascend_lab import isa
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
+from ascend_lab.kernels import epilogue, epilogue_emit, epilogue_plan
 from ascend_lab.kernels.channel_sums import LANES, SMALL, TILES, fold_rows
-from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.epilogue_emit import Piece, write_steps
-from ascend_lab.kernels.epilogue_plan import plan_of
 from ascend_lab.kernels.planes import Own, dealt, plane_launch
 from ascend_lab.kernels.tiles import chunks, repeat, segments, sum_queue
 
@@ -40,7 +38,7 @@ class Excitation:
     h: int
     w: int
     mid: int
-    after: tuple[Epilogue, Epilogue]
+    after: tuple[epilogue.Epilogue, epilogue.Epilogue]
     rows: int = 0
 
     @property
@@ -340,10 +338,12 @@ class _Gates:
             self.rates.free()
 
 
-def _applied(k: KernelBuilder, name: str, epilogue: Epilogue, sums: Place, size: int) -> Buffer:
+def _applied(
+    k: KernelBuilder, name: str, after: epilogue.Epilogue, sums: Place, size: int
+) -> Buffer:
     """Return where the values of what follows are, of `size` sums in fp32."""
-    plan = plan_of(epilogue, "fp16")
+    plan = epilogue_plan.plan_of(after, "fp16")
     tiles = [k.buffer(f"{name}.{i}", "UB", dtype, size) for i, dtype in enumerate(plan.tiles)]
     k.each("vconv", size, (tiles[plan.start], 0), sums)
-    write_steps(k, plan, Piece(tiles, {}, {}, Affine(), 1, size))
+    epilogue_emit.write_steps(k, plan, epilogue_emit.Piece(tiles, {}, {}, Affine(), 1, size))
     return tiles[0]

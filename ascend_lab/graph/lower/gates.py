@@ -16,7 +16,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.graph.ir import Node, Values
 from ascend_lab.graph.lower import conv
-from ascend_lab.graph.lower.conv import conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, part_of
 from ascend_lab.isa import FRACTAL, Kernel, Launch, renamed, up
 from ascend_lab.kernels import conv_windows, excitation, squeeze
@@ -41,7 +40,7 @@ def lower_scaled(piece: Piece, chip: Chip, scaling: Scaling | None = None) -> Lo
     conv.refuse_computed(piece, weight)
     plain = replace(node, inputs=(image, *node.inputs[1:]))
     graph = replace(piece.graph, nodes=(plain, *rest))
-    shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)
+    shape, epilogue, forms = conv.conv_job(replace(piece, graph=graph), chip, cube_adds=False)
     if shape.groups > 1 or shape.dtype != "fp16":
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
     apart = _weights_scaled((shape, epilogue), chip, (image, scale, weight, y), forms, scaling)
@@ -53,8 +52,8 @@ def lower_scaled(piece: Piece, chip: Chip, scaling: Scaling | None = None) -> Lo
         return apart
     names = {"x": image, "scale": scale, "weight": weight, "y": y}
     whole = Kernel(node.op, (renamed(launch, names),))
-    together = Lowered(whole, forms | {weight: partial(packed_weights, shape)})
-    return min((together, apart), key=lambda way: near_cycles(way.kernel, piece, chip))
+    together = Lowered(whole, forms | {weight: partial(conv.packed_weights, shape)})
+    return min((together, apart), key=lambda way: conv.near_cycles(way.kernel, piece, chip))
 
 
 def _weights_scaled(
@@ -97,7 +96,7 @@ def _for_all(images: int, form: Form, array: Values) -> Values:
 def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0, on both sides."""
     missing = shape.c - array.shape[1]
-    return packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
+    return conv.packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
 
 
 # -- gates of squeeze and excite, and the convolution of what they scale ---------------------------
@@ -141,7 +140,7 @@ def _product(piece: Piece, nodes: Sequence[Node], chip: Chip) -> tuple[kernels.C
     for name in node.inputs[1:]:
         conv.refuse_computed(piece, name)
     part = part_of(piece, [replace(node, inputs=node.inputs[:2]), *rest])
-    shape, epilogue, _ = conv_job(part, chip, vector=True)
+    shape, epilogue, _ = conv.conv_job(part, chip, vector=True)
     plain = (shape.r, shape.s, shape.stride, shape.pad, shape.groups, shape.dtype, shape.out_dtype)
     if plain != (1, 1, 1, 0, 1, "fp16", "fp16") or (epilogue and epilogue.operands):
         raise UnsupportedError("a plain product in fp16, no operand behind", str(shape), "cut here")
