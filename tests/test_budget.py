@@ -31,9 +31,9 @@ LINES = {
     "data": 20,
     "dsl": 6405,
     "errors": 85,
-    "graph": 17935,
+    "graph": 18075,
     "isa": 3250,
-    "kernels": 12035,
+    "kernels": 12375,
     "lab": 16915,
     "layout": 835,
     "limits": 260,
@@ -47,8 +47,8 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 329
-IMPORT_LINES = 3790
+FILES = 331
+IMPORT_LINES = 3831
 ROAD = 80
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -96,6 +96,8 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     """Return which tuner a piece is for, or "" and why there is none; by default `lowered`."""
     nodes = piece.graph.nodes
     op = nodes[0].op
+    if lowering.gates_of(piece.graph, nodes):
+        return "", "gates of channels have a hand-written kernel without parameters"
     if op in CONVOLUTIONS:
         if halves_of(nodes)[1]:
             return "", f"of a tandem the quickest of {TIMED} divisions is taken already"

@@ -9,7 +9,7 @@ cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 
           k products stands in at least ceil(k / k0) steps, whatever shares its step: rows of other
           images, columns of other weights, blocks of a diagonal. So there are at least
           sums * ceil(k / k0) / (m0 n0) steps, a cycle each, divided among the cores. Only products
-          with numbers count, none with padding.
+          with numbers count, none with padding. Those of a pixel an image vector units may do.
 vector    computes there what no cube and no path out of it can: for each result of `CURVES` a lane
           of the instructions of its definition, for maxima of several numbers of any one. Means,
           sums, norms, depthwise convolutions and those in small groups may go to the cube: they
@@ -49,7 +49,7 @@ format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
@@ -103,9 +103,7 @@ class Bound:
     @property
     def limit(self) -> str:
         """What the bound is: "cube", "vector", "results", "memory" or "chain"."""
-        parts = asdict(self)
-        del parts["launch"]
-        return max(parts, key=lambda name: parts[name])
+        return max(self.__slots__[:-1], key=self.__getattribute__)
 
     @property
     def unit(self) -> str:
@@ -205,7 +203,8 @@ class _Work:
         """
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
-            if self._on_cube(node) or (node.name in self.needs.windows and not node.has("pooling")):
+            taps = node.name in self.needs.windows and not node.has("pooling")
+            if self._on_cube(node) or (taps and not self._on_cube(node, either=True)):
                 ends.setdefault(self._end(node.output), []).append(node)
         others = list[tuple[int, float, float]]()
         rate = max(self.any_way, self.chip.vector_bytes_per_repeat * self.chip.core_count)
@@ -239,10 +238,11 @@ class _Work:
         far = 0 if self.chip.combined else min(read, count)
         return self.width * (far / self.to_vector + (count - far) / self.any_way)
 
-    def _on_cube(self, node: Node) -> bool:
-        """Tell whether a node is products that the chip's cube multiplies."""
+    def _on_cube(self, node: Node, *, either: bool = False) -> bool:
+        """Tell whether the cube multiplies what a node is: it alone, or `either` unit may."""
         dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
-        return dtype in self.chip.cube and self.needs.sums(node, 1) > 0
+        pixel = node.op == "conv2d" and self.graph.types[node.inputs[0]].shape[2:] == (1, 1)
+        return dtype in self.chip.cube and self.needs.sums(node, 1) > 0 and (either or not pixel)
 
     def _end(self, name: str) -> str:
         """Return the tensor in which sums leave the cube at the latest."""
@@ -320,15 +320,15 @@ class _Work:
         for at, node in enumerate(self.graph.nodes):
             if not self.needs.varies.issuperset(node.outputs):
                 continue
-            own, place = self._wait(node)
-            found = into = self._into(node, ready)
-            begin = {"L0C": into[0], "UB": into[1], "": min(into)}[place]
-            self.begun[node.output] = begin
-            if place:
-                end = begin + own
+            into, ways, met = self._into(node, ready), list[Times](), since
+            for own, place in self._wait(node):
+                end = into[unit := place == "UB"] + own
                 if self.needs.meets(node):
-                    end, since = max(end, self._done(own, node, since, at)), at + 1
-                found = tuple(end + far for far in away[place])
+                    end, met = max(end, self._done(own, node, since, at, unit)), at + 1
+                ways.append(tuple(end + far for far in away[place]))
+            since, found = met, tuple(map(min, zip(*ways or [into], strict=True)))
+            begun = [into[place == "UB"] for _, place in self._wait(node)]
+            self.begun[node.output] = min(begun or into)
             ready.update(dict.fromkeys(node.outputs, found))
         ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
         return max(self._done() if since else 0.0, self._read(), *ends)
@@ -342,7 +342,8 @@ class _Work:
         for node in self.graph.nodes:
             cube, vector, memory = self._into(node, ready)
             ends = {"L0C": (cube, cube + 1, cube), "UB": (vector + 1, vector, vector)}
-            end = ends.get(self._wait(node)[1], (cube, vector, memory))
+            ways = [ends[place] for _, place in self._wait(node)] or [(cube, vector, memory)]
+            end = tuple(map(min, zip(*ways, strict=True)))
             ready.update(dict.fromkeys(node.outputs, end))
         both = all(any(load.cycles[unit] for load in self.loads) for unit in (0, 1))
         return int(max(both, *(ready.get(name, NOW)[2] for name in self.graph.outputs)))
@@ -378,21 +379,22 @@ class _Work:
         given = [ready.get(name, NOW) for name in node.inputs]
         return tuple(map(max if each else min, zip(*given, strict=True))) if given else NOW
 
-    def _wait(self, node: Node) -> tuple[float, str]:
-        """Return the cycles of the first result of a node, and where it lies then, "" anywhere."""
-        if node.name in self.needed and self._on_cube(node):
-            return self.chip.cube_head_cycles + 1.0, "L0C"
+    def _wait(self, node: Node) -> list[tuple[float, str]]:
+        """Return the cycles of a node's first result and where it lies, by either unit, or none."""
+        if node.name in self.needed and self._on_cube(node, either=True):
+            ways = [(self.chip.cube_head_cycles + 1.0, "L0C"), (min(self.lone.values()), "UB")]
+            return ways[: 1 + (not self._on_cube(node))]
         all_there = node.name in self.needed and self._lanes(node) == self.needs.count(node.output)
         own = self._repeat_cycles(node, self.lone) if all_there else 0.0
-        return own, "UB" if own else ""
+        return [(own, "UB")] if own else []
 
     def _done(
-        self, own: float = 0.0, node: Node | None = None, since: int = 0, stop: int = 0
+        self, own: float = 0.0, node: Node | None = None, since: int = 0, stop: int = 0, to: int = 0
     ) -> float:
         """Return when all may be done, or what a result of `node` needs, and that result.
 
-        `node` needs all of its input, `since` is where to begin: the work of all cores, the way of
-        the last of it, and `own` cycles; unless one core does all, some goes through memory.
+        `node` needs all of its input on unit `to`, `since` is where to begin: work of all cores,
+        the way of its last, `own` cycles; unless one core does all, some goes through memory.
         """
         behind = set(node.inputs[:1]) if node else set[str]()
         left, cores = behind.copy(), self.chip.core_count
@@ -402,8 +404,8 @@ class _Work:
                 left.update(() if other.op in SUMMED else other.inputs)
         found, total, away = 0.0, NOW, least_ways(self.chip)
         ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
-        near = [far[0] + own if node else far[2] for far in ends]
-        back = told_cycles(self.chip) + away["GM"][0] + own
+        near = [far[to] + own if node else far[2] for far in ends]
+        back = told_cycles(self.chip) + away["GM"][to] + own
         loads = [
             (self.begun[load.node], load.cycles) for load in self.loads
             if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))

@@ -96,8 +96,9 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         return False  # nothing moves there
     piece = lower.piece_of(graph, group)
     after, means = ir.only_reader(graph, group[-1]), lower.means_of(group)
-    two = _added(graph, group) or lower.halves_of(group)[1]
-    if (len(piece.graph.outputs) > 1 and not means) or (after and after.has("lanes") and two):
+    two = _added(graph, group) or lower.halves_of(group)[1] or lower.gates_of(graph, group)
+    more = after and after.has("lanes") and not lower.scale_of(graph, after)
+    if (len(piece.graph.outputs) > 1 and not means) or (more and two):
         return False  # what follows two convolutions needs a kernel of its own
     if means and len(group) > 2 and not pays(graph, group[:-1], chip, start):
         return False
@@ -133,10 +134,10 @@ def _apart(
     *, cuts: bool, warm: bool, enough: float = NEVER,
 ) -> float:  # fmt: skip
     """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
-    least = NEVER
+    least, every = NEVER, cuts or bool(lower.gates_of(graph, group))
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
         least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
-        if least < (enough if cuts else NEVER):
+        if least < (enough if every else NEVER):
             break
     return least
 
@@ -171,6 +172,14 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
     if lower.means_of(group) or group[-1].has("largest"):
         yield [group[:-1], group[-1:]]
         return
+    if chains := lower.gates_of(graph, group):
+        behind, apart = chains[-1], [some for some in chains[:-1] if some]
+        if not behind:
+            yield apart
+        for tail in ([behind], [behind[:1], behind[1:]]) if behind else ():
+            yield [[n for some in apart for n in some], *tail]
+            yield [*apart, *tail]
+        return
     if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
         yield [group[:1], group[1:]]
         return
@@ -181,8 +190,8 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
     if lower.halves_of(group)[1]:
         yield lower.halves_of(group)
     if node := lower.attention_in(group):
-        chains = (chain for _, chain, _ in lower.around_attention(graph, node))
-        yield [(node,), *(chain for chain in chains if chain[0] in group)]
+        found = (chain for _, chain, _ in lower.around_attention(graph, node))
+        yield [(node,), *(chain for chain in found if chain[0] in group)]
     yield [(n,) for n in group if n.name not in views]
 
 

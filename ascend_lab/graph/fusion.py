@@ -127,10 +127,7 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
 
 
 def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a 1x1 convolution and the depthwise one that reads it, and what follows each.
-
-    That may be means of channels, beside what they are the means of.
-    """
+    """Propose a 1x1 convolution, the depthwise one that reads it, what follows each, and means."""
     if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
         return None
     before = [node, *elementwise_chain(graph, node)]
@@ -142,6 +139,15 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     means = [r for r in graph.readers[behind[-1].output] if r.op == "global_avg_pool"]
     beside = only_reader(graph, behind[-1]) is None and len(means) == 1
     return [*before, *behind, *(means if beside else ())] if each else None
+
+
+def gates(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose means of channels, two products of them, and the convolution of what these scale."""
+    found = [node, *elementwise_chain(graph, node)]
+    for _ in range(3 - (node.op == "conv2d")):
+        after = only_reader(graph, found[-1])
+        found += [after, *elementwise_chain(graph, after)] if after and after.op == "conv2d" else []
+    return found if lower.gates_of(graph, found) else None
 
 
 def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
@@ -178,9 +184,10 @@ RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("FlashAttentionTransposeFusionPass", moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
+    Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
+    Rule("ChannelGatesFusionPass", gates),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule(JOINT, joint_convolutions),
-    Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
     Rule("TbeConvBnreduceFusionPass", summed_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),

@@ -132,7 +132,7 @@ def _partial(job: ChannelSums, own: planes.Own, bands: int, slots: int, chip: Ch
             _add(k, loaded, wide, sums, count)
         tile = out.alloc()
         for number, one in enumerate(sums):
-            _fold(k, one, 0, size // C0, C0)
+            fold_rows(k, one, size // C0, C0)
             k.each("vcopy", C0, (tile, number * C0), (one, 0))
         out.enqueue()
         start = (batch * bands + own.band) * (2 * total) + block * C0
@@ -190,7 +190,7 @@ def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Prog
     loaded.enqueue()
     loaded.dequeue()
     for tile in inputs[:2]:
-        _fold(k, tile, 0, slots, count)
+        fold_rows(k, tile, slots, count)
     _store_results(k, job, inputs, start, count)
     loaded.free()
     return k.finish()
@@ -242,14 +242,18 @@ def _results(
     put("vmul", y0, products, variance)
 
 
-def _fold(
-    k: isa.KernelBuilder, buffer: isa.Buffer, start: isa.Affine | int, rows: int, width: int
+def fold_rows(
+    k: isa.KernelBuilder,
+    place: isa.Tile | isa.Buffer,
+    rows: int,
+    width: int,
+    start: isa.Affine | int = 0,
 ) -> None:
     """Add all rows from `start` on onto the first, half of them at a time."""
-    one = (buffer, start)
+    one = (place, start)
     while rows > 1:
         half = rows // 2
-        k.each("vadd", half * width, one, one, (buffer, start + (rows - half) * width))
+        k.each("vadd", half * width, one, one, (place, start + (rows - half) * width))
         rows -= half
 
 
@@ -397,12 +401,12 @@ def _diagonals(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.
     k.copy(narrow.region(0, AREA), ones.region(AREA, AREA))
     loaded.enqueue()
     loaded.dequeue()
-    _fold(k, whole, 0, slots, size)
+    fold_rows(k, whole, slots, size)
     k.each("vconv", AREA, (wide, 0), (narrow, 0))
     with tiles.repeat(k, "block", blocks) as block:
         sums, squares = ((whole, block * PAIR + at) for at in (0, AREA))
         k.each("vmul", AREA, squares, squares, (wide, 0))
-        _fold(k, *squares, C0, C0)
+        fold_rows(k, squares[0], C0, C0, squares[1])
         for tile, one in zip(inputs, (sums, squares), strict=True):
             k.each("vcopy", C0, (tile, block * C0), one)
     loaded.free()

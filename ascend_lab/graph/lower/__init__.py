@@ -5,30 +5,37 @@ convolution and the scale of its images.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
-import numpy as np
-
-from ascend_lab import dsl as te, kernels
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.graph.ir import Graph, Node, Values, operator_of
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.lower import blocks, conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
+from ascend_lab.graph.lower.gates import lower_gated
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
-from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed, up
-from ascend_lab.kernels import conv_windows, row_norm, squeeze, tandem_launches, tandem_shape
-from ascend_lab.kernels.epilogue import Epilogue, halves
+from ascend_lab.graph.lower.piece import (
+    Choice,
+    Form,
+    Lowered,
+    Piece,
+    choice_of,
+    packed,
+    part_of,
+    piece_of,
+)
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed
+from ascend_lab.kernels import row_norm, squeeze, tandem_launches, tandem_shape
+from ascend_lab.kernels.epilogue import halves
 from ascend_lab.ops.formats import check_chip
 from ascend_lab.sim.timeline import Start
 
 __all__ = [
     "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "around_attention", "attention_in", "by_template", "choice_of", "halves_of", "lower",
-    "means_of", "mixes", "packed", "piece_of", "scale_of",
+    "around_attention", "attention_in", "by_template", "choice_of", "gates_of", "halves_of",
+    "lower", "means_of", "mixes", "packed", "piece_of", "scale_of",
 ]  # fmt: skip
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -59,6 +66,10 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
         return vector.lower_vector(piece, chip, choice.steps)
+    chains = gates_of(piece.graph, nodes)
+    scaled = len(nodes) > 1 and nodes[1].op == "conv2d" and scale_of(piece.graph, nodes[0])
+    if chains or scaled:
+        return lower_gated(piece, chip, chains)
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])
@@ -66,9 +77,6 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
     if op in PRODUCTS:
         _refuse_packed_twice(piece)
         return matmul.lower_product(piece, chip, tiling, start)
-    if op == "mul" and len(nodes) > 1 and nodes[1].op == "conv2d":
-        _refuse_packed_twice(piece)
-        return lower_scaled(piece, chip)
     if tiling is not None:
         raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
     if len(nodes) > 1 and (moved := matmul.lower_moved(piece, chip)):
@@ -113,8 +121,6 @@ def _refuse_packed_twice(piece: Piece) -> None:
     """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
     nodes = piece.graph.nodes
     first, rest = nodes[0], nodes[1:]
-    if first.op == "mul":
-        first, rest = nodes[1], nodes[2:]
     later = {name for node in rest for name in node.inputs}
     again = sorted(piece.constants.intersection(first.inputs) & later)
     if again:
@@ -177,7 +183,7 @@ def means_of(nodes: Sequence[Node]) -> Sequence[Node]:
 def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
     nodes, means = piece.graph.nodes, means_of(piece.graph.nodes)
-    parts = [_part(piece, some) for some in halves_of(nodes[: len(nodes) - len(means)])]
+    parts = [part_of(piece, some) for some in halves_of(nodes[: len(nodes) - len(means)])]
     shared = parts[0].constants & parts[1].constants
     weights = [part.graph.nodes[0].inputs[1] for part in parts]
     if shared or not {*weights} <= piece.constants:
@@ -205,17 +211,7 @@ def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     return Lowered(kernel, forms, {"ones": squeeze.diagonal()} if means else {})
 
 
-def _part(piece: Piece, nodes: Sequence[Node]) -> Piece:
-    """Return some nodes of a piece as a piece under the same names."""
-    written = {name for node in nodes for name in node.outputs}
-    reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
-    graph = replace(
-        piece.graph, nodes=tuple(nodes), inputs=tuple(reads), outputs=(nodes[-1].output,)
-    )
-    return replace(piece, graph=graph, constants=piece.constants & reads.keys())
-
-
-# -- a convolution of images that are scaled per image and channel ---------------------------------
+# -- images that a number per image and channel scales --------------------------------------------
 def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     """Return (image, scale) of a node that scales an image by a number per image and channel."""
     if node.op != "mul" or len(node.inputs) != 2:
@@ -228,65 +224,21 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     return (one, two) if fits else None
 
 
-def lower_scaled(piece: Piece, chip: Chip) -> Lowered:
-    """Return a convolution of scaled images, all at once or with weights scaled for each image."""
-    first, node, *rest = piece.graph.nodes
-    found = scale_of(piece.graph, first)
-    if found is None or node.op != "conv2d" or node.inputs[0] != first.output:
-        raise UnsupportedError("images times a scale, then a convolution", str(first), "cut here")
-    image, scale = found
-    weight, y = node.inputs[1], piece.graph.outputs[-1]
-    conv.refuse_computed(piece, weight)
-    plain = replace(node, inputs=(image, *node.inputs[1:]))
-    graph = replace(piece.graph, nodes=(plain, *rest))
-    shape, epilogue, forms = conv_job(replace(piece, graph=graph), chip, cube_adds=False)
-    if shape.groups > 1 or shape.dtype != "fp16":
-        raise UnsupportedError("one group in fp16", str(shape), "cut here")
-    apart = _weights_scaled((shape, epilogue), chip, (image, scale, weight, y), forms)
-    try:
-        launch = squeeze.scaled_launch(shape, chip, epilogue)
-    except (CapacityError, UnsupportedError):
-        return apart
-    names = {"x": image, "scale": scale, "weight": weight, "y": y}
-    whole = Kernel(node.op, (renamed(launch, names),))
-    together = Lowered(whole, forms | {weight: partial(packed_weights, shape)})
-    return min((together, apart), key=lambda way: near_cycles(way.kernel, piece, chip))
+def gates_of(graph: Graph, nodes: Sequence[Node]) -> list[Sequence[Node]]:
+    """Return means, two products of them with what follows each, and what comes behind the gates.
 
-
-def _weights_scaled(
-    job: tuple[kernels.ConvShape, Epilogue | None],
-    chip: Chip,
-    names: tuple[str, str, str, str],
-    forms: Mapping[str, Form],
-) -> Lowered:
-    """Return the way that scales weights, which are fewer, in a phase of its own.
-
-    It writes weights for each image. In memory n images of c1 blocks are one image of n c1 blocks:
-    the second phase is a convolution in n groups.
+    Means may be written already, and nothing behind; without products there is nothing.
     """
-    (shape, epilogue), (image, scale, weight, y), forms = job, names, dict(forms)
-    n, c, k = shape.n, up(shape.c, FRACTAL) * FRACTAL, up(shape.k, FRACTAL) * FRACTAL
-    one, every = replace(shape, n=1, c=c, k=k), replace(shape, n=1, c=n * c, k=n * k, groups=n)
-    sizes = (n, c // FRACTAL, shape.taps * k, FRACTAL)
-    weights = te.placeholder((1, *sizes[1:]), "fp16", weight)
-    scales = te.placeholder((*sizes[:2], 1, FRACTAL), "fp16", scale)
-    scaled = te.vmul(te.broadcast(weights, sizes), te.broadcast(scales, sizes))
-    phases = te.lower(te.auto_schedule(te.renamed(scaled, conv.PACKED), chip)).phases
-    launch = kernels.conv_launch(
-        every, chip, place=conv_windows.dense_placement(every), epilogue=epilogue
-    )
-    for operand in epilogue.of_kind("channel") if epilogue else ():
-        forms[operand.name] = partial(_for_all, n, forms[operand.name])
-    forms[weight] = partial(_padded_weights, one)
-    own = {"x": image, "weight": conv.PACKED, "y": y}
-    return Lowered(Kernel("conv2d", (*phases, renamed(launch, own))), forms)
-
-
-def _for_all(images: int, form: Form, array: Values) -> Values:
-    return np.tile(form(array), images)
-
-
-def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
-    """Pack the weights; added ones are 0, on both sides."""
-    missing = shape.c - array.shape[1]
-    return packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
+    start = int(nodes[0].op == "global_avg_pool")
+    products = [i for i, node in enumerate(nodes) if node.op == "conv2d"]
+    if len(products) < 2 or products[0] != start:
+        return []
+    two = products[1]
+    end = next((i for i in range(two, len(nodes)) if scale_of(graph, nodes[i])), len(nodes))
+    names = [nodes[start].inputs[0], *(node.output for node in nodes[start:end])]
+    row = all(a.output == b.inputs[0] for a, b in pairwise(nodes[:end]))
+    pixel = all(graph.types[name].shape[2:] == (1, 1) for name in names)
+    behind = nodes[end:]
+    read = not behind or names[-1] in behind[0].inputs
+    found = [nodes[:start], nodes[start:two], nodes[two:end], behind]
+    return found if row and pixel and read else []

@@ -134,6 +134,16 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     return Piece(small, constants, {new: old for old, new in names.items()})
 
 
+def part_of(piece: Piece, nodes: Sequence[Node]) -> Piece:
+    """Return some nodes of a piece as a piece under the same names."""
+    written = {name for node in nodes for name in node.outputs}
+    reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
+    graph = replace(
+        piece.graph, nodes=tuple(nodes), inputs=tuple(reads), outputs=(nodes[-1].output,)
+    )
+    return replace(piece, graph=graph, constants=piece.constants & reads.keys())
+
+
 def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> sim.DeviceMemory:
     """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
     written = {*piece.graph.inputs} - piece.constants
