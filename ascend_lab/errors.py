@@ -1,4 +1,14 @@
-"""The error family: every message says what was needed, what was there, and a remedy."""
+"""The error family: every message says what was needed, what was there, and a remedy.
+
+Behind it what the commands print of them on standard error.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the guard starts at once
+    from typing import Any
 
 
 class AscendLabError(Exception):
@@ -81,3 +91,32 @@ class UnsupportedError(AscendLabError):
 
 class ClusterError(AscendLabError):
     """A topology, a collective or a parallel plan that cannot be."""
+
+
+# -- on standard error -----------------------------------------------------------------------------
+INTERRUPTED = 130
+
+
+def printable(text: str) -> str:
+    """Return text as one line, with escapes for what a terminal would obey instead of showing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def drop(stream: "Any") -> None:
+    """Forget what a stream still holds: the interpreter would try to write it at its end."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # no stream of the system
+        return
+
+
+def complain(name: str, text: str, code: int = 0) -> int:
+    """Print one line on stderr and return the exit code."""
+    if sys.stderr is not None:
+        try:
+            print(f"{name}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+        except OSError:
+            drop(sys.stderr)
+    return code

@@ -80,11 +80,16 @@ def labelled(name: str, kind: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 2]}.."
 
 
-def printable(text: str) -> str:
-    """Return text as one line, with escapes for what a terminal would obey instead of showing."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+def choice_in(message: str) -> tuple[str, str, str]:
+    """Return what argparse's words need, what they got, and the nearest of its choices."""
+    what, _, rest = message.removeprefix("argument ").partition(": invalid choice: ")
+    got, _, words = rest.rstrip(")").partition(" (choose from ")
+    if not words:
+        return message, "", ""
+    known = [word.strip("'") for word in words.split(", ")]
+    near = "".join(f"did you mean {n}? " for n in get_close_matches(got.strip("'"), known, 1))
+    what = what if what.startswith("-") else "a verb"
+    return what + f" among {', '.join(known)}" * (len(known) < 8), got, near
 
 
 # -- numbers in texts -----------------------------------------------------------------------------

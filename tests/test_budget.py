@@ -24,19 +24,19 @@ LINES = {
     "__main__": 10,
     "aoe": 10765,
     "chip": 630,
-    "cli": 4020,
+    "cli": 4000,
     "cluster": 2690,
     "compress": 3035,
     "course": 2310,
     "data": 20,
     "dsl": 6405,
-    "errors": 85,
-    "graph": 18075,
+    "errors": 120,
+    "graph": 18060,
     "isa": 3250,
-    "kernels": 12375,
+    "kernels": 12385,
     "lab": 16915,
     "layout": 835,
-    "limits": 260,
+    "limits": 265,
     "media": 1080,
     "ops": 6075,
     "output": 130,
@@ -47,9 +47,9 @@ LINES = {
     "train": 1395,
 }
 """Lines a room may have: what it had at its last reading plus 2 %; CONTRIBUTING.md says how."""
-FILES = 331
-IMPORT_LINES = 3831
-ROAD = 80
+FILES = 330
+IMPORT_LINES = 3800
+ROAD = 81
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ascend_lab import output
 from ascend_lab.cli import aoe, ascend_lab as lab, common, tune
-from ascend_lab.limits import printable
+from ascend_lab.errors import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENTS = files()
@@ -101,7 +101,6 @@ def test_the_guard_is_there_before_anything_else_is_imported():
     assert done.stdout.split() == [
         "ascend_lab",
         "ascend_lab.cli",
-        "ascend_lab.cli.terminal",
         "ascend_lab.errors",
     ]
 

@@ -96,17 +96,11 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     """Return which tuner a piece is for, or "" and why there is none; by default `lowered`."""
     nodes = piece.graph.nodes
     op = nodes[0].op
-    if lowering.gates_of(piece.graph, nodes):
-        return "", "gates of channels have a hand-written kernel without parameters"
+    if why := _fixed(piece):
+        return "", why
     if op in CONVOLUTIONS:
-        if halves_of(nodes)[1]:
-            return "", f"of a tandem the quickest of {TIMED} divisions is taken already"
         if beside_of(piece)[1]:
             return "joint", ""
-        if ended_by(piece, "largest")[1]:
-            return "", "what it makes is pooled on the core, in tiles of its windows"
-        if ended_by(piece, "channel sums")[1]:
-            return "", "what it makes is summed on the core, in tiles of all its channels"
         if nodes[0].inputs[1] not in piece.constants:
             return "", "its weights are computed, not constant"
         shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
@@ -128,6 +122,22 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
     if all(n.op in ir.MOVES for n in nodes) or by_cube or lowering.by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"
     return "vector", ""
+
+
+def _fixed(piece: Piece) -> str:
+    """Return why a kernel with convolutions has nothing to choose; "" if it may."""
+    nodes = piece.graph.nodes
+    if lowering.gates_of(piece.graph, nodes):
+        return "gates of channels have a hand-written kernel without parameters"
+    if nodes[0].op not in CONVOLUTIONS or beside_of(piece)[1]:
+        return ""
+    if halves_of(nodes)[1]:
+        return f"of a tandem the quickest of {TIMED} divisions is taken already"
+    if ended_by(piece, "largest")[1]:
+        return "what it makes is pooled on the core, in tiles of its windows"
+    if ended_by(piece, "channel sums")[1]:
+        return "what it makes is summed on the core, in tiles of all its channels"
+    return ""
 
 
 def _multiplied(kernel: isa.Kernel) -> bool:

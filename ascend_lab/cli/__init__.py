@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ascend_lab.cli.terminal import INTERRUPTED, complain, drop
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.errors import INTERRUPTED, AscendLabError, InputError, complain, drop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the guard itself must be there at once

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascend_lab.cli.common import CLUSTER_FILE, Parser, check_least, refuse_idle, show, with_cores
-from ascend_lab.cli.terminal import complain
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.limits import PROCESSES, count, decimal, printable, shown, whole, whole_of
+from ascend_lab.errors import AscendLabError, InputError, complain, printable
+from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import BankEntry, Store

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import __version__, limits, output
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cli import terminal
-from ascend_lab.errors import AscendLabError, CapacityError, InputError
+from ascend_lab.errors import AscendLabError, CapacityError, InputError, printable
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Compiled, Road
@@ -42,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         """Raise `InputError` instead of leaving the program."""
         verb = self.prog.partition(" ")[2]
         where, see = f"{verb}: " if verb else "", f"see `{self.prog} --help`"
-        needed, got, near = terminal.choice_in(message)
+        needed, got, near = limits.choice_in(message)
         raise InputError(where + needed, got, f"{near}{see}")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -229,7 +228,7 @@ def say(lines: Iterable[str]) -> None:
     if sys.stdout is None:
         raise InputError("a standard output to print on", "a closed one", "leave it open")
     for line in lines:
-        print(limits.printable(line))
+        print(printable(line))
 
 
 def show(text: str) -> None:

@@ -21,8 +21,8 @@ import numpy as np
 
 from ascend_lab import limits, output
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.cli import common, terminal
-from ascend_lab.errors import InputError
+from ascend_lab.cli import common
+from ascend_lab.errors import InputError, complain
 from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def warn_infinite(arrays: Mapping[str, Any], flag: str) -> None:
     for name, array in arrays.items():
         if wrong := array.size - np.isfinite(array).sum():
             got = f"{wrong:,} of {array.size:,} numbers of {name} are NaN or infinite"
-            terminal.complain("ascend-lab", f"warning: {flag}: {got}")
+            complain("ascend-lab", f"warning: {flag}: {got}")
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 
 from ascend_lab import limits, output
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cli import common, terminal
+from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
-from ascend_lab.errors import CapacityError, InputError, UnsupportedError
+from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
@@ -284,11 +284,11 @@ def warn_of_switches(switches: decide.Switches) -> None:
     known = dict(zip(decide.SCOPES, (set(passes.PASSES), rules), strict=True))
     names = {name for _, name in switches.named} - {"ALL"}
     if unknown := sorted(names.difference(*known.values())):
-        terminal.complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
+        complain("ascend-lab", f"no pass or rule is called {', '.join(unknown)}", 0)
     for scope, own in known.items():
         if lost := sorted(n for n in names & own if (scope, n) not in switches.named):
             told = f"{', '.join(lost)} under {scope}; got another scope, which changes nothing"
-            terminal.complain("ascend-lab", f"{told}; list it under {scope}", 0)
+            complain("ascend-lab", f"{told}; list it under {scope}", 0)
 
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab import errors, output
 from ascend_lab.chip import PRESETS, Chip
-from ascend_lab.cli import aoe_words as flags, common, terminal
+from ascend_lab.cli import aoe_words as flags, common
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _complain(text: str) -> None:
-    terminal.complain("aoe", common.in_flags(text, "aoe"))
+    errors.complain("aoe", common.in_flags(text, "aoe"))
 
 
 class _CtrlC:
@@ -76,7 +76,7 @@ class _CtrlC:
         for child in multiprocessing.active_children():
             child.kill()
         _complain("ended at once")
-        os._exit(terminal.INTERRUPTED)
+        os._exit(errors.INTERRUPTED)
 
 
 @dataclass
@@ -177,7 +177,7 @@ def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
         try:
             if act(source):
                 _complain("interrupted; --reload goes on with what the bank holds")
-                return terminal.INTERRUPTED
+                return errors.INTERRUPTED
         except errors.AscendLabError as error:
             if len(sources) == 1:
                 raise

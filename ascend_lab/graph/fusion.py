@@ -63,9 +63,7 @@ class Rule:
 
     def propose(self, graph: Graph, node: Node) -> Sequence[Node]:
         """Return what the rule proposes; raise `InputError` naming it if that is no nodes."""
-        found = self.match(graph, node)
-        if found is None:
-            return ()
+        found = self.match(graph, node) or ()
         if not isinstance(found, list | tuple) or not all(isinstance(n, Node) for n in found):
             needed = f"{self.name}: a list of nodes of the graph, or None"
             raise InputError(needed, repr(found)[:60], "return node objects, not names")
@@ -100,11 +98,9 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     def match(graph: Graph, node: Node) -> Sequence[Node] | None:
         if node.op != head:
             return None
-        chain = elementwise_chain(graph, node)
-        if followers:
-            chain = chain[: len(followers)]
-            chain = chain if tuple(n.op for n in chain) == followers else []
-        return [node, *chain] if chain else None
+        chain = elementwise_chain(graph, node)[: len(followers) or None]
+        fits = not followers or tuple(n.op for n in chain) == followers
+        return [node, *chain] if chain and fits else None
 
     match.__doc__ = f"{head}, then {', '.join(followers) or 'elementwise nodes'}."
     return Rule(name, match)
@@ -121,9 +117,7 @@ def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
 def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose two convolutions that are added, their sum, and elementwise nodes."""
     heads = lower.added_convolutions(graph, node)
-    if not heads:
-        return None
-    return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)]
+    return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)] if heads else None
 
 
 def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
@@ -415,13 +409,12 @@ class _Fuser:
         effect = 0
         while len(rest) > 1:
             counts = range(len(rest), 1, -1)
-            count = next((c for c in counts if self._pays(rest[:c])), 1)
+            count = next(
+                (c for c in counts if pays(self.graph, rest[:c], self.chip, self.start)), 1
+            )
             if count > 1:
                 group = tuple(rest[:count])
                 self.taken.update((node.name, group) for node in group)
                 effect = 1
             rest = rest[count:]
         self.counts[name] = self.counts.get(name, Count()) + Count(1, effect)
-
-    def _pays(self, nodes: Sequence[Node]) -> bool:
-        return pays(self.graph, nodes, self.chip, self.start)

@@ -16,16 +16,7 @@ from ascend_lab.graph.lower import blocks, conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
 from ascend_lab.graph.lower.gates import lower_gated
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
-from ascend_lab.graph.lower.piece import (
-    Choice,
-    Form,
-    Lowered,
-    Piece,
-    choice_of,
-    packed,
-    part_of,
-    piece_of,
-)
+from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
 from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed
 from ascend_lab.kernels import row_norm, squeeze, tandem_launches, tandem_shape
 from ascend_lab.kernels.epilogue import halves
@@ -183,7 +174,7 @@ def means_of(nodes: Sequence[Node]) -> Sequence[Node]:
 def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
     nodes, means = piece.graph.nodes, means_of(piece.graph.nodes)
-    parts = [part_of(piece, some) for some in halves_of(nodes[: len(nodes) - len(means)])]
+    parts = [piece.part(some) for some in halves_of(nodes[: len(nodes) - len(means)])]
     shared = parts[0].constants & parts[1].constants
     weights = [part.graph.nodes[0].inputs[1] for part in parts]
     if shared or not {*weights} <= piece.constants:

@@ -16,7 +16,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, UnsupportedError
 from ascend_lab.graph.ir import Node, Values
 from ascend_lab.graph.lower import conv
-from ascend_lab.graph.lower.piece import Form, Lowered, Piece, part_of
+from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.isa import FRACTAL, Kernel, Launch, renamed, up
 from ascend_lab.kernels import conv_windows, excitation, squeeze
 from ascend_lab.kernels.epilogue import PLAIN, Epilogue
@@ -128,7 +128,7 @@ def _lower_gates(
     if not behind:
         return Lowered(Kernel("gates", launches(y=two[-1].output)), forms)
     own = {"y": conv.PACKED, "weight": behind[:2][-1].inputs[1]}
-    found = lower_scaled(part_of(piece, behind), chip, lambda rows: launches(rows, **own))
+    found = lower_scaled(piece.part(behind), chip, lambda rows: launches(rows, **own))
     return replace(found, forms={**forms, **found.forms})
 
 
@@ -139,7 +139,7 @@ def _product(piece: Piece, nodes: Sequence[Node], chip: Chip) -> tuple[kernels.C
         raise UnsupportedError("a bias", f"none of {piece.names[node.output]}", "cut here")
     for name in node.inputs[1:]:
         conv.refuse_computed(piece, name)
-    part = part_of(piece, [replace(node, inputs=node.inputs[:2]), *rest])
+    part = piece.part([replace(node, inputs=node.inputs[:2]), *rest])
     shape, epilogue, _ = conv.conv_job(part, chip, vector=True)
     plain = (shape.r, shape.s, shape.stride, shape.pad, shape.groups, shape.dtype, shape.out_dtype)
     if plain != (1, 1, 1, 0, 1, "fp16", "fp16") or (epilogue and epilogue.operands):

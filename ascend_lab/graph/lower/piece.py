@@ -58,6 +58,14 @@ class Piece:
         """Return the type of a canonical name."""
         return self.graph.types[name]
 
+    def part(self, nodes: Sequence[Node]) -> "Piece":
+        """Return some of its nodes as a piece under the same names."""
+        written = {name for node in nodes for name in node.outputs}
+        reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
+        outs = (nodes[-1].output,)
+        graph = replace(self.graph, nodes=tuple(nodes), inputs=tuple(reads), outputs=outs)
+        return replace(self, graph=graph, constants=self.constants & reads.keys())
+
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
@@ -132,16 +140,6 @@ def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
     types = {new: graph.types[old] for old, new in names.items()}
     small = Graph("piece", inputs, tuple(names[n] for n in leaves), canonical, types)
     return Piece(small, constants, {new: old for old, new in names.items()})
-
-
-def part_of(piece: Piece, nodes: Sequence[Node]) -> Piece:
-    """Return some nodes of a piece as a piece under the same names."""
-    written = {name for node in nodes for name in node.outputs}
-    reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
-    graph = replace(
-        piece.graph, nodes=tuple(nodes), inputs=tuple(reads), outputs=(nodes[-1].output,)
-    )
-    return replace(piece, graph=graph, constants=piece.constants & reads.keys())
 
 
 def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> sim.DeviceMemory:
