@@ -30,7 +30,7 @@ LINES = {
     "course": 2310,
     "data": 20,
     "dsl": 6405,
-    "errors": 120,
+    "errors": 125,
     "graph": 18060,
     "isa": 3250,
     "kernels": 12385,
