@@ -206,7 +206,8 @@ def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> np.ndarray:
 
 
 def _random() -> Search:
-    return random_order
+    search: Search = random_order
+    return search
 
 
 @lru_cache(4)
