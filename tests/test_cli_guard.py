@@ -255,6 +255,11 @@ def plain(name):
     return [*found, "--model", "model.onnx"] if name == "aoe" else found
 
 
+def is_named(file, words):
+    """Tell whether a command names a file, or a folder that it lies in."""
+    return any(file in word or file.startswith(word.rstrip("/") + "/") for word in words)
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_no_path_is_too_awkward_for_any_argument(tmp_path_factory, monkeypatch, name):
     words, parser = PARSERS[name]
@@ -272,7 +277,7 @@ def test_no_path_is_too_awkward_for_any_argument(tmp_path_factory, monkeypatch, 
                 given = [*good[:at], path, *good[at + 1 :]]
             folder = tmp_path_factory.mktemp("path")
             monkeypatch.chdir(folder)
-            check(given, CONTENTS, folder)
+            check(given, {n: CONTENTS[n] for n in CONTENTS if is_named(n, given)}, folder)
 
 
 # -- names from files --------------------------------------------------------------------------

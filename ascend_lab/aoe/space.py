@@ -97,9 +97,9 @@ class TableSpace:
         if known is None:
             low, high = self._range(prefix)
             column = self.codes[low:high, len(prefix)]
-            first = np.flatnonzero(np.diff(column, prepend=-1))
-            values = self.values[len(prefix)]
-            known = self._options[prefix] = tuple(values[c] for c in column[first])
+            first = np.flatnonzero(column[1:] != column[:-1]) + 1
+            codes, values = column[:1].tolist() + column[first].tolist(), self.values[len(prefix)]
+            known = self._options[prefix] = tuple(values[c] for c in codes)
         return known
 
     def _range(self, prefix: Point) -> tuple[int, int]:
@@ -108,8 +108,8 @@ class TableSpace:
             low, high = self._range(prefix[:-1])
             column = self.codes[low:high, len(prefix) - 1]
             code = self._places[len(prefix) - 1].get(prefix[-1], -1)
-            ends = np.searchsorted(column, [code, code + 1]) if code >= 0 else (0, 0)
-            self._ranges[prefix] = (low + int(ends[0]), low + int(ends[1]))
+            first, stop = column.searchsorted((code, code + 1)).tolist() if code >= 0 else (0, 0)
+            self._ranges[prefix] = (low + first, low + stop)
         return self._ranges[prefix]
 
     def sample(self, rng: np.random.Generator) -> Point:

@@ -123,6 +123,7 @@ class Road:
         """Return which nodes of a graph with layouts are one kernel."""
         return fuse(graph, chip, self.switches, self.start) if self.fusion else unfused(graph)
 
+    @few_collections()
     def kernels(self, graph: ir.Graph, chip: Chip) -> tasks.Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
         return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups, self.start)

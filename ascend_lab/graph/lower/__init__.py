@@ -17,7 +17,7 @@ from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycle
 from ascend_lab.graph.lower.gates import lower_gated
 from ascend_lab.graph.lower.matmul import around_attention, attention_in
 from ascend_lab.graph.lower.piece import Choice, Form, Lowered, Piece, choice_of, packed, piece_of
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, renamed
+from ascend_lab.isa import ACCUMULATOR, FRACTAL, Kernel, as_kernel, renamed
 from ascend_lab.kernels import row_norm, squeeze, tandem_launches, tandem_shape
 from ascend_lab.kernels.epilogue import halves
 from ascend_lab.ops.formats import check_chip
@@ -190,13 +190,15 @@ def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     if means:
         names["means"] = means[0].output
     made = [
-        (Kernel("conv2d", (renamed(launch, names),)), forms_of)
+        (launch, forms_of)
         for after, forms_of in ways
         for launch in tandem_launches(
             tandem_shape.Tandem(point, depth, one, after, bool(means)), chip
         )
     ]
-    kernel, more = min(made, key=lambda way: near_cycles(way[0], piece, chip))
+    near = replace(piece, graph=replace(piece.graph, inputs=(*piece.graph.inputs, "x")))
+    launch, more = min(made, key=lambda way: near_cycles(as_kernel(way[0]), near, chip))
+    kernel = Kernel("conv2d", (renamed(launch, names),))
     own: dict[str, Form] = {weights[0]: partial(packed_weights, point)}
     forms = forms | more | own | {weights[1]: partial(packed_weights, depth)}
     return Lowered(kernel, forms, {"ones": squeeze.diagonal()} if means else {})
