@@ -6,6 +6,7 @@ convolution and the scale of its images.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 

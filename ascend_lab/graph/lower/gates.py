@@ -4,7 +4,6 @@ A convolution and the scale of its images may be one kernel, and so may be the s
 computes it: means of channels, two products, a function behind each (squeeze and excite).
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -102,8 +101,8 @@ def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
 # -- gates of squeeze and excite, and the convolution of what they scale ---------------------------
 def lower_gated(piece: Piece, chip: Chip, chains: Sequence[Sequence[Node]]) -> Lowered:
     """Return the kernel of `chains`, gates and what is behind them, or of scaled images alone."""
-    reads = Counter(n for node in piece.graph.nodes for n in node.inputs)
-    if again := [piece.names[n] for n in sorted(piece.constants) if reads[n] > 1]:
+    reads = [n for node in piece.graph.nodes for n in node.inputs]
+    if again := [piece.names[n] for n in sorted(piece.constants) if reads.count(n) > 1]:
         raise UnsupportedError("a constant packed in one way", again[0], "cut here")
     return _lower_gates(piece, chip, *chains[1:]) if chains else lower_scaled(piece, chip)
 
