@@ -252,7 +252,9 @@ def test_external_data_are_read_when_asked_for(tmp_path):
 # -- refusals -------------------------------------------------------------------------------------
 def test_an_unknown_operator_is_refused_before_any_work_with_near_names():
     nodes = "Relu x -> a; n: Softmux a -> y"
-    with pytest.raises(UnsupportedError, match=r"node n: one of \d+ operators.*Softmux.*Softmax"):
+    with pytest.raises(
+        UnsupportedError, match=r"node n: one of the \d+ ONNX operators.*Softmux.*Softmax"
+    ):
         import_onnx(model_of(nodes, {"x": ("N",)}, ["y"]))
     foreign = model_of("Relu x -> y", {"x": (1,)}, ["y"])
     foreign.graph.node[0].domain = "com.example"

@@ -128,11 +128,12 @@ def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     after = only_reader(graph, before[-1])
     if after is None or not after.has("convolution") or after.inputs[0] != before[-1].output:
         return None
+    joint = any(lower.added_convolutions(graph, one) for one in before)  # then those are one
     each = graph.types[after.inputs[1]].shape[:2] == (graph.types[before[-1].output].shape[1], 1)
     behind = [after, *elementwise_chain(graph, after)]
     means = [r for r in graph.readers[behind[-1].output] if r.op == "global_avg_pool"]
     beside = only_reader(graph, behind[-1]) is None and len(means) == 1
-    return [*before, *behind, *(means if beside else ())] if each else None
+    return [*before, *behind, *(means if beside else ())] if each and not joint else None
 
 
 def gates(graph: Graph, node: Node) -> Sequence[Node] | None:
@@ -178,10 +179,10 @@ RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("FlashAttentionTransposeFusionPass", moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
-    Rule(JOINT, joint_convolutions),
     Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     Rule("ChannelGatesFusionPass", gates),
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
+    Rule(JOINT, joint_convolutions),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
     Rule("TbeConvBnreduceFusionPass", summed_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
@@ -380,9 +381,8 @@ def fuse(
             for node in graph.nodes:
                 if node.name not in work.taken:
                     work.propose(rule.name, rule.propose(graph, node))
-    if on(AUTOMATIC):
-        for group in automatic_groups(graph, list(work.taken)):
-            work.propose(AUTOMATIC, group)
+    for group in automatic_groups(graph, list(work.taken)) if on(AUTOMATIC) else ():
+        work.propose(AUTOMATIC, group)
     singles = ((node,) for node in graph.nodes if node.name not in work.taken)
     groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}
     return Fused(tuple(sorted(groups.values(), key=lambda g: work.place[g[-1].name])), work.counts)
