@@ -36,12 +36,10 @@ from ascend_lab.sim.timeline import Start
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
 Kind = Literal["cube", "elementwise", "reduce", "other"]
-AUTOMATIC = "AutomaticUbFusion"
-"""The name of fusion by dominators, which comes after all rules."""
+AUTOMATIC, LONGEST = "AutomaticUbFusion", 29
+"""Fusion by dominators, which comes after all rules, and the most operators of a group (GE)."""
 JOINT = "JointConvolutionFusionPass"
 """The name of the rule that makes two convolutions that are added one kernel."""
-LONGEST = 29
-"""Elementwise operators in one group at most (AutomaticUbFusion of GE)."""
 FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
     "cube": ("elementwise",),
     "elementwise": ("elementwise", "reduce"),
@@ -82,9 +80,7 @@ def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
 
 def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a chain of conversions, reshapes and transposes: one copy, which pads nothing."""
-    if node.op not in ("trans_data", "transpose"):
-        return None
-    chain = [node, *moves_behind(graph, node)]
+    chain = [node, *moves_behind(graph, node)] if node.op in ("trans_data", "transpose") else []
     while chain and chain[-1].op == "reshape":
         chain.pop()
     while chain and graph.types[chain[-1].output].map.padding_bytes:
@@ -155,7 +151,7 @@ def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
 def summed_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a convolution and the sums of its channels for a batch norm."""
     norms = [r for r in graph.readers[node.output] if r.op == "bn_training_reduce"]
-    return [node, *norms] if norms and node.op == "conv2d" else None
+    return [node, *norms] if len(norms) == 1 and node.op == "conv2d" else None
 
 
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
@@ -385,7 +381,10 @@ def fuse(
         work.propose(AUTOMATIC, group)
     singles = ((node,) for node in graph.nodes if node.name not in work.taken)
     groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}
-    return Fused(tuple(sorted(groups.values(), key=lambda g: work.place[g[-1].name])), work.counts)
+    both = ("conv2d", "bn_training_reduce")  # stand in front: others may read the first, too
+    ends = {k: g[0] if (g[0].op, g[-1].op) == both else g[-1] for k, g in groups.items()}
+    order = sorted(groups, key=lambda name: work.place[ends[name].name])
+    return Fused(tuple(groups[name] for name in order), work.counts)
 
 
 class _Fuser:

@@ -628,6 +628,21 @@ def test_a_join_and_relus_gradient_follow_an_images_gradient(
         assert task.lowered is None or sanitize(task.lowered.kernel, load_chip(chip)) == []
 
 
+@pytest.mark.parametrize("norms", [1, 2])
+def test_who_reads_a_convolution_before_its_sums_finds_it(norms: int) -> None:
+    """One batch norm is summed in its kernel; of two that read one convolution none is."""
+    net = GraphBuilder("read", "fp16")
+    weight = np.ones((256, 64, 1, 1), np.float16)
+    y = net.conv2d(net.input("x", (32, 64, 28, 28)), net.constant(weight))
+    before = net.global_avg_pool(y)
+    net.output(before, *(out for _ in range(norms) for out in net.bn_training_reduce(y)))
+    stages = TRAINING.stages(net.build(), load_chip(CHIP))
+    order = [[n.op for n in group] for group in stages.fused.groups]
+    fused = order.index(["conv2d", "bn_training_reduce"]) if norms == 1 else -1
+    assert fused < min(i for i, ops in enumerate(order) if "global_avg_pool" in ops)
+    assert stages.timeline().time_s > 0
+
+
 @pytest.mark.parametrize(
     ("chip", "dtype"), [(CHIP, "fp16"), ("Ascend910B2", "fp16"), ("Ascend910B2", "bf16")]
 )
