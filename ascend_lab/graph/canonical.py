@@ -38,7 +38,7 @@ from ascend_lab.graph.channels import channels_by_cube
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, only_reader
 from ascend_lab.graph.passes import images
-from ascend_lab.graph.passes.rewrite import derived
+from ascend_lab.graph.passes.rewrite import derived, settings
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import get
 
@@ -143,13 +143,14 @@ def _gemm(draft: Draft, node: Node) -> str:
 
 
 def _scaled(draft: Draft, product: Node, node: Node, chip: Chip) -> str:
-    """Return the product of a scaled factor for a scaled product; "" if a launch takes longer."""
-    sizes = [draft.type(name).elements for name in product.inputs]
-    moved_s = draft.type(node.output).size_bytes / chip.device_memory.rate_bytes_per_s
-    if moved_s < chip.queued_launch_s or min(sizes) >= draft.type(node.output).elements:
+    """Return a product with a scaled factor for a scaled product; "" if a launch takes longer."""
+    whole, sizes = draft.type(node.output), [draft.type(n).elements for n in product.inputs]
+    slow = whole.size_bytes / chip.device_memory.rate_bytes_per_s > chip.queued_launch_s
+    fits = 1 / 256 <= abs(settings(node)["number"]) <= 1  # a factor has less range than wide sums
+    if not slow or not fits or min(sizes) >= whole.elements:
         return ""
-    sides, small = list(product.inputs), sizes.index(min(sizes))
-    sides[small] = draft.insert("muls", (sides[small],), node.attrs, node.name)
+    sides, at = list(product.inputs), sizes.index(min(sizes))
+    sides[at] = draft.insert("muls", (sides[at],), node.attrs, node.name)
     return draft.insert(product.op, sides, product.attrs, product.name)
 
 
