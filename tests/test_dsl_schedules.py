@@ -208,13 +208,25 @@ def test_a_nest_of_two_outputs_waits_for_what_either_needs():
     verify(outputs, arrays, s)
 
 
+def test_nests_that_wait_for_each_other_are_refused():
+    """y1 is computed in the nest of y0, and reads t in GM, which reads y0 itself."""
+    arrays, (x,) = inputs((4, 32))
+    y0 = unary("vabs", x).named("y0")
+    t = scalar("vadds", y0, 1).named("t")
+    y1 = scalar("vmuls", t, 2).named("y1")
+    s = te.create_schedule([y0.tensor, t.tensor, y1.tensor], chip_of("Ascend910A"))
+    s = te.compute_at(s, "y0", "y1", "i")
+    with pytest.raises(ScheduleError, match="in a circle"):
+        te.lower(s)
+
+
 def test_outputs_that_share_a_nest_keep_their_axes_and_share_it_once():
     _, _, s = two_outputs_of((4, 2, 32))
     shared_nest = te.compute_at(s, "y1", "y0", "i")
     for stage in ("y0", "y1"):
         with pytest.raises(ScheduleError, match="nest of its own"):
             te.fuse(shared_nest, stage, "j", "k")
-    with pytest.raises(ScheduleError, match="not inside y1"):
+    with pytest.raises(ScheduleError, match="not inside y0"):
         te.compute_at(shared_nest, "y0", "y1", "i")
 
 

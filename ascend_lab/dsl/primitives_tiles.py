@@ -125,8 +125,6 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
     new = state.put(replace(s, attach=(consumer, axis), scope=scope))
     primitives_loops.check_nest(new, c)
-    if s.output:
-        schedule.roots(new)  # two outputs in one nest: what either needs must come before both
     return new
 
 
