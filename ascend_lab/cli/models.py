@@ -38,7 +38,9 @@ def _zoo(arguments: argparse.Namespace) -> int:
         return _why(arguments)
     if arguments.name is None:
         common.refuse_idle(arguments, "with a model's name", "--width", "--resolution")
-        rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
+        rows = zoo.stored_counts()
+        if arguments.batch != 1:
+            rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
         data: Any = rows
     else:
         data = zoo.counts_of(

@@ -136,8 +136,8 @@ def _attributes(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--attr {key} once", f"again {shown(text)}", "keep one")
         try:
             found[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            found[key] = value
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            found[key] = value  # TypeError: a key or an element that cannot be hashed, {[]: 1}
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.errors import UnsupportedError
+from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
 from ascend_lab.graph.onnx.tensors import inputs_of, pinned_shapes
 
@@ -96,10 +96,17 @@ def _asking(model: ModelProto, names: list[str], onnx: Any) -> ModelProto:
 
 # -- whole models, nodes and values ---------------------------------------------------------------
 def constants_of(model: ModelProto) -> dict[str, Any]:
-    """Return the initialisers' values by name."""
+    """Return the initialisers' values by name; raise `InputError` for one whose sizes lie."""
     from onnx import numpy_helper
 
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    values = {}
+    for tensor in model.graph.initializer:
+        try:
+            values[tensor.name] = numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, KeyError, MemoryError) as error:
+            needed = f"tensor {tensor.name[:60] or '(unnamed)'}: values of its sizes and its type"
+            raise InputError(needed, str(error)[:120], "export again") from error
+    return values
 
 
 def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
