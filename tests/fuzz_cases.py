@@ -460,7 +460,7 @@ def spoiled(name: str, data: bytes, choose: Choose) -> bytes:
         with contextlib.suppress(ValueError, IndexError, DecodeError):
             if ending == ".json":
                 return json.dumps(_spoiled_json(json.loads(data), choose)).encode()
-            if ending == ".jsonl":
+            if ending == ".jsonl" and data.strip():
                 lines = data.decode().splitlines()
                 place = choose(range(len(lines)))
                 lines[place] = json.dumps(_spoiled_json(json.loads(lines[place]), choose))
@@ -503,7 +503,9 @@ def _spoiled_model(data: bytes, choose: Choose) -> bytes:
     """Return a model one of whose fields lies: sizes, types, names, versions."""
     model = onnx.ModelProto.FromString(data)
     weight = model.graph.initializer[0] if model.graph.initializer else onnx.TensorProto()
-    node = choose(model.graph.node)
+    if not model.graph.node:
+        raise ValueError("earlier mistakes left no node")
+    node = choose(list(model.graph.node))
     shape = model.graph.input[0].type.tensor_type.shape if model.graph.input else None
     changes: tuple[Callable[[], Any], ...] = (
         lambda: weight.dims.append(choose((0, -1, 2, 2**31, 2**62))),
