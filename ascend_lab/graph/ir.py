@@ -147,7 +147,8 @@ class Node:
 class Graph:
     """A network: inputs, outputs, nodes in order, the type of every name, constants by name.
 
-    `narrowed` names int32 tensors that were int64 in a model: numbers beyond 32 bits are a fault.
+    `narrowed` names int32 tensors that are int64 in a model: numbers beyond 32 bits are a fault in
+    kernels, and exact when the graph is evaluated.
     """
 
     name: str

@@ -156,13 +156,17 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
 def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
     """Return what a node writes, from and to flat arrays as they lie in memory."""
     arrays = [
-        (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
-        for kind, flat in zip(graph.in_types(node), stored, strict=True)
+        logical(kind, flat) for kind, flat in zip(graph.in_types(node), stored, strict=True)
     ]
     found = evaluate.compute(graph, node, arrays)
     return {
         n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, found, strict=True)
     }
+
+
+def logical(kind: ir.TensorType, flat: ir.Values) -> ir.Values:
+    """Return a tensor's elements in its shape, from the flat array that lies in memory."""
+    return (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
 
 
 # -- tasks in order --------------------------------------------------------------------------------
@@ -330,13 +334,39 @@ def run_tasks(
     for name, array in evaluate.checked_inputs(graph, inputs).items():
         live[name] = packed(graph.types[name], array)
     for task in compiled.tasks:
+        _check_int64(task, compiled, live)
         live.update(_run(task, compiled, live))
-    found = {}
-    for key, name in zip(names or graph.outputs, graph.outputs, strict=True):
-        kind = graph.types[name]
-        flat = live[name] if name in live else packed(kind, graph.constants[name].array())
-        found[key] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
-    return found
+    return {
+        key: _logical_of(graph, name, live)
+        for key, name in zip(names or graph.outputs, graph.outputs, strict=True)
+    }
+
+
+def _logical_of(graph: ir.Graph, name: str, live: Mapping[str, ir.Values]) -> ir.Values:
+    """Return the elements of a tensor that a kernel wrote, or of a constant."""
+    if name in live:
+        return logical(graph.types[name], live[name])
+    return graph.constants[name].array()
+
+
+def writes_int64(graph: ir.Graph, nodes: Sequence[ir.Node]) -> bool:
+    """Tell whether nodes write numbers that are int64 in the model."""
+    return any(name in graph.narrowed for node in nodes for name in node.outputs)
+
+
+def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> None:
+    """Raise `GraphError` naming a node of a task whose int64 numbers do not fit in 32 bits.
+
+    Kernels wrap them silently: what a task computes is computed exactly first.
+    """
+    graph = compiled.graph
+    nodes = [graph.producers[task.piece.names[n.output]] for n in task.piece.graph.nodes]
+    if task.lowered is None or not writes_int64(graph, nodes):
+        return
+    inner: dict[str, ir.Values] = {}
+    for node in nodes:
+        arrays = [inner[n] if n in inner else _logical_of(graph, n, live) for n in node.inputs]
+        inner |= zip(node.outputs, evaluate.compute(graph, node, arrays), strict=True)
 
 
 def _run(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> dict[str, ir.Values]:

@@ -37,7 +37,7 @@ from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_s
 from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
-from ascend_lab.graph.tasks import CpuKernel
+from ascend_lab.graph.tasks import CpuKernel, writes_int64
 from ascend_lab.isa import Buffer, Kernel, Launch, Part, parse_program
 from ascend_lab.ops.formats import format_of
 
@@ -269,11 +269,16 @@ def _stored(task: Task, graph: Graph, name: str) -> Values:
 
 
 def _bare(compiled: Compiled) -> Graph:
-    """Return the compiled graph; constants that only kernels read, in forms of their own, empty."""
+    """Return the compiled graph; constants that only kernels read, in forms of their own, empty.
+
+    What makes int64 numbers stays: they are computed beside the kernel, too, to see that they fit.
+    """
     graph, kept = compiled.graph, set(compiled.graph.outputs)
     for task in compiled.tasks:
-        if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
-            kept |= {n for node in task.nodes for n in graph.node(node).inputs}
+        nodes = [graph.node(name) for name in task.nodes]
+        apart = task.lowered is None or isinstance(task.lowered.kernel, CpuKernel)
+        if apart or writes_int64(graph, nodes):
+            kept |= {name for node in nodes for name in node.inputs}
     constants = {n: c if n in kept else replace(c, data=Fill(0)) for n, c in
                  graph.constants.items()}  # fmt: skip
     return replace(graph, constants=constants)
