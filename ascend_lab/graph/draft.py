@@ -349,10 +349,13 @@ class Draft:
         if not self.changes:
             return self.graph
         outs = tuple(map(self.resolve, self.graph.outputs))
+        kinds = self.graph.elements
+        moved = {new: kinds[old] for old, new in zip(self.graph.outputs, outs, strict=True)
+                 if old in kinds}  # fmt: skip
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(
             self.graph, outputs=outs, nodes=nodes, types=self.types, constants=self.constants,
-            narrowed=frozenset(self.narrowed),
+            narrowed=frozenset(self.narrowed), elements={**kinds, **moved},
         )  # fmt: skip
         return ir.verify(pruned(ordered(graph)), self.graph)
 

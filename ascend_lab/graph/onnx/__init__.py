@@ -199,7 +199,9 @@ class _Importer:
             value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
             self.net.output(value if value.name == name else self.net.copy(value, name))
             elems[name] = tensor.elem
-        return Imported(draft.pruned(self.net.build()), self.types, elems)
+        ends = {n: e for n, e in {**self.types, **elems}.items() if e in kinds.WITHOUT_FORMAT}
+        graph = replace(draft.pruned(self.net.build()), elements=ends)
+        return Imported(graph, self.types, elems)
 
 
 # -- one node -------------------------------------------------------------------------------------

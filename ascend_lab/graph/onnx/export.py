@@ -18,6 +18,7 @@ from ascend_lab.graph.ir import Fill, Graph, operator_of
 from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.graph.onnx.elementwise import COMPARISONS, SAME
 from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
+from ascend_lab.graph.onnx.tensors import free_name
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 
 OPSET = 22
@@ -58,6 +59,7 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
     named, inside = graph.name or "graph", _infos(graph, inner)
     made = onnx.helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
+    _keep_elements(made, graph)
     how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
     return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], **how)
 
@@ -87,6 +89,40 @@ def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
         onnx.helper.make_tensor_value_info(n, export_writer.ONNX_TYPES[t.dtype], t.shape)
         for n, t in types
     ]
+
+
+def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
+    """Let inputs and outputs have the element types of the model that the graph is from.
+
+    Inside they are in the graph's formats: a Cast stands behind each such input, and in front of
+    each such output.
+    """
+    taken = set(graph.types) | {name for node in made.node for name in node.output}
+    inner: dict[str, str] = {}
+    first: list[onnx.NodeProto] = []
+    last: list[onnx.NodeProto] = []
+    for entry in (*made.input, *made.output):
+        elem = graph.elements.get(entry.name)
+        if elem is None:
+            continue
+        kind = entry.type.tensor_type
+        fmt, kind.elem_type = kind.elem_type, export_writer.ONNX_TYPES[elem]
+        if entry.name in inner:  # an input that is an output, too
+            continue
+        new = inner[entry.name] = free_name(f"{entry.name}/{graph.types[entry.name].dtype}", taken)
+        if entry.name in graph.inputs:
+            first.append(onnx.helper.make_node("Cast", [entry.name], [new], new, to=fmt))
+        else:
+            cast = onnx.helper.make_node("Cast", [new], [entry.name], entry.name, to=kind.elem_type)
+            last.append(cast)
+    for node in made.node:
+        node.input[:] = [inner.get(name, name) for name in node.input]
+        node.output[:] = [inner.get(name, name) for name in node.output]
+    for tensor in made.initializer:  # an output that is constant
+        tensor.name = inner.get(tensor.name, tensor.name)
+    nodes = [*first, *made.node, *last]
+    del made.node[:]
+    made.node.extend(nodes)
 
 
 # -- element by element ---------------------------------------------------------------------------
