@@ -80,9 +80,7 @@ def compute(
     return tuple(rounded)
 
 
-def exact_values(
-    graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]
-) -> tuple[ir.Values, ...]:
+def exact_values(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
     """Return what one node writes before it is rounded: fp64, or int64 for whole numbers.
 
     Raises `GraphError` naming the node, for int64 numbers of the model beyond 64 bits, too.

@@ -155,9 +155,7 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
 
 def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
     """Return what a node writes, from and to flat arrays as they lie in memory."""
-    arrays = [
-        logical(kind, flat) for kind, flat in zip(graph.in_types(node), stored, strict=True)
-    ]
+    arrays = [logical(kind, flat) for kind, flat in zip(graph.in_types(node), stored, strict=True)]
     found = evaluate.compute(graph, node, arrays)
     return {
         n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, found, strict=True)

@@ -257,9 +257,7 @@ def _converted(ctx: Context) -> Sequence[Result]:
     return (found,) if isinstance(found, draft.Value | Tensor) else tuple(found)
 
 
-def _early(
-    ctx: Context, start: int, results: Sequence[Result], long: bool
-) -> Sequence[Result]:
+def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> Sequence[Result]:
     """Return whole numbers computed from what is known as known: shapes depend on them."""
     fresh = [found.name for found in results if isinstance(found, draft.Value)]
     sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
