@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,8 +54,10 @@ def _run(arguments: argparse.Namespace) -> int:
         inputs = random_inputs(graph, arguments.seed)
     else:
         inputs = common.wanted(graph.inputs, given, "--inputs")
-    compute = partial(_run_compiled, arguments) if arguments.compiled else evaluate
-    values = compute(graph, inputs)
+    if arguments.compiled or common.is_compiled(arguments.model):
+        values = _run_compiled(arguments, graph, inputs)
+    else:
+        values = evaluate(graph, inputs)
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
@@ -86,12 +87,12 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
 
 
 def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -> Arrays:
-    """Return the outputs that the kernels compute, default or tuned ones."""
+    """Return what the kernels compute, default or tuned ones; a compiled model has both ways."""
     from ascend_lab.graph import Road, run_tasks
 
     if common.is_compiled(arguments.model):
         sizes = {name: graph.types[name].shape for name in graph.inputs}
-        return _offline(arguments).gear(sizes).run(inputs, kernels=True)
+        return _offline(arguments).gear(sizes).run(inputs, kernels=arguments.compiled)
     chip = common.chip_with(arguments)
     compiled = common.tuned_road(arguments, chip, Road()).stages(graph, chip).compiled
     if common.is_tuned(arguments):
