@@ -81,7 +81,8 @@ class Road:
     leaves number formats alone; `apart` rewrites what has no kernel before `canonical` does;
     without `joined` conversions stay where operators put them; rows are moved to fractals in
     graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels;
-    `start` is what starts a kernel: fusion and layouts pay that price.
+    `start` is what starts a kernel: fusion and layouts pay that price; nodes that `keep` names stay
+    in fp32.
     """
 
     passes: Sequence[str] = DEFAULT
@@ -94,12 +95,15 @@ class Road:
     fusion: bool = True
     small: bool = True
     start: Start = "queued"
+    keep: frozenset[str] = frozenset()
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph, report = run_passes(graph, names)
-        return (in_format(graph, self.dtype) if self.dtype else graph), report.matches
+        if self.dtype:
+            graph = in_format(graph, self.dtype, self.keep)
+        return graph, report.matches
 
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph in operators that have kernels."""
@@ -173,13 +177,16 @@ def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> 
     return compile_stages(graph, chip, dtype=dtype).compiled
 
 
-def in_format(graph: ir.Graph, dtype: str) -> ir.Graph:
-    """Return the graph computing in a number format that the chips have."""
+def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -> ir.Graph:
+    """Return the graph computing in a number format that the chips have, `keep` in fp32.
+
+    Raises `InputError` for nodes to keep that the graph lacks, after its passes.
+    """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
     if dtype == "int8":
         graph = quantise(graph)[0]
-    return convert(graph, "fp16" if dtype == "int8" else dtype)[0]
+    return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
 
 
 def run_compiled(

@@ -16,8 +16,8 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -177,6 +177,77 @@ def _span(values: ir.Values) -> str:
     if np.isnan(values).any():
         return "NaN"
     return f"numbers from {values.min()} to {values.max()}"
+
+
+# -- numbers that a format does not hold -----------------------------------------------------------
+MOST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+"""The largest number of formats that networks are converted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Finite numbers of a node that its format turns into infinities.
+
+    `largest` is the largest of them in size, `share` their part of the node's numbers; None where
+    the kernel does not tell.
+    """
+
+    node: str
+    op: str
+    dtype: str
+    largest: float | None
+    share: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"node": self.node, "op": self.op, "format": self.dtype,
+                "largest": self.largest, "share": self.share}  # fmt: skip
+
+    def __str__(self) -> str:
+        """Return it as a line."""
+        if self.largest is None or self.share is None:
+            return f"node {self.node} ({self.op}): numbers beyond {self.dtype} inside its kernel"
+        return (
+            f"node {self.node} ({self.op}): {self.share:.3%} of its numbers, the largest "
+            f"{self.largest:.6g}, leave {self.dtype} ({MOST[self.dtype]:g})"
+        )
+
+
+def overflow_of(
+    node: ir.Node, arrays: Sequence[ir.Values], found: Sequence[ir.Values], dtypes: Sequence[str]
+) -> Overflow | None:
+    """Return what of a node's exact values leaves the formats of its outputs, None if all fit.
+
+    Where a mask adds the lowest number of the format, minus infinity is what it means.
+    """
+    for exact, dtype in zip(found, dtypes, strict=True):
+        if dtype not in MOST or not exact.size:
+            continue
+        with np.errstate(all="ignore"):
+            wide = exact.astype(np.float64)
+            lost = np.isfinite(wide) & ~np.isfinite(formats.round_to(wide, dtype).astype(float))
+        if node.op in ("add", "sub") and lost.any():
+            for array in arrays:
+                ends = np.abs(array.astype(np.float64)) == MOST[dtype]
+                lost &= ~np.broadcast_to(ends, lost.shape)
+        if lost.any():
+            largest = float(np.abs(wide[lost]).max())
+            return Overflow(node.name, node.op, dtype, largest, float(lost.mean()))
+    return None
+
+
+def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
+    """Return the nodes of a graph whose floats would leave a narrower format."""
+    names = (*graph.inputs, *graph.producers)
+    values = evaluate(replace(graph, outputs=names), inputs)
+    found = []
+    for node in graph.nodes:
+        arrays = [values[n] if n in values else graph.constants[n].array() for n in node.inputs]
+        exact = [values[name] for name in node.outputs]
+        kinds = [dtype if formats.is_float(k.dtype) else k.dtype for k in graph.out_types(node)]
+        if one := overflow_of(node, arrays, exact, kinds):
+            found.append(one)
+    return found
 
 
 # -- inputs ----------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ AI CPU reads and writes through L2 as kernels do, but is not faster for what it 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piec
 from ascend_lab.graph.lower.piece import near_memory
 from ascend_lab.isa.memory import Buffer
 from ascend_lab.layout import unpack
+from ascend_lab.ops import formats
 from ascend_lab.ops.operator import Operator
 from ascend_lab.sim.l2 import Access, DeviceMemory
 from ascend_lab.sim.timeline import Start, start_cycles
@@ -206,7 +207,7 @@ class Compiled:
 
     Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
     on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
-    `spilled` tensors are never put into a buffer.
+    `spilled` tensors are never put into a buffer. `bare`: constants lie only as kernels read them.
     """
 
     graph: ir.Graph
@@ -215,6 +216,7 @@ class Compiled:
     scopes: tuple[tuple[int, int], ...] = ()
     prefetch: bool = False
     spilled: frozenset[str] = frozenset()
+    bare: bool = False
 
 
 def compile_tasks(
@@ -322,22 +324,74 @@ def _cycles(
 
 # -- values ---------------------------------------------------------------------------------------
 def run_tasks(
-    compiled: Compiled, inputs: Mapping[str, Any], names: Sequence[str] = ()
+    compiled: Compiled,
+    inputs: Mapping[str, Any],
+    names: Sequence[str] = (),
+    overflows: list[evaluate.Overflow] | None = None,
 ) -> dict[str, ir.Values]:
     """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
 
     Rewrites give outputs other names, in the same order: `names` are those to return them under.
+    `overflows` gets the nodes whose numbers leave their format, hidden from the outputs or not.
+    Raises `GraphError` naming the node where 32 bits do not hold the model's int64 numbers.
     """
     graph, live = compiled.graph, {}
     for name, array in evaluate.checked_inputs(graph, inputs).items():
         live[name] = packed(graph.types[name], array)
+        if overflows is not None:
+            entry = ir.Node(name, "input", (), (name,))
+            given = np.asarray(inputs[name])
+            lost = evaluate.overflow_of(entry, (), [given], [graph.types[name].dtype])
+            overflows += [lost] if lost else []
     for task in compiled.tasks:
         _check_int64(task, compiled, live)
-        live.update(_run(task, compiled, live))
+        beyond: list[bool] = []
+        written = _run(task, compiled, live, partial(beyond.append, True))
+        if overflows is not None:
+            overflows += _overflows(task, compiled, live, written, bool(beyond))
+        live.update(written)
     return {
         key: _logical_of(graph, name, live)
         for key, name in zip(names or graph.outputs, graph.outputs, strict=True)
     }
+
+
+def _overflows(
+    task: Task, compiled: Compiled, live: Mapping[str, ir.Values],
+    written: Mapping[str, ir.Values], beyond: bool,
+) -> list[evaluate.Overflow]:  # fmt: skip
+    """Return the nodes of a task whose finite numbers left their format.
+
+    A kernel tells that some did (`beyond`), not which: each node is computed again, exactly.
+    """
+    graph, lowered = compiled.graph, task.lowered
+    if lowered is None:
+        return []
+    kinds = graph.types
+    floats = [name for name in written if kinds[name].dtype in evaluate.MOST]
+    lost = [not np.isfinite(logical(kinds[n], written[n]).astype(float)).all() for n in floats]
+    if not beyond and not (isinstance(lowered.kernel, CpuKernel) and any(lost)):
+        return []
+    nodes = [graph.producers[task.piece.names[n.output]] for n in task.piece.graph.nodes]
+    if compiled.bare and task.piece.constants:
+        dtype = next((kinds[n.output].dtype for n in nodes if kinds[n.output].dtype in evaluate.MOST), "")
+        return [evaluate.Overflow(nodes[-1].name, nodes[-1].op, dtype or "fp16", None, None)]
+    found: list[evaluate.Overflow] = []
+    inner: dict[str, ir.Values] = {}
+    for node in nodes:
+        arrays = [inner[n] if n in inner else _logical_of(graph, n, live) for n in node.inputs]
+        exact = evaluate.exact_values(graph, node, arrays)
+        one = evaluate.overflow_of(node, arrays, exact, [k.dtype for k in graph.out_types(node)])
+        found += [one] if one else []
+        for name, value in zip(node.outputs, exact, strict=True):
+            inner[name] = formats.round_to(value, kinds[name].dtype).reshape(kinds[name].shape)
+    reads = [_logical_of(graph, name, live) for node in nodes for name in node.inputs
+             if name not in inner]  # fmt: skip
+    whole = all(np.isfinite(array.astype(float)).all() for array in reads)
+    if not found and any(lost) and whole and all(np.isfinite(inner[n].astype(float)).all() for n in floats):
+        last = nodes[-1]
+        found.append(evaluate.Overflow(last.name, last.op, kinds[floats[0]].dtype, None, None))
+    return found
 
 
 def _logical_of(graph: ir.Graph, name: str, live: Mapping[str, ir.Values]) -> ir.Values:
@@ -367,7 +421,9 @@ def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) 
         inner |= zip(node.outputs, evaluate.compute(graph, node, arrays), strict=True)
 
 
-def _run(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> dict[str, ir.Values]:
+def _run(
+    task: Task, compiled: Compiled, live: Mapping[str, ir.Values], overflow: Callable[[], None]
+) -> dict[str, ir.Values]:
     graph, inputs = compiled.graph, task.piece.graph.inputs
 
     def stored(value: str, name: str = "") -> ir.Values:
@@ -389,7 +445,7 @@ def _run(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> dict[
     for buffer in kernel.tensors:
         if buffer.name.partition(".")[0] in inputs:
             tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
-    memory = sim.execute(kernel, tensors, compiled.chip)
+    memory = sim.execute(kernel, tensors, compiled.chip, overflow=overflow)
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
 
 

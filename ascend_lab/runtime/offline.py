@@ -23,6 +23,7 @@ from ascend_lab import media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, ChipError, InputError
 from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
+from ascend_lab.graph.evaluate import Overflow, overflows_in
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
 from ascend_lab.graph.onnx import CONVERTERS, Imported, tensors
@@ -94,7 +95,8 @@ class Gear:
         data, chip = self._graphs, self.model.chip
         with file.as_written(self.model.where):
             graph = self.model.graph(data["compiled"])
-            return Compiled(graph, chip, tuple(self._task(graph, row) for row in data["tasks"]))
+            tasks = tuple(self._task(graph, row) for row in data["tasks"])
+            return Compiled(graph, chip, tasks, bare=True)
 
     def _task(self, graph: Graph, row: Mapping[str, Any]) -> Task:
         nodes = [graph.node(name) for name in row["nodes"]]
@@ -106,13 +108,43 @@ class Gear:
         op = "+".join(node.op for node in nodes)
         return Task(nodes[-1].name, op, tuple(row["nodes"]), piece_of(graph, nodes), lowered)
 
-    def run(self, inputs: Mapping[str, Any], *, kernels: bool = False) -> dict[str, Values]:
-        """Return the outputs by name: of the model's graph, or as the kernels compute them."""
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        kernels: bool = False,
+        overflows: list[Overflow] | None = None,
+    ) -> dict[str, Values]:
+        """Return the outputs by name: of the model's graph, or as the kernels compute them.
+
+        `overflows` gets the nodes whose numbers leave their format in the kernels.
+        """
         graph = self.imported.graph
         with file.as_written(self.model.where):
-            if kernels:
-                return run_tasks(self.compiled, inputs, graph.outputs)
-            return evaluate(graph, inputs)
+            if not kernels:
+                return evaluate(graph, inputs)
+            found: list[Overflow] = []
+            values = run_tasks(self.compiled, inputs, graph.outputs, found)
+            if overflows is not None:
+                overflows += self._explained(inputs, found, values)
+            return values
+
+    def _explained(
+        self, inputs: Mapping[str, Any], found: list[Overflow], values: Mapping[str, Values]
+    ) -> list[Overflow]:
+        """Return overflows with their numbers: where weights lie packed, the model's graph tells.
+
+        What it does not know either is inside a kernel, and told if an output shows it.
+        """
+        known = [one for one in found if one.largest is not None]
+        hidden = [one for one in found if one.largest is None]
+        if not hidden:
+            return known
+        names = {one.node for one in known}
+        told = overflows_in(self.imported.graph, inputs, hidden[0].dtype)
+        told = [one for one in told if one.node not in names]
+        finite = all(np.isfinite(array.astype(np.float64)).all() for array in values.values())
+        return [*known, *(told or ([] if finite else hidden))]
 
 
 def _strings(values: object) -> bool:
@@ -145,11 +177,10 @@ class OfflineModel:
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
         """What the model is compiled for, one entry unless it has several batches."""
-        rows = enumerate(self.meta["gears"])
         with file.as_written(self.where):
             return tuple(
-                Gear(self, i, r["batch"], {n: tuple(s) for n, s in r["inputs"].items()})
-                for i, r in rows
+                Gear(self, i, row["batch"], {n: tuple(s) for n, s in row["inputs"].items()})
+                for i, row in enumerate(self.meta["gears"])
             )
 
     @cached_property
