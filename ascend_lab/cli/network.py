@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         hosted = placed(arguments, given, error)
         nodes = sum(len(part.nodes) for part in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
-        return _print_outputs(arguments, title, values_of(hosted), [])
+        return _print_outputs(arguments, title, values_of(hosted), {})
     graph = found.graph
     _check_size(graph)
     if given is None:
@@ -64,11 +64,11 @@ def _run(arguments: argparse.Namespace) -> int:
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
-    return _print_outputs(arguments, title, outputs, overflows)
+    return _print_outputs(arguments, title, outputs, _told(graph, overflows))
 
 
 def _print_outputs(
-    arguments: argparse.Namespace, title: str, outputs: Arrays, overflows: list[Overflow]
+    arguments: argparse.Namespace, title: str, outputs: Arrays, told: dict[str, Any]
 ) -> int:
     """Write and print a model's outputs, and what left its format on the way."""
     if arguments.outputs:
@@ -80,7 +80,7 @@ def _print_outputs(
         + "".join(f"  {key} {row[key]:.6g}" for key in ("min", "max", "mean") if key in row)
         for name, row in rows.items()
     ]
-    lines += _overflow_lines(overflows)
+    lines += told.get("lines", [])
     if arguments.compiled and not all(
         np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
     ):
@@ -88,29 +88,32 @@ def _print_outputs(
             "  not finite: numbers left what fp16 holds (65504), unless inputs or weights had; "
             "compare without --compiled"
         )
-    data = {**rows, OVERFLOWS: [one.as_dict() for one in overflows]} if overflows else rows
-    emit(arguments.json, data, lines)
+    emit(arguments.json, {**rows, **told.get("data", {})}, lines)
     return 0
 
 
-OVERFLOWS = "overflows"
-"""Where the JSON of outputs by name tells what left its format; missing if nothing did."""
 SHOWN = 8
 """Nodes that overflow, in text: those behind the first may only follow from it."""
 
 
-def _overflow_lines(overflows: Sequence[Overflow]) -> list[str]:
-    """Return lines on the nodes whose numbers left their format, and what keeps them in fp32."""
+def _told(graph: Graph, overflows: Sequence[Overflow]) -> dict[str, Any]:
+    """Return as data and lines which nodes' numbers left their format, and what keeps them in fp32.
+
+    The data stand beside the outputs, and are missing if nothing overflowed.
+    """
+    from ascend_lab.graph.compile import nodes_to_keep
+
     if not overflows:
-        return []
+        return {}
+    keep = nodes_to_keep(graph, overflows)
     lines = [f"  overflow: {one}" for one in overflows[:SHOWN]]
     if len(overflows) > SHOWN:
         lines.append(f"  and {len(overflows) - SHOWN} more")
-    nodes = [one.node for one in overflows if one.op != "input"]
-    if nodes:
-        names = ", ".join(nodes[:SHOWN])
-        lines.append(f"  keep them in fp32: --keep_dtype F.txt, a file with a node a line ({names})")
-    return lines
+    if keep:
+        names = ", ".join(keep[: 2 * SHOWN])
+        lines.append(f"  --keep_dtype F keeps the nodes that a file lists, a line each, in fp32: {names}")
+    rows = [one.as_dict() for one in overflows]
+    return {"lines": lines, "data": {"overflows": rows, "keep_in_fp32": keep}}
 
 
 def _run_compiled(

@@ -39,6 +39,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
+from ascend_lab.graph.evaluate import Overflow
 from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 from ascend_lab.sim import few_collections
@@ -187,6 +188,30 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
     if dtype == "int8":
         graph = quantise(graph)[0]
     return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
+
+
+def nodes_to_keep(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[str]:
+    """Return the nodes that `Road.keep` may name so that overflows are none: makers and readers.
+
+    `graph` is the model's. Names of nodes that only later rewrites make are those of what they
+    are made from.
+    """
+    graph = Road(dtype="").rewrite(graph)[0]
+    titles = {node.name: node for node in graph.nodes}
+    found: dict[str, None] = {}
+    for one in overflows:
+        tensor = one.node.removesuffix(f"_{one.dtype}")
+        names = [name for name in titles if one.node.startswith(name)]
+        if one.node in titles:
+            made = [titles[one.node]]
+        elif tensor in graph.types and one.op in ("cast", "input"):
+            made = []
+        else:
+            made = [titles[max(names, key=len)]] if names else []
+        outs = [name for node in made for name in node.outputs] or [tensor]
+        readers = [reader for name in outs for reader in graph.readers.get(name, ())]
+        found |= dict.fromkeys(node.name for node in (*made, *readers))
+    return list(found)
 
 
 def run_compiled(

@@ -35,20 +35,22 @@ def convert(
     What an operator keeps in a format of its own stays (batch norm's statistics in fp32, indices),
     and so does what scales int32 sums, which only fp32 holds; constants beyond the largest number
     of `dtype` become that number. Nodes that `keep` names stay in `source`: products still read
-    `dtype`, as the cube does, and write their sums as they are. Raises `InputError` for a name that
-    no node has.
+    `dtype`, as the cube does, and write their sums as they are; inputs that they read and outputs
+    that they write stay, too. Raises `InputError` for a name that no node has.
     """
     if keep:
         graph, keep = _gemms_apart(graph, _known(graph, keep))
     if not any(kind.dtype == source for kind in graph.types.values()):
         return graph, 0
-    state = _Conversion(graph, dtype, source, keep | scaled_sums(graph, source))
+    state = _Conversion(graph, dtype, source, keep)
     for node in graph.nodes:
         state.node(node)
     if not state.count:
         return graph, 0
     for name in graph.outputs:
-        if graph.types[name].dtype == source and state.draft.types[name].dtype == source:
+        maker = graph.producers.get(name)
+        stays = maker is not None and maker.name in keep
+        if not stays and graph.types[name].dtype == state.draft.types[name].dtype == source:
             state.cast_output(name)
     return state.draft.finish(), state.count
 
@@ -60,12 +62,13 @@ class _Conversion:
         self, graph: ir.Graph, dtype: str, source: str, keep: frozenset[str] = frozenset()
     ) -> None:
         self.graph, self.dtype, self.source = graph, dtype, source
-        self.keep = keep
+        self.keep = keep | scaled_sums(graph, source)
         self.draft = Draft(graph, nodes=())
         self.names: dict[tuple[str, str], str] = {}
         self.count = 0
         for name in graph.inputs:
-            if graph.types[name].dtype == source:
+            stays = any(reader.name in keep for reader in graph.readers[name])
+            if graph.types[name].dtype == source and not stays:
                 self.draft.types[name] = replace(graph.types[name], dtype=dtype)
                 self.count += 1
 
