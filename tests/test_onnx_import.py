@@ -161,7 +161,7 @@ def test_doubles_and_64_bit_constants_are_refused_and_sums_beyond_32_bits_are_ex
     total = one_node("Add", {"a": x.astype(np.int64), "b": x.astype(np.int64)})
     compare(total, {"a": np.array([1, -2, 3]), "b": np.array([2**31 - 2, 5, -(2**31)])})
     compare(total, {"a": np.full(3, 2**31 - 1), "b": np.array([2, 2**40, -(2**50)])})
-    with pytest.raises(GraphError, match="^the_node: int64 .* 64 bits; got .* to 1.*e.19"):
+    with pytest.raises(GraphError, match=r"^the_node: int64 .* 64 bits; got .* to 1.*e.19"):
         evaluate(import_onnx(total), {"a": np.full(3, 2**63 - 1), "b": np.full(3, 2**62)})
     model = model_of("Max x big -> y", {"x": ((1,), INT64)}, ["y"], {"big": np.array([2**40])})
     with pytest.raises(UnsupportedError, match=f"32 bits; got {2**40}"):

@@ -34,7 +34,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if not arguments.compiled:
         common.refuse_idle(
-            arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank",
+            arguments,
+            "with --compiled",
+            "--chip",
+            "--aicore-num",
+            "--tuned",
+            "--bank",
             "--keep_dtype",
         )
     if arguments.inputs:
@@ -111,7 +116,7 @@ def _told(graph: Graph, overflows: Sequence[Overflow]) -> dict[str, Any]:
         lines.append(f"  and {len(overflows) - SHOWN} more")
     if keep:
         names = ", ".join(keep[: 2 * SHOWN])
-        lines.append(f"  --keep_dtype F keeps the nodes that a file lists, a line each, in fp32: {names}")
+        lines.append(f"  --keep_dtype F keeps in fp32 what a file lists, a node a line: {names}")
     rows = [one.as_dict() for one in overflows]
     return {"lines": lines, "data": {"overflows": rows, "keep_in_fp32": keep}}
 
@@ -151,8 +156,8 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
     from ascend_lab.runtime import load_offline
 
-    decided = ("tuned", "bank", "aicore-num", "keep_dtype", "dtype", "fusion-switch", "fusion-result",
-               "no-fusion", "memory-limit")  # fmt: skip
+    decided = ("tuned", "bank", "aicore-num", "keep_dtype", "dtype", "fusion-switch",
+               "fusion-result", "no-fusion", "memory-limit")  # fmt: skip
     idle = (f"--{name}" for name in decided)
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None

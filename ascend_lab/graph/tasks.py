@@ -357,9 +357,12 @@ def run_tasks(
 
 
 def _overflows(
-    task: Task, compiled: Compiled, live: Mapping[str, ir.Values],
-    written: Mapping[str, ir.Values], beyond: bool,
-) -> list[evaluate.Overflow]:  # fmt: skip
+    task: Task,
+    compiled: Compiled,
+    live: Mapping[str, ir.Values],
+    written: Mapping[str, ir.Values],
+    beyond: bool,
+) -> list[evaluate.Overflow]:
     """Return the nodes of a task whose finite numbers left their format.
 
     A kernel tells that some did (`beyond`), not which: each node is computed again, exactly.
@@ -367,31 +370,46 @@ def _overflows(
     graph, lowered = compiled.graph, task.lowered
     if lowered is None:
         return []
-    kinds = graph.types
-    floats = [name for name in written if kinds[name].dtype in evaluate.MOST]
-    lost = [not np.isfinite(logical(kinds[n], written[n]).astype(float)).all() for n in floats]
-    if not beyond and not (isinstance(lowered.kernel, CpuKernel) and any(lost)):
+    halves = [name for name in written if graph.types[name].dtype in evaluate.MOST]
+    lost = not all(_finite(written[name]) for name in halves)
+    if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
         return []
-    nodes = [graph.producers[task.piece.names[n.output]] for n in task.piece.graph.nodes]
+    nodes = [graph.producers[task.piece.names[node.output]] for node in task.piece.graph.nodes]
+    dtypes = [graph.types[node.output].dtype for node in nodes]
+    dtype = next((one for one in dtypes if one in evaluate.MOST), "fp16")
+    unknown = evaluate.Overflow(nodes[-1].name, nodes[-1].op, dtype, None, None)
     if compiled.bare and task.piece.constants:
-        dtype = next((kinds[n.output].dtype for n in nodes if kinds[n.output].dtype in evaluate.MOST), "")
-        return [evaluate.Overflow(nodes[-1].name, nodes[-1].op, dtype or "fp16", None, None)]
-    found: list[evaluate.Overflow] = []
-    inner: dict[str, ir.Values] = {}
-    for node in nodes:
-        arrays = [inner[n] if n in inner else _logical_of(graph, n, live) for n in node.inputs]
-        exact = evaluate.exact_values(graph, node, arrays)
-        one = evaluate.overflow_of(node, arrays, exact, [k.dtype for k in graph.out_types(node)])
-        found += [one] if one else []
-        for name, value in zip(node.outputs, exact, strict=True):
-            inner[name] = formats.round_to(value, kinds[name].dtype).reshape(kinds[name].shape)
-    reads = [_logical_of(graph, name, live) for node in nodes for name in node.inputs
-             if name not in inner]  # fmt: skip
-    whole = all(np.isfinite(array.astype(float)).all() for array in reads)
-    if not found and any(lost) and whole and all(np.isfinite(inner[n].astype(float)).all() for n in floats):
-        last = nodes[-1]
-        found.append(evaluate.Overflow(last.name, last.op, kinds[floats[0]].dtype, None, None))
+        return [unknown]
+    found, values = _computed_again(graph, nodes, live)
+    if not found and lost and all(_finite(array) for array in values.values()):
+        return [unknown]  # inside the kernel: what the nodes read and write is finite
     return found
+
+
+def _computed_again(
+    graph: ir.Graph, nodes: Sequence[ir.Node], live: Mapping[str, ir.Values]
+) -> tuple[list[evaluate.Overflow], dict[str, ir.Values]]:
+    """Return which nodes overflow when each is computed exactly, and all that they read or write.
+
+    What a node writes is rounded to its format before the next reads it.
+    """
+    found: list[evaluate.Overflow] = []
+    values: dict[str, ir.Values] = {}
+    for node in nodes:
+        values |= {n: _logical_of(graph, n, live) for n in node.inputs if n not in values}
+        arrays = [values[name] for name in node.inputs]
+        exact = evaluate.exact_values(graph, node, arrays)
+        kinds = graph.out_types(node)
+        lost = evaluate.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
+        found += [lost] if lost else []
+        for name, value, kind in zip(node.outputs, exact, kinds, strict=True):
+            values[name] = formats.round_to(value, kind.dtype).reshape(kind.shape)
+    return found, values
+
+
+def _finite(array: ir.Values) -> bool:
+    """Tell whether an array in any format, padding included, has no infinities: NaN may be."""
+    return not np.isinf(array.astype(np.float64)).any()
 
 
 def _logical_of(graph: ir.Graph, name: str, live: Mapping[str, ir.Values]) -> ir.Values:

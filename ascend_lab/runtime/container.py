@@ -97,7 +97,7 @@ def need(fits: bool, what: str) -> None:
 
 
 def json_of(data: bytes | memoryview) -> Any:
-    """Return plain data; raise `ValueError` for what JSON lacks: NaN, infinities, half characters."""
+    """Return plain data; raise `ValueError` for NaN, infinities and halves of characters."""
     text = bytes(data).decode()
     found = json.loads(text, parse_constant=_refuse_number)
     if "\\ud" in text.lower():

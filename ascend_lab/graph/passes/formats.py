@@ -138,7 +138,9 @@ def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
         if name not in nodes:
             near = get_close_matches(name, nodes, 1)
             remedy = f"did you mean {near[0]}?" if near else "passes may have merged it with others"
-            raise InputError(f"{graph.name}: nodes to keep in fp32", f"{name}, which is none", remedy)
+            raise InputError(
+                f"{graph.name}: nodes to keep in fp32", f"{name}, which is none", remedy
+            )
     return frozenset(nodes[name] for name in keep)
 
 
@@ -196,7 +198,7 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
 
 
 def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
-    """Return the nodes that make scales: products, quotients and moves behind the largest number."""
+    """Return the nodes that make scales: products, quotients and moves."""
     found: set[str] = set()
     while names:
         maker = graph.producers.get(names.pop())
