@@ -117,7 +117,7 @@ def test_inputs_beyond_32_bits_are_taken_where_the_graph_is_evaluated_only():
     graph = import_model(whole("Neg x -> z", "x")).graph
     feed = {"x": np.array([2**40, 1, 2, 3])}
     assert evaluate(graph, feed)["z"].tolist() == [-(2**40), -1, -2, -3]
-    with pytest.raises(InputError, match=r"input x within int32.*without --compiled"):
+    with pytest.raises(InputError, match=r"input x within int32.*in place of its kernels"):
         run_tasks(compile_graph(graph, CHIP), feed)
 
 

@@ -37,7 +37,7 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks
+from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks, values
 from ascend_lab.graph.bound import Bound
 from ascend_lab.graph.evaluate import Overflow
 from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
@@ -221,7 +221,7 @@ def run_compiled(
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    return tasks.run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
+    return values.run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
 
 
 # -- where the time goes --------------------------------------------------------------------------

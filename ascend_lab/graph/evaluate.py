@@ -161,7 +161,7 @@ def _in_32_bits(node: ir.Node, whole: ir.Values) -> ir.Values:
     return whole.astype(np.int32)
 
 
-REMEDY_64 = "evaluate the graph, which holds 64 bits (`run` without --compiled)"
+REMEDY_64 = "evaluate the graph in place of its kernels: there int64 has 64 bits"
 
 
 def _check_cast(node: ir.Node, values: ir.Values, dtype: str) -> None:

@@ -38,7 +38,8 @@ from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_s
 from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
-from ascend_lab.graph.tasks import CpuKernel, writes_int64
+from ascend_lab.graph.tasks import CpuKernel
+from ascend_lab.graph.values import writes_int64
 from ascend_lab.isa import Buffer, Kernel, Launch, Part, parse_program
 from ascend_lab.limits import shown
 from ascend_lab.ops.formats import format_of

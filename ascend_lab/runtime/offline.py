@@ -28,7 +28,8 @@ from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
 from ascend_lab.graph.onnx import CONVERTERS, Imported, tensors
 from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
-from ascend_lab.graph.tasks import Compiled, Task, run_tasks
+from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.graph.values import run_tasks
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
 

@@ -33,10 +33,8 @@ def execute(
     The phases of a kernel run one after another over the same GM tensors.
     `tensors` gives the GM tensors the program reads (any shape, C order, right element count);
     tensors that are missing start poisoned. With `seed`, pipes advance in a random order that the
-    flags still allow: a program free of races gives the same values for every seed. `overflow` is
-    called when a finite number leaves the format it is written in; not for e^x, whose infinity is
-    what sigmoids and the like count on. Raises `InputError` for wrong tensors, `SyncError` on
-    deadlock.
+    flags still allow: a race-free program gives the same values for every seed. A finite number
+    that leaves its format calls `overflow`. Raises `InputError` for wrong tensors, `SyncError`.
     """
     kernel = as_kernel(program)
     events = kernel.event_count
@@ -277,12 +275,7 @@ def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
 
 def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     sources = [core.view(r, env) for r in instruction.srcs]
-    dst = core.view(instruction.out, env)
-    if instruction.op == "vexp":
-        with np.errstate(over="ignore"):
-            run_vector(instruction, dst, sources)
-    else:
-        run_vector(instruction, dst, sources)
+    run_vector(instruction, core.view(instruction.out, env), sources)
 
 
 _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] = {
