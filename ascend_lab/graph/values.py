@@ -75,14 +75,16 @@ def _overflows(
     if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
         return []
     nodes = [graph.producers[task.piece.names[node.output]] for node in task.piece.graph.nodes]
-    dtypes = [graph.types[node.output].dtype for node in nodes]
-    dtype = next((one for one in dtypes if one in evaluate.MOST), "fp16")
-    unknown = evaluate.Overflow(nodes[-1].name, nodes[-1].op, dtype, None, None)
-    if compiled.bare and task.piece.constants:
-        return [unknown]
+    unknown = [
+        evaluate.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
+        for node in nodes
+        if graph.types[node.output].dtype in evaluate.MOST
+    ]
+    if not unknown or (compiled.bare and task.piece.constants):
+        return unknown
     found, values = _computed_again(graph, nodes, live)
     if not found and lost and all(_finite(array) for array in values.values()):
-        return [unknown]  # inside the kernel: what the nodes read and write is finite
+        return unknown[-1:]  # inside the kernel: what the nodes read and write is finite
     return found
 
 

@@ -142,8 +142,11 @@ class Gear:
         if not hidden:
             return known
         names = {one.node for one in known}
-        told = overflows_in(self.imported.graph, inputs, hidden[0].dtype)
-        told = [one for one in told if one.node not in names]
+        told = [
+            one
+            for one in overflows_in(self.imported.graph, inputs, hidden[0].dtype)
+            if one.node not in names and any(h.node.startswith(one.node) for h in hidden)
+        ]
         finite = all(np.isfinite(array.astype(np.float64)).all() for array in values.values())
         return [*known, *(told or ([] if finite else hidden))]
 

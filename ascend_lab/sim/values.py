@@ -30,11 +30,10 @@ def execute(
 ) -> dict[str, Values]:  # fmt: skip
     """Run a program on arrays and return every GM tensor after it, by name.
 
-    The phases of a kernel run one after another over the same GM tensors.
-    `tensors` gives the GM tensors the program reads (any shape, C order, right element count);
-    tensors that are missing start poisoned. With `seed`, pipes advance in a random order that the
-    flags still allow: a race-free program gives the same values for every seed. A finite number
-    that leaves its format calls `overflow`. Raises `InputError` for wrong tensors, `SyncError`.
+    Phases run in order over the same GM tensors. `tensors` gives those that are read (any shape, C
+    order, right element count); missing ones start poisoned. With `seed`, pipes advance in a random
+    order that the flags allow: without races the values are the same. A finite number that leaves
+    its format calls `overflow`. Raises `InputError` for wrong tensors, `SyncError` on deadlock.
     """
     kernel = as_kernel(program)
     events = kernel.event_count
