@@ -215,3 +215,13 @@ def test_a_compiled_file_refuses_int64_products_beyond_32_bits(capsys):
         code, _, err = run(capsys, "run", name, "--compiled", *words)
         assert code == 2
         assert "z: int64 numbers that fit in 32 bits" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "constant"), [("Mul c c -> p", [2**40]), ("Cast c to=7 -> p", [np.float32("nan")])]
+)
+def test_constants_that_leave_64_bits_are_refused_when_a_model_is_read(text, constant):
+    made = whole(f"{text}\nAdd x p -> z", "x")
+    made.graph.initializer.append(numpy_helper.from_array(np.array(constant), "c"))
+    with pytest.raises(GraphError, match="64 bits|int64 holds"):
+        import_model(made)
