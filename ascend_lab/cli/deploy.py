@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GEARS = range(2, 101)
 LARGEST_BATCH = 2048
 """Limits of --dynamic_batch_size, as ATC's."""
-OWN = ("--fusion_switch_file", "--insert_op_conf", "--enable_small_channel")
+OWN = ("--fusion_switch_file", "--insert_op_conf", "--enable_small_channel", "--keep_dtype")
 """Options that mean something here, though not to `aoe`."""
 NO_MEANING = {name: why for name, why in REFUSED.items() if len(name) > 2 and name not in OWN} | {
     "--precision_mode_v2": "--precision_mode says it",
@@ -60,7 +60,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         return 1
     gears = _gears(arguments, chip)
     given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num", "insert_op_conf",
-             "compression")  # fmt: skip
+             "compression", "keep_dtype")  # fmt: skip
     options = {name: str(getattr(arguments, name)) for name in given if name in arguments.given}
     data = compile_offline(gears, chip, road, options=options, told=network.told)
     model = OfflineModel(arguments.output, unpack_parts(data, arguments.output))
@@ -153,7 +153,8 @@ def _road(arguments: argparse.Namespace) -> Road:
     file = arguments.fusion_switch_file
     switches = decide.read_switches(file) if file else decide.Switches()
     network.warn_of_switches(switches)
-    return Road(switches=switches, dtype=dtype_of(arguments))
+    keep = network.kept_nodes(arguments.keep_dtype)
+    return Road(switches=switches, dtype=dtype_of(arguments), keep=keep)
 
 
 def _batches(text: str | None) -> tuple[int | None, ...]:
@@ -360,6 +361,7 @@ COMPILE = Verb(
         flag("--dynamic_batch_size", metavar="1,2,4,8", help="compile for each of these"),
         flag("--precision_mode", default="force_fp16", metavar="P",
              help="force_fp16 (default), allow_fp32_to_bf16, ..."),
+        flag("--keep_dtype", metavar="F", help="nodes, one a line, that stay in fp32"),
         flag("--fusion_switch_file", "--fusion-switch", metavar="F",
              help="passes and rules to turn off"),
         flag("--compression", metavar="F", help="scales that `quantize --records` wrote: int8"),

@@ -172,6 +172,7 @@ class Draft:
         self.types: dict[str, ir.TensorType] = dict(graph.types)
         self.constants: dict[str, ir.Constant] = dict(graph.constants)
         self.outputs = frozenset(graph.outputs)
+        self.narrowed = set(graph.narrowed)
         self.aliases: dict[str, str] = {}
         self.changes = 0
         self.made = {out: node.name for node in nodes for out in node.outputs}
@@ -269,6 +270,10 @@ class Draft:
     def put(self, node: ir.Node, *kinds: ir.TensorType) -> str:
         """Add a node as it is, its outputs of these types or as inferred; return the first."""
         kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
+        if any(self.resolve(name) in self.narrowed for name in node.inputs):
+            # what a rewrite makes of int64 numbers is int64 in the model, too
+            new = {n for n, k in zip(node.outputs, kinds, strict=True) if k.dtype == "int32"}
+            self.narrowed |= new - self.graph.types.keys()
         self.types.update(zip(node.outputs, kinds, strict=True))
         self.nodes[node.name] = node
         self.made.update(dict.fromkeys(node.outputs, node.name))
@@ -311,6 +316,8 @@ class Draft:
         else:
             outs = tuple(old if name == new else name for name in self.nodes[title].outputs)
             self.nodes[title] = replace(self.nodes[title], outputs=outs)
+            if new in self.narrowed:
+                self.narrowed.add(old)
             self.aliases[new] = old
             self.uses[old] += self.uses[new]
         self.remove(node.name)
@@ -342,9 +349,14 @@ class Draft:
         if not self.changes:
             return self.graph
         outs = tuple(map(self.resolve, self.graph.outputs))
+        kinds = self.graph.elements
+        moved = {new: kinds[old] for old, new in zip(self.graph.outputs, outs, strict=True)
+                 if old in kinds}  # fmt: skip
         nodes = tuple(self.current(name) for name in self.nodes)
-        graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
-                        constants=self.constants)  # fmt: skip
+        graph = replace(
+            self.graph, outputs=outs, nodes=nodes, types=self.types, constants=self.constants,
+            narrowed=frozenset(self.narrowed), elements={**kinds, **moved},
+        )  # fmt: skip
         return ir.verify(pruned(ordered(graph)), self.graph)
 
 

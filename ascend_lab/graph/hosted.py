@@ -89,9 +89,7 @@ class Hosted:
             graph = part.imported.graph
             kinds = part.imported.output_types
             with suppress(AscendLabError):  # numbers that a graph does not hold
-                narrow = (v.astype(np.int32) if v.dtype == np.int64 else v
-                          for v in (known[n] for n in graph.inputs))  # fmt: skip
-                found = evaluate(graph, dict(zip(graph.inputs, narrow, strict=True)))
+                found = evaluate(graph, {name: known[name] for name in graph.inputs})
                 return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
         return h.run_on_host(model, known)
 

@@ -153,6 +153,8 @@ class _Importer:
             made = self.net.input(name, shape, kinds.FORMATS[elems[name]])
             self.tensors[name] = Tensor(elems[name], shape, made, roots=frozenset((name,)))
             self.types[name] = elems[name]
+            if elems[name] == "int64":
+                self.net.narrow_input(made.name)
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
@@ -197,7 +199,9 @@ class _Importer:
             value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
             self.net.output(value if value.name == name else self.net.copy(value, name))
             elems[name] = tensor.elem
-        return Imported(draft.pruned(self.net.build()), self.types, elems)
+        ends = {n: e for n, e in {**self.types, **elems}.items() if e in kinds.WITHOUT_FORMAT}
+        graph = replace(draft.pruned(self.net.build()), elements=ends)
+        return Imported(graph, self.types, elems)
 
 
 # -- one node -------------------------------------------------------------------------------------
@@ -209,10 +213,22 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     """Return what a node writes; whole numbers computed from what is known are known, too."""
     start = ctx.net.node_count
     ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
-    results = _early(ctx, start, _converted(ctx))
-    if ctx.result == "int64":
-        ctx.net.narrow(start)
+    converted = _converted(ctx)
+    long = _is_int64(ctx)
+    results = _early(ctx, start, converted, long)
+    if long:
+        written = (r for r in results if isinstance(r, draft.Value))
+        ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in written])
     return [r if isinstance(r, Tensor) else ctx.typed(r, ctx.result) for r in results]
+
+
+def _is_int64(ctx: Context) -> bool:
+    """Tell whether whole numbers inside a node are int64: those of the result, or what it reads.
+
+    A cast to a shorter type keeps the last bits only, as the standard has it.
+    """
+    reads = any(t is not None and t.elem == "int64" and t.known is None for t in ctx.inputs)
+    return ctx.result == "int64" or (reads and ctx.op not in ("Cast", "CastLike"))
 
 
 def _converted(ctx: Context) -> Sequence[Result]:
@@ -241,7 +257,7 @@ def _converted(ctx: Context) -> Sequence[Result]:
     return (found,) if isinstance(found, draft.Value | Tensor) else tuple(found)
 
 
-def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Result]:
+def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> Sequence[Result]:
     """Return whole numbers computed from what is known as known: shapes depend on them."""
     fresh = [found.name for found in results if isinstance(found, draft.Value)]
     sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
@@ -250,7 +266,7 @@ def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Resu
         return results
     if sum(sizes) > kinds.SMALL:
         return results
-    arrays = ctx.net.computed(start, fresh)
+    arrays = ctx.net.computed(start, fresh, int64=long)
     return tuple(
         ctx.known(arrays[found.name], ctx.result) if isinstance(found, draft.Value) else found
         for found in results

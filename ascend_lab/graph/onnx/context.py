@@ -51,14 +51,20 @@ class Builder(GraphBuilder):
         """Return the type of a tensor by name."""
         return self._types[name]
 
-    def computed(self, start: int, results: Iterable[str]) -> dict[str, Any]:
-        """Return what the nodes from `start` on, which read only constants, compute; drop them."""
+    def computed(
+        self, start: int, results: Iterable[str], *, int64: bool = False
+    ) -> dict[str, Any]:
+        """Return what the nodes from `start` on, which read only constants, compute; drop them.
+
+        `int64`: their whole numbers have 64 bits.
+        """
         nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
         written = self.written(start)
         names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
-        found = evaluate(Graph(self.name, (), outs, nodes, types, constants), {})
+        long = self._whole(written) if int64 else frozenset[str]()
+        found = evaluate(Graph(self.name, (), outs, nodes, types, constants, long), {})
         del self._nodes[start:]
         for name in written:
             del self._types[name]
@@ -69,9 +75,16 @@ class Builder(GraphBuilder):
         """Return what the nodes from `start` on write."""
         return [name for node in self._nodes[start:] for name in node.outputs]
 
-    def narrow(self, start: int) -> None:
-        """Note that what the nodes from `start` on write is int64 in the model."""
-        self._narrowed.update(self.written(start))
+    def _whole(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(name for name in names if self._types[name].dtype == "int32")
+
+    def narrow(self, start: int, others: Iterable[str] = ()) -> None:
+        """Note that what the nodes from `start` on write in int32, but `others`, is int64."""
+        self._narrowed |= self._whole(self.written(start)).difference(others)
+
+    def narrow_input(self, name: str) -> None:
+        """Note that a graph input is int64 in the model."""
+        self._narrowed.add(name)
 
     def build(self) -> Graph:
         """Return the verified graph."""

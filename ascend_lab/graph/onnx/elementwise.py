@@ -296,7 +296,18 @@ def folded(ctx: Context) -> Tensor | None:
             found = None
         else:
             found = _element_by_element(ctx, *arrays)
+            _check_64_bits(ctx, found, *arrays)
     return None if found is None else kinds.known(found)
+
+
+def _check_64_bits(ctx: Context, found: Values, *arrays: Values) -> None:
+    """Raise `GraphError` where NumPy's int64 has wrapped: the same in fp64 is far from it."""
+    if found.dtype != np.int64 or ctx.op not in ("Add", "Sub", "Mul", "Pow", "Sum", "Neg", "Abs"):
+        return
+    wide = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
+    if not np.allclose(wide, found.astype(np.float64), rtol=1e-9, atol=0.5):
+        got = f"numbers from {wide.min():g} to {wide.max():g}"
+        raise GraphError("int64 numbers that fit in 64 bits", got, "mend the model")
 
 
 def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:
