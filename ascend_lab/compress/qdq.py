@@ -23,6 +23,7 @@ from ascend_lab.compress.quantise import Quantised, constant_of, weight_scales
 from ascend_lab.compress.scales import LayerScales, fake, limits, quantise
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Draft, Graph, Node, ir
+from ascend_lab.graph.passes import formats
 from ascend_lab.limits import TABLE_BYTES, read_file
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def with_reads(
         if whole_bias(layer, node, graph) is not None:
             reads[2] = put(draft, node, layer, 2)
         draft.become(node, node.op, reads, node.attrs)
+    for addition, name in formats.summands(graph, [n for n, one in layers.items() if one.shared]):
+        layer, x = layers[name], graph.node(name).inputs[0]
+        formats.share(draft, addition, x, made[x, layer.scale, layer.offset, layer.bits])
     return draft.finish()
 
 

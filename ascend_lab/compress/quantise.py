@@ -22,11 +22,13 @@ from ascend_lab.compress.scales import EPSILON, LayerScales, Scale, along, fake,
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
 from ascend_lab.graph.ir import Values, operator_of
-from ascend_lab.graph.passes import images, rewrite
+from ascend_lab.graph.passes import formats, images, rewrite
 from ascend_lab.ops import gradient
 from ascend_lab.parallel.values import Adam
 
 Feeds = Sequence[Mapping[str, Any]]
+HALF_STEP = 0.501
+"""Half a step, and what rounding in fp32 adds."""
 
 
 # -- layers ---------------------------------------------------------------------------------------
@@ -142,6 +144,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     nodes = [node for node in layers_of(graph) if node.name in chosen]
     values = seen(graph, feeds, (node.inputs[0] for node in nodes))
     scales: dict[tuple[str, str], Scale] = {}
+    beside = {layer for _, layer in formats.summands(graph, [node.name for node in nodes])}
     layers = []
     for node in nodes:
         one, name = chosen[node.name], node.inputs[0]
@@ -152,8 +155,15 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
             )
         steps, widths = scales[key], _weight_steps(node, graph, one)
         found = (node.name, steps.scale, steps.offset, widths, one.bits, one.weight_bits)
-        layers.append(LayerScales(*found, factors.get(node.name, ())))
+        shared = node.name in beside and all(held_by(steps, x) for x in values[name])
+        layers.append(LayerScales(*found, factors.get(node.name, ()), shared))
     return _rounded(Quantised(graph, tuple(layers)), values, chosen)
+
+
+def held_by(steps: Scale, values: Values) -> bool:
+    """Tell whether values are within the range of a scale: rounded by half a step, never cut."""
+    off = np.abs(steps.fake(values) - values)
+    return bool(off.max(initial=0.0) <= steps.scale * HALF_STEP)
 
 
 def _weight_steps(node: Node, graph: Graph, plan: LayerPlan) -> tuple[float, ...]:
