@@ -120,6 +120,8 @@ QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")
 """Operators on bytes, which lie in blocks of 32 channels on a chip, floats in blocks of 16."""
 SCALES: Range = (1.2e-38, 3.4e38)
 OFFSETS: Range = (-128, 255)
+NEAR_OFFSETS = 512.0
+"""Offsets up to which q - o has the size of a byte; larger ones would drown it in halves."""
 HALF_FACTORS = 2.0**-14, 65504.0
 """The least and the largest normal number of fp16."""
 _ATTRS = {"scale": 1.0, "offset": 0}
@@ -211,8 +213,11 @@ def _requantise(
 def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
     half = te.cast_to(q, "fp16")
     narrow_factors = x.dtype == "fp16" and is_half(scale)
-    other = _scaled(half if narrow_factors else te.cast_to(half, "fp32"), scale)
-    other = te.vadds(other, -offset * scale) if offset else other
+    other = half if narrow_factors else te.cast_to(half, "fp32")
+    if abs(offset) <= NEAR_OFFSETS:  # bytes less a zero point are exact in halves
+        other = _scaled(te.vadds(other, -offset) if offset else other, scale)
+    else:
+        other = te.vadds(_scaled(other, scale), -offset * scale)
     return narrow(te.vadd(*stretch(narrow(x, other.dtype), other)), x.dtype)
 
 

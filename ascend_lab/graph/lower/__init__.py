@@ -92,6 +92,8 @@ def mixes(piece: Piece, chip: Chip) -> bool:
     nodes = piece.graph.nodes
     if chip.combined or len(nodes) < 2 or nodes[0].op not in CONVOLUTIONS or halves_of(nodes)[1]:
         return False
+    if piece.type(nodes[0].inputs[0]).dtype not in ACCUMULATOR:
+        return False
     shape, epilogue, _ = conv_job(piece, chip)
     return not conv.by_vector(shape) and bool(halves(epilogue, chip, ACCUMULATOR[shape.dtype])[1])
 
