@@ -72,7 +72,7 @@ class Drawn:
             zero = least + 128
         else:
             step = (high - low) / 255
-            zero = least + int(round(-low / step)) if step else least
+            zero = least + round(-low / step) if step else least
         step = np.float32((step or 1.0) * self.rng.choice([0.7, 1.0, 1.0, 1.2]))
         return self.constant(step), self.constant(kind(np.clip(zero, least, least + 255)))
 
@@ -141,7 +141,10 @@ class Drawn:
             pads = [int(self.rng.integers(0, 1 + k // 2 + (k > 1))) for k in kernel * 2]
             attrs = {"pads": pads, "strides": [self.pick(1, 1, 2) for _ in kernel]}
             wide = self.chance(0.3)
-            dilations = [2 if wide and k == 3 and n >= 5 else 1 for k, n in zip(kernel, size[2:])]
+            dilations = [
+                2 if wide and k == 3 and n >= 5 else 1
+                for k, n in zip(kernel, size[2:], strict=True)
+            ]
             attrs["dilations"] = dilations
         w, scales = self.weight((out, channels // groups, *kernel), 0)
         spread = float(np.std(self.known[x].value)) + 1e-12

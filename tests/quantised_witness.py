@@ -89,7 +89,9 @@ def along(numbers: Array, axis: int, rank: int) -> Array:
     return numbers.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
-def quantised(form: Format, attrs: dict[str, Any], x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+def quantised(
+    form: Format, attrs: dict[str, Any], x: Tensor, scale: Tensor, zero: Tensor
+) -> Tensor:
     limits, rank = attrs["range"], x.value.ndim
     step, offset = (along(t.value, attrs.get("axis", 1), rank) for t in (scale, zero))
     # a zero point is added before numbers are rounded to whole ones, at up to 128 in size
@@ -122,13 +124,13 @@ def windows(x: Array, attrs: dict[str, Any], kernel: tuple[int, ...], fill: floa
     dilations = attrs.get("dilations", [1] * rank)
     around = [(0, 0), (0, 0), *((pads[i], pads[rank + i]) for i in range(rank))]
     padded = np.pad(x, around, constant_values=fill)
-    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    out = [(n - r) // s + 1 for n, r, s in zip(padded.shape[2:], reach, strides)]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    out = [(n - r) // s + 1 for n, r, s in zip(padded.shape[2:], reach, strides, strict=True)]
     taps = []
     for place in itertools.product(*map(range, kernel)):
         cuts = [
             slice(p * d, p * d + (n - 1) * s + 1, s)
-            for p, d, n, s in zip(place, dilations, out, strides)
+            for p, d, n, s in zip(place, dilations, out, strides, strict=True)
         ]
         taps.append(padded[(slice(None), slice(None), *cuts)])
     return np.stack(taps, -1)
@@ -229,9 +231,7 @@ def average(form: Format, attrs: dict[str, Any], x: Tensor) -> Tensor:
 
 def mean(form: Format, attrs: dict[str, Any], x: Tensor) -> Tensor:
     axes = tuple(range(2, x.value.ndim))
-    value, bound, size = (
-        a.mean(axes, keepdims=True) for a in (x.value, x.bound, np.abs(x.value))
-    )
+    value, bound, size = (a.mean(axes, keepdims=True) for a in (x.value, x.bound, np.abs(x.value)))
     count = np.prod(x.value.shape[2:])  # numbers below the least normal one lose a step each
     return Tensor(value, bound + 4 * form.rounding(size) + count * form.least)
 
