@@ -37,8 +37,10 @@ MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
 MOST_PRODUCT, MOST_SUM = 255 * 128, 2**31 - 1
 """The largest |(q - offset) w| of bytes, and the largest sum of such that int32 holds."""
-ZERO_STEPS, LEAST_STEP = 2**15, 1e-30
-"""Steps that the bias of a channel of zeros becomes, and the least such a step may be."""
+ZERO_STEPS = 2**15
+"""Most steps that the bias of a channel of zeros becomes."""
+COARSEST = 0.25
+"""The largest step of sums, in steps of bytes, to which what is taken off bytes is rounded."""
 SHALLOW = 512
 """Products a result up to which the vector unit may have more to do than the cube."""
 
@@ -200,17 +202,18 @@ def _scales(
     step: float, shape: tuple[int, ...], axes: tuple[int, ...], scales: Values, weight: Values,
     *bias: Values,
 ) -> Values:  # fmt: skip
-    """Return the steps of sums: sx sw; of a channel of zeros whatever its bias is exact in.
+    """Return the steps of sums: sx sw; of a channel of zeros those of the others.
 
-    Such a channel is its bias, and any scale of zeros will do. What exporters write there, 1 for
-    instance, would round the bias to steps as large as sx.
+    Such a channel is its bias, and any scale of zeros will do. What exporters write there, 1 or
+    1e-12 for instance, would round the bias to steps as large as sx, or not hold it.
     """
     flat = np.broadcast_to(scales.astype(np.float64).reshape(-1) * step, (math.prod(shape),))
-    if bias:
-        size = np.broadcast_to(np.abs(bias[0].astype(np.float64).reshape(-1)), flat.shape)
-        idle = ~weight.any(axes).reshape(-1) & (size > 0)
-        flat = np.where(idle, np.maximum(size / ZERO_STEPS, LEAST_STEP), flat)
-    return flat.reshape(shape)
+    idle = ~weight.any(axes).reshape(-1)
+    if not idle.any():
+        return flat.reshape(shape)
+    usual = np.median(flat[~idle]) if not idle.all() else step / 127
+    size = np.abs(bias[0].astype(np.float64).reshape(-1)) if bias else 0.0
+    return np.where(idle, np.maximum(usual, size / ZERO_STEPS), flat).reshape(shape)
 
 
 def _whole_bias(
@@ -315,6 +318,8 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
         heads = [draft.only(name, "dequantise") for name in top.inputs]
         if not all(h is not None and len(h.inputs) == 3 for h in heads):
             return False
+        if not all(h and _takes(draft, h, own.scale, shift) for h in heads):
+            return False
         for head, own_shift in zip(heads, (shift, 0.0), strict=True):
             assert head is not None
             _head_in_steps(draft, head, own.scale, own_shift)
@@ -327,6 +332,8 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
             return False
         scale = top.attr("scale", 1.0) / own.scale
         shift += top.attr("offset", 0.0) * scale
+        if not _takes(draft, head, own.scale, shift):
+            return False
         left = _head_in_steps(draft, head, own.scale, shift)
         pair = {"scale": scale, "offset": left / scale}
         draft.become(top, "add_dequantised", draft.current(top.name).inputs, pair)
@@ -334,6 +341,16 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
         source = draft.insert("relu", (source,), {}, f"{node.name}_relu")
     kept = {"offset": own.offset} if relu else {}
     return draft.become(node, "quantise", (source,), kept)
+
+
+def _takes(draft: Draft, head: Node, step: float, shift: float) -> bool:
+    """Tell whether sums are fine enough for a shift in steps of bytes, and int32 holds it."""
+    if len(head.inputs) == 1:
+        return True
+    scales, bias = (draft.constants[name].array().astype(np.float64) for name in head.inputs[1:])
+    steps = scales * (head.attr("scale", 1.0) / step)
+    fits = np.abs(bias) + abs(shift) / steps <= MOST_SUM // 2
+    return bool(np.all(fits) and np.all(steps <= COARSEST))
 
 
 def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float:
@@ -375,6 +392,8 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
         if np.all(steps(other) <= MOST_APART * steps(one)):
             numbers = [draft.constants[n] for head in (one, other) for n in head.inputs[1:]]
             total = derived(numbers[1].type, _both, *numbers)
+            if np.abs(_both(*(c.array().astype(np.float64) for c in numbers))).max() > MOST_SUM // 2:
+                continue
             kinds = [{"dtype": draft.type(head.output).dtype} for head in (one, other)]
             small = _small(total) if one.attr("small_bias") else {}
             bias = draft.add(total, f"{one.name}_bias")
