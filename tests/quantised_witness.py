@@ -112,8 +112,18 @@ def dequantised(
     offset = along(zero.value, attrs.get("axis", 1), rank) if zero is not None else np.zeros(())
     value = (q.value - offset) * step
     # fp16 factors and products of bytes: 255 / 2048 of a step, however small the result
-    return Tensor(value, q.bound * step + form.rounding(value) + form.share * np.abs(offset) * step,
-                  step)  # fmt: skip
+    bound = q.bound * step + form.rounding(value) + form.share * np.abs(offset) * step
+    return Tensor(value, bound, _usual(step, value))
+
+
+def _usual(step: Array, value: Array) -> Array:
+    """Return the steps of channels, those of zeros at least as large as the others' are."""
+    if step.size == 1:
+        return step
+    axes = tuple(i for i, n in enumerate(step.shape) if n == 1)
+    idle = ~value.any(axes, keepdims=True)
+    usual = np.median(step[~idle]) if not idle.all() else 0.0
+    return np.where(idle, np.maximum(step, usual), step)
 
 
 # -- products -------------------------------------------------------------------------------------

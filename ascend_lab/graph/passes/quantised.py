@@ -392,7 +392,8 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
         if np.all(steps(other) <= MOST_APART * steps(one)):
             numbers = [draft.constants[n] for head in (one, other) for n in head.inputs[1:]]
             total = derived(numbers[1].type, _both, *numbers)
-            if np.abs(_both(*(c.array().astype(np.float64) for c in numbers))).max() > MOST_SUM // 2:
+            moved = _both(*(constant.array().astype(np.float64) for constant in numbers))
+            if np.abs(moved).max() > MOST_SUM // 2:
                 continue
             kinds = [{"dtype": draft.type(head.output).dtype} for head in (one, other)]
             small = _small(total) if one.attr("small_bias") else {}
