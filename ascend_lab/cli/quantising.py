@@ -44,15 +44,12 @@ class Subject:
 
     @property
     def batch(self) -> int | str | None:
-        """The number of samples the written model takes: "any", or the first size it fixes."""
-        if self.batch_axes.is_open and not self.fixed_because:
+        """The first size of what the written model takes, or "any" if it leaves sizes open."""
+        stated = [size for sizes in self.sizes.values() for size in sizes]
+        if any(isinstance(size, str) for size in stated) and not self.fixed_because:
             return "any"
-        axes = self.batch_axes.axes
-        for name in self.graph.inputs:
-            shape = self.graph.types[name].shape
-            if shape:
-                return int(shape[axes.get(name) or 0])
-        return None
+        shapes = (self.graph.types[name].shape for name in self.graph.inputs)
+        return next((int(shape[0]) for shape in shapes if shape), None)
 
     def quantised(self, plan: Plan) -> tuple[Quantised, Sequence[LeftOut]]:
         """Return the network in eight bits, and what stays in floating point with the reasons."""

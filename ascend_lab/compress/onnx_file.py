@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 WIDTHS = {8: np.int8, 16: np.int16}
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators of ONNX that are layers of weights and may read pairs."""
+OTHERS = ("RNN", "GRU", "LSTM", "Einsum", "Attention")
+"""Other operators of ONNX that multiply."""
 PAIRS_SINCE = {8: 13, 16: 21}
 """The first operator set with pairs of so many bits, scales per channel included."""
 
@@ -80,7 +82,7 @@ def left_out(
     These are layers of the graph, ready to be quantised, that are no operators of the model: a
     recurrent network, for instance, is many products in a graph and one operator in a file.
     """
-    places, apart = Places(model), set[str]()
+    places, apart, layers = Places(model), set[str](), set[str]()
     found: dict[str, LeftOut] = {}
     for node in graph.nodes:
         if node.op not in q.HEAVY:
@@ -95,6 +97,13 @@ def left_out(
             apart.add(node.name)
         if reason:
             found.setdefault(name, LeftOut(name, op, reason))
+        else:
+            layers.add(name)
+    for one in model.graph.node:
+        name = title(one)
+        if one.op_type in (*LAYERS, *OTHERS) and name not in found and name not in layers:
+            reason = "what it computes is known before the network runs"
+            found[name] = LeftOut(name, one.op_type, reason)
     return tuple(found.values()), frozenset(apart)
 
 

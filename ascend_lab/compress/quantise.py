@@ -36,6 +36,8 @@ FLT_EPSILON."""
 RAISED = 2.0**20
 BIAS_STEPS = 2.0**30
 """Most steps of sums that a bias is: int32 holds as many products of bytes besides."""
+IDLE_STEPS = 2.0**18
+"""Steps of sums that the bias of a channel of zeros is."""
 HALF_STEP = 0.501
 """Half a step, and what rounding in fp32 adds."""
 
@@ -244,19 +246,20 @@ def fitting(scales: Values, sizes: Values, bits: int, bias: Values | None, step:
 
     `sizes` are the largest weights of each channel: below the least scale a rule knows, 1.2e-7,
     it writes 1, which is right for zeros only. `step` is the scale of what the layer reads.
-    A channel of zeros is its bias, and takes its steps from that.
+    A channel of zeros is its bias, and takes its steps from that. One scale of many channels is not
+    widened, which would cost the others: a bias that does not fit then stays in floats.
     """
     scales = np.asarray(scales, np.float64).copy()
     tiny = (sizes > 0) & (sizes / limits(bits)[1] < EPSILON)
     scales[tiny] = np.maximum(sizes[tiny] / limits(bits)[1], 1e-30)
-    if bias is not None:
-        size = np.abs(bias.astype(np.float64))
-        size = size.max(initial=0.0) if len(scales) == 1 else size
-        size = np.broadcast_to(size, scales.shape)
-        idle = (sizes == 0) & (size > 0)
-        scales[idle] = 0.0
+    if bias is None:
+        return scales.astype(np.float32).astype(np.float64)
+    size = np.abs(bias.astype(np.float64))
+    if len(scales) == len(size):
+        scales = np.where((sizes == 0) & (size > 0), size / (step * IDLE_STEPS), scales)
         scales = np.maximum(scales, size / (step * BIAS_STEPS))
-        scales[scales == 0] = 1.0
+    elif not sizes.any():
+        scales = np.full(1, max(float(size.max(initial=0.0)), EPSILON) / (step * IDLE_STEPS))
     return scales.astype(np.float32).astype(np.float64)
 
 

@@ -28,11 +28,6 @@ class Batch:
 
     axes: Mapping[str, int | None]
 
-    @property
-    def is_open(self) -> bool:
-        """Tell whether a model leaves its batch open."""
-        return any(axis is not None for axis in self.axes.values())
-
 
 def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Batch:
     """Return where the batch stands in a model's inputs; `outputs` are their sizes, if stated."""

@@ -37,7 +37,7 @@ MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
 MOST_PRODUCT, MOST_SUM = 255 * 128, 2**31 - 1
 """The largest |(q - offset) w| of bytes, and the largest sum of such that int32 holds."""
-ZERO_STEPS = 2**15
+ZERO_STEPS = 2**18
 """Most steps that the bias of a channel of zeros becomes."""
 COARSEST = 0.25
 """The largest step of sums, in steps of bytes, to which what is taken off bytes is rounded."""
@@ -202,7 +202,7 @@ def _scales(
     step: float, shape: tuple[int, ...], axes: tuple[int, ...], scales: Values, weight: Values,
     *bias: Values,
 ) -> Values:  # fmt: skip
-    """Return the steps of sums: sx sw; of a channel of zeros those of the others.
+    """Return the steps of sums: sx sw; of a channel of zeros a sixteenth of those of the others.
 
     Such a channel is its bias, and any scale of zeros will do. What exporters write there, 1 or
     1e-12 for instance, would round the bias to steps as large as sx, or not hold it.
@@ -213,7 +213,7 @@ def _scales(
         return flat.reshape(shape)
     usual = np.median(flat[~idle]) if not idle.all() else step / 127
     size = np.abs(bias[0].astype(np.float64).reshape(-1)) if bias else 0.0
-    return np.where(idle, np.maximum(usual, size / ZERO_STEPS), flat).reshape(shape)
+    return np.where(idle, np.maximum(usual / 16, size / ZERO_STEPS), flat).reshape(shape)
 
 
 def _whole_bias(
