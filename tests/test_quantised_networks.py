@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from onnx_models import run_onnx
+from onnx_models import model_of, run_onnx
 from quantised_strategies import network
 from quantised_witness import FP16, FP32, Tensor, witness
 
@@ -63,3 +63,83 @@ def test_every_way_computes_what_the_standard_says(seed):
         assert_within(gear.run(feed)[name], wide, "the graph of a compiled file")
         tuned = tune(graph, chip, "1,2", settings=SMALL).compiled
         assert_within(run_tasks(tuned, feed, graph.outputs)[name], half, "aoe")
+
+
+# -- one fault each -------------------------------------------------------------------------------
+def drawn(*shape, size=1.0):
+    numbers = np.random.default_rng(shape).normal(size=shape)
+    return (size * numbers).astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("scale", [1.4e-5, 1e-6, 70000.0])
+def test_scales_whose_reciprocal_fp16_does_not_hold(chip, scale):
+    """It overflows below 1.5e-5, and loses bits beyond 16,384."""
+    model = model_of("QuantizeLinear x s z -> q; Cast q -> y to=FLOAT", {"x": (2, 3, 8, 40)}, ["y"],
+                     {"s": np.float32(scale), "z": np.int8(-9)})  # fmt: skip
+    feed = {"x": drawn(2, 3, 8, 40, size=min(60 * scale, 6e4 / 4))}
+    graph = import_model(model).graph
+    got = run_tasks(compile_stages(graph, chip).compiled, feed, graph.outputs)["y"]
+    assert_within(got, witness(model, feed, FP16)["y"], "run --compiled")
+    assert np.unique(got).size > (50 if scale < 1 else 1)
+
+
+def test_a_migrated_convolution_has_its_zero_point_around_the_image():
+    weights = np.random.default_rng(0).integers(-128, 128, (4, 3, 3, 3)).astype(np.int8)
+    model = model_of(
+        "QuantizeLinear x s z -> q; DequantizeLinear q s z -> d; DequantizeLinear w t n -> v; "
+        "Conv d v -> y pads=[1,0,2,1]",
+        {"x": (1, 3, 6, 6)}, ["y"],
+        {"s": np.float32(0.03), "z": np.int8(-100), "w": weights, "t": np.float32(0.01),
+         "n": np.int8(0)},
+    )  # fmt: skip
+    feed = {"x": np.abs(drawn(1, 3, 6, 6))}
+    migrated = migrate(model.SerializeToString(), load_chip("Ascend310")).model
+    assert any(node.op_type == "ConvInteger" for node in migrated.graph.node)
+    assert_within(run_on_host(migrated, feed)["y"], witness(model, feed, FP32)["y"], "migrate")
+
+
+WHOLE = {
+    "w": np.random.default_rng(1).integers(-128, 128, (6, 4, 3, 3)).astype(np.int8),
+    "m": np.random.default_rng(2).integers(0, 256, (8, 6)).astype(np.uint8),
+    "each": np.abs(drawn(6)) * np.float32(0.01),
+    "points": np.random.default_rng(3).integers(0, 256, 6).astype(np.uint8),
+    "three": np.int8(3),
+    "none": np.zeros(6, np.int8),
+    "s": np.float32(0.02),
+    "z": np.uint8(120),
+    "t": np.float32(0.05),
+    "b": np.random.default_rng(4).integers(-1000, 1000, 6).astype(np.int32),
+}
+INTEGER_OPERATORS = {
+    "ConvInteger, zero point computed": (
+        ("DynamicQuantizeLinear x -> q r o; ConvInteger q w o three -> i pads=[1,1,1,1]; "
+        "Cast i -> f to=FLOAT; Mul f r -> y"), (2, 4, 6, 6)),
+    "MatMulInteger, zero point computed": (
+        ("DynamicQuantizeLinear x -> q r o; MatMulInteger q m o points -> i; "
+        "Cast i -> f to=FLOAT; Mul f r -> y"), (2, 5, 8)),
+    "QLinearConv": (
+        ("QuantizeLinear x s z -> q; QLinearConv q s z w each none t z b -> p pads=[1,1,1,1]; "
+        "DequantizeLinear p t z -> y"), (2, 4, 6, 6)),
+    "QLinearMatMul": (
+        ("QuantizeLinear x s z -> q; QLinearMatMul q s z m each points t z -> p; "
+        "DequantizeLinear p t z -> y"), (2, 5, 8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(INTEGER_OPERATORS))
+def test_integer_operators_multiply_bytes_and_are_migrated_to_what_others_run(name):
+    text, shape = INTEGER_OPERATORS[name]
+    read = {word for word in text.replace(";", " ").split() if word in WHOLE}
+    model = model_of(text, {"x": shape}, ["y"], {key: WHOLE[key] for key in read})
+    feed = {"x": drawn(*shape)}
+    wanted = run_on_host(model, feed)["y"]
+    graph = import_model(model).graph
+    products = [n for n in graph.nodes if n.op in ("conv2d", "matmul", "batch_matmul")]
+    assert products
+    assert all(graph.types[n.inputs[0]].dtype == "int8" for n in products)
+    close = 1e-6 * np.abs(wanted).max()
+    np.testing.assert_allclose(evaluate(graph, feed)["y"], wanted, atol=close)
+    migrated = migrate(model.SerializeToString(), load_chip("Ascend310")).model
+    assert run_onnx(migrated, feed)["y"].shape == wanted.shape
+    np.testing.assert_allclose(run_on_host(migrated, feed)["y"], wanted, atol=close)
