@@ -177,12 +177,16 @@ class Steps:
 def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
     """Run convolutions and products with constant weights in int8.
 
-    `scales` gives the step of each tensor they read; None measures it on seeded inputs.
+    `scales` gives the step of each tensor they read; None measures it on seeded inputs. Additions
+    beside a layer read its bytes, too.
     """
     known = measured_scales(graph) if scales is None else scales
     layers = {
         node.name: Steps(
-            known[node.inputs[0]], 0, (scale_of(graph.constants[node.inputs[1]].array()),)
+            known[node.inputs[0]],
+            0,
+            (scale_of(graph.constants[node.inputs[1]].array()),),
+            shared=True,
         )
         for node in weighted(graph)
         if node.inputs[0] in known
