@@ -133,13 +133,16 @@ def test_the_error_says_where_it_was_measured(capsys, tmp_path):
     words = ["quantize", tmp_path / "m.onnx", "--calibration", tmp_path / "c.npz", "--output",
              tmp_path / "q.onnx"]  # fmt: skip
     _, out, _ = run(capsys, *words)
-    assert "measured on the 3 calibration batches" in out and "no samples were held out" in out
+    assert (
+        "measured on the calibration samples (3 batches)" in out
+        and "no samples were held out" in out
+    )
     held = run_json(capsys, *words, "--held-out", tmp_path / "h.npz")
     assert held["held_out_batches"] == 1
     assert held["held_out_error"] > 3 * held["output_error"], "four times as large: cut off"
     (tmp_path / "one.cfg").write_text("batch_num: 1")
     _, out, _ = run(capsys, *words, "--config", tmp_path / "one.cfg")
-    assert "on the 1 calibration batch\n" in out and "on the 2 held-out batches" in out
+    assert "calibration samples (1 batch)" in out and "held-out samples (2 batches)" in out
     np.savez(tmp_path / "h.npz", x=numbers(5, 3, 8, 8))
     assert "feeds of (16, 3, 8, 8)" in refused(capsys, *words, "--held-out", tmp_path / "h.npz")
 

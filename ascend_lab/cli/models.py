@@ -237,14 +237,20 @@ def _quantised_lines(data: Mapping[str, Any]) -> list[str]:
         lines.append(f"sizes are those of the samples: {data['fixed_because']}")
     sizes = f"{data['float_bytes']:,} -> {data['size_bytes']:,} bytes"
     lines.append(f"{len(data['layers'])} layers; {sizes}")
-    measured = f"{data['batches']} calibration batch{'es' * (data['batches'] > 1)}"
-    lines.append(f"outputs are off by {data['output_error']:.4%}, measured on the {measured}")
+    count = _batches(data["batches"])
+    error = f"outputs are off by {data['output_error']:.4%}"
+    lines.append(f"{error}, measured on the calibration samples ({count})")
     if data["held_out_batches"]:
-        count = f"{data['held_out_batches']} held-out batch{'es' * (data['held_out_batches'] > 1)}"
-        lines.append(f"outputs are off by {data['held_out_error']:.4%} on the {count}")
+        count = _batches(data["held_out_batches"])
+        error = f"outputs are off by {data['held_out_error']:.4%}"
+        lines.append(f"{error}, measured on the held-out samples ({count})")
     else:
         lines.append("no samples were held out: on others it may be more (--held-out X.npz)")
     return lines
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'es' * (count > 1)}"
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
