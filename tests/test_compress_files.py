@@ -213,6 +213,14 @@ def test_numbers_below_the_least_scale_of_the_rules_are_not_lost(method):
     assert off(run_onnx(model, feed)["y"], run_onnx(c.qdq_model(found), feed)["y"]) < 0.05
 
 
+def test_weights_of_several_matrices_have_one_scale():
+    model = model_of("m: MatMul x w -> y", {"x": (4, 3, 5, 8)}, ["y"], {"w": numbers(3, 8, 6)})
+    feed = {"x": numbers(4, 3, 5, 8)}
+    found = c.quantise_graph(import_onnx(model), [feed])
+    assert len(found.layers[0].weight_scales) == 1
+    assert off(run_onnx(model, feed)["y"], run_onnx(c.qdq_model(found), feed)["y"]) < 0.05
+
+
 # -- residuals ------------------------------------------------------------------------------------
 def residual(size=1.0):
     return model_of(

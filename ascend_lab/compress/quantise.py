@@ -116,13 +116,16 @@ def why_not(node: Node, graph: Graph) -> str:
 def channel_axis(node: Node, graph: Graph) -> int | None:
     """Return the axis of a layer's weights along which its output channels lie.
 
-    None for a transposed convolution in groups, whose channels lie along two axes.
+    None for a transposed convolution in groups, whose channels lie along two axes, and for weights
+    that are several matrices, which ONNX Runtime multiplies with one scale only.
     """
     if node.op in CONVOLUTIONS[:2]:
         return 0
     if node.op == "conv_transpose2d":
         return 1 if node.attr("groups", 1) == 1 else None
     rank = len(graph.types[node.inputs[1]].shape)
+    if rank > 2:
+        return None
     return rank - 2 if node.attr("trans_b") else rank - 1
 
 
