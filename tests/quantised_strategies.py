@@ -130,7 +130,7 @@ class Drawn:
     # -- layers -------------------------------------------------------------------------------
     def conv(self, name: str) -> str:
         x, size = self.pair(name), self.shape(name)
-        rank, channels = len(size) - 2, size[1]
+        channels = size[1]
         groups = self.pick(1, 1, 1, channels, 2 if channels % 2 == 0 else 1)
         out = channels if groups == channels and self.chance(0.7) else groups * self.pick(2, 5, 8)
         kernel = tuple(self.pick(1, 3, 3) if n >= 3 else 1 for n in size[2:])
@@ -149,7 +149,6 @@ class Drawn:
         w, scales = self.weight((out, channels // groups, *kernel), 0)
         spread = float(np.std(self.known[x].value)) + 1e-12
         bias = self.bias(x, scales, out, spread)
-        del rank
         return self.node("Conv", x, w, *bias, group=groups, kernel_shape=list(kernel), **attrs)
 
     def product(self, name: str) -> str:
