@@ -22,7 +22,7 @@ from typing import Any
 
 from ascend_lab import errors
 from ascend_lab.limits import shown
-from ascend_lab.serving.rest import Service, application, json_answer, library_or_refuse
+from ascend_lab.serving.rest import Service, application, json_answer
 
 GRACE_S = 30.0
 """What a server that is told to stop gives the requests on their way."""
@@ -160,7 +160,20 @@ def _http_protocol() -> Any:
     return JsonProtocol
 
 
-def _listening(port: int) -> socket.socket:
+def server_of(door: Door) -> Any:
+    """Return uvicorn's server for a door; it is silent, and leaves signals to others."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        door, http=_http_protocol(), ws="none", lifespan="off", log_config=None,
+        log_level="critical", access_log=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+    return server
+
+
+def listening_on(port: int) -> socket.socket:
     """Return a socket on loopback; raise `InputError` for a port in use."""
     listening = socket.socket()
     try:
@@ -179,16 +192,8 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
 
     `port` 0 takes any free one; `told` is called with it. Raises `InputError` for one in use.
     """
-    library_or_refuse()
-    import uvicorn
-
     door = Door(application(service))
-    config = uvicorn.Config(
-        door, http=_http_protocol(), ws="none", lifespan="off", log_config=None,
-        log_level="critical", access_log=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+    server = server_of(door)
 
     def stop(number: int, frame: object) -> None:
         if door.ending:
@@ -206,7 +211,7 @@ def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
         server.should_exit = True
         await serving
 
-    with _listening(port) as listening:
+    with listening_on(port) as listening:
         handled = (signal.SIGTERM, signal.SIGINT)
         before = {number: signal.signal(number, stop) for number in handled}
         try:
