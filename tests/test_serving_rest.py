@@ -310,9 +310,14 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path):
     client.start()
     while not metrics(running)["nv_inference_pending_request_count"]:
         time.sleep(0.01)
-    code, _, err = running.end()
+    running.process.send_signal(signal.SIGTERM)
+    late = [200]
+    while late[-1] == 200 and len(late) < 100:
+        late.append(httpx.get(f"{running.url}/v2/health/ready", timeout=20).status_code)
+    assert late[-1] == 503  # not a connection that is reset
+    out, err = running.process.communicate(timeout=20)
     client.join()
-    assert (code, err) == (0, "")
+    assert (running.process.returncode, out, err) == (0, "linear is served no more\n", "")
     assert found[0].status_code == 200
 
 
