@@ -1,5 +1,6 @@
 """The real server, asked by Triton's own client: bytes and JSON, types, compression, repository."""
 
+import asyncio
 import importlib.util
 
 import ml_dtypes
@@ -8,9 +9,12 @@ import pytest
 from onnx import TensorProto as T
 from serving_models import copy_model, host_model, kinds_model, save, service_of, serving
 
+from ascend_lab.serving import Level, Policy
+
 if importlib.util.find_spec("tritonclient") is None:
     pytest.skip("tritonclient[http] is not installed", allow_module_level=True)
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 REAL = np.array([[1.5, -2.0, 0.1], [3.0, 60000.0, -0.5]], np.float32)
@@ -99,7 +103,8 @@ def test_outputs_come_in_the_order_asked_for_each_in_its_form(kinds):
 
 def test_requests_at_once_of_different_sizes_get_their_own(tmp_path):
     path = copy_model(tmp_path / "copy.onnx", T.FLOAT)
-    with serving(service_of(path)) as (address, _), client_of(address, 8) as client:
+    policy = Policy(3, 8, levels=(Level(queue_limit=64),))
+    with serving(service_of(path, 8, policy)) as (address, _), client_of(address, 8) as client:
         arrays = [np.full((1 + n % 5, 4), n, np.float32) for n in range(40)]
         waiting = [client.async_infer("copy", tensors_of({"x": array})) for array in arrays]
         for array, one in zip(arrays, waiting, strict=True):
@@ -111,6 +116,20 @@ def test_requests_at_once_of_different_sizes_get_their_own(tmp_path):
     assert sum(row["compute_infer"]["count"] for row in batches) == stats["execution_count"]
     counted = sum(row["batch_size"] * row["compute_infer"]["count"] for row in batches)
     assert counted == stats["inference_count"]
+
+
+def test_the_client_of_asyncio_is_answered_alike(kinds):
+    async def ask():
+        address = f"{kinds._client_stub.host}:{kinds._client_stub.port}"
+        async with triton_aio.InferenceServerClient(address) as client:
+            assert await client.is_model_ready("kinds")
+            how = {"request_compression_algorithm": "gzip"}
+            return await asyncio.gather(
+                *(client.infer("kinds", tensors_of(FEED, n % 2 == 0), **how) for n in range(6))
+            )
+
+    for answer in asyncio.run(ask()):
+        equal(answer, EXPECTED)
 
 
 def test_what_the_server_and_the_model_say_of_themselves(kinds):

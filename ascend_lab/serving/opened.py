@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.chip import load_chip
-from ascend_lab.errors import AscendLabError, UnsupportedError
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph import Graph, evaluate, onnx, random_inputs, run_tasks, zoo
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.onnx import host, model_file
 from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, inputs_of, sizes_of
+from ascend_lab.limits import shown
 from ascend_lab.media import UNITS
 from ascend_lab.serving.tensors import TEXT, Arrays, Port
 
@@ -228,6 +229,11 @@ class AsRun:
         return run(inputs)
 
     def _placed(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of a model that no graph holds; raises as `place_model`."""
+        for name, array in inputs.items():
+            if not array.size:  # some operators of ONNX Runtime end the process on such a tensor
+                needed = f"input {shown(name)}: values for operators of the host"
+                raise InputError(needed, f"none, shape {list(array.shape)}")
         chip = load_chip(self.chip or PLACING_CHIP)
         unit = UNITS.get(chip.name, {}).get("VPC")
         rate = unit.pixels_per_s if unit else 0.0

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.onnx.tensors import NUMPY
+from ascend_lab.graph.onnx.tensors import LARGEST, NUMPY
 from ascend_lab.limits import shown
 
 Arrays = dict[str, np.ndarray]
@@ -95,7 +95,7 @@ class Port:
         """Return a request's shape; raise `InputError` unless the model takes it."""
         sizes: list[int] = []
         if isinstance(stated, list):
-            sizes = [size for size in stated if type(size) is int and size >= 0]
+            sizes = [size for size in stated if type(size) is int and 0 <= size <= LARGEST]
         fits = isinstance(stated, list) and len(sizes) == len(stated) == len(self.shape)
         wanted = self.described()["shape"]
         fits = fits and all(want in (-1, size) for want, size in zip(wanted, sizes, strict=True))
