@@ -324,7 +324,7 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path):
 @pytest.mark.parametrize("words", [
     ["missing.onnx"], ["zoo:nothing"], ["{}", "--port", "70000"], ["{}", "--chip", "nothing"],
     ["{}", "--max-batch", "0"], ["{}", "--instances", "0"], ["{}", "--queue-limit", "0"],
-    ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."],
+    ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."], ["{}", "--body-mib", "0"],
 ])  # fmt: skip
 def test_what_cannot_be_served_is_one_line(words, tmp_path, capsys):
     model = tmp_path / "linear.onnx"

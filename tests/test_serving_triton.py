@@ -249,9 +249,21 @@ def test_a_value_that_steers_a_shape_is_that_of_each_request(tmp_path):
             equal(client.infer("steered", tensors_of(feed)), {"y": x[first:last]})
 
 
+def test_values_that_steer_to_more_than_memory_are_refused(tmp_path):
+    path = save(
+        tmp_path / "tiles.onnx", [("Tile", ["x", "times"], ["y"], {})],
+        [("x", T.FLOAT, [6]), ("times", T.INT64, [1])], [("y", T.FLOAT, ["M"])],
+    )  # fmt: skip
+    feed = {"x": np.arange(6, dtype=np.float32), "times": np.array([2])}
+    with serving(service_of(path)) as (address, _), client_of(address) as client:
+        equal(client.infer("tiles", tensors_of(feed)), {"y": np.tile(feed["x"], 2)})
+        feed["times"] = np.array([2**34])
+        assert "elements" in refused(client, "tiles", tensors_of(feed))
+
+
 def test_whole_numbers_that_32_bits_do_not_hold_are_refused_with_the_node(tmp_path):
     path = save(
-        tmp_path / "squares.onnx", [("Mul", ["x", "x"], ["y"], {"name": "squared"})],
+        tmp_path / "squares.onnx", [("Mul", ["x", "x"], ["y"], {"name": "y_squared"})],
         [("x", T.INT64, ["N", 2])], [("y", T.INT64, ["N", 2])],
     )  # fmt: skip
     with serving(service_of(path)) as (address, _), client_of(address) as client:

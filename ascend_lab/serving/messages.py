@@ -27,7 +27,7 @@ LENGTH = "Inference-Header-Content-Length"
 ENCODINGS = ("gzip", "deflate")
 SHARED = "shared_memory_region"
 NESTS = 2**19
-"""Most lists and objects in the JSON of a request: so many take 0.3 s, in which nobody is served."""
+"""Most lists and objects in JSON: while so many are read, 0.3 s, all other requests wait."""
 LEVEL = 1
 """Of compression: numbers gain little from more."""
 

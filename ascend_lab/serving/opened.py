@@ -26,7 +26,7 @@ from ascend_lab.graph import Graph, evaluate, onnx, random_inputs, run_tasks, zo
 from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.onnx import host, model_file
-from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, inputs_of, sizes_of
+from ascend_lab.graph.onnx.tensors import ELEMENTS, LARGEST, NUMPY, inputs_of, sizes_of
 from ascend_lab.limits import shown
 from ascend_lab.media import UNITS
 from ascend_lab.serving.tensors import TEXT, Arrays, Port
@@ -217,7 +217,9 @@ class AsRun:
             return runner(inputs)
         try:
             loaded = self.source.imported(given=inputs)
-        except UnsupportedError:
+        except UnsupportedError as error:
+            if str(LARGEST) in error.needed:  # the host would try, and take all memory there is
+                raise
             return self._placed(inputs)
         graph = loaded.graph
         compute = _runner(graph, self.chip)
