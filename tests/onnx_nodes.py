@@ -611,7 +611,7 @@ def _grid_sample(draw: Draw) -> Drawn:
 def _affine_grid(draw: Draw) -> Drawn:
     rank, n = draw.size(2, 3), draw.size(1, 2)
     theta = draw.numbers((n, rank, rank + 1), draw.pick("float32", "float64"))
-    size = np.array([n, 1, *draw.sizes(rank, 1, 5)], np.int64)
+    size = np.array([n, 1, *draw.sizes(rank, 2, 5)], np.int64)
     return [theta, size], {"align_corners": draw.size(0, 1)}, 1
 
 

@@ -16,7 +16,7 @@ from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.onnx import import_pinning, witnesses
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
 from ascend_lab.graph.onnx.tensors import in_type, inputs_of, pinned_shapes
-from ascend_lab.graph.onnx.witnesses import GRAPH, REFERENCE, RUNTIME, STANDARD
+from ascend_lab.graph.onnx.witnesses import GRAPH, REFERENCE, RUNTIME, STANDARD, inner_graphs
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -25,6 +25,10 @@ Values = np.ndarray
 MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
               "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "Gemm": 1}  # fmt: skip
 """Operators that read both factors of every multiplication, and which input is the second."""
+WIDER_TYPES = 22
+"""The version in which many operators got bfloat16, and nothing else."""
+OLD_IR = 8
+"""A version of the file format that every runtime reads."""
 INSTALL = "pip install onnxruntime"
 
 
@@ -69,7 +73,7 @@ class _Host:
         self.model = model
         self.values = values
         self.wanted = wanted
-        self.opset = next((o.version for o in model.opset_import if o.domain in STANDARD), 1)
+        self.opset = _opset(model)
         self.has_runtime = importlib.util.find_spec("onnxruntime") is not None
 
     def compute(self, nodes: Sequence[NodeProto]) -> None:
@@ -134,7 +138,14 @@ class _Host:
         if not writes:
             return {}
         run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[name]
-        return dict(zip(writes, run(part, writes, feed), strict=True))
+        try:
+            found = run(part, writes, feed)
+        except Exception:
+            older = _in_oldest_words(part, self.onnx) if name == RUNTIME else None
+            if older is None:
+                raise
+            found = run(older, writes, feed)
+        return dict(zip(writes, found, strict=True))
 
     def refused(self, node: NodeProto, reasons: Sequence[str]) -> UnsupportedError:
         """Return the error for a node that nobody installed computes rightly."""
@@ -145,6 +156,35 @@ class _Host:
             return UnsupportedError(needed, "; ".join(reasons), "check the model and its inputs")
         got = f"{REFERENCE}, which {accused[1].does}" if accused else "none"
         return UnsupportedError(f"{where}: onnxruntime, which computes it", got, INSTALL)
+
+
+def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
+    """Return a model in the oldest version of operators that says the same; None if it is.
+
+    A runtime may lack kernels for the newest version of an operator, or refuse files that name a
+    version newer than itself, although each operator in it is old.
+    """
+    begins = []
+    for node in model.graph.node:
+        if node.domain in STANDARD:
+            schema = onnx.defs.get_schema(node.op_type, _opset(model), "")
+            if schema.since_version == WIDER_TYPES:
+                schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
+            begins.append(schema.since_version)
+    oldest = max(begins, default=_opset(model))
+    if oldest == _opset(model) or any(list(inner_graphs(node)) for node in model.graph.node):
+        return None
+    older = onnx.ModelProto()
+    older.CopyFrom(model)
+    older.ir_version = min(model.ir_version, OLD_IR)
+    for entry in older.opset_import:
+        if entry.domain in STANDARD:
+            entry.version = oldest
+    return older
+
+
+def _opset(model: ModelProto) -> int:
+    return next((int(o.version) for o in model.opset_import if o.domain in STANDARD), 1)
 
 
 def _first_line(error: Exception) -> str:
@@ -161,8 +201,19 @@ def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = model.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
-    found: list[Any] = session.run(names, dict(feed))
-    return found
+    kinds = {entry.name: entry.type for entry in session.get_outputs()}
+    found = session.run(names, dict(feed))
+    return [_in_kind(value, kinds[name]) for name, value in zip(names, found, strict=True)]
+
+
+def _in_kind(value: Any, kind: str) -> Any:
+    """Return a tensor of 8-bit floats as such: the runtime hands them out as bytes."""
+    from onnx import TensorProto, helper
+
+    word = kind.removeprefix("tensor(").removesuffix(")").upper()
+    if not word.startswith("FLOAT8") or getattr(value, "dtype", None) != np.uint8:
+        return value
+    return value.view(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(word)))
 
 
 def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:

@@ -60,6 +60,11 @@ class Asked:
         return str(self.attr("auto_pad", "")).startswith("SAME")
 
     @property
+    def padded(self) -> bool:
+        """Whether pads are computed: SAME or VALID."""
+        return self.attr("auto_pad", "NOTSET") not in ("NOTSET", "")
+
+    @property
     def gaps(self) -> bool:
         """Whether windows of SAME leave elements out: a stride beyond the kernel."""
         kernel = self.attr("kernel_shape") or ()
@@ -79,33 +84,57 @@ class Fault:
     when: Callable[[Asked], Any] = lambda asked: True
 
 
+# fmt: off
 FAULTS: tuple[Fault, ...] = (
+    # -- the reference evaluator ------------------------------------------------------------------
     Fault(REFERENCE, ("RNN", "GRU", "LSTM"),
-          "runs on behind a sequence's end and knows only the usual activations",
+          "runs on behind a sequence's end, one way, with the usual activations only",
           lambda a: a.has(4) or a.attr("activations") or a.attr("clip") or a.attr("input_forget")
           or a.attr("direction", "forward") != "forward" or a.attr("layout")),
-    Fault(REFERENCE, ("MaxPool",), "gives other places and other windows beyond two axes",
-          lambda a: a.writes(1) or a.attr("ceil_mode") or a.attr("auto_pad", "NOTSET") != "NOTSET"
+    Fault(REFERENCE, ("MaxPool",), "gives other places, and other windows at the borders",
+          lambda a: a.writes(1) or a.attr("ceil_mode") or any(a.attr("pads") or ()) or a.padded
           or len(a.attr("kernel_shape") or ()) != 2),
     Fault(REFERENCE, ("AveragePool",), "takes other windows at the end of the ceiling mode",
-          lambda a: a.attr("ceil_mode") or a.attr("auto_pad", "NOTSET") != "NOTSET"),
+          lambda a: a.attr("ceil_mode") or a.padded),
     Fault(REFERENCE, ("LpPool",), "takes other windows and other powers"),
     Fault(REFERENCE, ("GlobalMaxPool",), "takes the largest along the wrong axes"),
+    Fault(REFERENCE, ("Conv", "ConvInteger", "QLinearConv"), "pads SAME otherwise",
+          lambda a: a.same),
+    Fault(REFERENCE, ("ConvTranspose",), "takes other places for groups and pads",
+          lambda a: a.same or any(a.attr("pads") or ()) or a.attr("group", 1) != 1),
     Fault(REFERENCE, ("Resize", "Upsample"), "rounds sizes down from products in fp64"),
     Fault(REFERENCE, ("GridSample",), "takes other pixels beyond a border",
           lambda a: a.attr("mode", "linear") in ("cubic", "bicubic")),
+    Fault(REFERENCE, ("AffineGrid",), "answers in fp32, and takes another middle of one pixel"),
+    Fault(REFERENCE, ("RoiAlign",), "takes version 10 for that of now", lambda a: a.opset < 16),
     Fault(REFERENCE, ("Softmax", "LogSoftmax", "Hardmax"), "takes old versions for that of now",
           lambda a: a.opset < 13),
     Fault(REFERENCE, ("BatchNormalization",), "learns in inference before version 14",
           lambda a: a.opset < 14),
-    Fault(REFERENCE, ("Conv", "ConvInteger", "QLinearConv", "ConvTranspose"), "pads SAME otherwise",
-          lambda a: a.same),
-    Fault(RUNTIME, ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool",
-                    "ConvTranspose"),
+    Fault(REFERENCE, ("LayerNormalization",), "gives mean and rate in the type of the input",
+          lambda a: a.writes(1) or a.writes(2)),
+    Fault(REFERENCE, ("LRN",), "leaves channels out of the sums"),
+    Fault(REFERENCE, ("LpNormalization",), "sums numbers of both signs where p is 1",
+          lambda a: a.attr("p", 2) == 1),
+    Fault(REFERENCE, ("ReduceSumSquare",), "answers in int64 for int32"),
+    Fault(REFERENCE, ("Attention",), "gives scores of another stage", lambda a: a.writes(3)),
+    Fault(REFERENCE, ("Unique",), "sorts what must keep its order",
+          lambda a: not a.attr("sorted", 1)
+          and (a.attr("axis") is not None or not a.writes(3))),
+    # -- ONNX Runtime -----------------------------------------------------------------------------
+    Fault(RUNTIME, ("Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool",
+                    "LpPool"),
           "moves the windows of SAME whose stride is beyond the kernel", lambda a: a.gaps),
     Fault(RUNTIME, ("Resize",), "moves half_pixel_symmetric by a wrong share",
           lambda a: a.attr("coordinate_transformation_mode") == "half_pixel_symmetric"),
-)  # fmt: skip
+    Fault(RUNTIME, ("Col2Im",), "leaves out the dilation of rows",
+          lambda a: len(a.attr("dilations") or ()) == 1 and a.attr("dilations") != [1]),
+    Fault(RUNTIME, ("MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
+          "limits sums of two products to 16 bits on processors without a dot product of bytes"),
+    Fault(RUNTIME, ("Attention",), "hides the past from causal queries",
+          lambda a: a.attr("is_causal") and a.has(4)),
+)
+# fmt: on
 """What each evaluator has wrong."""
 
 
