@@ -260,14 +260,20 @@ def _errors(
 
 
 def _error(ours: Any, theirs: Any) -> float:
-    """Return the largest difference, a share of the largest number; 0 for equal texts."""
+    """Return the largest difference, a share of the largest finite number; 0 for equal texts.
+
+    Equal infinities and numbers that are none in both are equal; one alone is an infinite error.
+    """
     if not h.is_numbers(theirs):
         return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
-    one, two = (np.asarray(a).astype(np.float64) for a in (ours, theirs))
-    if one.shape != two.shape:
+    got, wanted = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
+    if got.shape != wanted.shape:
         return float("inf")
-    scale = float(np.abs(two).max(initial=0.0)) or 1.0
-    return float(np.abs(one - two).max(initial=0.0)) / scale
+    finite = np.isfinite(got) & np.isfinite(wanted)
+    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+        return float("inf")
+    scale = float(np.abs(wanted[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / scale
 
 
 def _padded(graph: Graph) -> list[dict[str, Any]]:

@@ -15,8 +15,9 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.onnx import import_pinning, witnesses
 from ascend_lab.graph.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
+from ascend_lab.graph.onnx.sound import STANDARD, check_sound, version_of
 from ascend_lab.graph.onnx.tensors import in_type, inputs_of, pinned_shapes
-from ascend_lab.graph.onnx.witnesses import GRAPH, REFERENCE, RUNTIME, STANDARD, inner_graphs
+from ascend_lab.graph.onnx.witnesses import GRAPH, REFERENCE, RUNTIME, inner_graphs
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -51,6 +52,7 @@ def run_on_host(
     if everything:
         written = [name for node in nodes for name in node.output if name]
         names = list(dict.fromkeys((*names, *written)))
+    check_sound(whole, nodes)
     host = _Host(onnx, whole, {**constants_of(whole), **feed}, names)
     host.compute(nodes)
     if missing := [name for name in names if name not in host.values]:
@@ -73,7 +75,7 @@ class _Host:
         self.model = model
         self.values = values
         self.wanted = wanted
-        self.opset = _opset(model)
+        self.opset = version_of(model)
         self.has_runtime = importlib.util.find_spec("onnxruntime") is not None
 
     def compute(self, nodes: Sequence[NodeProto]) -> None:
@@ -167,24 +169,20 @@ def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
     begins = []
     for node in model.graph.node:
         if node.domain in STANDARD:
-            schema = onnx.defs.get_schema(node.op_type, _opset(model), "")
+            schema = onnx.defs.get_schema(node.op_type, version_of(model), "")
             if schema.since_version == WIDER_TYPES:
                 schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
             begins.append(schema.since_version)
-    oldest = max(begins, default=_opset(model))
-    if oldest == _opset(model) or any(list(inner_graphs(node)) for node in model.graph.node):
+    oldest = max(begins, default=version_of(model))
+    if oldest == version_of(model) or any(list(inner_graphs(node)) for node in model.graph.node):
         return None
-    older = onnx.ModelProto()
+    older: ModelProto = onnx.ModelProto()
     older.CopyFrom(model)
     older.ir_version = min(model.ir_version, OLD_IR)
     for entry in older.opset_import:
         if entry.domain in STANDARD:
             entry.version = oldest
     return older
-
-
-def _opset(model: ModelProto) -> int:
-    return next((int(o.version) for o in model.opset_import if o.domain in STANDARD), 1)
 
 
 def _first_line(error: Exception) -> str:
@@ -347,11 +345,12 @@ def size_bytes(value: Any) -> int:
 def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
     """Return the bytes a node reads and writes, both factors of every multiplication."""
     reads = [values.get(name) for name in all_reads(node)]
+    factors = [values.get(name) for name in node.input]
     writes = [values.get(name) for name in node.output if name]
     read = sum(size_bytes(value) for value in reads)
     place = MULTIPLIES.get(node.op_type)
     if place is not None:
-        x, w, y = (np.asarray(v) for v in (reads[0], reads[place], writes[0]))
+        x, w, y = (np.asarray(v) for v in (factors[0], factors[place], writes[0]))
         deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
         each = x.dtype.itemsize + w.dtype.itemsize
         read = max(read, y.size * math.prod(deep) * each)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.graph.onnx.sound import STANDARD
+
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
@@ -20,7 +22,6 @@ RUNTIME = "ONNX Runtime"
 REFERENCE = "the reference evaluator"
 GRAPH = "a graph of our own"
 ORDER = (RUNTIME, REFERENCE, GRAPH)
-STANDARD = ("", "ai.onnx")
 WITNESSED = {
     "ai.onnx.ml": ("ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "TreeEnsemble"),
     "ai.onnx.preview": ("FlexAttention",),
@@ -118,6 +119,8 @@ FAULTS: tuple[Fault, ...] = (
           lambda a: a.attr("p", 2) == 1),
     Fault(REFERENCE, ("ReduceSumSquare",), "answers in int64 for int32"),
     Fault(REFERENCE, ("Attention",), "gives scores of another stage", lambda a: a.writes(3)),
+    Fault(REFERENCE, ("Split",), "makes pieces of sizes that are not allowed",
+          lambda a: not a.has(1) and not a.attr("split")),
     Fault(REFERENCE, ("Unique",), "sorts what must keep its order",
           lambda a: not a.attr("sorted", 1)
           and (a.attr("axis") is not None or not a.writes(3))),
