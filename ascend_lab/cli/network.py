@@ -141,9 +141,9 @@ def _summary(array: Any) -> dict[str, Any]:
 # -- operators that no graph holds ----------------------------------------------------------------
 def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *flags: str) -> None:
     """Raise why the compiler refuses a model if a flag was given that asks for the compiler."""
-    for flag in flags:
-        if flag.lstrip("-").replace("-", "_") in arguments.given:
-            drop = f"or drop {flag}, which is {WHOLE}"
+    for name in flags:
+        if name.lstrip("-").replace("-", "_") in arguments.given:
+            drop = f"or drop {name}, which is only {WHOLE}"
             remedy = "; ".join(part for part in (error.remedy, drop) if part)
             raise UnsupportedError(error.needed, error.got, remedy) from error
 
