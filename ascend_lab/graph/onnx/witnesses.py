@@ -99,8 +99,6 @@ FAULTS: tuple[Fault, ...] = (
           lambda a: a.attr("ceil_mode") or a.padded),
     Fault(REFERENCE, ("LpPool",), "takes other windows and other powers"),
     Fault(REFERENCE, ("GlobalMaxPool",), "takes the largest along the wrong axes"),
-    Fault(REFERENCE, ("Conv", "ConvInteger", "QLinearConv"), "pads SAME otherwise",
-          lambda a: a.same),
     Fault(REFERENCE, ("ConvTranspose",), "takes other places for groups and pads",
           lambda a: a.same or any(a.attr("pads") or ()) or a.attr("group", 1) != 1),
     Fault(REFERENCE, ("Resize", "Upsample"), "rounds sizes down from products in fp64"),
@@ -125,10 +123,9 @@ FAULTS: tuple[Fault, ...] = (
           lambda a: not a.attr("sorted", 1)
           and (a.attr("axis") is not None or not a.writes(3))),
     # -- ONNX Runtime -----------------------------------------------------------------------------
-    Fault(RUNTIME, ("Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool",
-                    "LpPool"),
+    Fault(RUNTIME, ("MaxPool", "AveragePool", "LpPool", "ConvTranspose"),
           "moves the windows of SAME whose stride is beyond the kernel", lambda a: a.gaps),
-    Fault(RUNTIME, ("Resize",), "moves half_pixel_symmetric by a wrong share",
+    Fault(RUNTIME, ("Resize",), "copies what half_pixel_symmetric mixes where no size changes",
           lambda a: a.attr("coordinate_transformation_mode") == "half_pixel_symmetric"),
     Fault(RUNTIME, ("Col2Im",), "leaves out the dilation of rows",
           lambda a: len(a.attr("dilations") or ()) == 1 and a.attr("dilations") != [1]),
@@ -136,6 +133,8 @@ FAULTS: tuple[Fault, ...] = (
           "limits sums of two products to 16 bits on processors without a dot product of bytes"),
     Fault(RUNTIME, ("Attention",), "hides the past from causal queries",
           lambda a: a.attr("is_causal") and a.has(4)),
+    Fault(RUNTIME, ("Attention",), "gives scores of another stage",
+          lambda a: a.writes(3) and a.attr("qk_matmul_output_mode", 0)),
 )
 # fmt: on
 """What each evaluator has wrong."""
