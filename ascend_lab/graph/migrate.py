@@ -9,8 +9,9 @@
     unsupported  no engine computes it
 
 Counts add up to the model's nodes. Where all nodes enter a graph, the migrated model is that graph
-after the passes, written again; otherwise it is the source, its constants computed and what nothing
-reads dropped. Either keeps the names and types of inputs and outputs; open sizes are fixed.
+after the passes, written again, unless that takes longer on the chip than the source; otherwise it
+is the source, its constants computed and what nothing reads dropped. Either keeps the names and
+types of inputs and outputs; open sizes are fixed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ascend_lab.graph.compile import compile_graph
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.network import simulate_graph
 from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
@@ -50,6 +52,8 @@ ADVICE = {
 """What to do about an operator off the core; for others their types say it."""
 WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
 TEXT = "leave texts and lists outside: turn them into numbers before the network"
+PAYS = 1e-6
+"""Share of the time by which a rewritten model may be slower: rounding of sums."""
 PADDED = 0.25
 """Share of zeros from which a tensor's padding is told."""
 
@@ -96,12 +100,47 @@ def migrate(
         model, became = _placed(whole, chip, feed, dtype, data, error)
     else:
         model, became = _whole(imported, compiled, data, titles)
+        before_s = simulate_graph(compiled).time_s
+        after_s = _time_s(model, chip, dtype)
+        data["time_s"] = {"before": before_s, "after": after_s}
+        if after_s > before_s * (1 + PAYS):
+            model = _as_it_was(whole, feed)
+            became = _verdicts(imported.graph, imported.graph, titles)
+            data["passes"] = {}
+            data["kept"] = (
+                f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
+                f"{before_s * 1e6:.2f} us"
+            )
+            data["time_s"]["after"] = before_s
     errors = _errors(whole, feed, model, data, imported)
     data["rows"] = _rows(became, errors, titles, whole)
     data["totals"] = {
         v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
     }
     return Migration(data, model)
+
+
+def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
+    """Return the time of a migrated model, infinite if the compiler does not take it."""
+    try:
+        return simulate_graph(compile_graph(import_model(model).graph, chip, dtype=dtype)).time_s
+    except AscendLabError:
+        return float("inf")
+
+
+def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
+    """Return the source without what nothing reads, its sizes fixed."""
+    outputs = [entry.name for entry in whole.graph.output]
+    used = set(outputs)
+    live: list[NodeProto] = []
+    for node in reversed(whole.graph.node):
+        if used.intersection(node.output):
+            used.update(h.all_reads(node))
+            live.insert(0, node)
+    inputs = [entry.name for entry in tensors.inputs_of(whole.graph)]
+    reads, _ = h.ends(live, outputs)
+    reads = list(dict.fromkeys((*inputs, *reads)))
+    return h.sub_model(whole, live, reads, outputs, {**h.constants_of(whole), **feed})
 
 
 Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
