@@ -140,7 +140,15 @@ def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
     inputs = [entry.name for entry in tensors.inputs_of(whole.graph)]
     reads, _ = h.ends(live, outputs)
     reads = list(dict.fromkeys((*inputs, *reads)))
-    return h.sub_model(whole, live, reads, outputs, {**h.constants_of(whole), **feed})
+    model = h.sub_model(whole, live, reads, outputs, {**h.constants_of(whole), **feed})
+    return _with_ends(model, whole)
+
+
+def _with_ends(model: ModelProto, whole: ModelProto) -> ModelProto:
+    """Return a part of a model with the declarations of outputs that the whole has."""
+    del model.graph.output[:]
+    model.graph.output.extend(whole.graph.output)
+    return model
 
 
 Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
@@ -237,7 +245,8 @@ def _placed(
     written = {name for node in kept.values() for name in node.output}
     known = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *known]
-    return h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known), became
+    model = h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known)
+    return _with_ends(model, whole), became
 
 
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
