@@ -249,6 +249,5 @@ def test_nodes_stay_where_rewriting_does_not_pay(monkeypatch):
     assert not found.report["passes"]
     assert sum(found.report["totals"].values()) == found.report["nodes"] == 10
     assert found.model is not None
-    onnx.checker.check_model(found.model)
     assert "nobody" not in {name for node in found.model.graph.node for name in node.output}
     same_values(model, found.model, {"ids": np.array([[0, 4, 9, 0, 1, 2], [7, 0, 0, 49, 3, 3]])})

@@ -240,8 +240,8 @@ UNSOUND = {
     "Split x two -> a b c axis=1": "2 outputs, one for each piece; got 3",
     "Einsum x _ -> a equation='ij,jk->ik'": "input 1, Inputs; got none",
     "GatherND x i -> a batch_dims=-9": "batch_dims from 0 to 16",
-    "Relu x -> a b": "1 to 1 outputs; got 2",
-    "Relu x x -> a": "1 to 1 inputs; got 2",
+    "Relu x -> a b": "1 output; got 2",
+    "Relu x x -> a": "1 input; got 2",
     "Add x _ -> a": "input 1, B; got none",
 }
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STANDARD = ("", "ai.onnx")
 """Names of the domain of the standard's operators."""
+MANY = 2**31 - 1
+"""What the standard's schemas say of an operator that takes any number of tensors."""
 LARGEST_PLACE = 2**24
 """Largest place in a tensor that an attribute may name."""
 
@@ -60,12 +62,14 @@ def _check_ends(node: NodeProto, opset: int) -> None:
         return
     where = f"node {title(node)} ({node.op_type})"
     for what, names, least, most in (
-        ("inputs", node.input, schema.min_input, schema.max_input),
-        ("outputs", node.output, schema.min_output, schema.max_output),
+        ("input", node.input, schema.min_input, schema.max_input),
+        ("output", node.output, schema.min_output, schema.max_output),
     ):
         if not least <= len(names) <= most:
-            text = f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
-            raise GraphError(f"{where}: {text} {what}", str(len(names)), "mend the node")
+            text = f"{least} to {most}" if most < MANY else f"at least {least}"
+            count = f"{most}" if least == most else text
+            plural = "s" if most > 1 else ""
+            raise GraphError(f"{where}: {count} {what}{plural}", str(len(names)), "mend the node")
     option = defs.OpSchema.FormalParameterOption
     for place, name in enumerate(node.input):
         formal = schema.inputs[min(place, len(schema.inputs) - 1)]
