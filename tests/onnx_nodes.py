@@ -191,7 +191,7 @@ def _unary(draw: Draw) -> Drawn:
     if draw.op == "IsInf":
         attrs = {"detect_negative": draw.size(0, 1), "detect_positive": draw.size(0, 1)}
     x = draw.numbers(draw.shape(1 if draw.op == "NonZero" else 0), draw.type())
-    if draw.op in ("IsInf", "IsNaN", "Relu", "Sign", "Identity") and x.dtype.kind == "f":
+    if draw.op in ("IsInf", "IsNaN", "Relu", "Identity") and x.dtype.kind == "f":
         x = np.where(draw.rng.random(x.shape) < 0.2, x.dtype.type(draw.pick(np.nan, np.inf)), x)
         x = np.where(draw.rng.random(x.shape) < 0.2, x.dtype.type(-np.inf), x)
     return [x], attrs, 1
