@@ -35,7 +35,9 @@ SAME = {**_FLOAT, **_NUMBER, **_BIT, **_ARITHMETIC, "Pow": "pow", "Max": "max", 
 @converter(*_NUMBER, types=(NUMBERS,), since=6)
 @converter(*_BIT, types=(BITS,))
 @converter(*_COMPARED, types=(WHOLE,), result="bool", since=7)
-def _same(ctx: Context) -> Value:
+def _same(ctx: Context) -> Result:
+    if ctx.op in ("Round", "Floor", "Ceil") and ctx.input(0).name in ctx.net.truths:
+        return ctx.tensor(0)
     return ctx.emit(SAME[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
 
 
