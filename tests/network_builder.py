@@ -8,13 +8,14 @@ far two right computations of a network may lie apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 Values = np.ndarray
 LARGEST_ELEMENTS = 6_000
@@ -23,7 +24,13 @@ LOUDEST = 24.0
 """Largest magnitude behind a step; louder tensors are scaled down, so that fp16 holds sums."""
 FAINTEST = 0.05
 """Smallest largest magnitude; below, fp16 loses digits."""
+SUBNORMAL = 2.0**-24
+"""Smallest number of fp16: the error of those that are smaller than its normal ones."""
 FLOATS = (np.float32, np.float16)
+
+
+LOST = 2.0**-10
+"""Smallest largest magnitude that is scaled: below, fp16 has lost most digits."""
 
 
 class UnfitError(Exception):
@@ -32,16 +39,41 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """A node, and a session that runs it alone."""
+    """A node, and what runs it alone: a session of ONNX Runtime, or the reference evaluator."""
 
     node: onnx.NodeProto
-    session: onnxruntime.InferenceSession
+    model: onnx.ModelProto
+    runner: onnxruntime.InferenceSession | ReferenceEvaluator
 
     def run(self, values: Mapping[str, Values]) -> dict[str, Values]:
         """Return what the node writes."""
         names = [name for name in self.node.output if name]
         reads = {name: values[name] for name in self.node.input if name}
-        return dict(zip(names, self.session.run(names, reads), strict=True))
+        return dict(zip(names, map(np.asarray, self.runner.run(names, reads)), strict=True))
+
+    def by_reference(self) -> Step:
+        """Return the node as the reference evaluator runs it."""
+        return replace(self, runner=reference(self.model))
+
+
+def reference(model: onnx.ModelProto) -> ReferenceEvaluator:
+    """Return the reference evaluator of a model; its batch norms before opset 14 learn nothing."""
+    still = onnx.ModelProto()
+    still.CopyFrom(model)
+    for node in still.graph.node:
+        if node.op_type == "BatchNormalization" and model.opset_import[0].version < 14:
+            node.attribute.add(name="momentum", type=onnx.AttributeProto.FLOAT).f = 1.0
+    return ReferenceEvaluator(still)
+
+
+def onnxruntime_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """Return a session of ONNX Runtime: one thread, silent, the graph as it stands."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = model.SerializeToString()
+    return onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
 
 
 @dataclass(frozen=True)
@@ -85,6 +117,7 @@ def moved(array: Values, unit: float, rng: np.random.Generator) -> Values:
     if array.dtype == np.float16:  # what was rounded already: nobody knows which are exact
         exact = array == np.rint(array)
     noisy = array * (1 + unit * rng.uniform(-1, 1, array.shape))
+    noisy += (SUBNORMAL if unit > 2.0**-12 else 0) * rng.uniform(-1, 1, array.shape)
     return np.where(exact, array, noisy).astype(array.dtype)
 
 
@@ -171,8 +204,9 @@ class Grower:
         names = [self.fresh(op.lower())]
         names += [f"{names[0]}_{i}" for i in range(1, outputs)]
         node = helper.make_node(op, list(reads), names, names[0].replace("_", "/"), **attrs)
-        step = Step(node, self._session(node))
+        model = self._alone(node)
         try:
+            step = Step(node, model, onnxruntime_session(model))
             written = step.run(self.values)
         except Exception as error:  # whatever ONNX Runtime raises
             raise UnfitError(f"{op}: {error}") from error
@@ -185,24 +219,20 @@ class Grower:
         self.steps.append(step)
         return names if outputs > 1 else names[0]
 
-    def _session(self, node: onnx.NodeProto) -> onnxruntime.InferenceSession:
+    def _alone(self, node: onnx.NodeProto) -> onnx.ModelProto:
+        """Return a model of one node, for any sizes: witnesses may differ in them."""
         reads = dict.fromkeys(name for name in node.input if name)
-        entries = [_entry(name, self.values[name]) for name in reads]
+        elements = {name: _element(self.values[name]) for name in reads}
+        entries = [helper.make_tensor_value_info(n, e, None) for n, e in elements.items()]
         ends = [onnx.ValueInfoProto(name=name) for name in node.output if name]
-        data = _model([node], entries, ends, [], self.opset).SerializeToString()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        try:
-            return onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
-        except Exception as error:  # whatever ONNX Runtime raises
-            raise UnfitError(f"{node.op_type}: {error}") from error
+        return _model([node], entries, ends, [], self.opset)
 
     def keep(self, name: str) -> str:
         """Let a tensor be read by what comes next, scaled if it is too loud or too faint."""
         if self.is_float(name):
             largest = float(np.abs(self.values[name].astype(np.float64)).max())
+            if 0 < largest < LOST:
+                raise UnfitError(f"{name}: at most {largest}")
             if largest > LOUDEST or 0 < largest < FAINTEST:
                 scale = self.constant(np.float32(2.0 ** -np.round(np.log2(largest))))
                 scale_array = self.values[scale].astype(self.values[name].dtype)

@@ -159,8 +159,8 @@ def activation(net: Grower, x: str) -> Made:
 @step(1)
 def lane(net: Grower, x: str) -> Made:
     """Add an elementwise function that activations do not have."""
-    op = net.pick(("Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Sign", "Pow",
-                   "Sin", "Cos"))  # fmt: skip
+    op = net.pick(("Exp", "Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Sign",
+                   "Pow", "Pow", "Sin" if net.chance(0.3) else "Sqrt"))  # fmt: skip
     if op == "Exp":
         return net.add("Exp", clipped_both(net, x, -4.0, 2.0))
     if op in ("Log", "Sqrt", "Reciprocal"):
@@ -183,9 +183,8 @@ def window(net: Grower, x: str, *, dilated: bool = True, padded: bool = True) ->
         attrs["strides"] = [net.pick((1, 2, 2, 3)) for _ in sizes]
     if dilated and net.chance(0.25):
         attrs["dilations"] = [net.pick((1, 2)) for _ in sizes]
-    spread = [(k - 1) * d + 1 for k, d in zip(kernel, attrs.get("dilations", kernel), strict=True)]
-    if "dilations" not in attrs:
-        spread = kernel
+    gaps = attrs.get("dilations", [1] * len(sizes))
+    spread = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]
     way = net.pick(("none", "pads", "pads", "auto"))
     if way == "auto":
         attrs["auto_pad"] = net.pick(("SAME_UPPER", "SAME_LOWER", "VALID"))
@@ -194,9 +193,11 @@ def window(net: Grower, x: str, *, dilated: bool = True, padded: bool = True) ->
         low = [net.whole(0, m) for m in most]
         high = low if net.chance(0.6) else [net.whole(0, m) for m in most]
         attrs["pads"] = [*low, *high]
-    total = [s + 2 * (k // 2) for s, k in zip(sizes, kernel, strict=True)]
-    if any(t < s for t, s in zip(total, spread, strict=True)):
-        raise UnfitError("a window larger than the image")
+    if "auto_pad" not in attrs or attrs["auto_pad"] == "VALID":
+        pads = attrs.get("pads", [0] * 2 * len(sizes))
+        total = [n + a + b for n, a, b in zip(sizes, pads, pads[len(sizes) :], strict=False)]
+        if any(t < s for t, s in zip(total, spread, strict=True)):
+            raise UnfitError("a window larger than the image")
     return attrs
 
 

@@ -57,12 +57,24 @@ class Assigner:
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outs)
 
     def convert(self, name: str, layout: str) -> str:
-        """Return the tensor in a layout; constants are packed when a kernel is lowered."""
+        """Return the tensor in a layout."""
         forms = self.forms[name]
-        if name in self.graph.constants or layout in forms:
-            return forms.get(layout, name)
-        forms[layout] = self.converted(name, next(iter(forms.values())), layout)
+        if layout not in forms:
+            forms[layout] = self.converted(name, next(iter(forms.values())), layout)
         return forms[layout]
+
+    def operand(self, node: Node, place: int, layout: str) -> str:
+        """Return an operand as a node reads it.
+
+        Constants that a kernel packs for itself stay as they are: weights, and what is broadcast.
+        A constant image is none of these: somebody else has to lay it out.
+        """
+        name = node.inputs[place]
+        weights = _on_cube(node) and place > 0
+        packed = weights or node.op in PRODUCTS or node.has("lanes") or node.op in casts.QUANTISED
+        if name in self.graph.constants and packed:
+            return self.forms[name].get(layout, name)
+        return self.convert(name, layout)
 
     def converted(self, name: str, source: str, layout: str) -> str:
         """Append a conversion of one form of a tensor; return the new form's name."""
@@ -83,7 +95,7 @@ class Assigner:
             written = next(iter(self.forms[node.inputs[1]]))
             if dirties_columns(self.graph, node, written):
                 self.dirty.add(node.output)
-        given = tuple(self.convert(n, to) for n, to in zip(node.inputs, reads, strict=True))
+        given = tuple(self.operand(node, place, to) for place, to in enumerate(reads))
         kinds = (replace(self.graph.types[name], layout=writes) for name in node.outputs)
         self.draft.put(replace(node, inputs=given), *kinds)
         self.forms.update((name, {writes: name}) for name in node.outputs)
