@@ -578,6 +578,8 @@ def product(net: Grower, x: str) -> Made:
     if way in ("gram", "square") and len(shape) > 1:
         order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
         turned = net.add("Transpose", x, perm=order)
+        if shape[-1] == shape[-2] and net.chance(0.5):
+            return net.add("MatMul", x, x)
         reads = (x, turned) if way == "square" else (turned, x)
         return net.add("MatMul", *reads)
     return net.add("MatMul", x, net.weight((k, n), kind, k))
@@ -612,7 +614,7 @@ def operand(net: Grower, x: str) -> str:
         axes = sorted({net.whole(0, len(shape) - 1) for _ in range(2)})
         return reduced(net, net.pick(("ReduceMean", "ReduceMax")), x, axes, 1)
     if way == "other":
-        fits = [n for n in net.open if n != x and dtype(net, n) == kind and _broadcast(net, n, x)]
+        fits = [n for n in net.open if dtype(net, n) == kind and _broadcast(net, n, x)]
         if fits:
             return net.pick(fits)
     return net.constant(net.like(kind, shape))
@@ -817,8 +819,9 @@ def joined(net: Grower, x: str) -> Made:
 
     def fits(name: str) -> bool:
         other = net.shape(name)
-        near = len(other) == len(shape) and dtype(net, name) == dtype(net, x)
-        return near and all(i == at or a == b for i, (a, b) in enumerate(zip(other, shape)))
+        if len(other) != len(shape) or dtype(net, name) != dtype(net, x):
+            return False
+        return all(i == at or other[i] == shape[i] for i in range(len(shape)))
 
     mates = [name for name in net.open if fits(name)]
     others = [net.pick(mates) for _ in range(net.whole(0, 2))]
@@ -856,7 +859,7 @@ def padded(net: Grower, x: str) -> Made:
     mode = net.pick(("constant", "constant", "reflect", "edge"))
     low = [net.whole(0, 2) if net.chance(0.5) else 0 for _ in shape]
     high = [net.whole(0, 2) if net.chance(0.5) else 0 for _ in shape]
-    if mode == "reflect" and any(max(a, b) >= s for a, b, s in zip(low, high, shape)):
+    if mode == "reflect" and any(max(a, b) >= s for a, b, s in zip(low, high, shape, strict=True)):
         raise UnfitError("reflected further than the tensor")
     if mode == "constant" and net.chance(0.2):
         low[-1] = -1 if shape[-1] > 2 else 0
@@ -1029,6 +1032,8 @@ def first_inputs(net: Grower) -> None:
         net.open.append(net.add("Gather", table, name, axis=0))
     else:
         net.open.append(net.input(net.like(np.float32, shapes[kind])))
+    if net.mixed and kind != "words" and net.chance(0.3):
+        net.open[-1:] = [net.input(net.like(np.float16, shapes[kind]))]
     main = net.shape(net.open[-1])
     if net.chance(0.3):
         extra = [net.pick((1, size)) for size in main] if net.chance(0.5) else [*main]
