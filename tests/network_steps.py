@@ -1017,6 +1017,8 @@ def first_inputs(net: Grower) -> None:
     batch = net.whole(1, 3)
     channels = net.pick((1, 3, 4, 8, 16, 17, 20))
     side = net.pick((1, 2, 4, 5, 7, 8))
+    if net.chance(0.06):  # several blocks of channels, or several tiles of pixels
+        channels, side = net.pick(((48, 9), (72, 7), (8, 20)))
     shapes = {
         "image": (batch, channels, side, net.pick((side, side, side + 1))),
         "signal": (batch, channels, net.pick((5, 8, 12))),

@@ -34,8 +34,11 @@ from ascend_lab.graph.onnx.tensors import in_type
 from ascend_lab.runtime import compile_offline, load_offline
 
 CHIPS = ("Toy", "Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A", "Ascend910B2")
-RUNS = 5
-"""Runs with rounding errors, to see how far they carry."""
+RUNS = (1.0,) * 4 + (4.0,) * 3
+"""Runs with rounding errors, to see how far they carry: of one rounding, and of four.
+
+The latter find steps, such as a cast to whole numbers, that a value is nearly at.
+"""
 FP32, FP16 = 2.0**-21, 2.0**-10
 """Rounding errors behind a node: an operator of several steps rounds some times."""
 SPREADS = 6.0
@@ -59,12 +62,14 @@ def wrong_witness(node: onnx.NodeProto, opset: int) -> str:
     if node.op_type == "GlobalMaxPool":
         return "reference"  # other than two dimensions
     same = attrs.get("auto_pad", b"").startswith(b"SAME")
+    if node.op_type == "ConvTranspose" and attrs.get("group", 1) > 1:
+        return "" if same else "reference"  # adds the first group's bias to all
     if node.op_type == "ConvTranspose" and same:
         return "onnxruntime"  # the output is the input times the stride, a short kernel or not
     if node.op_type == "MaxPool" and same and "dilations" in attrs:
         return "onnxruntime"  # pads too little: forgets that dilation widens the window
-    if node.op_type == "MaxPool" and len(attrs["kernel_shape"]) == 1:
-        return "reference"  # miscounts the windows where both ends are not padded alike
+    if node.op_type == "MaxPool":
+        return "reference"  # miscounts windows of one dimension, and with ceil_mode or SAME
     return ""
 
 
@@ -92,8 +97,14 @@ class Truth:
     network: Network
 
     def __post_init__(self) -> None:
-        runs = {u: self.network.rounded_runs(u, RUNS, self.network.seed) for u in (FP32, FP16)}
-        self.runs = runs
+        self.runs: dict[float, list[dict[str, Values]]] = {}
+
+    def rounded(self, unit: float) -> list[dict[str, Values]]:
+        """Return the outputs of `RUNS` with rounding errors of a format."""
+        if unit not in self.runs:
+            rng = np.random.default_rng(self.network.seed)
+            self.runs[unit] = [self.network.rounded_run(unit * share, rng) for share in RUNS]
+        return self.runs[unit]
 
     def compare(self, found: Mapping[str, Values], unit: float) -> tuple[str, str]:
         """Return the verdict on outputs computed with such rounding errors, and why."""
@@ -104,16 +115,17 @@ class Truth:
             got = np.asarray(found[name])
             if got.shape != wanted.shape or got.dtype != wanted.dtype:
                 return "wrong", f"{name}: {got.dtype}{got.shape}, not {wanted.dtype}{wanted.shape}"
-            runs = [run[name] for run in self.runs[unit]]
+            runs = [run[name] for run in self.rounded(unit)]
             if wanted.dtype not in FLOATS:
-                settled = np.all([run == runs[0] for run in (*runs, wanted)], axis=0)
+                settled = np.all([run == wanted for run in runs], axis=0)
                 if not np.array_equal(got[settled], wanted[settled]):
                     return "wrong", f"{name}: {_first(got, wanted, (got != wanted) & settled)}"
                 is_open |= not settled.all()
                 continue
             wide, mine = wanted.astype(np.float64), got.astype(np.float64)
             scale = float(np.abs(wide).max(initial=0.0))
-            spread = max(float(np.abs(run - wide).max(initial=0.0)) for run in runs)
+            spreads = [float(np.abs(run - wide).max(initial=0.0)) for run in runs]
+            spread = max(one / share for one, share in zip(spreads, RUNS, strict=True))
             if spread > OPEN * scale:
                 is_open = True
                 continue
@@ -195,11 +207,12 @@ def _agree(found: Mapping[str, Values], step: Step, values: Mapping[str, Values]
 
 # -- our ways --------------------------------------------------------------------------------------
 def judged(network: Network, folder: Path, ways: tuple[str, ...] = ()) -> Outcome:
-    """Return what becomes of a network on every way, or on those given."""
+    """Return what becomes of a network on some ways, or on those given.
+
+    A network of which nothing is certain is open at best.
+    """
     outcome = Outcome(network.seed)
     outcome.witnesses, truth = truth_of(network)
-    if truth is None:
-        return outcome
     rng = np.random.default_rng([network.seed, 1])
     chip = CHIPS[int(rng.integers(len(CHIPS)))]
     often = {"run": 1.0, "compiled": 1.0, "migrated": 0.5, "offline": 0.15}
@@ -208,7 +221,7 @@ def judged(network: Network, folder: Path, ways: tuple[str, ...] = ()) -> Outcom
     for way in ways or chosen:
         try:
             found = WAYS[way](network, chip, folder)
-            verdict, message = truth.compare(found, units[way])
+            verdict, message = truth.compare(found, units[way]) if truth else ("open", "")
         except (UnsupportedError, CapacityError) as error:
             verdict, message = "refused", str(error)
         except Exception as error:

@@ -26,7 +26,7 @@ import numpy as np
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.compile import compile_graph
-from ascend_lab.graph.evaluate import evaluate_all
+from ascend_lab.graph.evaluate import evaluate_all, random_inputs
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
@@ -89,6 +89,7 @@ def migrate(
     imported = None
     try:
         imported = import_model(whole, shapes=sizes)
+        feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
@@ -102,6 +103,16 @@ def migrate(
         v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
     }
     return Migration(data, model)
+
+
+def _indices_inside(imported: Imported) -> dict[str, Any]:
+    """Return random whole numbers for the inputs that take them, indices inside what they index."""
+    found = random_inputs(imported.graph)
+    return {
+        name: tensors.in_type(found[name], kind)
+        for name, kind in imported.input_types.items()
+        if kind in tensors.INTEGERS and name in found
+    }
 
 
 Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
