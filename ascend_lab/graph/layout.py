@@ -26,6 +26,8 @@ from ascend_lab.graph.lower import PRODUCTS, matmul, vector
 from ascend_lab.ops import casts, formats
 
 BLOCK = 16
+MATRIX_OPS = (*PRODUCTS, "flash_attention")
+"""Operators of the cube that read matrices in fractals."""
 Bounds = tuple[float, float]
 """Least and largest number in the padding lanes of a tensor."""
 
@@ -71,8 +73,9 @@ class Assigner:
         """
         name = node.inputs[place]
         weights = _on_cube(node) and place > 0
-        packed = weights or node.op in PRODUCTS or node.has("lanes") or node.op in casts.QUANTISED
-        if name in self.graph.constants and packed:
+        packs_all = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
+        packed = weights or packs_all
+        if packed and name in self.graph.constants:
             return self.forms[name].get(layout, name)
         return self.convert(name, layout)
 
@@ -85,7 +88,7 @@ class Assigner:
     def add(self, node: Node) -> None:
         """Append a node, operands converted to what it reads."""
         reads, writes = self.choose(node)
-        cube = node.op in (*PRODUCTS, "flash_attention")
+        cube = node.op in MATRIX_OPS
         for name, layout in zip(node.inputs, reads, strict=True):
             if cube and layout == "FRACTAL_NZ" and name in self.dirty:  # copy, with zeros around
                 forms = self.forms[name]
