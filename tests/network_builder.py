@@ -184,8 +184,15 @@ class Grower:
         return name
 
     def weight(self, shape: Sequence[int], dtype: Any, fan_in: int = 0) -> str:
-        """Return the name of random weights; of `fan_in` products each sum has."""
-        return self.constant(self.like(dtype, shape, (fan_in or 1) ** -0.5))
+        """Return the name of random weights; of `fan_in` products each sum has.
+
+        Now and then they are those of an earlier layer, or an input of the network.
+        """
+        numbers = self.like(dtype, shape, (fan_in or 1) ** -0.5)
+        alike = [n for n, a in self.constants.items() if (a.shape, a.dtype) == (shape, dtype)]
+        if alike and self.chance(0.2):
+            return self.pick(alike)
+        return self.input(numbers) if self.chance(0.03) else self.constant(numbers)
 
     def ints(self, *numbers: int) -> str:
         """Return the name of a constant list of int64 numbers."""

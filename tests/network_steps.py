@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from network_builder import FLOATS, Grower, Network, UnfitError
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 Made = str | Sequence[str]
 Taking = Callable[[Grower, str], Made]
@@ -104,44 +104,67 @@ def span(net: Grower, x: str, axis: int, low: int, high: int, by: int = 1) -> st
 
 
 # -- activations -----------------------------------------------------------------------------------
-PLAIN_ACTIVATIONS = ("Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "Abs", "Neg", "Erf",
-                     "Selu", "Identity")  # fmt: skip
+def silu(net: Grower, x: str) -> str:
+    return net.add("Mul", x, net.add("Sigmoid", x))
+
+
+def mish(net: Grower, x: str) -> str:
+    return net.add("Mul", x, net.add("Tanh", net.add("Softplus", x)))
+
+
+def gelu(net: Grower, x: str) -> str:
+    half = net.add("Div", x, number(net, x, math.sqrt(2)))
+    whole = net.add("Add", net.add("Erf", half), number(net, x, 1.0))
+    return net.add("Mul", net.add("Mul", x, whole), number(net, x, 0.5))
+
+
+def hard_swish(net: Grower, x: str) -> str:
+    if net.opset >= 14 and net.chance(0.5):
+        return net.add("HardSwish", x)
+    inner = clipped_both(net, net.add("Add", x, number(net, x, 3.0)), 0.0, 6.0)
+    return net.add("Div", net.add("Mul", x, inner), number(net, x, 6.0))
+
+
+def prelu(net: Grower, x: str) -> str:
+    shape = net.shape(x)
+    channels = (shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 1 else (1,)
+    slope = net.pick(((1,), channels))
+    return net.add("PRelu", x, net.constant(net.like(dtype(net, x), slope, 0.3)))
+
+
+def sloped(net: Grower, x: str) -> str:
+    return net.add(net.pick(("LeakyRelu", "Elu")), x, alpha=net.pick((0.01, 0.2, 1.0)))
+
+
+def hard_sigmoid(net: Grower, x: str) -> str:
+    return net.add("HardSigmoid", x, alpha=net.pick((1 / 6, 0.2)), beta=0.5)
+
+
+def celu_or_threshold(net: Grower, x: str) -> str:
+    if net.opset < 12:
+        raise UnfitError("no Celu yet")
+    if net.chance(0.5):
+        return net.add("Celu", x, alpha=0.7)
+    return net.add("ThresholdedRelu", x, alpha=between(net, x))
+
+
+def relu6(net: Grower, x: str) -> str:
+    return clipped_both(net, x, 0.0, 6.0)
+
+
+def clip(net: Grower, x: str) -> str:
+    return clipped(net, x, -1.5, 2.0)
+
+
+PLAIN = ("Relu", "Relu", "Sigmoid", "Tanh", "Softplus", "Softsign", "Abs", "Neg", "Erf", "Selu",
+         "Identity")  # fmt: skip
+BLOCKS = (silu, mish, gelu, hard_swish, prelu, sloped, hard_sigmoid, celu_or_threshold, relu6, clip)
 
 
 def activated(net: Grower, x: str) -> str:
     """Return an activation of x: one node, or the nodes that exporters write for one."""
-    names = [*PLAIN_ACTIVATIONS, "LeakyRelu", "Elu", "HardSigmoid", "ThresholdedRelu", "Celu",
-             "silu", "gelu", "hard_swish", "clip", "mish", "prelu", "relu6"]  # fmt: skip
-    name = net.pick(names)
-    if name in ("LeakyRelu", "Elu"):
-        return net.add(name, x, alpha=net.pick((0.01, 0.2, 1.0)))
-    if name == "HardSigmoid":
-        return net.add(name, x, alpha=net.pick((1 / 6, 0.2)), beta=0.5)
-    if name == "ThresholdedRelu":
-        return net.add(name, x, alpha=between(net, x))
-    if name == "silu":
-        return net.add("Mul", x, net.add("Sigmoid", x))
-    if name == "mish":
-        return net.add("Mul", x, net.add("Tanh", net.add("Softplus", x)))
-    if name == "gelu":
-        half = net.add("Div", x, number(net, x, math.sqrt(2)))
-        whole = net.add("Add", net.add("Erf", half), number(net, x, 1.0))
-        return net.add("Mul", net.add("Mul", x, whole), number(net, x, 0.5))
-    if name == "hard_swish":
-        if net.opset >= 14 and net.chance(0.5):
-            return net.add("HardSwish", x)
-        inner = clipped_both(net, net.add("Add", x, number(net, x, 3.0)), 0.0, 6.0)
-        return net.add("Div", net.add("Mul", x, inner), number(net, x, 6.0))
-    if name == "relu6":
-        return clipped_both(net, x, 0.0, 6.0)
-    if name == "clip":
-        return clipped(net, x, -1.5, 2.0)
-    if name == "prelu":
-        shape = net.shape(x)
-        channels = (shape[1], *(1,) * (len(shape) - 2)) if len(shape) > 1 else (1,)
-        slope = net.pick(((1,), channels))
-        return net.add("PRelu", x, net.constant(net.like(dtype(net, x), slope, 0.3)))
-    return net.add(name, x)
+    chosen = net.pick((*PLAIN, *BLOCKS))
+    return net.add(chosen, x) if isinstance(chosen, str) else chosen(net, x)
 
 
 def clipped_both(net: Grower, x: str, low: float, high: float) -> str:
@@ -881,6 +904,62 @@ def repeated(net: Grower, x: str) -> Made:
     return net.add("Expand", x, net.ints(*net.pick(((2, *sizes), sizes))))
 
 
+@step(0.7, 2, 3, 4)
+def gated_halves(net: Grower, x: str) -> Made:
+    """Multiply one half by a gate of the other, as GLU and SwiGLU do."""
+    axis = net.whole(0, rank(net, x) - 1)
+    size = net.shape(x)[axis]
+    if size % 2:
+        raise UnfitError("no halves")
+    one, two = parts(net, x, (size // 2, size // 2), axis)
+    gate = net.add("Sigmoid", two)
+    gate = net.add("Mul", gate, two) if net.chance(0.4) else gate
+    return net.add("Mul", one, gate)
+
+
+@step(0.6, 3)
+def positions(net: Grower, x: str) -> Made:
+    """Add a row of a table for each place, places counted by Shape and Range."""
+    if net.opset < 11:
+        raise UnfitError("no Range yet")
+    kind, (_, count, width) = dtype(net, x), net.shape(x)
+    shape = net.add("Shape", x)
+    last = net.add("Gather", shape, net.constant(np.array(1, np.int64)), axis=0)
+    ends = [net.constant(np.array(number, np.int64)) for number in (0, 1)]
+    places = net.add("Range", ends[0], last, ends[1])
+    rows = net.add("Gather", net.weight((count + 2, width), kind), places, axis=0)
+    return net.add("Add", x, rows)
+
+
+@step(0.6, 2, 3, 4)
+def filled(net: Grower, x: str) -> Made:
+    """Join or add numbers that ConstantOfShape or Expand makes of the shape of x."""
+    shape = net.add("Shape", x)
+    if net.chance(0.5):
+        other = net.add("Expand", number(net, x, 0.5), shape)
+    else:
+        value = numpy_helper.from_array(np.array([0.5], dtype(net, x)))
+        other = net.add("ConstantOfShape", shape, value=value)
+    if net.chance(0.5):
+        return net.add("Concat", x, other, axis=net.whole(0, rank(net, x) - 1))
+    return net.add("Sub", other, x)
+
+
+@step(0.6, 2, 3, 4)
+def other_norms(net: Grower, x: str) -> Made:
+    op = net.pick(("LpNormalization", "MeanVarianceNormalization", "Hardmax", "GlobalLpPool"))
+    if op == "LpNormalization":
+        axis = net.whole(0, rank(net, x) - 1)
+        return net.add(op, x, axis=axis, p=net.pick((1, 2)))
+    if op == "MeanVarianceNormalization":
+        return net.add(op, x, axes=[0, rank(net, x) - 1])
+    if op == "Hardmax":
+        return net.add(op, x, axis=rank(net, x) - 1)
+    if rank(net, x) < 3:
+        raise UnfitError("no plane")
+    return net.add(op, x, p=net.pick((1, 2)))
+
+
 @step(0.3, kind="any")
 def unchanged(net: Grower, x: str) -> Made:
     return net.add(net.pick(("Identity", "Dropout")) if net.is_float(x) else "Identity", x)
@@ -943,11 +1022,16 @@ def scattered(net: Grower, x: str) -> Made:
     return net.add("ScatterND", x, net.constant(order.astype(np.int64)), updates)
 
 
+OTHER_TYPES = (np.uint8, np.int8, np.float64, np.int16, bool)
+
+
 # -- other types -----------------------------------------------------------------------------------
 def _number(kind: Any) -> int:
     found = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float16): TensorProto.FLOAT16,
              np.dtype(np.int64): TensorProto.INT64, np.dtype(np.int32): TensorProto.INT32,
-             np.dtype(bool): TensorProto.BOOL}  # fmt: skip
+             np.dtype(bool): TensorProto.BOOL, np.dtype(np.uint8): TensorProto.UINT8,
+             np.dtype(np.int8): TensorProto.INT8, np.dtype(np.float64): TensorProto.DOUBLE,
+             np.dtype(np.int16): TensorProto.INT16}  # fmt: skip
     return int(found[np.dtype(kind)])
 
 
@@ -962,6 +1046,9 @@ def precision(net: Grower, x: str) -> Made:
 @step(0.5)
 def whole_numbers(net: Grower, x: str) -> Made:
     scaled = net.add("Mul", x, number(net, x, 2.0))
+    if net.chance(0.3):
+        wide = net.add("Cast", net.add("Abs", scaled), to=_number(net.pick(OTHER_TYPES)))
+        return net.add("Cast", wide, to=_number(np.float32))
     return net.add("Cast", scaled, to=_number(net.pick((np.int32, np.int64))))
 
 
