@@ -624,6 +624,11 @@ y: fp32[2, 4, 6] = batch_matmul(w, v) y
 (x: fp32[2, 3, 4], w: fp32[1, 4, 5]) -> (y)
 y: fp32[2, 3, 5] = batch_matmul(x, w) y
 == MatMulBiasAddFusionPass
+(x: fp32[1, 4], w: fp32[4, 1], b: fp32[]) -> (y)
+p: fp32[1, 1] = matmul(x, w) p
+r: fp32[] = reshape(p) {shape = ()} r
+y: fp32[] = add(r, b) y
+== MatMulBiasAddFusionPass
 (x: fp32[1, 4], w: fp32[4, 5], b: fp32[3, 1]) -> (y)
 p: fp32[1, 5] = matmul(x, w) p
 y: fp32[3, 5] = add(p, b) y

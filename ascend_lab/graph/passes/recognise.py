@@ -155,7 +155,8 @@ def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) ->
     attrs = {key: product.attr(key, False) for key in ("trans_a", "trans_b")}
     reads = (*product.inputs, bias)
     if split:
-        if shape not in ((kind.shape[1],), ()) or wanted.shape[-1] != kind.shape[1]:
+        columns = kind.shape[1:]
+        if shape not in (columns, ()) or wanted.shape[-1:] != columns:  # () once it is a scalar
             return False
         made = draft.insert("gemm", reads, attrs, f"{node.name}_product")
         return draft.become(node, "reshape", [made], {"shape": wanted.shape})
