@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 from network_builder import FLOATS, Network, Step, Values, onnxruntime_session, reference
+from onnx.reference import ReferenceEvaluator
 from onnx_models import run_onnx
 
 from ascend_lab.chip import load_chip
@@ -224,7 +225,7 @@ def judged(network: Network, folder: Path, ways: tuple[str, ...] = ()) -> Outcom
     units = {"run": FP32, "migrated": FP32, "compiled": FP16, "offline": FP16}
     for way in ways or chosen:
         try:
-            found = WAYS[way](network, chip, folder)
+            found = WAYS[way](truth.network if truth else network, chip, folder)
             verdict, message = truth.compare(found, units[way]) if truth else ("open", "")
         except (UnsupportedError, CapacityError) as error:
             verdict, message = "refused", str(error)
@@ -279,14 +280,17 @@ def offline(network: Network, chip: str, folder: Path) -> dict[str, Values]:
 
 
 def migrated(network: Network, chip: str, folder: Path) -> dict[str, Values]:
-    """Return what the migrated model computes in ONNX Runtime."""
+    """Return what the migrated model computes in ONNX Runtime, or in the witness that is right."""
     data = network.model.SerializeToString()
     shapes = {name: array.shape for name, array in network.feed.items()}
     model = migrate(data, load_chip(chip), shapes=shapes).model
     if model is None:
         raise UnsupportedError("a model that migrates", "none")
     names = {entry.name for entry in model.graph.input}
-    return run_onnx(model, {n: a for n, a in network.feed.items() if n in names})
+    feed = {n: a for n, a in network.feed.items() if n in names}
+    if any(isinstance(step.runner, ReferenceEvaluator) for step in network.steps):
+        return dict(zip(network.outputs, reference(model).run(network.outputs, feed), strict=True))
+    return run_onnx(model, feed)
 
 
 WAYS = {"run": run, "compiled": compiled, "migrated": migrated, "offline": offline}
