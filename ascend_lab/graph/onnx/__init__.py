@@ -263,9 +263,10 @@ _WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "
 _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 
 
+@converter("Celu", types=(("float32",),))
 @converter(
-    "Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "MeanVarianceNormalization",
-    "CausalConvWithState", types=(kinds.FLOATS,),
+    "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "CausalConvWithState",
+    types=(kinds.FLOATS,),
 )  # fmt: skip
 @converter(
     "NegativeLogLikelihoodLoss",
