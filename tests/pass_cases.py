@@ -620,6 +620,13 @@ y: fp32[2, 4, 6] = batch_matmul(w, v) y
 p: fp32[2, 4, 5] = batch_matmul(q, k) {trans_b = True} p
 w: fp32[2, 4, 5] = softmax(p) w
 y: fp32[2, 4, 6] = batch_matmul(w, v) y
+== FlashAttentionFusionPass
+(q: fp32[1, 4, 8], k: fp32[1, 5, 8], v: fp32[2, 5, 6]) -> (y)
+two: fp32[2, 1, 1] = fill(2.0)
+p: fp32[1, 4, 5] = batch_matmul(q, k) {trans_b = True} p
+s: fp32[2, 4, 5] = mul(p, two) s
+w: fp32[2, 4, 5] = softmax(s) w
+y: fp32[2, 4, 6] = batch_matmul(w, v) y
 == BatchMatMulToMatMulPass
 (x: fp32[2, 3, 4], w: fp32[1, 4, 5]) -> (y)
 y: fp32[2, 3, 5] = batch_matmul(x, w) y

@@ -1,7 +1,7 @@
 """Random ONNX networks: what two witnesses agree on is what each of our ways computes.
 
 The default tier takes 100 networks. RANDOM_NETWORKS=FIRST:COUNT takes others, such as 0:2000, which
-is about five minutes of a processor; a network is its seed, `random_network(seed)`.
+is about six minutes of a processor; a network is its seed, `random_network(seed)`.
 """
 
 from __future__ import annotations

@@ -240,6 +240,7 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
         number = settings(node)["number"] if node.op == "muls" else draft.number(other)
         if number is None and node.op == "mul":
             name, number = node.inputs[1], draft.number(node.inputs[0])
-        if not number:
+        widens = draft.type(name).shape != draft.type(node.output).shape
+        if not number or widens:
             return None
         scale *= 1 / number if node.op == "div" else number
