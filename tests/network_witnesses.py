@@ -44,7 +44,7 @@ FP32, FP16 = 2.0**-21, 2.0**-10
 """Rounding errors behind a node: an operator of several steps rounds some times."""
 SPREADS = 6.0
 """Largest error allowed, in spreads: of few runs, the largest difference is no bound."""
-SHARES = {FP32: 2.0**-17, FP16: 2.0**-7}
+SHARES = {FP32: 2.0**-17, FP16: 2.0**-6}
 """Error allowed besides, a share of the tensor's largest number: what operators round inside."""
 OPEN = 0.2
 """Spread, as a share of the largest number, from which rounding alone decides a value."""

@@ -134,6 +134,23 @@ def test_constants_follow_every_shape(shape):
     assert np.array_equal(compiled(laid, inputs)["y.ND"], data - inputs["x"])
 
 
+@pytest.mark.parametrize("op", ["avg_pool2d", "max_pool2d", "relu"])
+@pytest.mark.parametrize("shape", [(2, 20, 3, 2), (3, 17, 5, 5), (2, 40, 4, 4)])
+def test_pools_do_the_same_to_blocks_in_any_order(op, shape):
+    """In C1NHWC0 the first block of the second image stands where NC1HWC0 has the ragged one."""
+    net = GraphBuilder("g", "fp16")
+    how = {} if op == "relu" else {"kernel": 2, "stride": 1}
+    net.output(getattr(net, op)(net.input("x", shape), **how))
+    graph = net.build()
+    types = {name: replace(kind, layout="C1NHWC0") for name, kind in graph.types.items()}
+    inputs = {"x": np.random.default_rng(0).integers(-3, 4, shape).astype(np.float16)}
+    (wanted,) = evaluate(graph, inputs).values()
+    for name in ("Ascend310", "Ascend910B2"):
+        compiled_graph = compile_tasks(replace(graph, types=types), load_chip(name), [graph.nodes])
+        (found,) = run_tasks(compiled_graph, inputs).values()
+        np.testing.assert_allclose(found, wanted, atol=2**-9)
+
+
 @pytest.mark.parametrize("kind", ["conv2d", "conv_transpose2d", "max_pool2d", "global_avg_pool"])
 def test_an_image_may_be_a_constant(kind):
     """A model's output is not folded: its kernel reads a constant image, in blocks as any other."""
