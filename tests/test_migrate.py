@@ -152,6 +152,14 @@ def test_an_operator_that_nobody_knows_is_refused_by_name():
     assert "standard" in row["advice"]
 
 
+def test_values_are_compared_on_indices_that_exist():
+    """A table of one row: of the whole numbers drawn as inputs none may be 1."""
+    nodes = [helper.make_node("Gather", ["x", "ids"], ["y"], axis=0)]
+    model = model_of(nodes, [("x", FLOAT, (1, 3)), ("ids", INT64, (8,))], [("y", FLOAT)])
+    found = migrate(model.SerializeToString(), CHIP)
+    assert found.report["max_error"] == {"y": 0.0}
+
+
 def test_open_sizes_are_asked_for():
     with pytest.raises(UnsupportedError, match="ids"):
         migrate(tokens().SerializeToString(), CHIP)

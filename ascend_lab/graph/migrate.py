@@ -27,7 +27,7 @@ import numpy as np
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.compile import compile_graph
-from ascend_lab.graph.evaluate import evaluate_all
+from ascend_lab.graph.evaluate import evaluate_all, random_inputs
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.network import simulate_graph
@@ -93,6 +93,7 @@ def migrate(
     imported = None
     try:
         imported = import_model(whole, shapes=sizes)
+        feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
@@ -149,6 +150,16 @@ def _with_ends(model: ModelProto, whole: ModelProto) -> ModelProto:
     del model.graph.output[:]
     model.graph.output.extend(whole.graph.output)
     return model
+
+
+def _indices_inside(imported: Imported) -> dict[str, Any]:
+    """Return random whole numbers for the inputs that take them, indices inside what they index."""
+    found = random_inputs(imported.graph)
+    return {
+        name: tensors.in_type(found[name], kind)
+        for name, kind in imported.input_types.items()
+        if kind in tensors.INTEGERS and name in found
+    }
 
 
 Became = dict[tuple[str, str, tuple[str, ...]], list[str]]

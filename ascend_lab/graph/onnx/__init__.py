@@ -283,9 +283,10 @@ _ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu
 _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 
 
+@converter("Celu", types=(("float32",),))
 @converter(
-    "Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "MeanVarianceNormalization",
-    "CausalConvWithState", types=(kinds.FLOATS,),
+    "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "CausalConvWithState",
+    types=(kinds.FLOATS,),
 )  # fmt: skip
 @converter(
     "NegativeLogLikelihoodLoss",
