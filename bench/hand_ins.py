@@ -32,7 +32,7 @@ class Row:
 
 
 def script(source: str) -> Writer:
-    """Return what writes a source as `STUDENT.py`; lone surrogates become bytes that are no UTF-8."""
+    """Return what writes a source as `STUDENT.py`; lone surrogates become bytes, no UTF-8."""
 
     def write(folder: Path, student: str) -> None:
         (folder / f"{student}.py").write_bytes(source.encode("utf-8", "surrogatepass"))
