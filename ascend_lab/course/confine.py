@@ -15,7 +15,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,7 @@ def _only_own_writable(libc: Any, own: bytes) -> bool:
     size = b"size=%d,nr_inodes=%d,mode=0700" % (DISK_BYTES, DISK_FILES)
     set_read_only = struct.pack("QQQQ", READ_ONLY, 0, 0, 0)
     clear = struct.pack("QQQQ", 0, READ_ONLY, 0, 0)
-    steps = (
+    steps: tuple[Callable[[], int], ...] = (
         lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
         lambda: libc.mount(b"tmpfs", own, b"tmpfs", 0, size),
         lambda: libc.syscall(MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, set_read_only, 32),

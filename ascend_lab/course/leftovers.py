@@ -41,7 +41,7 @@ def _empty(top: int) -> None:
                 continue
             below = _opened(name, top)
             try:
-                for inner in os.listdir(below):
+                for inner in os.listdir(below):  # noqa: PTH208 (an open folder, no path)
                     if _is_folder(inner, below):
                         os.chmod(inner, 0o700, dir_fd=below)
                     new = f"{token}.{next(numbers)}"
@@ -74,4 +74,4 @@ def _remove_any(entry: "os.DirEntry[str]") -> None:
     if entry.is_dir(follow_symlinks=False):
         remove(Path(entry.path))
     else:
-        os.unlink(entry.path)
+        Path(entry.path).unlink()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ascend_lab.course import confine, leftovers, shelf
 from ascend_lab.course.texts import shown
@@ -95,6 +95,10 @@ class Wall:
         return [f"{who}; the wall has a gap here: they reach what {reads}{remedy}"]
 
 
+class RefusedError(InputError):
+    """Nothing is run here: there is no account that hand-ins could run as."""
+
+
 class LostError(Exception):
     """A hand-in's process that is of no more use; the text says how it ended."""
 
@@ -144,14 +148,14 @@ class Session:
     def open(self) -> str:
         """Run the file itself; return "" or why it does not run.
 
-        Raises `LostError`, and `InputError` where this is root and cannot give it another account.
+        Raises `LostError`; `RefusedError` where this is root and cannot give it another account.
         """
         self.begin(self.limits.start_s, "the file itself")
         self.send(self.task)
         built = self.hear()
         if "refused" in built or "wall" not in built:
             remedy = "grade from an account that is not root and owns nothing else"
-            raise InputError("an account for hand-ins", str(built.get("refused")), remedy)
+            raise RefusedError("an account for hand-ins", str(built.get("refused")), remedy)
         self.wall = Wall(**built["wall"])
         said = self.hear()
         self.remark = shown(str(said.get("remark", "")))
@@ -266,7 +270,7 @@ def answers_of(
 def standing_wall() -> Wall:
     """Try the wall with a file that imports NumPy; return what stands of it here.
 
-    Raises `InputError` where this is root and no other account can run Python.
+    Raises `RefusedError` where this is root and no other account can run Python.
     """
     session = Session("import numpy", "a trial", Limits())
     try:
@@ -275,7 +279,7 @@ def standing_wall() -> Wall:
         session.close()
     if wrong:
         remedy = "let others read Python and its packages, or grade from another account"
-        raise InputError("an account that can run hand-ins", wrong, remedy)
+        raise RefusedError("an account that can run hand-ins", wrong, remedy)
     return session.wall
 
 
@@ -314,13 +318,15 @@ def _started(folder: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _no_number(text: str) -> Any:
+def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _no_number(text)  # type: ignore[no-any-return]
+    if not math.isfinite(number):
+        _no_number(text)
+    return number
 
 
 # -- the end of a process and of what it started -----------------------------------------------

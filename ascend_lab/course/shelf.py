@@ -7,6 +7,7 @@ the file system either.
 """
 
 import os
+import shutil
 import stat
 import sys
 import sysconfig
@@ -54,16 +55,19 @@ def laid(folder: Path, denied: Sequence[str]) -> Shelf:
         for name, target in links:
             link = folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(_seen_from_inside(target, handles))
-        found = (str(folder),)
+            if target.is_relative_to(PACKAGE) and not readable_by_others(target):
+                _copy(target, link)
+            else:
+                link.symlink_to(_seen_from_inside(target, handles))
+        found: tuple[str, ...] = (str(folder),)
     except OSError:
         found = tuple(map(str, (PACKAGE.parent, *_sites())))
     return Shelf(
         (own_library, f"{own_library}/lib-dynload", *found),
         (str(library), own_library),
         handles,
-        tuple(str(target) for _, target in links) + _shared(),
-        (str(folder), str(library)),
+        (str(folder), *(str(target) for _, target in links), *_shared()),
+        (str(library),),
     )
 
 
@@ -130,6 +134,29 @@ def _seen_from_inside(place: Path, handles: Sequence[str]) -> str:
             below = place.relative_to(home).as_posix()
             return confine.handle_path(number) + ("" if below == "." else f"/{below}")
     return str(place)
+
+
+def _copy(place: Path, to: Path) -> None:
+    """Lay a copy where a link would not do: the package itself is closed to other accounts."""
+    if place.is_dir():
+        shutil.copytree(place, to, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copyfile(place, to)
+    for path in (to, *to.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@cache
+def readable_by_others(place: Path) -> bool:
+    """Whether an account that owns nothing can read a file or folder once it is there."""
+    if os.name != "posix" or os.getuid() != 0:
+        return True
+    folders = [folder for folder in place.parents if folder.is_relative_to(PACKAGE)]
+    open_folder = stat.S_IROTH | stat.S_IXOTH
+    need = open_folder if place.is_dir() else stat.S_IROTH
+    return place.stat().st_mode & need == need and all(
+        folder.stat().st_mode & open_folder == open_folder for folder in folders
+    )
 
 
 @cache
