@@ -144,8 +144,7 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     roster = read_roster(arguments.roster)
     if not Path(arguments.work).exists():
         raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
-    for line in standing_wall().lines():
-        print(line, file=sys.stderr)
+    wall = standing_wall()  # before hours of grading: nothing is run as root
     marks = grade(task, Path(arguments.work), secret=secret, roster=roster, known=known,
                   jobs=arguments.jobs)  # fmt: skip
     anew = {m.student: run_anew(old[m.student], before.get(m.student, ()), m)
@@ -158,6 +157,8 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     if not secret:
         lines.append("no --secret: students who know this course can draw the hidden cases")
     data = {"marks": {m.student: {"points": dict(m.points), "total": m.total} for m in marks}}
+    for line in wall.lines():
+        print(line, file=sys.stderr)
     emit(arguments.json, data, lines)
     return 0
 
