@@ -250,7 +250,7 @@ def deep_notebook() -> bytes:
 
 FILE_ROWS = (
     Row("stream", "A0", data(damaged_stream(), ".zip"), 0, 0, "a zip with a damaged stream"),
-    Row("names", "A0", data(no_utf_8_name(), ".zip"), 80, 80, "a member whose name is no UTF-8"),
+    Row("names", "A0", data(no_utf_8_name(), ".zip"), 0, 0, "a member whose name is no UTF-8"),
     Row("members", "A0", data(zipped(*((f"f{i}.txt", "") for i in range(20_000)), ("w.py", GOOD)),
                               ".zip"), 0, 0, "20,000 members"),
     Row("slip", "A0", data(zipped(("../../../slipped.py", GOOD)), ".zip"), 80, 80, "a path"),
@@ -262,7 +262,7 @@ FILE_ROWS = (
     Row("link", "A0", link, 0, 0, "a link to a file of the grader"),
     Row("wide", "A0", data(GOOD.encode("utf-16"), ".py"), 0, 0, "UTF-16"),
     Row("1_1", "A0", as_name(b"=1 1.py", GOOD), 80, 80, "a formula as name"),
-    Row("esc__31m", "A0", as_name(b"esc\x1b\n[31m.py", GOOD), 80, 80, "terminal escapes as name"),
+    Row("esc_31m", "A0", as_name(b"esc\x1b\n[31m.py", GOOD), 80, 80, "terminal escapes as name"),
     Row("Eve_12", "A0", as_name(b"Eve_12_assignsubmission_file_Bob_13_assignsubmission_file_.py",
                                 GOOD), 80, 80, "another's name behind the own"),
 )  # fmt: skip

@@ -75,15 +75,19 @@ def into_name_spaces(libc: Any, own: str) -> tuple[bool, bool]:
 
     When it ends, the system ends all that it has started.
     """
-    user, root = os.getuid(), os.getuid() == 0
+    user, group, root = os.getuid(), os.getgid(), os.getuid() == 0
     apart = (0 if root else NEW_USER) | NEW_MOUNTS | NEW_NET | NEW_IPC
     if libc.unshare(apart | NEW_PID) == 0:
         _go_on_as_first(libc)
     elif libc.unshare(apart) != 0:
         return libc.unshare((0 if root else NEW_USER) | NEW_NET | NEW_IPC) == 0, False
     if not root:
-        with suppress(OSError):
+        try:  # a disk in memory takes no files of an account without a number
+            Path("/proc/self/setgroups").write_text("deny", "ascii")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1", "ascii")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1", "ascii")
+        except OSError:
+            return True, False
     return True, _only_own_writable(libc, own.encode())
 
 
