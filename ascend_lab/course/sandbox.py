@@ -140,7 +140,7 @@ class Session:
     def _own_folder(self) -> str:
         """Make what the hand-in may write to; beside it lies what it may import."""
         self.folder.chmod(0o711)
-        (self.folder / "shelf").mkdir(mode=0o755)
+        (self.folder / "shelf").mkdir()
         own = self.folder / "own"
         own.mkdir(mode=0o700)
         return str(own)

@@ -59,6 +59,8 @@ def laid(folder: Path, denied: Sequence[str]) -> Shelf:
                 _copy(target, link)
             else:
                 link.symlink_to(_seen_from_inside(target, handles))
+        for place in (folder, *(path for path in folder.rglob("*") if _is_own_folder(path))):
+            place.chmod(0o755)  # whatever the grader's umask is
         found: tuple[str, ...] = (str(folder),)
     except OSError:
         found = tuple(map(str, (PACKAGE.parent, *_sites())))
@@ -69,6 +71,10 @@ def laid(folder: Path, denied: Sequence[str]) -> Shelf:
         (str(folder), *(str(target) for _, target in links), *_shared()),
         (str(library),),
     )
+
+
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 @cache
