@@ -33,7 +33,9 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import __version__, output
+from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course.sandbox import Answer, Call, Limits, LostError, Session, opened
+from ascend_lab.course.texts import shown
 from ascend_lab.course.wire import Wire
 from ascend_lab.errors import InputError
 from ascend_lab.lab import checks
@@ -297,7 +299,9 @@ OPEN = ("chapter11_12", "chapter19_20", "chapter21_22", "chapter23")
 """Checks whose pages or figures use something from their modules."""
 DENIED = tuple(sorted({f"{checks.__name__}.{home}" for home in checks.HOMES.values()
                        if home not in OPEN}))  # fmt: skip
-"""The other checks, next to which answers stand: a hurdle, for the book has them, too."""
+"""The other checks, next to which answers stand; the book has them, too."""
+VERDICT_S = 60.0
+"""What one check may take, whatever it was answered."""
 
 
 def _exercises(name: str) -> Assignment:
@@ -389,9 +393,13 @@ def verdict(session: Session, exercise: str, names: Sequence[str], seed: int) ->
     wire = Wire(session.send, session.hear)
     session.what = f"exercise {exercise_number(exercise)}"
     answer = partial(_ask, session, wire, "|".join(names))
-    result = getattr(checks, f"check_{exercise}")(answer, seed=seed)
+    try:
+        with Alarm(VERDICT_S, lambda: EndedError(f"its check took more than {VERDICT_S:g} s")):
+            result = getattr(checks, f"check_{exercise}")(answer, seed=seed)
+    except (Exception, EndedError) as error:  # what came back was more than a check can bear
+        return shown(f"no answer that can be checked ({type(error).__name__}: {error})")
     remark = f"; {session.remark}" if session.remark and "no function" in result.message else ""
-    return "" if result.passed else result.message[:400] + remark
+    return "" if result.passed else shown(result.message) + remark
 
 
 def _ask(session: Session, wire: Wire, names: str, *args: Any, **named: Any) -> Any:

@@ -63,7 +63,8 @@ def laid(folder: Path, denied: Sequence[str]) -> Shelf:
             place.chmod(0o755)  # whatever the grader's umask is
         found: tuple[str, ...] = (str(folder),)
     except OSError:
-        found = tuple(map(str, (PACKAGE.parent, *_sites())))
+        own = () if PACKAGE.name in denied else (PACKAGE.parent,)
+        found = tuple(map(str, (*own, *_sites())))
     return Shelf(
         (own_library, f"{own_library}/lib-dynload", *found),
         (str(library), own_library),
