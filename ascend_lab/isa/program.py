@@ -258,11 +258,9 @@ def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
 
 # -- the text form, read back: parse_program(str(program)) == program ------------------------------
 _EVENT = re.compile(r"(\w+)>(\w+):(\d+)(?:x(\d+))?$")
-_REGION = re.compile(
-    r"(?<![\w.])([\w.]+)\[(?:([^|\[\]]+) \| )?([^|\[\]]+) \| ([-\d:,]+)\]"
-)
+# both begin where a word begins and end before the next bracket: n letters are read in O(n)
+_REGION = re.compile(r"(?<![\w.])([\w.]+)\[(?:([^][|]+) \| )?([^][|]+) \| ([-\d:,]+)\]")
 _ATTR = re.compile(r"(?<!\w)(\w+)=(\([^()]*\)|\S+)")
-"""Both begin where a word begins and end before the next bracket: a text of n letters takes O(n)."""
 _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
 _WORD_ATTRS = ("op", "round", "atomic")
 _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
