@@ -10,9 +10,11 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ascend_lab.course import Mark, grade, load, write_report
+from ascend_lab.course.confine import FIRST_ACCOUNT, NOBODY
 from ascend_lab.course.leftovers import SHARED
 from ascend_lab.course.sandbox import _children
 from ascend_lab.course.seal import seal_of
@@ -34,7 +36,12 @@ MOST_S, JOBS = 300.0, 2
 
 def course_figures(rows: Sequence[Row] = (*HOSTILE, *HONEST)) -> Iterator[Figure]:
     """Grade all rows, a class for each assignment; yield a figure for each, and what was left."""
-    before = left_behind()
+    with tempfile.TemporaryDirectory(prefix="bench-") as home, _temporary_files_in(home):
+        yield from _figures_in(Path(home), rows)
+
+
+def _figures_in(home: Path, rows: Sequence[Row]) -> Iterator[Figure]:
+    before = left_behind(home)
     start_s = time.perf_counter()
     for name in sorted({row.assignment for row in rows}):
         own = [row for row in rows if row.assignment == name]
@@ -50,7 +57,7 @@ def course_figures(rows: Sequence[Row] = (*HOSTILE, *HONEST)) -> Iterator[Figure
             yield Figure("  the course or the package changed", "", "", False)
     took_s = time.perf_counter() - start_s
     yield Figure("all hand-ins", f"{took_s:.0f} s", f"< {MOST_S:.0f} s", took_s < MOST_S)
-    stayed = sorted(left_behind() - before)
+    stayed = sorted(left_behind(home) - before)
     yield Figure("processes and files left", ", ".join(stayed)[:60] or "none", "none", not stayed)
 
 
@@ -83,13 +90,31 @@ def _not_foretold(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator[str]:
     yield from (f"{student}: a mark of nobody" for student in totals)
 
 
-def left_behind() -> set[str]:
-    """Return what a grader could leave: children, entries of the folders that all may write to."""
+@contextmanager
+def _temporary_files_in(home: str) -> Iterator[None]:
+    """Let this process, and those that it starts, lay temporary files into one folder."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"], tempfile.tempdir = home, None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = None
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+
+
+def left_behind(home: Path) -> set[str]:
+    """Return what a grader could leave: children, temporary files, files of hand-ins' accounts."""
     found = {f"process {number}" for number in _children() if not _keeps_count(number)}
-    for folder in {*SHARED, tempfile.gettempdir()}:
-        if os.access(folder, os.R_OK):
-            names = (entry.name for entry in Path(folder).iterdir())
-            found |= {f"{folder}/{name}" for name in names if name.startswith(("handin-", "left_"))}
+    found |= {path.name for path in home.iterdir() if path.name.startswith("handin-")}
+    for folder in filter(os.path.isdir, SHARED):
+        for entry in os.scandir(folder):
+            with suppress(OSError):
+                owner = entry.stat(follow_symlinks=False).st_uid
+                if entry.name.startswith("left_") or FIRST_ACCOUNT <= owner < NOBODY:
+                    found.add(entry.path)
     return found
 
 

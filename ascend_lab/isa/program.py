@@ -258,9 +258,8 @@ def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
 
 # -- the text form, read back: parse_program(str(program)) == program ------------------------------
 _EVENT = re.compile(r"(\w+)>(\w+):(\d+)(?:x(\d+))?$")
-# both begin where a word begins and end before the next bracket: n letters are read in O(n)
 _REGION = re.compile(r"(?<![\w.])([\w.]+)\[(?:([^][|]+) \| )?([^][|]+) \| ([-\d:,]+)\]")
-_ATTR = re.compile(r"(?<!\w)(\w+)=(\([^()]*\)|\S+)")
+_ATTR = re.compile(r"(?<!\w)(\w+)=(\([^()]*\)|\S+)")  # both from a word to a bracket: O(letters)
 _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
 _WORD_ATTRS = ("op", "round", "atomic")
 _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
