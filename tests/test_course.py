@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from command_lines import refused, run
-from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
@@ -28,6 +27,7 @@ from ascend_lab.course.handin import (
 )
 from ascend_lab.course.report import autograde, pack
 from ascend_lab.errors import InputError
+from bench.hostile import ATTACKS, GOOD
 
 ROOT = Path(__file__).parent.parent
 COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"

@@ -13,17 +13,24 @@ import hashlib
 import io
 import json
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course import handin, sandbox
 from ascend_lab.course.assignment import Assignment, Case, Judged, load
+from ascend_lab.course.seal import seal_of
+from ascend_lab.course.texts import shown
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
 
 JUDGE_S = 30
+SLOW_ANSWERS = 2
+"""After so many answers of one hand-in that took a judge too long, its others are not judged."""
+UNJUDGED = "no answer that can be judged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +109,48 @@ def try_cases(
     calls = [case.call for _, case in new]
     fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
     answers = {digest: answer for (digest, _), answer in zip(new, fresh, strict=True)}
-    return [
-        Tried(part, case.name, digest, answer, judge(task, case, answer), case.timed)
-        for digest, (part, case) in zip(digests, cases, strict=True)
-        for answer in (answers.get(digest) or known[digest],)
-    ]
+    tried: list[Tried] = []
+    slow = 0
+    for digest, (part, case) in zip(digests, cases, strict=True):
+        answer = answers.get(digest) or known[digest]
+        if slow < SLOW_ANSWERS:
+            judged = judge(task, case, answer)
+        else:
+            judged = _fails(task, f"{UNJUDGED} (others of this hand-in took too long)")
+        slow += any(TOO_LONG in said for said in judged.properties.values())
+        tried.append(Tried(part, case.name, digest, answer, judged, case.timed))
+    return tried
+
+
+TOO_LONG = f"judging took more than {JUDGE_S} s"
 
 
 def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
     """Judge one answer; no answer, or one over which the judge fails, holds no property."""
     if answer.error:
-        return Judged(dict.fromkeys(task.weights, answer.error))
+        return _fails(task, answer.error)
     try:
-        with Alarm(JUDGE_S, lambda: TimeoutError(f"judging took more than {JUDGE_S} s")):
-            judged = task.judge(case, answer.value)
-    except (Exception, RecursionError) as error:
-        said = f"no answer that can be judged ({type(error).__name__}: {error})"[:300]
-        return Judged(dict.fromkeys(task.weights, said.replace("\n", " ")))
-    return judged
+        with Alarm(JUDGE_S, lambda: TimeoutError(TOO_LONG)):
+            return _sound(task.judge(case, answer.value))
+    except Exception as error:
+        return _fails(task, f"{UNJUDGED} ({type(error).__name__}: {error})")
+
+
+def _fails(task: Assignment, said: str) -> Judged:
+    return Judged(dict.fromkeys(task.weights, shown(said)))
+
+
+def _sound(judged: Judged) -> Judged:
+    """Return what a judge said with texts that can be shown and a finite cost, or none.
+
+    A judge may have passed on what stands in an answer: a text as cost, a million letters.
+    """
+    properties = {name: shown(said) for name, said in judged.properties.items()}
+    cost = judged.cost
+    if cost is not None:
+        number = float(cost) if isinstance(cost, numbers.Real) else math.nan
+        cost = cost if math.isfinite(number) else None
+    return replace(judged, properties=properties, cost=cost)
 
 
 def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:
@@ -212,17 +243,24 @@ def mark(
     secret: str,
     known: Mapping[str, sandbox.Answer] | None = None,
 ) -> Mark:
-    """Grade one hand-in."""
+    """Grade one hand-in; whatever fails over it costs its own points, and a note says so."""
     cases = cases_of(task, work.student, secret)
-    tried = tuple(try_cases(task, work.source, cases, known, work.file))
-    points = mark_of(task, tried)
+    tried: tuple[Tried, ...] = ()
+    notes = [*work.notes, *(["marked late by the course system"] if work.late else [])]
+    try:
+        tried = tuple(try_cases(task, work.source, cases, known, work.file))
+        points = mark_of(task, tried)
+    except sandbox.RefusedError:
+        raise
+    except Exception as error:  # a mistake of ours, met by one hand-in, is not the others'
+        notes.append(shown(f"could not be graded ({type(error).__name__}: {error})"))
+        points = {part: 0.0 for part in task.points if part != "log"}
     if enrolled.log_points is not None:
         points["log"] = tenths(min(enrolled.log_points, task.points.get("log", 0.0)))
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
-    notes = (*work.notes, *(["marked late by the course system"] if work.late else []))
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
-    return Mark(work.student, work.file, digest, points, late, tried, notes, pseudonym,
+    return Mark(work.student, work.file, digest, points, late, tried, tuple(notes), pseudonym,
                 enrolled.name, work.source)  # fmt: skip
 
 
@@ -243,27 +281,83 @@ def grade(
     if not works:
         needed = "hand-ins: .py, .ipynb or .zip files named after students, or folders of them"
         raise InputError(needed, f"none in {folder}", "name the folder that has them")
-    course = task.folder
+    sealed = seal_of(task.folder)
     rows = [
-        (task.name, str(course), works[s], roster.get(s, Enrolled(s)), secret,
-         dict(known or {}))
+        _Row(task.name, str(task.folder), sealed, works[s], roster.get(s, Enrolled(s)), secret,
+             dict(known or {}))
         for s in sorted(works)
     ]  # fmt: skip
     if jobs <= 1 or len(rows) == 1:
         return [_mark_row(row, task) for row in rows]
+    return _in_processes(rows, jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one process needs to grade one hand-in."""
+
+    name: str
+    course: str
+    sealed: str
+    work: handin.HandIn
+    enrolled: Enrolled
+    secret: str
+    known: dict[str, sandbox.Answer]
+
+
+def _in_processes(rows: Sequence[_Row], jobs: int) -> list[Mark]:
+    """Grade in several processes; a hand-in over which one dies is graded alone, then marked so."""
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
+    from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(_mark_row, rows))
+    def pool(count: int) -> ProcessPoolExecutor:  # here: a browser has no processes
+        return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+    def result(future: "Future[Mark]") -> Mark | None:
+        try:
+            return future.result()
+        except BrokenExecutor:
+            return None
+
+    with pool(jobs) as several:
+        marks = [result(future) for future in [several.submit(_mark_row, row) for row in rows]]
+    for at, row in enumerate(rows):
+        if marks[at] is None:
+            with pool(1) as alone:
+                marks[at] = result(alone.submit(_mark_row, row))
+    return [mark or _lost(row) for mark, row in zip(marks, rows, strict=True)]
 
 
-_Row = tuple[str, str, handin.HandIn, Enrolled, str, dict[str, sandbox.Answer]]
+def _lost(row: _Row) -> Mark:
+    """Return the mark of a hand-in over which the process that judges it died twice."""
+    task = load(row.name, row.course)
+    points = {part: 0.0 for part in task.points if part != "log"}
+    notes = (*row.work.notes, "could not be graded (the process that judges it ended, twice)")
+    return Mark(row.work.student, row.work.file, "", points, 0.0, (), notes,
+                name=row.enrolled.name, source=row.work.source)  # fmt: skip
 
 
 def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
-    name, course, work, enrolled, secret, known = row
-    return mark(task or load(name, course), work, enrolled, secret, known)
+    """Grade a hand-in by the judges that were there at first, and say if they changed meanwhile."""
+    task = task or _loaded(row.name, row.course, row.sealed)
+    found = mark(task, row.work, row.enrolled, row.secret, row.known)
+    if seal_of(task.folder) == row.sealed:
+        return found
+    said = "the course's or the package's files changed while this was graded: restore them"
+    return replace(found, notes=(*found.notes, said))
+
+
+@cache
+def _loaded(name: str, course: str, sealed: str) -> Assignment:
+    """Return the assignment once a process, if its files are what they were when grading began."""
+    needed = f"{course} and the package as they were when grading began"
+    remedy = "restore them, and look at what was handed in"
+    if seal_of(Path(course)) != sealed:
+        raise InputError(needed, "other files", remedy)
+    task = load(name, course)
+    if seal_of(Path(course)) != sealed:
+        raise InputError(needed, "other files", remedy)
+    return task
 
 
 # -- what comes with a term ------------------------------------------------------------------------
