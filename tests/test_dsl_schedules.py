@@ -210,7 +210,7 @@ def test_a_nest_of_two_outputs_waits_for_what_either_needs():
 
 def test_nests_that_wait_for_each_other_are_refused():
     """y1 is computed in the nest of y0, and reads t in GM, which reads y0 itself."""
-    arrays, (x,) = inputs((4, 32))
+    _, (x,) = inputs((4, 32))
     y0 = unary("vabs", x).named("y0")
     t = scalar("vadds", y0, 1).named("t")
     y1 = scalar("vmuls", t, 2).named("y1")

@@ -223,5 +223,5 @@ def test_a_compiled_file_refuses_int64_products_beyond_32_bits(capsys):
 def test_constants_that_leave_64_bits_are_refused_when_a_model_is_read(text, constant):
     made = whole(f"{text}\nAdd x p -> z", "x")
     made.graph.initializer.append(numpy_helper.from_array(np.array(constant), "c"))
-    with pytest.raises(GraphError, match="64 bits|int64 holds"):
+    with pytest.raises(GraphError, match=r"64 bits|int64 holds"):
         import_model(made)

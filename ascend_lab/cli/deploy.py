@@ -307,10 +307,11 @@ def _served_text(data: dict[str, Any]) -> list[str]:
 def _serve(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.zoo import model_name
     from ascend_lab.runtime.container import is_offline
-    from ascend_lab.serving import Level, Policy, model, rest
+    from ascend_lab.serving import Level, Policy, loopback, opened, rest
 
     for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
-                            ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
+                            ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000),
+                            ("body_mib", 1, 1024)):  # fmt: skip
         if not low <= (value := getattr(arguments, name)) <= high:
             word = f"--{name.replace('_', '-')}"
             raise InputError(f"{word} from {low} to {high}", str(value), f"e.g. {word} {low}")
@@ -322,13 +323,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     name, shapes = model_name(arguments.model), common.shapes_of(arguments)
 
     def load() -> Any:
-        return model.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
+        return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
         common.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
-    rest.serve(rest.Service(name, load, policy), arguments.port, told)
+    service = rest.Service(name, load, policy, arguments.body_mib * 2**20)
+    loopback.serve(service, arguments.port, told)
     common.say([f"{name} is served no more"])
     return 0
 
@@ -398,7 +400,7 @@ VERBS = (
         {"epilog": CONFIG_HELP},
     ),
     Verb(
-        "serve", "answer requests for a model on loopback (KServe v2, JSON tensors)", _serve,
+        "serve", "answer requests for a model on loopback (KServe v2, as Triton does)", _serve,
         (
             MODEL, SHAPES,
             flag("--chip", help="compute as this chip's kernels do (default: the graph, exactly)"),
@@ -410,6 +412,8 @@ VERBS = (
                  help="how long the oldest request waits for others (0)"),
             flag("--queue-limit", type=count, default=2048, metavar="N",
                  help="most requests that wait; more are told to come again (2048)"),
+            flag("--body-mib", type=count, default=16, metavar="N",
+                 help="largest body of a request, unpacked, in MiB (16)"),
         ),
     ),
 )  # fmt: skip

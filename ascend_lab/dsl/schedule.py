@@ -188,7 +188,8 @@ def roots(state: State) -> list[Stage | Fixed]:
     """Return the stages with a phase of their own, in GM and not attached, in order of execution.
 
     A phase runs behind all phases whose tensors a stage of its nest reads: y0 = f(x) waits for t
-    where y1 = g(t) is computed in the nest of y0. Raises `ScheduleError` if phases wait in a circle.
+    where y1 = g(t) is computed in the nest of y0. Raises `ScheduleError` where phases wait for each
+    other in a circle.
     """
     phases = [
         s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)

@@ -411,6 +411,13 @@ def _convolution(site: Site) -> Result:
     op = "Conv"
     if "output_padding" in a:
         op, attrs["output_padding"] = "ConvTranspose", pair("", a["output_padding"], least=0)
+    border = a.get("pad_value", 0)
+    if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
+        top, left, bottom, right = attrs["pads"]
+        around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
+        image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
+        attrs["pads"] = (0, 0, 0, 0)
+        site = replace(site, inputs=(image, *site.inputs[1:]))
     if site.dtype == "int8":
         return _whole_convolution(site, op, attrs)
     return site.one(op, *site.growing(), **attrs)

@@ -137,11 +137,16 @@ def plain(value: Any) -> Any:
 
 # -- convolutions ---------------------------------------------------------------------------------
 def convolved(
-    ctx: Context, x: Value, weight: Value, *bias: Value, groups: int | None = None
+    ctx: Context, x: Value, weight: Value, *bias: Value, groups: int | None = None, border: int = 0
 ) -> Value:
-    """Return the convolution of rows or images that the node's attributes describe."""
+    """Return the convolution of rows or images that the node's attributes describe.
+
+    `border` stands around the image, as what bytes have for 0.
+    """
     window = window_of(ctx, weight.shape[2:], x.shape[2:])
     settings = {"groups": ctx.attr("group") if groups is None else groups, **window.settings()}
+    if border and any(map(any, window.pads)):
+        settings["pad_value"] = border
     out = ctx.emit("conv2d", as_image(ctx, x), as_image(ctx, weight), *bias, **settings)
     return as_row(ctx, out, len(x.shape))
 

@@ -4,7 +4,7 @@ int8: y = (sx sw) (qx qw + qb), qx = round(x / sx) + ox; unless scales are given
 each, sx = max|x| / 127.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -253,23 +253,31 @@ def scale_of(values: ir.Values) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How a layer is quantised: what it reads, and its weights by one scale or one a channel."""
+    """How a layer is quantised: what it reads, and its weights by one scale or one a channel.
+
+    `shared`: an addition beside the layer reads the same quantised tensor.
+    """
 
     scale: float
     offset: int
     weight_scales: tuple[float, ...]
     weight_bits: int = 8
+    shared: bool = False
 
 
 def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
     """Run convolutions and products with constant weights in int8.
 
-    `scales` gives the step of each tensor they read; None measures it on seeded inputs.
+    `scales` gives the step of each tensor they read; None measures it on seeded inputs. Additions
+    beside a layer read its bytes, too.
     """
     known = measured_scales(graph) if scales is None else scales
     layers = {
         node.name: Steps(
-            known[node.inputs[0]], 0, (scale_of(graph.constants[node.inputs[1]].array()),)
+            known[node.inputs[0]],
+            0,
+            (scale_of(graph.constants[node.inputs[1]].array()),),
+            shared=True,
         )
         for node in weighted(graph)
         if node.inputs[0] in known
@@ -295,7 +303,28 @@ def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
             pairs[key] = draft.insert("dequantise", (byte,), kind, f"{x}_back")
         reads = (pairs[key], _whole_weights(draft, node, one), *node.inputs[2:])
         draft.become(node, node.op, reads, node.attrs)
+    for name, layer in summands(graph, [name for name, one in layers.items() if one.shared]):
+        one, x = layers[layer], graph.node(layer).inputs[0]
+        share(draft, name, x, pairs[x, one.scale, one.offset])
     return draft.finish()
+
+
+def summands(graph: ir.Graph, layers: Collection[str]) -> list[tuple[str, str]]:
+    """Return the additions of equal shapes that read what some layers read, and the layer."""
+    readers = {graph.node(layer).inputs[0]: layer for layer in reversed(list(layers))}
+    found = []
+    for node in graph.nodes:
+        shapes = {graph.types[name].shape for name in (*node.inputs, *node.outputs)}
+        if node.op == "add" and len(shapes) == 1:
+            found += [(node.name, readers[name]) for name in node.inputs if name in readers]
+    return found
+
+
+def share(draft: Draft, addition: str, summand: str, quantised: str) -> None:
+    """Let an addition read a quantised tensor in place of one of its summands."""
+    node = draft.current(addition)
+    inputs = [quantised if name == summand else name for name in node.inputs]
+    draft.become(node, node.op, inputs, node.attrs)
 
 
 def _whole_weights(draft: Draft, node: ir.Node, one: Steps) -> str:
