@@ -154,9 +154,11 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
     passes = [(name, count) for name, count in data["passes"].items()]
     outputs = [(name, f"{error:.1e}") for name, error in data.get("max_error", {}).items()]
     refused = [(data["refused"],)] if "refused" in data else []
+    kept = [(data["kept"],)] if "kept" in data else []
     return [
         ("nodes", ("operator", "count", "verdict", "replaced by", "max error", "advice"), nodes),
         ("refused", ("reason",), list(refused)),
+        ("kept", ("what and why",), list(kept)),
         ("moved to another engine", ("node", "operator", "engine", "reason"), list(moved)),
         ("padded", ("tensor", "shape", "layout", "zeros", "advice"), list(padded)),
         ("passes", ("name", "matches"), list(passes)),

@@ -50,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         found = common.imported(arguments, given)
     except UnsupportedError as error:
-        common.refuse_idle(arguments, WHOLE, "--compiled")
+        refuse_off_core(arguments, error, "--compiled")
         hosted = placed(arguments, given, error)
         nodes = sum(len(part.nodes) for part in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
@@ -192,6 +192,15 @@ def _summary(array: Any) -> dict[str, Any]:
 
 
 # -- operators that no graph holds ----------------------------------------------------------------
+def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *flags: str) -> None:
+    """Raise why the compiler refuses a model if a flag was given that asks for the compiler."""
+    for name in flags:
+        if name.lstrip("-").replace("-", "_") in arguments.given:
+            drop = f"or drop {name}, which is only {WHOLE}"
+            remedy = "; ".join(part for part in (error.remedy, drop) if part)
+            raise UnsupportedError(error.needed, error.got, remedy) from error
+
+
 def placed(
     arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
 ) -> hosted.Hosted:
@@ -201,7 +210,7 @@ def placed(
 
     if not arguments.model.endswith(common.ONNX):
         raise error
-    common.refuse_idle(arguments, WHOLE, "--tuned", "--bank")
+    refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
@@ -270,8 +279,8 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     """Print the time of a model that is placed on core, AI CPU and host."""
     from ascend_lab.graph import bound, compile as compiler, network
 
-    common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
-                "--memory-limit")  # fmt: skip
+    refuse_off_core(arguments, error, "--fusion-switch", "--fusion-result", "--no-fusion",
+                    "--memory-limit")  # fmt: skip
     hosted = placed(arguments, None, error)
     times = hosted.timeline()
     if arguments.trace:

@@ -108,7 +108,7 @@ def _families(graph: Graph) -> list[Family]:
 def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
     """Return the channels of each result; nothing if a node moves more than channels."""
     given, out = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
-    if (given[0], *given[-2:]) != (out[0], *out[-2:]) or len(out) < 4:
+    if len(out) < 4 or (given[0], *given[-2:]) != (out[0], *out[-2:]):
         return []
     if node.op == "reshape":
         return [picks.reshape(out[1:-2])] if picks.size == np.prod(out[1:-2]) else []

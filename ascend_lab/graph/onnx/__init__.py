@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph import draft, ir
 
@@ -219,7 +221,7 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     if long:
         written = (r for r in results if isinstance(r, draft.Value))
         ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in written])
-    return [r if isinstance(r, Tensor) else ctx.typed(r, ctx.result) for r in results]
+    return [_tensor(ctx, result) for result in results]
 
 
 def _is_int64(ctx: Context) -> bool:
@@ -276,12 +278,15 @@ def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> S
 # -- functions of the standard --------------------------------------------------------------------
 _WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "swish")}
 """What attributes may say: bodies take another word for one of these."""
+_ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu")
+"""Functions whose result has the shape of their input."""
 _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 
 
+@converter("Celu", types=(("float32",),))
 @converter(
-    "Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "MeanVarianceNormalization",
-    "CausalConvWithState", types=(kinds.FLOATS,),
+    "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "CausalConvWithState",
+    types=(kinds.FLOATS,),
 )  # fmt: skip
 @converter(
     "NegativeLogLikelihoodLoss",
@@ -312,7 +317,15 @@ def inlined(ctx: Context) -> Sequence[Tensor]:
             within=ctx.within or ctx.op,
         )
         found |= zip(node.output, tensors_of(inner), strict=False)
-    return [tensor for name in body.output if (tensor := found.get(name)) is not None]
+    results = [tensor for name in body.output if (tensor := found.get(name)) is not None]
+    if ctx.op in _ELEMENTWISE:  # constants of a body have one axis, what they meet may have none
+        wanted = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
+        results = [_tensor(ctx, shapes.reshaped(ctx, results[0], wanted))]
+    return results
+
+
+def _tensor(ctx: Context, result: Result) -> Tensor:
+    return result if isinstance(result, Tensor) else ctx.typed(result, ctx.result)
 
 
 def _body(ctx: Context) -> FunctionProto:

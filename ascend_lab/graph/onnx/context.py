@@ -39,6 +39,8 @@ class Builder(GraphBuilder):
         self.emitted: dict[int, tuple[Value, Any]] = {}
         """Known tensors that are constants of the graph by now, by identity."""
         self._narrowed: set[str] = set()
+        self.truths: set[str] = set()
+        """Numbers that are 0 or 1: booleans that the model casts to a number."""
 
     def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
         """Declare a constant under the model's name for it, or a free one."""
@@ -107,9 +109,10 @@ class Builder(GraphBuilder):
             self._numbers.clear()
         for old, name in new.items():
             self._types[name] = self._types.pop(old)
-            if old in self._narrowed:
-                self._narrowed.remove(old)
-                self._narrowed.add(name)
+            for names in (self._narrowed, self.truths):
+                if old in names:
+                    names.remove(old)
+                    names.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(self._nodes[start:], start):
             own = title if main in node.outputs else f"{title}/{node.op}"

@@ -135,6 +135,12 @@ def _cast(ctx: Context) -> Result:
     if elem not in kinds.FORMATS:
         ctx.unsupported(f"a cast to {', '.join(kinds.FORMATS)}", elem)
     value, dtype = ctx.value(x), kinds.FORMATS[elem]
+    if x.elem == "bool" or value.name in ctx.net.truths:
+        if elem == "bool":
+            return value
+        number = ctx.cast(value, dtype)
+        ctx.net.truths.add(number.name)
+        return number
     if elem == "bool":
         return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
     if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:

@@ -102,8 +102,7 @@ def _pads(
     found = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
-        if total < 0 and ctx.op.endswith("Pool"):  # the standard's pads are negative here
-            ctx.unsupported("windows with auto_pad SAME that leave no gap", f"{k} every {s}")
+        # A stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut.
         found.append(_halves(max(total, 0), auto))
     return tuple(found)
 
