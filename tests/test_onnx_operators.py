@@ -262,11 +262,15 @@ def test_what_is_not_computed_is_refused_by_name(op, shapes, attrs, message):
         onnx_backend.prepare(one_of(op, arrays, attrs)[0])
 
 
-def test_a_function_with_a_constant_in_fp32_is_refused_in_fp16():
-    """The standard's body divides what it is given by a constant in fp32."""
-    half = np.ones((2, 3, 2, 2), np.float16)
-    with pytest.raises(UnsupportedError, match=r"\(Celu\).*float32; got float16"):
-        onnx_backend.prepare(one_of("Celu", [half], {})[0])
+@pytest.mark.parametrize("op", ["Celu", "Mish", "Softsign", "ThresholdedRelu", "Shrink"])
+def test_functions_of_a_number_are_a_number(op):
+    """The body of Celu divides by a list of one number."""
+    x = np.array(-0.75, np.float32)
+    model, feed = one_of(op, [x], {}, 18)
+    (name,) = import_onnx(model).outputs
+    found = evaluate(import_onnx(model), feed)[name]
+    assert found.shape == ()
+    np.testing.assert_allclose(found, run_onnx(model, feed)["y"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

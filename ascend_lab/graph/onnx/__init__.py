@@ -283,11 +283,7 @@ _ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu
 _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 
 
-@converter("Celu", types=(("float32",),))
-@converter(
-    "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "CausalConvWithState",
-    types=(kinds.FLOATS,),
-)  # fmt: skip
+@converter("SwiGLU", "CausalConvWithState", types=(kinds.FLOATS,))
 @converter(
     "NegativeLogLikelihoodLoss",
     "SoftmaxCrossEntropyLoss",
@@ -299,6 +295,11 @@ _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 @converter("CenterCropPad")
 def inlined(ctx: Context) -> Sequence[Tensor]:
     """Convert the nodes of the function's body instead of the node."""
+    return _inlined(ctx)
+
+
+def _inlined(ctx: Context) -> list[Tensor]:
+    """Return what the nodes of the function's body write."""
     for key, words in _WORDS.items():
         if ctx.attrs.get(key, words[0]) not in words:
             needed = f"{key} {', '.join(words[:-1])} or {words[-1]}"
@@ -326,6 +327,18 @@ def inlined(ctx: Context) -> Sequence[Tensor]:
 
 def _tensor(ctx: Context, result: Result) -> Tensor:
     return result if isinstance(result, Tensor) else ctx.typed(result, ctx.result)
+
+
+@converter("Celu", "Mish", "Shrink", "Softsign", "ThresholdedRelu", types=(kinds.FLOATS,))
+def inlined_lanes(ctx: Context) -> Sequence[Result]:
+    """Convert the body of an elementwise function; its result has the shape of its operand.
+
+    Some bodies hold their numbers as lists of one, which make a scalar a list.
+    """
+    (found,) = _inlined(ctx)
+    if found.shape == ctx.shape(0):
+        return (found,)
+    return (ctx.reshape(ctx.value(found), ctx.shape(0)),)
 
 
 def _body(ctx: Context) -> FunctionProto:
