@@ -259,22 +259,26 @@ def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values],
 
 # -- joins of several images -----------------------------------------------------------------------
 def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph in which images that are joined have their blocks of channels outermost.
+    """Return the graph in which joins and cuts of images are views wherever that is quicker.
 
-    Then a block of all images is one run, and a join or a cut at whole blocks is a view. The copies
-    that this saves are timed against the conversions it makes slower; convolutions read and write
-    planes, which lie elsewhere, as before.
+    Images that are joined have their blocks of channels outermost: then a block of all images is
+    one run, and a join or a cut at whole blocks is a view. One image is one run as it is. A join
+    that begins as an earlier one reads that one's result. The copies that this saves are timed
+    against the conversions it makes slower; convolutions read and write planes, which lie
+    elsewhere, as before.
     """
     seen = set[str]()
     for node in graph.nodes:
-        kind, new = graph.types[node.output], node.output not in seen
-        if new and node.op in JOINS and kind.layout == IMAGES and kind.shape[0] > 1:
-            names = _lying_alike(graph, node.output)
-            moved = _nested(_relaid(graph, names), names)
-            seen |= names
-            if aliases.view_nodes(moved) - aliases.view_nodes(graph):
-                cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
-                graph = moved if cycles[0] < cycles[1] else graph
+        kind = graph.types[node.output]
+        if node.output in seen or node.op not in JOINS or kind.layout != IMAGES:
+            continue
+        names = _lying_alike(graph, node.output)
+        laid_out = _relaid(graph, names) if kind.shape[0] > 1 else graph
+        moved = _nested(laid_out, names)
+        seen |= names
+        if aliases.view_nodes(moved) - aliases.view_nodes(graph):
+            cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
+            graph = moved if cycles[0] < cycles[1] else graph
     return graph
 
 

@@ -39,6 +39,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks, values
 from ascend_lab.graph.bound import Bound
+from ascend_lab.graph.draft import in_order
 from ascend_lab.graph.evaluate import Overflow
 from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
@@ -83,7 +84,8 @@ class Road:
     without `joined` conversions stay where operators put them; rows are moved to fractals in
     graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels;
     `start` is what starts a kernel: fusion and layouts pay that price; nodes that `keep` names stay
-    in fp32.
+    in fp32. `ordered` brings nodes into the one order that a file's order does not decide; a
+    training step keeps its own, in which backward frees what forward kept.
     """
 
     passes: Sequence[str] = DEFAULT
@@ -97,10 +99,12 @@ class Road:
     small: bool = True
     start: Start = "queued"
     keep: frozenset[str] = frozenset()
+    ordered: bool = True
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
+        graph = in_order(graph) if self.ordered else graph
         graph, report = run_passes(graph, names)
         if self.dtype:
             graph = in_format(graph, self.dtype, self.keep)

@@ -406,3 +406,30 @@ def pruned(graph: ir.Graph) -> ir.Graph:
         types={n: t for n, t in graph.types.items() if n in names},
         constants={n: c for n, c in graph.constants.items() if n in needed},
     )
+
+
+def in_order(graph: ir.Graph) -> ir.Graph:
+    """Return the graph with its nodes in the one order that neither file nor names decide.
+
+    Depth first from the outputs: a node stands behind all that its first operand needs, then behind
+    all that its second one needs, and so on. So a branch is finished before the next one begins,
+    and what it left in L2 is read soon. Nodes that no output needs come last, as they stood.
+    """
+    order: list[ir.Node] = []
+    placed = set[str]()
+    waiting = list(reversed(graph.outputs))
+    while waiting:
+        node = graph.producers.get(waiting[-1])
+        if node is None or node.name in placed:
+            waiting.pop()
+            continue
+        ahead = [n for n in node.inputs if n in graph.producers]
+        ahead = [n for n in ahead if graph.producers[n].name not in placed]
+        if ahead:
+            waiting += reversed(ahead)
+            continue
+        placed.add(node.name)
+        order.append(node)
+        waiting.pop()
+    rest = [node for node in graph.nodes if node.name not in placed]
+    return replace(graph, nodes=(*order, *rest))
