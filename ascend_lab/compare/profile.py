@@ -233,7 +233,9 @@ NOT_TOLD = {
 def reading(task: Task) -> Reading:
     """Return what a task is in the operator library; raises `InputError` where nothing says so."""
     if task.type in POINTWISE:
-        count = 2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
+        count = (
+            2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
+        )
         return Reading(POINTWISE[task.type], task.shapes[:count], task.dtypes[:count], {})
     for kinds, read in READERS.items():
         if task.type in kinds:
