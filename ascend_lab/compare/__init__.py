@@ -84,9 +84,9 @@ class Compared:
         if self.error is None:
             return f"{name:<52}  refused: {self.refused}"
         times = (self.measured_s, self.model_s, self.bound_s)
-        told = "".join(f"{time_s * 1e6:>13.2f}" for time_s in times if time_s is not None)
+        told = "".join(f" {time_s * 1e6:>12.2f}" for time_s in times if time_s is not None)
         below = "  below our bound" * self.is_below_bound
-        return f"{name:<52}{told}{self.error:>+9.0%}  {self.limit}{below}{marks}"
+        return f"{name:<52}{told} {self.error:>+8.0%}  {self.limit}{below}{marks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Group:
         median = "-" if self.median is None else f"{self.median:.0%}"
         p90 = "-" if self.p90 is None else f"{self.p90:.0%}"
         counts = f"{self.group:<24}{self.rows:>6}{self.timed:>7}"
-        return f"{counts}{bias:>9}{median:>9}{p90:>9}{self.below_bound:>13}"
+        return f"{counts}{bias:>9} {median:>8} {p90:>8}{self.below_bound:>13}"
 
 
 HEAD = f"{'group':<24}{'rows':>6}{'timed':>7}{'bias':>9}{'median':>9}{'p90':>9}{'below bound':>13}"
@@ -178,7 +178,7 @@ def compare(path: str | Path, chip: Chip | None = None) -> Comparison:
 def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
     """Return the measured rows of a table or a profile; raises `InputError` for other files."""
     data = read_file(path, "a table of measured rows", TABLE_BYTES)
-    lines = csv_of(data, path)
+    lines = [(line, row) for line, row in csv_of(data, path) if not row[0].startswith("#")]
     if not lines:
         raise InputError(f"{path}: a header and rows", "an empty file", "write at least one row")
     refuse_above(f"{path}: rows", len(lines) - 1, ROWS)

@@ -89,7 +89,7 @@ def _is_told(word: str) -> bool:
 
 @dataclass(slots=True)
 class _Settings:
-    """The attributes of an operator that are its own, the cores it may use, what to keep in mind."""
+    """The attributes that an operator knows, the cores it may use, what to keep in mind."""
 
     own: dict[str, Any] = field(default_factory=dict)
     cores: int | None = None
@@ -103,29 +103,37 @@ def _settings(work: Work, chip: Chip, known: Mapping[str, Any]) -> _Settings:
     for word, value in work.attributes.items():
         name = ALSO_CALLED.get((work.operator, word), word)
         if name in known:
-            found.own[name] = list(value) if isinstance(value, list) else value
-        elif word in DESCRIBE or _is_told(word):
-            continue
+            found.own[name] = value
         elif word in SCHEDULE:
             schedule.append(word)
-        elif word == "causal":
-            if value not in (False, "False", "false", 0):
-                found.marks.append("causal=True computed in full, with all that is masked")
-        elif word == "layout":
-            found.marks.append(f"measured on {value} tensors")
-        elif word == "approximate" and work.operator == "gelu":
-            if value != "tanh":
-                found.marks.append(f"approximate={value} asked for, the tanh form computed")
-        elif word == SAME_AS_FIRST_SIZE.get(work.operator):
-            _check_first_size(work, word, value)
         elif word in ("cores", "aiv_cores"):
             found.cores = _cores(chip, word, value)
-        else:
-            needed = f"{work.operator}: attributes that the operator has"
-            raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
+        elif mark := _mark(work, word, value):
+            found.marks.append(mark)
     if schedule:
         found.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
     return found
+
+
+def _mark(work: Work, word: str, value: Any) -> str:
+    """Return what a word that is no attribute of the operator makes of the row, "" if nothing.
+
+    Raises `UnsupportedError` for a word whose meaning for the time is unknown.
+    """
+    if word in DESCRIBE or _is_told(word):
+        return ""
+    if word == SAME_AS_FIRST_SIZE.get(work.operator):
+        _check_first_size(work, word, value)
+        return ""
+    if word == "causal":
+        masked = value not in (False, "False", "false", 0)
+        return "causal=True computed in full, with all that is masked" if masked else ""
+    if word == "layout":
+        return f"measured on {value} tensors"
+    if word == "approximate" and work.operator == "gelu":
+        return "" if value == "tanh" else f"approximate={value} asked for, tanh form computed"
+    needed = f"{work.operator}: attributes that the operator has"
+    raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
 
 
 def _check_first_size(work: Work, word: str, value: Any) -> None:
@@ -275,11 +283,7 @@ def _graph(work: Work) -> Any:
     for word, value in work.attributes.items():
         if word == "batch":
             batch = value
-        elif word in ("cards", "ranks", "tp") and value == 1:
-            continue
-        elif word == "context" and work.shapes and work.shapes[0][-1] == value:
-            continue
-        elif not _is_told(word):
+        elif not _is_told(word) and not _says_again(work, word, value):
             needed = f"{work.operator}: attributes that its time on one device depends on"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
     if batch is None and work.shapes:
@@ -296,6 +300,13 @@ def _graph(work: Work) -> Any:
     return graph
 
 
+def _says_again(work: Work, word: str, value: Any) -> bool:
+    """Tell whether a word says what is so anyway: one device, the length that the shapes have."""
+    if word == "context":
+        return bool(work.shapes) and work.shapes[0][-1] == value
+    return word in ("cards", "ranks", "tp") and value == 1
+
+
 # -- collectives -----------------------------------------------------------------------------------
 OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
 """Words on the experts whose tokens a collective moves: the bytes are what counts."""
@@ -304,18 +315,20 @@ OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
 def _collective(work: Work, own: Chip | None) -> Estimate:
     """Time a collective by the quickest algorithm on a topology, its first devices if fewer."""
     from ascend_lab.cluster import collective_time, load_topology
+    from ascend_lab.cluster.loader import TOPOLOGIES
 
     for word, value in work.attributes.items():
         if word not in ("ranks", "topology", *OF_EXPERTS) and not _is_told(word):
             needed = f"{work.operator}: attributes ranks and topology"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
     name, ranks = work.attributes.get("topology"), work.attributes.get("ranks")
-    if work.size_bytes is None or not isinstance(name, str) or name.endswith(".toml"):
-        needed = f"{work.operator}: inputs bytes=N, and the topology of a preset"
-        raise InputError(needed, f"topology={shown(name)}", "mend that row")
+    if work.size_bytes is None:
+        raise InputError(f"{work.operator}: inputs as bytes=N", "none", "mend that row")
+    if not isinstance(name, str) or name.partition(":")[0] not in TOPOLOGIES:
+        needed = f"{work.operator}: a topology among {', '.join(TOPOLOGIES)}"
+        raise InputError(needed, shown(name), "none is guessed")
     topology = load_topology(name)
-    whole = isinstance(ranks, int) and not isinstance(ranks, bool)
-    if not whole or not 2 <= ranks <= topology.size:
+    if type(ranks) is not int or not 2 <= ranks <= topology.size:
         needed = f"{work.operator}: ranks from 2 to {topology.size}, the devices of {name}"
         raise InputError(needed, shown(ranks), "mend that row")
     found = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))

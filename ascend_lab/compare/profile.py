@@ -66,7 +66,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a task is here: operator, the inputs that it has, attributes, and what to keep in mind."""
+    """What a task is here: operator, its inputs, its attributes, and what to keep in mind."""
 
     operator: str
     shapes: tuple[Shape, ...]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import shown, wholes_of
 
 Shape = tuple[int, ...]
 L2_STATES = ("cold", "warm", "unknown")
@@ -64,15 +65,13 @@ def reasons_in(found: list[str]) -> Iterator[None]:
         found.append("nested too deeply")
     except MemoryError:
         found.append("too large for the memory of this machine")
-    except Exception as error:  # noqa: BLE001 - a mistake of ours in one row: say so, go on
+    except Exception as error:  # a mistake of ours in one row: say so, go on
         text = " ".join(str(error).split())[:120]
         found.append(f"a mistake of ours: {type(error).__name__}: {text}")
 
 
 def shape_of(text: str, separator: str, where: str) -> Shape:
     """Return the sizes of a shape such as 4x128x64; raise `InputError` naming `where`."""
-    from ascend_lab.limits import shown, wholes_of
-
     sizes = wholes_of(text.lower(), separator)
     if not sizes or min(sizes) < 1:
         example = separator.join(("4096", "1024"))

@@ -30,6 +30,8 @@ COLUMNS = (
 COLLECTIVES = ("all_reduce", "all_to_all")
 LONGEST_S = 1e6
 """Most seconds a row may have taken: a slip of units lands above it."""
+MOST_BYTES = 1e18
+"""Most bytes a rank of a collective may hold."""
 MOST_ATTRIBUTES = 64
 LONGEST_VALUE = 200
 """Characters of one attribute's value."""
@@ -103,8 +105,9 @@ def _work(row: Mapping[str, str], group: str) -> Work:
     size_bytes: float | None = None
     if row["inputs"].startswith("bytes="):
         size_bytes = number_of(row["inputs"].removeprefix("bytes="))
-        if size_bytes is None or size_bytes <= 0:
-            raise InputError("inputs: bytes=N above 0", shown(row["inputs"]), "mend that row")
+        if size_bytes is None or not 0 < size_bytes <= MOST_BYTES:
+            needed = f"inputs: bytes=N above 0, at most {MOST_BYTES:g}"
+            raise InputError(needed, shown(row["inputs"]), "mend that row")
     elif row["inputs"]:
         shapes = tuple(shape_of(part.strip(), "x", "inputs") for part in row["inputs"].split(";"))
     dtypes = tuple(part.strip() for part in row["dtype"].split(";")) if row["dtype"] else ()
