@@ -257,8 +257,8 @@ def files() -> dict[str, bytes]:
         "gradients.csv": b"name,ready_us,bytes\na,1,100\nb\x1b,2,200\n",
         "trace.json": json.dumps({"traceEvents": trace}).encode(),
         "measured.csv": b"case,chip,operator,inputs,dtype,attributes,l2,timing,measured_us\n"
-                        b"a,Toy,relu,64x64,fp16,,warm,kernel,3\n"
-                        b"b,Toy,softmax,8x64,fp16,axis=-1,cold,wall,9.5\n",
+        b"a,Toy,relu,64x64,fp16,,warm,kernel,3\n"
+        b"b,Toy,softmax,8x64,fp16,axis=-1,cold,wall,9.5\n",
         "op_summary.csv": (ROOT / "tests/data/compare/op_summary.csv").read_bytes(),
         "table.csv": b"device,bytes,ranks,time_s\na,100,2,1e-5\na,1000,4,2e-5\na,9000,2,4e-5\n",
     }
