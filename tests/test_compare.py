@@ -15,6 +15,7 @@ from ascend_lab.compare.profile import Task, reading
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.errors import InputError
 from ascend_lab.graph import bound_of, compile_stages, zoo
+from bench.compared import VARIABLE, compared_figures
 
 DATA = Path(__file__).parent / "data" / "compare"
 B2 = load_chip("Ascend910B2")
@@ -101,12 +102,19 @@ def test_a_warm_l2_is_obeyed_and_an_unknown_one_is_marked(tmp_path: Path) -> Non
         ("flash_attention", "1x2x256x64;1x2x256x64;1x2x256x64", "fp16", "heads=2"),
         ("reduce_prod", "16x256x256", "fp32", "axis=1"),
         ("gather", "100x64;32", "fp16;int32", "axis=0"),
+        ("scatter_update", "2064x512;496;496x512", "int32", ""),
+        ("square", "528x272", "fp16", ""),
+        ("concat", "32x80x64;16x80x64", "int32", "axis=0"),
     ],
 )
+@pytest.mark.parametrize("chip", ["Ascend910B2", "Ascend310"])  # an L2 of each kind
 def test_no_model_time_is_below_its_bound(
-    tmp_path: Path, operator: str, inputs: str, dtype: str, attributes: str
+    tmp_path: Path, chip: str, operator: str, inputs: str, dtype: str, attributes: str
 ) -> None:
+    if chip == "Ascend310" and "bf16" in dtype:
+        dtype = "fp16"
     said = {"operator": operator, "inputs": inputs, "dtype": dtype, "attributes": attributes}
+    said["chip"] = chip
     rows = [{**said, "timing": timing} for timing in ("kernel", "wall")]
     rows += [{**said, "l2": "warm"}]
     for row in compare(table(tmp_path, *rows)).rows:
@@ -417,3 +425,23 @@ def test_a_file_that_is_too_large_is_refused(
     assert "at most 3" in refused(capsys, "compare", table(tmp_path, *[{}] * 4))
     monkeypatch.setattr("ascend_lab.compare.TABLE_BYTES", 100)
     assert "at most 100 bytes" in refused(capsys, "compare", table(tmp_path, {}))
+
+
+# -- bench -----------------------------------------------------------------------------------------
+def test_bench_tells_groups_of_a_folder_and_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert list(compared_figures()) == []
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
+    assert list(compared_figures()) == []
+    with pytest.raises(InputError):
+        list(compared_figures(str(tmp_path / "absent")))
+    table(tmp_path, {}, {"operator": ""})
+    (tmp_path / "words.csv").write_text("a,b\n1,2\n", "utf-8")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    head, group, words = compared_figures()
+    assert "measured tables" in head.name
+    assert group.name == "  rows, made up" and group.measured.startswith("1 of 2 rows: -")
+    assert "not read" in words.measured
+    assert all(figure.met is None for figure in (head, group, words))

@@ -9,16 +9,21 @@ result, or are checked), and all others. A row with one of the others is refused
 means for the time is not guessed.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
+
+if TYPE_CHECKING:
+    from ascend_lab.graph import Graph
 
 ZOO = "zoo:"
 
@@ -206,7 +211,7 @@ def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
 def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[str, Any]) -> float:
     """Return the bound of a graph that is this one operator (see `graph.bound`).
 
-    Without the launch for a kernel, and without reads from memory where L2 holds the operands.
+    Without the launch for a kernel.
     """
     from ascend_lab.graph import GraphBuilder, bound_of
 
@@ -221,17 +226,30 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
         draft.output(result)
     graph = draft.build()
     bound = bound_of(graph, chip)
+    if work.operator in READ_WHOLE and not bound.launch:
+        bound = replace(bound, launch=chip.launch_overhead_s)
+    bound = replace(bound, memory=_memory_s(work, graph, chip, bound.memory))
+    return bound.work_s if work.timing == "kernel" else bound.time_s
+
+
+def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> float:
+    """Return the least seconds of one operator's bytes across the memory interface.
+
+    A network's results go to memory, those of one operator may stay in an L2 of either kind. In
+    place, what no index names is neither read nor written.
+    """
+    from ascend_lab import ops
+
+    if work.l2 == "warm" or ops.get(work.operator).has("in place"):
+        return 0.0
+    rate = chip.device_memory.rate_bytes_per_s
+    written = sum(graph.types[name].data_bytes for name in graph.outputs)
+    kept = min(written, chip.l2.size_bytes)
     if work.operator in READ_WHOLE:
         read = sum(graph.types[name].data_bytes for name in graph.inputs)
-        written = sum(graph.types[name].data_bytes for name in graph.outputs)
-        cached = chip.l2.size_bytes if chip.l2.kind == "cache" else 0
-        moved = read + max(0, written - cached)
-        launch_s = 0.0 if bound.launch else chip.launch_overhead_s
-        memory_s = moved / chip.device_memory.rate_bytes_per_s
-        bound = replace(bound, memory=memory_s, launch=bound.launch + launch_s)
-    if work.l2 == "warm":
-        bound = replace(bound, memory=0.0)
-    return bound.work_s if work.timing == "kernel" else bound.time_s
+        return (read + written - kept) / rate
+    in_cache = chip.l2.kind == "cache"  # the network's bound has left them out already
+    return of_network_s if in_cache else max(0.0, of_network_s - kept / rate)
 
 
 READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
@@ -275,7 +293,7 @@ def _largest(ledger: Mapping[str, float]) -> str:
     return max(above, key=lambda part: above[part], default="bound")
 
 
-def _graph(work: Work) -> Any:
+def _graph(work: Work) -> Graph:
     """Return the zoo's network at the row's batch and sizes; raises where they contradict."""
     from ascend_lab.graph import zoo
 
