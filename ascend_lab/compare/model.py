@@ -235,14 +235,16 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
 def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> float:
     """Return the least seconds of one operator's bytes across the memory interface.
 
-    A network's results go to memory, those of one operator may stay in an L2 of either kind. In
-    place, what no index names is neither read nor written.
+    A network's results go to memory, those of one operator may stay in an L2 of either kind. What
+    is changed in place is neither read nor written where no index points: only the rest is read.
     """
     from ascend_lab import ops
 
-    if work.l2 == "warm" or ops.get(work.operator).has("in place"):
+    if work.l2 == "warm":
         return 0.0
     rate = chip.device_memory.rate_bytes_per_s
+    if ops.get(work.operator).has("in place"):
+        return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate
     written = sum(graph.types[name].data_bytes for name in graph.outputs)
     kept = min(written, chip.l2.size_bytes)
     if work.operator in READ_WHOLE:
