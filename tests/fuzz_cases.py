@@ -92,6 +92,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "strategy file": ("strategy.json",),
     "gradient-plan file": ("gradients.csv", "trace.json"),
     "fit-collective file": ("table.csv",),
+    "compare file": ("measured.csv", "op_summary.csv"),
     "serve-sim config": ("server.toml",),
     "device": ("a",),
     "op": ("allreduce", "all_to_all", "broadcast", "reduce_scatter"),
@@ -255,6 +256,10 @@ def files() -> dict[str, bytes]:
         "strategy.json": (ROOT / "tests/data/iopddl/example.json").read_bytes(),
         "gradients.csv": b"name,ready_us,bytes\na,1,100\nb\x1b,2,200\n",
         "trace.json": json.dumps({"traceEvents": trace}).encode(),
+        "measured.csv": b"case,chip,operator,inputs,dtype,attributes,l2,timing,measured_us\n"
+        b"a,Toy,relu,64x64,fp16,,warm,kernel,3\n"
+        b"b,Toy,softmax,8x64,fp16,axis=-1,cold,wall,9.5\n",
+        "op_summary.csv": (ROOT / "tests/data/compare/op_summary.csv").read_bytes(),
         "table.csv": b"device,bytes,ranks,time_s\na,100,2,1e-5\na,1000,4,2e-5\na,9000,2,4e-5\n",
     }
 
@@ -427,6 +432,8 @@ READERS = {
     "gradients.csv": (["gradient-plan", "--alpha-us=1", "--beta-us-per-byte=0.001"],),
     "trace.json": (["gradient-plan", "--alpha-us=1", "--beta-us-per-byte=0.001"],),
     "table.csv": (["fit-collective"],),
+    "measured.csv": (["compare"],),
+    "op_summary.csv": (["compare", "--chip=Toy"],),
 }  # fmt: skip
 """Commands that read a file, whose name comes last."""
 

@@ -135,6 +135,7 @@ ORDER = (
     "media",
     "runtime",
     "serving",
+    "compare",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = ("lab", "course", "cli", "__main__")

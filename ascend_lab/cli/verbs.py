@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import cluster, course, deploy, models, network, solve
+from ascend_lab.cli import cluster, compare, course, deploy, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
@@ -357,6 +357,7 @@ VERBS = (
         },
     ),
     *network.VERBS,
+    compare.COMPARE,
     deploy.COMPILE,
     *models.VERBS,
     *solve.VERBS,
