@@ -1,11 +1,16 @@
 """From hand-ins to marks: answers judged, points for properties and performance, a folder graded.
 
-    properties   points * sum over properties of weight * share of the cases in which it holds
+    properties   points * mean over cases of (weight of the properties that hold) * ramp
     performance  points * mean over timed cases of clip(ln(base / cost) / ln(base / target), 0, 1)
+    ramp         floor + (1 - floor) * min(1, performance / full_from), of the case's function
 
-The scale is fixed by a plain solution (base) and a certified optimum (target), never by
-classmates or a clock; the mean of logarithms is that of ratios, geometrically. A case with a
-property that does not hold earns no performance.
+The scale is fixed by the hand-out's own plain answer (base) and a certified optimum or bound
+(target), never by classmates or a clock; the mean of logarithms is that of ratios, geometrically.
+What is no better than the plain answer earns the floor and no more (`Rules`).
+
+Values come before costs. In a case with a wrong value no property counts and no cost; a cost below
+the certified optimum is no success but a wrong answer, or a wrong judge, and is named. The first
+wrong value of a function caps all of its points.
 """
 
 import csv
@@ -14,7 +19,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ascend_lab.aoe.workers import Alarm
@@ -24,6 +29,8 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
 
 JUDGE_S = 30
+ROUNDING = 1e-9
+"""How far below a bound a cost may lie that was summed in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,7 @@ class Tried:
     answer: sandbox.Answer
     judged: Judged
     timed: bool
+    function: str = ""
 
     @property
     def faults(self) -> dict[str, str]:
@@ -47,8 +55,8 @@ class Tried:
         judged = self.judged
         if self.faults or judged.cost is None or not judged.cost > 0:
             return 0.0
-        reached = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
-        return min(1.0, max(0.0, reached))
+        share = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
+        return min(1.0, max(0.0, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +111,11 @@ def try_cases(
     fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
     answers = {digest: answer for (digest, _), answer in zip(new, fresh, strict=True)}
     return [
-        Tried(part, case.name, digest, answer, judge(task, case, answer), case.timed)
+        Tried(part, case.name, digest, answer, judge(task, case, answer), case.timed,
+              case.call.function)
         for digest, (part, case) in zip(digests, cases, strict=True)
         for answer in (answers.get(digest) or known[digest],)
-    ]
+    ]  # fmt: skip
 
 
 def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
@@ -119,26 +128,99 @@ def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
     except (Exception, RecursionError) as error:
         said = f"no answer that can be judged ({type(error).__name__}: {error})"[:300]
         return Judged(dict.fromkeys(task.weights, said.replace("\n", " ")))
+    return settled(task, judged)
+
+
+def settled(task: Assignment, judged: Judged) -> Judged:
+    """Return a judgement with its wrong value named, if it has one, and then without a cost.
+
+    An answer of which no property holds is none: it lacks values and has no wrong one.
+    """
+    properties = judged.properties
+    any_holds = not all(properties.get(name) for name in task.weights)
+    wrong = [f"{n}: {properties[n]}" for n in task.rules.wrong if properties.get(n)]
+    if wrong and any_holds:
+        return replace(judged, cost=None, wrong=wrong[0])
+    if judged.cost is not None and judged.cost < judged.optimum * (1 - ROUNDING):
+        said = (
+            f"cost {judged.cost:g} is below {judged.optimum:g}, which nothing right can have: "
+            "the answer is wrong, or the judge is; tell your instructor"
+        )
+        return replace(judged, properties=dict.fromkeys(task.weights, said), cost=None, wrong=said)
     return judged
 
 
 def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:
-    """Return the points of each part that is graded here; the log is read by a person."""
+    """Return the points of each part that is graded here; the log is read by a person.
+
+    The points of a part are divided over functions by their numbers of cases.
+    """
+    parts = {part: [t for t in tried if t.part == part] for part in ("public", "hidden")}
+    parts["performance"] = [t for t in tried if t.timed]
     points = {}
-    whole = sum(task.weights.values())
-    for part in ("public", "hidden"):
-        cases = [t for t in tried if t.part == part]
-        if cases and part in task.points:
-            held = sum(
-                weight * sum(not t.judged.properties.get(name, "missing") for t in cases)
-                for name, weight in task.weights.items()
-            )
-            points[part] = tenths(task.points[part] * held / whole / len(cases))
-    timed = [t for t in tried if t.timed]
-    if timed and "performance" in task.points:
-        shares = sum(t.share() for t in timed)
-        points["performance"] = tenths(task.points["performance"] * shares / len(timed))
+    for part, cases in parts.items():
+        if not cases or part not in task.points:
+            continue
+        earned = 0.0
+        for function in dict.fromkeys(t.function for t in cases):
+            whose = [t for t in cases if t.function == function]
+            share = reached(whose)
+            if part != "performance":
+                share = held(task, whose) * ramp(task, tried, function)
+            earned += len(whose) * min(share, cap(task, tried, function))
+        points[part] = tenths(task.points[part] * earned / len(cases))
     return points
+
+
+def held(task: Assignment, tried: Sequence[Tried]) -> float:
+    """Return the share of the properties that hold, by weight; none where a value is wrong."""
+    whole = sum(task.weights.values())
+    right = [t.judged.properties for t in tried if not t.judged.wrong]
+    counted = sum(
+        weight * sum(not properties.get(name, "missing") for properties in right)
+        for name, weight in task.weights.items()
+    )
+    return counted / whole / len(tried)
+
+
+def reached(tried: Sequence[Tried]) -> float:
+    """Return the share of the performance scale that cases reach, on average."""
+    return sum(t.share() for t in tried) / len(tried)
+
+
+def ramp(task: Assignment, tried: Sequence[Tried], function: str) -> float:
+    """Return how much the properties of a function count: the floor at the plain answer's cost."""
+    timed = [t for t in tried if t.timed and t.function == function]
+    if not timed:
+        return 1.0
+    rules = task.rules
+    return rules.floor + (1 - rules.floor) * min(1.0, reached(timed) / rules.full_from)
+
+
+def cap(task: Assignment, tried: Sequence[Tried], function: str) -> float:
+    """Return the share of its points that a function may earn: less behind a wrong value."""
+    spoilt = [t for t in tried if t.judged.wrong]
+    if not task.rules.spoils_all:
+        spoilt = [t for t in spoilt if t.function == function]
+    return task.rules.wrong_share if spoilt else 1.0
+
+
+def rules_said(task: Assignment, tried: Sequence[Tried]) -> list[str]:
+    """Return a line for each rule that lowered the points; of hidden cases none is named."""
+    lines = []
+    for function in dict.fromkeys(t.function for t in tried):
+        spoilt = [t for t in tried if t.function == function and t.judged.wrong]
+        if spoilt:
+            first = spoilt[0]
+            where = first.case if first.part == "public" else "a hidden case"
+            what = "all points" if task.rules.spoils_all else f"the points of {function}"
+            share = f"{task.rules.wrong_share:.1%}"
+            lines.append(f"{function}: a wrong value in {where}, so at most {share} of {what}")
+        counts = ramp(task, tried, function)
+        if counts < 1:
+            slow = f"at {counts:.0%}, for it is hardly better than the plain answer"
+            lines.append(f"{function}: its properties count {slow}")
+    return lines
 
 
 def lateness(task: Assignment, minutes: float, total: float) -> float:
@@ -219,7 +301,8 @@ def mark(
     if enrolled.log_points is not None:
         points["log"] = tenths(min(enrolled.log_points, task.points.get("log", 0.0)))
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
-    notes = (*work.notes, *(["marked late by the course system"] if work.late else []))
+    notes = (*work.notes, *(["marked late by the course system"] if work.late else []),
+             *rules_said(task, tried))  # fmt: skip
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
     return Mark(work.student, work.file, digest, points, late, tried, notes, pseudonym,
