@@ -217,7 +217,7 @@ def rules_said(task: Assignment, tried: Sequence[Tried]) -> list[str]:
             share = f"{task.rules.wrong_share:.1%}"
             lines.append(f"{function}: a wrong value in {where}, so at most {share} of {what}")
         counts = ramp(task, tried, function)
-        if counts < 1:
+        if counts < 1 and not spoilt:
             slow = f"at {counts:.0%}, for it is hardly better than the plain answer"
             lines.append(f"{function}: its properties count {slow}")
     return lines
