@@ -53,8 +53,10 @@ class Tried:
     def share(self) -> float:
         """Return what the case earns of the performance points, 0 to 1."""
         judged = self.judged
-        if self.faults or judged.cost is None or not judged.cost > 0:
+        if self.faults or judged.cost is None or not 0 < judged.cost < judged.base:
             return 0.0
+        if judged.base <= judged.target:
+            return 1.0
         share = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
         return min(1.0, max(0.0, share))
 
@@ -141,13 +143,15 @@ def settled(task: Assignment, judged: Judged) -> Judged:
     wrong = [f"{n}: {properties[n]}" for n in task.rules.wrong if properties.get(n)]
     if wrong and any_holds:
         return replace(judged, cost=None, wrong=wrong[0])
-    if judged.cost is not None and judged.cost < judged.optimum * (1 - ROUNDING):
-        said = (
-            f"cost {judged.cost:g} is below {judged.optimum:g}, which nothing right can have: "
-            "the answer is wrong, or the judge is; tell your instructor"
-        )
-        return replace(judged, properties=dict.fromkeys(task.weights, said), cost=None, wrong=said)
-    return judged
+    if judged.cost is None or judged.cost >= judged.optimum * (1 - ROUNDING):
+        return judged
+    if any(properties.values()):  # which explains it: the bound is one of answers that hold all
+        return replace(judged, cost=None)
+    said = (
+        f"cost {judged.cost:g} is below {judged.optimum:g}, which nothing right can have: "
+        "the answer is wrong, or the judge is; tell your instructor"
+    )
+    return replace(judged, properties=dict.fromkeys(task.weights, said), cost=None, wrong=said)
 
 
 def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:

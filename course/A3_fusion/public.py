@@ -357,7 +357,7 @@ def judge_groups(case, answer):
     if cost >= base and len(names) > 1 and case.known["least"] < base:
         found["quicker"] = f"{cost} bytes, unfused {base}"
     least = case.known["least"]
-    return Judged(found, cost, max(base, 1.05 * least), 1.02 * least, least)
+    return Judged(found, cost, base, 1.02 * least, least)
 
 
 def judge_rewrite(case, answer):
@@ -380,7 +380,7 @@ def judge_rewrite(case, answer):
     cost, base, least = len(answer["nodes"]), len(given["nodes"]), case.known["least"]
     if cost >= base > least:
         found["quicker"] = f"{cost} nodes, given {base}"
-    return Judged(found, cost, max(base, 1.05 * least), 1.02 * least, least)
+    return Judged(found, cost, base, 1.02 * least, least)
 
 
 def chart(case, answer):
