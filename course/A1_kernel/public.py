@@ -1,8 +1,8 @@
 """A1: cases that students see, the plain kernel, two bounds, and the judge.
 
-The full mark stands at 1.02 times `vector_bound` of the formula in fp32: no schedule of that formula
-beats it, a kernel that computes in another way may. No kernel at all beats `least_cycles`: every
-byte of x comes from memory once. What x holds is drawn when the answer is there.
+The full mark stands at 1.02 times `vector_bound` of the formula in fp32: no schedule of that
+formula beats it, a kernel that computes in another way may. No kernel at all beats `least_cycles`:
+every byte of x comes from memory once. What x holds is drawn when the answer is there.
 """
 
 from functools import cache

@@ -241,7 +241,8 @@ def chart(case, answer):
 
     chip = chip_of(case.known["chip"])
     shape = shape_of(case.call.arguments["problem"])
-    figure = fig_gantt(simulate(launch_of(shape, chip, tiling(answer)), chip))
+    schedule, _ = apart(answer)
+    figure = fig_gantt(simulate(launch_of(shape, chip, tiling(schedule)), chip))
     text = io.StringIO()
     figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg") :]

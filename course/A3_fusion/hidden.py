@@ -1,13 +1,6 @@
 """A3: two readers, a diamond, outputs inside, larger graphs and their optima; no answers."""
 
-from course_A3_public import (
-    group_case,
-    moved_bytes,
-    rewrite_case,
-    small_case,
-    why_not,
-    woven_case,
-)
+from course_A3_public import moved_bytes, rewrite_case, small_case, why_not, woven_case
 
 from ascend_lab.course.assignment import Case
 from ascend_lab.course.sandbox import Call

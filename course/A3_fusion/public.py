@@ -1,8 +1,8 @@
 """A3: graphs, what a group may hold, what it moves, and the least that any grouping moves.
 
-The optimum of a large graph is known because it was woven from small ones: only transposes lead from
-one to the next, and a transpose stands alone. The optimum of a cluttered graph is known because each
-value that it had before is an output, and all of them differ: none can be spared.
+The optimum of a large graph is known because it was woven from small ones: only transposes lead
+from one to the next, and a transpose stands alone. The optimum of a cluttered graph is known
+because each value that it had before is an output, and all of them differ: none can be spared.
 """
 
 import zlib
@@ -74,9 +74,9 @@ def operation(rng, recent):
 def woven(rng, parts):
     """Return small graphs as one that hangs together, and the parts as they stand in it.
 
-    From the second on, one input of a part is the transpose of a value of an earlier part. Two parts
-    share no group, for a transpose stands alone, and no two groups of different parts can wait for
-    each other, so what is best for each part is best for the whole.
+    From the second on, one input of a part is the transpose of a value of an earlier part. Two
+    parts share no group, for a transpose stands alone, and no two groups of different parts can
+    wait for each other, so what is best for each part is best for the whole.
     """
     whole = {"inputs": {}, "nodes": [], "outputs": []}
     placed = []
