@@ -246,7 +246,7 @@ def values_of(rows, width, dtype, rng):
     x = rng.standard_normal((rows, width)) + rng.uniform(-1, 1, (rows, 1))
     x *= np.exp2(rng.uniform(-3, 3, (rows, 1)))
     first, *others = (x[row] for row in rng.permutation(rows))
-    first *= 200 / np.abs(first).max()
+    first *= 400 / np.abs(first).max()
     if others and rows <= FEW_ROWS:
         others[0] *= 1e-3 / np.abs(others[0]).mean()
     return x.astype({"fp16": np.float16, "fp32": np.float32}[dtype])
