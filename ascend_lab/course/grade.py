@@ -220,8 +220,9 @@ def rules_said(task: Assignment, tried: Sequence[Tried]) -> list[str]:
             what = "all points" if task.rules.spoils_all else f"the points of {function}"
             share = f"{task.rules.wrong_share:.1%}"
             lines.append(f"{function}: a wrong value in {where}, so at most {share} of {what}")
+        whose = [t for t in tried if t.function == function]
         counts = ramp(task, tried, function)
-        if counts < 1 and not spoilt:
+        if counts < 1 and held(task, whose) and not spoilt:
             slow = f"at {counts:.0%}, for it is hardly better than the plain answer"
             lines.append(f"{function}: its properties count {slow}")
     return lines
