@@ -1,21 +1,19 @@
-"""Marks that mean something: values before costs, a floor at the plain answer, twists that break."""
+"""Marks that mean something: values before costs, a floor at plain answers, twists that break."""
 
 import json
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from test_course import COURSE, NAMES, SECRET, TOY, drawn, edited, key_of, tried
+from test_course import COURSE, NAMES, SECRET, TOY, drawn, key_of, tried
 from test_course_wall import GOOD
 
-from ascend_lab.course import Case, Enrolled, Judged, draw, load, mark, start, write_report
+from ascend_lab.course import Enrolled, Judged, draw, load, mark, start, write_report
 from ascend_lab.course.assignment import NO_TWIST, Rules, notebook_of
 from ascend_lab.course.grade import mark_of, rules_said, settled, try_cases
 from ascend_lab.course.handin import HandIn, source_of
-from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import InputError
 from bench import honest
 
@@ -179,6 +177,7 @@ def twisted(name, folder):
     return load(name, folder)
 
 
+BREAKS = {"A1": "values", "A2": "foreseen", "A3": "values", "A4": "guard", "A5": "legal"}
 LAST_TERM = {
     "A1": [honest.TWO_SLOTS, honest.kept_mistake("A1", "one_slot")],
     "A2": [honest.LARGER_TILES, honest.PLAIN_SCHEDULE],
@@ -198,7 +197,7 @@ def test_a_twist_breaks_last_term_s_solutions_and_the_published_key(name, tmp_pa
     before = {key for case in plain.cases("public", "ada") for key in case.call.arguments}
     assert arguments <= before, "no argument says it"
     for source in (key_of(plain), *LAST_TERM[name]):
-        assert any(one.faults for one in try_cases(task, source, cases))
+        assert any(BREAKS[name] in one.faults for one in try_cases(task, source, cases))
     done = try_cases(task, key_of(task), cases)
     assert not [(one.case, one.faults) for one in done if one.faults]
     shares = [one.share() for one in done if one.timed]
@@ -257,10 +256,11 @@ def exported(cells):
     lines = ["#!/usr/bin/env python", "# coding: utf-8", "", "# # A title", "", ""]
     for number, cell in enumerate(cells, 1):
         magic, _, body = cell.partition("\n")
+        called = r"\1get_ipython().run_line_magic('\2', '\3')"
+        text = re.sub(r"(?m)^( *)%(\w+) (.*)$", called, cell)
         if magic.startswith("%%"):
-            cell = f"get_ipython().run_cell_magic({magic[2:]!r}, '', {body + chr(10)!r})"
-        cell = re.sub(r"(?m)^( *)%(\w+) (.*)$", r"\1get_ipython().run_line_magic('\2', '\3')", cell)
-        lines += [f"# In[{number}]:", "", "", *cell.splitlines(), "", ""]
+            text = f"get_ipython().run_cell_magic({magic[2:]!r}, '', {body + chr(10)!r})"
+        lines += [f"# In[{number}]:", "", "", *text.splitlines(), "", ""]
     return "\n".join(lines)
 
 

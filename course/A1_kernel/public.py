@@ -222,7 +222,7 @@ def judge(case, answer):
     said = [difference(got, right, TOLERANCE[dtype]) for got in results]
     found["values"], found["orders"] = said[0], next(filter(None, said[1:]), "")
     if found["values"] or found["orders"]:
-        return Judged(found | {"quicker": "not timed"})
+        return Judged(found)
     slow, bound = scale(case.known["chip"], adds, *problem)
     cycles = simulate(launch, chip).cycles
     limit = round(slow / 1.5) if case.timed else slow
