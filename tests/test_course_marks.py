@@ -83,9 +83,12 @@ def test_a_wrong_value_of_one_function_leaves_the_others_theirs():
 
 
 def test_a_kernel_that_knew_its_inputs_normalises_nothing():
-    done = tried("A1", honest.NORMALISES_NOTHING)
+    task, cases = drawn("A1")
+    few = [(part, case) for part, case in cases if case.call.arguments["rows"] < 300]
+    done = try_cases(task, honest.NORMALISES_NOTHING, few)
     assert all(one.judged.properties["values"] for one in done)
-    assert sum(points_of("A1", honest.NORMALISES_NOTHING).values()) == 0
+    assert any(one.timed for one in done)
+    assert sum(mark_of(task, done).values()) == 0
 
 
 def test_what_an_answer_is_fed_follows_from_secret_and_answer():

@@ -17,6 +17,8 @@ UNARY = {"relu": lambda x: np.maximum(x, 0), "neg": np.negative, "copy": lambda 
 BINARY = {"add": np.add, "mul": np.multiply, "sub": np.subtract}
 ELEMENTWISE = {**UNARY, **BINARY}
 ELEMENT_BYTES = 2
+FULL = 1.05
+"""Bytes over the optimum that earn all points of groups: below is the luck of a graph."""
 NAMES = ("form", "legal", "values", "quicker")
 TWISTS = {
     "noise": {
@@ -357,7 +359,7 @@ def judge_groups(case, answer):
     if cost >= base and len(names) > 1 and case.known["least"] < base:
         found["quicker"] = f"{cost} bytes, unfused {base}"
     least = case.known["least"]
-    return Judged(found, cost, base, 1.02 * least, least)
+    return Judged(found, cost, base, FULL * least, least)
 
 
 def judge_rewrite(case, answer):
