@@ -91,7 +91,7 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     from ascend_lab.course import check, handin
-    from ascend_lab.course.grade import faults_said, mark_of
+    from ascend_lab.course.grade import faults_said, mark_of, rules_said
 
     path = Path(arguments.work)
     source = handin.source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
@@ -109,6 +109,7 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     lines += [
         f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
     ]
+    lines += rules_said(task, tried)
     if not task.exercises:
         lines.append("hidden cases are like these, others; the work log is read by a person")
     found = {"points": points, "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost}

@@ -24,7 +24,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -68,6 +68,25 @@ class Judged:
     base: float = 0.0
     target: float = 0.0
     optimum: float = 0.0
+    wrong: str = ""
+    """The first wrong value, or a cost that nothing can have: it caps the points (`Rules`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an answer earns that is no better than the plain one, and what a wrong value leaves.
+
+    `floor`: share of the points of properties at the plain answer's cost; it grows with the
+    performance and is whole at the share `full_from` of the scale. `wrong`: the properties that
+    compare values; the first case in which one fails leaves at most `wrong_share` of all points of
+    its function, or of every function where it `spoils_all`.
+    """
+
+    floor: float = 1.0
+    full_from: float = 1.0
+    wrong: tuple[str, ...] = ()
+    wrong_share: float = 1.0
+    spoils_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,7 @@ class Assignment:
     hidden: ModuleType | None
     hand_out: tuple[str, ...] = ()
     """Files of the folder that students are given as they are."""
+    rules: Rules = field(default_factory=Rules)
 
     @property
     def exercises(self) -> tuple[str, ...]:
@@ -105,14 +125,19 @@ class Assignment:
     def cases(self, part: str, student: str, secret: str = "") -> list[Case]:
         """Return a part's cases: the public ones of the student, the hidden ones of the term.
 
-        The public cases of what has no hidden ones are the term's, too.
+        The public cases of what has no hidden ones are the term's, too. Each case knows a number
+        of the term, from which `draw` makes what a judge feeds to an answer.
         """
         module = self.public if part == "public" else self.hidden
         if module is None:
             raise InputError(f"{self.name}: hidden.py", "none here", "grade where the course lies")
         key = "" if part == "public" and self.hidden else secret
         found: list[Case] = module.cases(self.instance(student), self._rng(key, student, part))
-        return found
+        numbers = self._rng(secret, student, part, "values").integers(1 << 62, size=len(found))
+        return [
+            replace(case, known={**case.known, "number": int(number)})
+            for case, number in zip(found, numbers, strict=True)
+        ]
 
     def judge(self, case: Case, answer: Any) -> Judged:
         """Judge plain data; a judge that fails over it is a property that does not hold."""
@@ -123,6 +148,17 @@ class Assignment:
         text = "\n".join((self.name, self.version, *words)).encode()
         digest = hmac.new(secret.encode(), text, hashlib.sha256).digest()
         return np.random.default_rng(int.from_bytes(digest[:8], "big"))
+
+
+def draw(case: Case, answer: Any) -> np.random.Generator:
+    """Return the random numbers a judge draws for one answer of a case, the answer being there.
+
+    They follow from the term's secret and from every character of the answer: whoever writes an
+    answer cannot know what it will be fed, and the same answer is judged alike every time.
+    """
+    text = json.dumps([case.known.get("number", 0), answer], sort_keys=True)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
 def find(name: str, course: str | Path | None = None, hand_ins: str | Path | None = None) -> Path:
@@ -181,6 +217,7 @@ def load(
     if unknown:
         raise InputError(f"points for {', '.join(PARTS)}", ", ".join(sorted(unknown)), "drop it")
     hidden = folder / "hidden.py"
+    public = _module(folder / "public.py", name)
     return Assignment(
         name=name,
         folder=folder,
@@ -190,14 +227,15 @@ def load(
         hours=table["hours"],
         functions=tuple(table["functions"]),
         points=table["points"],
-        weights=table["weights"],
+        weights={**table["weights"], **_twist_of(table, public, folder).get("weights", {})},
         limits=Limits(**table.get("limits", {})),
         denied=tuple(table.get("denied", ())),
         twist=table.get("twist", {}),
         late_per_day=table.get("late_per_day", 0.0),
-        public=_module(folder / "public.py", name),
+        public=public,
         hidden=_module(hidden, name) if hidden.is_file() else None,
         hand_out=_handed_out(folder, table.get("hand_out", [])),
+        rules=_rules(table),
     )
 
 
@@ -214,6 +252,29 @@ def _handed_out(folder: Path, more: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*fixed, *more)))
 
 
+def _rules(table: Mapping[str, Any]) -> Rules:
+    """Return the rules of a table, which may leave out [scale] and [wrong]."""
+    scale = table.get("scale", {})
+    wrong = table.get("wrong", {})
+    return Rules(
+        floor=scale.get("floor", 1.0),
+        full_from=scale.get("full_from", 1.0),
+        wrong=tuple(wrong.get("properties", ())),
+        wrong_share=wrong.get("share", 1.0),
+        spoils_all=wrong.get("spoils", "function") == "all",
+    )
+
+
+def _twist_of(table: Mapping[str, Any], public: ModuleType, folder: Path) -> Mapping[str, Any]:
+    """Return what `public.py` says of the term's twist; nothing where the term has none."""
+    adds = table.get("twist", {}).get("adds", "")
+    known: Mapping[str, Mapping[str, Any]] = getattr(public, "TWISTS", {})
+    if adds and adds not in known:
+        needed = f"{folder / 'assignment.toml'}: a twist among {', '.join(known) or 'none'}"
+        raise InputError(needed, repr(adds), "name one, or add it to TWISTS in public.py")
+    return known.get(adds, {})
+
+
 def _module(path: Path, name: str) -> ModuleType:
     """Import one file of the course; `hidden.py` may import `public` as a sibling."""
     spec = importlib.util.spec_from_file_location(f"course_{name}_{path.stem}", path)
@@ -226,6 +287,8 @@ def _module(path: Path, name: str) -> ModuleType:
 
 
 HANDED_OUT = ("README.md", "assignment.toml", "public.py")
+NO_TWIST = "**This term adds** nothing."
+"""The line of a README in whose place the hand-out says what the term's twist is."""
 KEPT_BACK = ("hidden.py", "start.py", "instance.json", "start.ipynb", "log.md")
 """Never handed out as it is: `start` makes these, or nobody gets them."""
 STUDENT = re.compile(r"[\w.@+-]{1,80}")
@@ -250,6 +313,11 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
     files = {name: text.encode() for name, text in texts.items()}
     for name in task.hand_out:
         files[name] = (task.folder / name).read_bytes()
+    twists = getattr(task.public, "TWISTS", {})
+    says = twists.get(task.twist.get("adds", ""), {}).get("says", "")
+    if says and "README.md" in files:
+        told = files["README.md"].decode().replace(NO_TWIST, f"**This term adds** {says}")
+        files["README.md"] = told.encode()
     there = [out / name for name in sorted(files) if (out / name).exists()]
     if there or (out.exists() and not out.is_dir()):
         got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"

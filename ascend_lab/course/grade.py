@@ -1,11 +1,16 @@
 """From hand-ins to marks: answers judged, points for properties and performance, a folder graded.
 
-    properties   points * sum over properties of weight * share of the cases in which it holds
+    properties   points * mean over cases of (weight of the properties that hold) * ramp
     performance  points * mean over timed cases of clip(ln(base / cost) / ln(base / target), 0, 1)
+    ramp         floor + (1 - floor) * min(1, performance / full_from), of the case's function
 
-The scale is fixed by a plain solution (base) and a certified optimum (target), never by
-classmates or a clock; the mean of logarithms is that of ratios, geometrically. A case with a
-property that does not hold earns no performance.
+The scale is fixed by the hand-out's own plain answer (base) and a certified optimum or bound
+(target), never by classmates or a clock; the mean of logarithms is that of ratios, geometrically.
+What is no better than the plain answer earns the floor and no more (`Rules`).
+
+Values come before costs. In a case with a wrong value no property counts and no cost; a cost below
+the certified optimum is no success but a wrong answer, or a wrong judge, and is named. The first
+wrong value of a function caps all of its points.
 """
 
 import csv
@@ -31,6 +36,8 @@ JUDGE_S = 30
 SLOW_ANSWERS = 2
 """After so many answers of one hand-in that took a judge too long, its others are not judged."""
 UNJUDGED = "no answer that can be judged"
+ROUNDING = 1e-9
+"""How far below a bound a cost may lie that was summed in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class Tried:
     answer: sandbox.Answer
     judged: Judged
     timed: bool
+    function: str = ""
 
     @property
     def faults(self) -> dict[str, str]:
@@ -52,10 +60,12 @@ class Tried:
     def share(self) -> float:
         """Return what the case earns of the performance points, 0 to 1."""
         judged = self.judged
-        if self.faults or judged.cost is None or not judged.cost > 0:
+        if self.faults or judged.cost is None or not 0 < judged.cost < judged.base:
             return 0.0
-        reached = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
-        return min(1.0, max(0.0, reached))
+        if judged.base <= judged.target:
+            return 1.0
+        share = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
+        return min(1.0, max(0.0, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +128,8 @@ def try_cases(
         else:
             judged = _fails(task, f"{UNJUDGED} (others of this hand-in took too long)")
         slow += any(TOO_LONG in said for said in judged.properties.values())
-        tried.append(Tried(part, case.name, digest, answer, judged, case.timed))
+        function = case.call.function
+        tried.append(Tried(part, case.name, digest, answer, judged, case.timed, function))
     return tried
 
 
@@ -131,9 +142,10 @@ def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
         return _fails(task, answer.error)
     try:
         with Alarm(JUDGE_S, lambda: TimeoutError(TOO_LONG)):
-            return _sound(task.judge(case, answer.value))
+            judged = _sound(task.judge(case, answer.value))
     except Exception as error:
         return _fails(task, f"{UNJUDGED} ({type(error).__name__}: {error})")
+    return settled(task, judged)
 
 
 def _fails(task: Assignment, said: str) -> Judged:
@@ -153,23 +165,99 @@ def _sound(judged: Judged) -> Judged:
     return replace(judged, properties=properties, cost=cost)
 
 
+def settled(task: Assignment, judged: Judged) -> Judged:
+    """Return a judgement with its wrong value named, if it has one, and then without a cost.
+
+    An answer of which no property holds is none: it lacks values and has no wrong one.
+    """
+    properties = judged.properties
+    any_holds = not all(properties.get(name) for name in task.weights)
+    wrong = [f"{n}: {properties[n]}" for n in task.rules.wrong if properties.get(n)]
+    if wrong and any_holds:
+        return replace(judged, cost=None, wrong=wrong[0])
+    if judged.cost is None or judged.cost >= judged.optimum * (1 - ROUNDING):
+        return judged
+    if any(properties.values()):  # which explains it: the bound is one of answers that hold all
+        return replace(judged, cost=None)
+    said = (
+        f"cost {judged.cost:g} is below {judged.optimum:g}, which nothing right can have: "
+        "the answer is wrong, or the judge is; tell your instructor"
+    )
+    return replace(judged, properties=dict.fromkeys(task.weights, said), cost=None, wrong=said)
+
+
 def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:
-    """Return the points of each part that is graded here; the log is read by a person."""
+    """Return the points of each part that is graded here; the log is read by a person.
+
+    The points of a part are divided over functions by their numbers of cases.
+    """
+    parts = {part: [t for t in tried if t.part == part] for part in ("public", "hidden")}
+    parts["performance"] = [t for t in tried if t.timed]
     points = {}
-    whole = sum(task.weights.values())
-    for part in ("public", "hidden"):
-        cases = [t for t in tried if t.part == part]
-        if cases and part in task.points:
-            held = sum(
-                weight * sum(not t.judged.properties.get(name, "missing") for t in cases)
-                for name, weight in task.weights.items()
-            )
-            points[part] = tenths(task.points[part] * held / whole / len(cases))
-    timed = [t for t in tried if t.timed]
-    if timed and "performance" in task.points:
-        shares = sum(t.share() for t in timed)
-        points["performance"] = tenths(task.points["performance"] * shares / len(timed))
+    for part, cases in parts.items():
+        if not cases or part not in task.points:
+            continue
+        earned = 0.0
+        for function in dict.fromkeys(t.function for t in cases):
+            whose = [t for t in cases if t.function == function]
+            share = reached(whose)
+            if part != "performance":
+                share = held(task, whose) * ramp(task, tried, function)
+            earned += len(whose) * min(share, cap(task, tried, function))
+        points[part] = tenths(task.points[part] * earned / len(cases))
     return points
+
+
+def held(task: Assignment, tried: Sequence[Tried]) -> float:
+    """Return the share of the properties that hold, by weight; none where a value is wrong."""
+    whole = sum(task.weights.values())
+    right = [t.judged.properties for t in tried if not t.judged.wrong]
+    counted = sum(
+        weight * sum(not properties.get(name, "missing") for properties in right)
+        for name, weight in task.weights.items()
+    )
+    return counted / whole / len(tried)
+
+
+def reached(tried: Sequence[Tried]) -> float:
+    """Return the share of the performance scale that cases reach, on average."""
+    return sum(t.share() for t in tried) / len(tried)
+
+
+def ramp(task: Assignment, tried: Sequence[Tried], function: str) -> float:
+    """Return how much the properties of a function count: the floor at the plain answer's cost."""
+    timed = [t for t in tried if t.timed and t.function == function]
+    if not timed:
+        return 1.0
+    rules = task.rules
+    return rules.floor + (1 - rules.floor) * min(1.0, reached(timed) / rules.full_from)
+
+
+def cap(task: Assignment, tried: Sequence[Tried], function: str) -> float:
+    """Return the share of its points that a function may earn: less behind a wrong value."""
+    spoilt = [t for t in tried if t.judged.wrong]
+    if not task.rules.spoils_all:
+        spoilt = [t for t in spoilt if t.function == function]
+    return task.rules.wrong_share if spoilt else 1.0
+
+
+def rules_said(task: Assignment, tried: Sequence[Tried]) -> list[str]:
+    """Return a line for each rule that lowered the points; of hidden cases none is named."""
+    lines = []
+    for function in dict.fromkeys(t.function for t in tried):
+        spoilt = [t for t in tried if t.function == function and t.judged.wrong]
+        if spoilt:
+            first = spoilt[0]
+            where = first.case if first.part == "public" else "a hidden case"
+            what = "all points" if task.rules.spoils_all else f"the points of {function}"
+            share = f"{task.rules.wrong_share:.1%}"
+            lines.append(f"{function}: a wrong value in {where}, so at most {share} of {what}")
+        whose = [t for t in tried if t.function == function]
+        counts = ramp(task, tried, function)
+        if counts < 1 and held(task, whose) and not spoilt:
+            slow = f"at {counts:.0%}, for it is hardly better than the plain answer"
+            lines.append(f"{function}: its properties count {slow}")
+    return lines
 
 
 def lateness(task: Assignment, minutes: float, total: float) -> float:
@@ -258,6 +346,7 @@ def mark(
     if enrolled.log_points is not None:
         points["log"] = tenths(min(enrolled.log_points, task.points.get("log", 0.0)))
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
+    notes += rules_said(task, tried)
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
     return Mark(work.student, work.file, digest, points, late, tried, tuple(notes), pseudonym,

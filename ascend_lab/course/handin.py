@@ -246,7 +246,9 @@ def source_of(name: str, data: bytes, functions: Sequence[str]) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: UTF-8", f"byte {error.start}", "save it as UTF-8") from error
-    if name.endswith(".ipynb"):
+    if not name.endswith(".ipynb") and _is_exported(text):
+        text = _source_of_notebook(name, json.dumps(_notebook_of_export(text)), functions)
+    elif name.endswith(".ipynb"):
         text = _source_of_notebook(name, text, functions)
     if len(text) > SOURCE_BYTES:
         got = f"{len(text):,}"
@@ -270,6 +272,55 @@ def _source_of_notebook(name: str, text: str, functions: Sequence[str]) -> str:
     needed |= {cell.index: cell for cell in own}
     chunks = (f"# %% code cell {index}\n{needed[index].source}" for index in sorted(needed))
     return "\n\n".join(chunks) + "\n"
+
+
+EXPORTED = re.compile(r"^# In\[[\d *]*\]:?[ \t]*$", re.MULTILINE)
+CELL = re.compile(r"^# %%(?! \[markdown\]).*$", re.MULTILINE)
+MAGIC = re.compile(r"^[ \t]*get_ipython\(\)", re.MULTILINE)
+
+
+def _is_exported(text: str) -> bool:
+    """Tell whether a script was made from a notebook by JupyterLab, nbconvert or an editor."""
+    return bool(EXPORTED.search(text) or MAGIC.search(text))
+
+
+def _notebook_of_export(text: str) -> dict[str, object]:
+    """Return a script exported from a notebook as that notebook again.
+
+    Cells begin at lines `# In[1]:`, or `# %%` where there are none; calls of `get_ipython()`
+    become the magics that they were. Prose stands in comments.
+    """
+    border = EXPORTED if EXPORTED.search(text) else CELL
+    above, *chunks = border.split(text)
+    if _parsed(above):
+        chunks.insert(0, above)
+    cells = [
+        {"cell_type": "code", "metadata": {}, "source": _with_magics(chunk)} for chunk in chunks
+    ]
+    return {"cells": cells}
+
+
+def _with_magics(chunk: str) -> str:
+    """Return a cell with its calls of `get_ipython()` as magics; a cell magic keeps its body."""
+    lines: list[str] = []
+    for line in chunk.strip("\n").splitlines():
+        if not MAGIC.match(line):
+            lines.append(line)
+            continue
+        words = _texts_of(line.strip())
+        lines.append(f"%%{words[0]}" if len(words) > 2 else "%magic")
+        lines += words[2].splitlines() if len(words) > 2 else []
+    return "\n".join(lines)
+
+
+def _texts_of(line: str) -> list[str]:
+    """Return the texts that a call is given, as far as it can be read."""
+    body = _parsed(line)
+    statement = body[0] if body else None
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return []
+    given = [a.value for a in statement.value.args if isinstance(a, ast.Constant)]
+    return [value for value in given if isinstance(value, str)]
 
 
 def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:

@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def write_report(
     usable_folder(out / "students")
     own = task.folder / "start.py"
     given = own.read_text("utf-8") if own.is_file() else ""
-    alike = handin.hints({mark.student: mark.source for mark in marks}, given, handin.our_sources())
+    alike = handin.hints({mark.student: mark.source for mark in marks}, given, others_of(task))
     records = [{"student": mark.student, **asdict(tried)} for mark in marks for tried in mark.tried]
     files = {
         "grades.csv": _csv(_grades(task, marks)),
@@ -100,6 +101,23 @@ def write_report(
         files[f"students/{mark.student}.html"] = _student_page(task, mark)
     for name, text in files.items():
         write_whole(out / name, text.encode("utf-8", "backslashreplace"))
+
+
+def others_of(task: assignment.Assignment) -> dict[str, str]:
+    """Return the texts by name that nobody may hand in: the package, published keys, hand-outs."""
+    return {**handin.our_sources(), **_course_sources(task.folder)}
+
+
+@cache
+def _course_sources(folder: Path) -> dict[str, str]:
+    """Return keys and judges by path: those beside an assignment's folder, and the checkout's."""
+    found: dict[str, str] = {}
+    for course in (assignment.CHECKOUT, folder.parent):
+        keys = sorted(course.glob("keys/*/*.py"))
+        judges = [path for name in ("public.py", "hidden.py") for path in course.glob(f"A*/{name}")]
+        for path in (*keys, *sorted(judges)):
+            found[f"course/{path.relative_to(course).as_posix()}"] = path.read_text("utf-8")
+    return found
 
 
 def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
@@ -250,7 +268,7 @@ def _index(
         rows.append([(html.escape(f"{mark.student} {mark.name}"), mark.student), *cells,
                      (ratio, ratio), (unfold, str(len(faults)))])  # fmt: skip
     heads = ("student", *parts, "late", "total", "cost / optimum", "what does not hold")
-    pairs = "".join(_pair(a, b, x, marks) for a, b, x in alike)
+    pairs = "".join(_pair(task, a, b, x, marks) for a, b, x in alike)
     hint = "<h2>Alike, a hint and no verdict</h2>" + (pairs or "<p>nothing alike</p>")
     return _page(
         f"{task.name} {task.title}, {len(marks)} hand-ins",
@@ -277,8 +295,10 @@ def _spread(marks: Sequence[Mark]) -> str:
     return f"{head}{bars}</svg>"
 
 
-def _pair(one: str, other: str, alike: float, marks: Sequence[Mark]) -> str:
-    texts = {mark.student: mark.source for mark in marks} | handin.our_sources()
+def _pair(
+    task: assignment.Assignment, one: str, other: str, alike: float, marks: Sequence[Mark]
+) -> str:
+    texts = {mark.student: mark.source for mark in marks} | others_of(task)
     both = "".join(f"<pre>{html.escape(texts.get(name, ''))}</pre>" for name in (one, other))
     title = html.escape(f"{one} and {other}: {alike:.0%}")
     return f'<details><summary>{title}</summary><div class="pair">{both}</div></details>'
