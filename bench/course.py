@@ -19,13 +19,9 @@ from ascend_lab.course.leftovers import SHARED
 from ascend_lab.course.sandbox import _children
 from ascend_lab.course.seal import seal_of
 from bench.hand_ins import Row
+from bench.honest import HONEST
 from bench.hostile import HOSTILE
 from bench.table import Figure
-
-try:
-    from bench.honest import HONEST  # type: ignore[import-untyped,unused-ignore]
-except ImportError:
-    HONEST = ()
 
 ROOT = Path(__file__).parents[1]
 COURSES = {"A0": ROOT / "tests/course_toy"}
