@@ -74,7 +74,8 @@ class Assigner:
         name = node.inputs[place]
         weights = _on_cube(node) and place > 0
         packs_all = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
-        packed = weights or packs_all
+        is_image = len(self.graph.types[name].shape) == 4
+        packed = weights or packs_all or not is_image
         if packed and name in self.graph.constants:
             return self.forms[name].get(layout, name)
         return self.convert(name, layout)
