@@ -1,8 +1,11 @@
 """The assignments as a course: marks that the draw does not move, milestones."""
 
+import shutil
+
 import pytest
 from scripts import load_script
-from test_course import COURSE, NAMES, tried, with_mistake
+from test_course import COURSE, NAMES, key_of, tried, with_mistake
+from test_course_marks import twisted
 
 from ascend_lab.course import load
 from ascend_lab.course.grade import cases_of, mark_of, try_cases
@@ -39,6 +42,15 @@ def test_what_is_handed_in_so_far_runs_a_block(milestone, upto):
     for name, judged in block.judged.items():
         if name in NAMES[:upto]:
             assert judged.optimum <= judged.cost <= judged.base
+
+
+def test_under_all_twists_ours_and_the_plain_answers_still_run_a_block(tmp_path):
+    ours = {name: key_of(twisted(name, tmp_path)) for name in NAMES[:4]}
+    shutil.copy(COURSE / "milestone.py", tmp_path)
+    script = load_script(tmp_path / "milestone.py")
+    assert script.Block("ada", {}).run() == ""
+    assert script.Block("ada", ours).run() == ""
+    assert script.Block("ada", {"A1": reference("A1")}).run().startswith("A1 values: ")
 
 
 @pytest.mark.parametrize(
