@@ -9,7 +9,7 @@ A row that the model cannot time is refused with the reason; no row stops anothe
 
     from ascend_lab.compare import compare
     found = compare("mine.csv")
-    print(*found.lines(), sep="\\n")
+    print("; ".join(found.lines()))
 """
 
 import math
@@ -94,7 +94,7 @@ class Group:
     """The rows of one group: how many, how many timed, and how far off those are.
 
     `bias` is the geometric mean of model / measured, less 1: that of errors which cancel is 0.
-    `median` and `p90` are of |error|; `below_bound` counts rows measured below the bound.
+    `median` and `p90` are of the error without its sign; `below_bound` counts rows measured below the bound.
     """
 
     group: str
