@@ -94,7 +94,8 @@ class Group:
     """The rows of one group: how many, how many timed, and how far off those are.
 
     `bias` is the geometric mean of model / measured, less 1: that of errors which cancel is 0.
-    `median` and `p90` are of the error without its sign; `below_bound` counts rows measured below the bound.
+    `median` and `p90` are of the error without its sign; `below_bound` counts rows that were
+    measured below the bound.
     """
 
     group: str
