@@ -210,7 +210,11 @@ def window(net: Grower, x: str, *, dilated: bool = True, padded: bool = True) ->
     spread = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]
     way = net.pick(("none", "pads", "pads", "auto"))
     if way == "auto":
-        attrs["auto_pad"] = net.pick(("SAME_UPPER", "SAME_LOWER", "VALID"))
+        # Both witnesses move windows of SAME whose stride is beyond the kernel: nobody to ask.
+        steps = attrs.get("strides", [1] * len(sizes))
+        apart = any(step > k for step, k in zip(steps, kernel, strict=True))
+        ways = ("VALID",) * 3 if apart else ("SAME_UPPER", "SAME_LOWER", "VALID")
+        attrs["auto_pad"] = net.pick(ways)
     elif way == "pads" and padded:
         most = [k // 2 for k in kernel]
         low = [net.whole(0, m) for m in most]

@@ -4,8 +4,8 @@
           -> parts as the published rule has them -> what the core takes of each node there
           -> least placement -> parts: graphs for the core, nodes for the others, copies between
 
-A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime, or where it is
-missing or refuses, the reference evaluator of ONNX computes it. Sizes that depend on values (the
+A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime computes it, or
+the reference evaluator of ONNX, whichever `witnesses` calls right. Sizes that depend on values (the
 places of NonZero) are those of the inputs given: other inputs, another placement. The AI CPU takes
 tensors of numbers; strings, sequences and branches are the host's. What comes in and goes out lies
 on the device, as for networks without such nodes; what is constant lies on both sides.
