@@ -90,6 +90,7 @@ def _not_foretold(rows: Sequence[Row], marks: Sequence[Mark]) -> Iterator[str]:
 def _temporary_files_in(home: str) -> Iterator[None]:
     """Let this process, and those that it starts, lay temporary files into one folder."""
     before = os.environ.get("TMPDIR")
+    Path(home).chmod(0o711)  # a hand-in's account goes through it to its own folder
     os.environ["TMPDIR"], tempfile.tempdir = home, None
     try:
         yield

@@ -8,7 +8,14 @@ import pytest
 
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
-from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, memory, simulate_graph
+from ascend_lab.graph import (
+    GraphBuilder,
+    Road,
+    compile_graph,
+    compile_stages,
+    memory,
+    simulate_graph,
+)
 from ascend_lab.graph.memory_file import read_csv
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
@@ -153,13 +160,16 @@ def test_depth_first_finishes_a_branch_before_the_next():
         parts.append(net.relu(net.conv2d(wide, net.weight((16, 256, 1, 1)))))
     net.output(net.add(net.add(*parts[:2]), parts[2], name="y"))
     chip = network("unet", 1).chip
+    as_it_stands = Road(ordered=False)
     breadth, depth = (
         memory.peak_live_bytes(
-            buffers_of(compile_graph(topological_order(net.build(), mode), chip))
+            buffers_of(as_it_stands.stages(topological_order(net.build(), mode), chip).compiled)
         )
         for mode in ("bfs", "dfs")
     )
     assert depth < 0.75 * breadth
+    by_itself = compile_graph(topological_order(net.build(), "bfs"), chip)
+    assert memory.peak_live_bytes(buffers_of(by_itself)) == depth
 
 
 def test_a_plan_for_lives_too_short_is_caught_unless_its_lives_are_believed():

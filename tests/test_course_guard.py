@@ -333,6 +333,17 @@ def test_root_becomes_an_account_that_owns_nothing(capsys, tmp_path):
     assert "you are root: hand-ins run as account" in said
 
 
+@as_root
+@linux
+def test_a_private_folder_for_temporary_files_shuts_no_hand_in_out(monkeypatch, tmp_path):
+    """Below a folder that only root may enter an account of its own would find nothing."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(private))
+    (found,) = answers_of("import numpy\ndef who():\n    return 3", [Call("who", {})])
+    assert (found.value, found.error) == (3, "")
+
+
 def test_leaving_root_fails_aloud(monkeypatch, tmp_path):
     def not_permitted(*numbers):
         raise PermissionError

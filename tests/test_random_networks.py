@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,13 @@ BATCH = 25
 REFUSED_SHARE = 0.12
 """Most networks that a way refuses: a refusal is right, but a generator of refusals tests nothing.
 Sines, scalars that are folded, and odd resizes are refused; 5 % when this was written."""
+
+
+@pytest.fixture(autouse=True)
+def rewriting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `migrate` always write what it rewrote: where that is slower it would keep the source."""
+    module = import_module("ascend_lab.graph.migrate")
+    monkeypatch.setattr(module, "_time_s", lambda *arguments: 0.0)
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + COUNT, BATCH))

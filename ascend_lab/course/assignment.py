@@ -181,7 +181,7 @@ def find(name: str, course: str | Path | None = None, hand_ins: str | Path | Non
     if found:
         return found[0]
     there = f"among {', '.join(sorted(set(named.values())))}" if named else f"in {root}"
-    remedy = "name the course's folder, which lies outside the folder of hand-ins, with --course"
+    remedy = "name the course's folder, which lies outside the folder of hand-ins"
     raise InputError(f"an assignment {there}", repr(name), remedy)
 
 

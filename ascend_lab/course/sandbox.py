@@ -121,7 +121,7 @@ class Session:
     ) -> None:
         self.limits, self.told, self.rest, self.remark = limits, told, b"", ""
         self.before, self.wall = _children(), Wall()
-        self.folder = Path(tempfile.mkdtemp(prefix="handin-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="handin-", dir=_open_folder()))
         _adopt_orphans()
         self.child = _started(self._own_folder())
         for pipe in (self.child.stdin, self.child.stdout):
@@ -300,6 +300,20 @@ def _answer(session: Session, number: int, call: Call) -> Answer:
     if said.get("at") != number or not {"value", "error"} & set(said):
         raise LostError("sent something that is no answer")
     return Answer(said.get("value"), shown(str(said.get("error", ""))))
+
+
+def _open_folder() -> str:
+    """Return a folder for temporary files that another account can reach.
+
+    A hand-in of root's runs as an account of its own: below a folder that only root may enter, a
+    private TMPDIR say, it would find neither its own files nor what it may import.
+    """
+    usual = tempfile.gettempdir()
+    for name in (usual, "/tmp", "/var/tmp"):
+        folder = Path(name)
+        if folder.is_dir() and all(p.stat().st_mode & 0o001 for p in (folder, *folder.parents)):
+            return name
+    return usual
 
 
 def _started(folder: str) -> subprocess.Popen[bytes]:

@@ -79,7 +79,7 @@ def unpacked(data: bytes, encoding: str, limit_bytes: int) -> bytes:
 def too_large(limit_bytes: int) -> RefusedError:
     """Return the refusal of a body above the limit."""
     text = f"a request of at most {limit_bytes:,} bytes, unpacked; got more; send less at once, "
-    return RefusedError(413, f"{text}or start the server with a larger --body-mib")
+    return RefusedError(413, f"{text}or start the server with a larger limit for bodies")
 
 
 def wanted_encoding(accepted: str) -> str:
