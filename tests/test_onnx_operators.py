@@ -491,3 +491,13 @@ def test_a_class_token_repeated_as_exporters_write_it():
     graph, x = import_onnx(model, batch=2), {"x": numbers((2, 3, 4), 1)}
     assert [node.op for node in graph.nodes] == ["expand", "concat", "div"]
     np.testing.assert_array_equal(evaluate(graph, x)["y"], run_onnx(model, x)["y"])
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+@pytest.mark.parametrize("last", [0, 1])
+def test_places_of_extremes_lie_on_the_axis_where_nothing_compares(op, last):
+    text = f"{op} x -> y axis=1 select_last_index={last}"
+    graph = import_onnx(model_of(text, {"x": (2, 3)}, ["y"]))
+    with np.errstate(all="ignore"):
+        found = evaluate(graph, {"x": np.full((2, 3), np.nan, np.float32)})["y"]
+    assert ((found >= 0) & (found < 3)).all()

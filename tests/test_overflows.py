@@ -118,6 +118,31 @@ def test_an_input_beyond_fp16_is_told():
     assert found == [Overflow("x", "input", "fp16", 2e5, 0.5)]
 
 
+def told_by_run(capsys, made, **feed):
+    """Return what `run --compiled` says of overflows, by node."""
+    onnx.save(made, "m.onnx")
+    np.savez("in.npz", **feed)
+    words = ("run", "m.onnx", "--compiled", "--chip", CHIP, "--inputs", "in.npz", "--json", "j")
+    assert run(capsys, *words)[0] == 0
+    return {row["node"]: row for row in json.loads(Path("j").read_text()).get("overflows", [])}
+
+
+def test_a_constant_beyond_fp16_is_told(capsys):
+    """Kernels read 65504 in its place: the output looks well, and is not."""
+    weight = np.array([[1e5, 2], [3, 2e6]], np.float32)
+    made = model_of("MatMul x w -> h; Sigmoid h -> y", {"x": (1, 2)}, ["y"], {"w": weight})
+    told = told_by_run(capsys, made, x=np.array([[1e-3, 2e-3]], np.float32))
+    assert told["w"]["op"] == "constant"
+    assert told["w"]["largest"] == pytest.approx(2e6)
+    assert told["w"]["share"] == 0.5
+
+
+def test_a_constant_that_masks_is_no_overflow(capsys):
+    mask = np.array([[0, np.finfo(np.float32).min]], np.float32)
+    made = model_of("Add x m -> h; Softmax h -> y axis=-1", {"x": (1, 2)}, ["y"], {"m": mask})
+    assert told_by_run(capsys, made, x=np.ones((1, 2), np.float32)) == {}
+
+
 def test_nodes_to_keep_must_exist():
     graph = import_model(model_of("gate: Sigmoid x -> y", {"x": (4,)}, ["y"])).graph
     with pytest.raises(InputError, match=r"gat, which is none; did you mean gate\?"):

@@ -156,7 +156,7 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     lines = [_line(mark, old, anew, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
     if not secret:
-        lines.append("no --secret: students who know this course can draw the hidden cases")
+        lines.append(NO_SECRET)
     data = {"marks": {m.student: {"points": dict(m.points), "total": m.total} for m in marks}}
     for line in wall.lines():
         print(line, file=sys.stderr)
@@ -191,14 +191,21 @@ def _rows(table: Path) -> dict[str, dict[str, str]]:
         return {row["id"].removeprefix("'"): row for row in csv.DictReader(file)}
 
 
+NO_SECRET = "no --secret: students who know this course can draw the hidden cases"
+
+
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
     from ascend_lab.course import read_secret, report
 
     out = arguments.output or f"{task.name}_gradescope.zip"
-    data: Any = report.pack(task, read_secret(arguments.secret))
+    secret = read_secret(arguments.secret)
+    data: Any = report.pack(task, secret)
     write_whole(out, data)
     found = {"file": str(out), "size_bytes": len(data)}
-    emit(arguments.json, found, [f"{out}: {len(data):,} bytes"])
+    lines = [f"{out}: {len(data):,} bytes"]
+    if not secret:
+        lines.append(NO_SECRET)
+    emit(arguments.json, found, lines)
     return 0
 
 

@@ -30,6 +30,7 @@ WHOLE = "for models whose operators the compiler takes"
 
 def _run(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph import evaluate, random_inputs
+    from ascend_lab.graph.evaluate import constants_beyond
     from ascend_lab.graph.onnx.tensors import in_type
 
     if not arguments.compiled:
@@ -64,6 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     overflows: list[Overflow] = []
     if arguments.compiled or common.is_compiled(arguments.model):
         values = _run_compiled(arguments, graph, inputs, overflows)
+        overflows += constants_beyond(graph, "fp16")
     else:
         values = evaluate(graph, inputs)
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
@@ -110,7 +112,8 @@ def _told(graph: Graph, overflows: Sequence[Overflow]) -> dict[str, Any]:
 
     if not overflows:
         return {}
-    keep = nodes_to_keep(graph, overflows)
+    # What fp16 does not hold of a constant no choice of nodes brings back: only other weights do.
+    keep = nodes_to_keep(graph, [one for one in overflows if one.op != "constant"])
     lines = [f"  overflow: {one}" for one in overflows[:SHOWN]]
     if len(overflows) > SHOWN:
         lines.append(f"  and {len(overflows) - SHOWN} more")

@@ -96,6 +96,9 @@ class Subject:
         if path is None:
             return left
         arrays = common.wanted(self.sizes, inputs.load_arrays(path), "--held-out")
+        for name, array in arrays.items():
+            if not np.isfinite(np.asarray(array, np.float64)).all():
+                raise InputError(f"--held-out: finite numbers of {name}", "nan or inf", "drop them")
         more = feeds_of(self.sizes, self.batch_axes, arrays, "--held-out")
         for name in self.graph.inputs:
             wanted = self.graph.types[name].shape

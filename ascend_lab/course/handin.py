@@ -74,10 +74,12 @@ def hand_ins(folder: Path, functions: Sequence[str]) -> list[HandIn]:
     files: dict[str, list[tuple[str, bytes]]] = {}
     notes: dict[str, list[str]] = {}
     late: set[str] = set()
+    owners: dict[str, str] = {}
     for place in places:
         if place.name.startswith((".", "submission_metadata")):
             continue
         student, is_late = student_of(place.name, emails)
+        student = _told_apart(student, place.name, owners)
         late |= {student} if is_late else set()
         said = notes.setdefault(student, [])
         files.setdefault(student, []).extend(_read(place, said))
@@ -139,6 +141,19 @@ def student_of(name: str, emails: Mapping[str, str]) -> tuple[str, bool]:
     if gradescope:
         return emails.get(name, name), False
     return _plain(name.rsplit(".", 1)[0] if name.endswith((*SUFFIXES, ".zip")) else name), False
+
+
+def _told_apart(student: str, name: str, owners: dict[str, str]) -> str:
+    """Return the student, with a number behind where another name gave the same: `a b`, `a_b`.
+
+    Files of one name, `ada.py` and `ada.ipynb`, are of one student. `owners` remembers the names.
+    """
+    stem = name.rsplit(".", 1)[0] if name.endswith((*SUFFIXES, ".zip")) else name
+    stem = unicodedata.normalize("NFKC", stem)
+    if MOODLE.match(name) or CANVAS.match(name) or GRADESCOPE.match(name):
+        stem = student  # the course system's number tells them apart
+    candidates = (student, *(f"{student}-{number}" for number in range(2, len(owners) + 3)))
+    return next(c for c in candidates if owners.setdefault(c, stem) == stem)
 
 
 def _plain(name: str) -> str:

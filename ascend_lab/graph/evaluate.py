@@ -236,6 +236,31 @@ def overflow_of(
     return None
 
 
+MASKING = frozenset({"add", "sub", "select"})
+"""Operators in which a very negative constant may mean minus infinity: a mask."""
+
+
+def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
+    """Return the constants of a model whose finite numbers a format does not hold.
+
+    Kernels read the largest number of the format in their place. Negative ones that only mask are
+    as good so.
+    """
+    found = []
+    for name, constant in graph.constants.items():
+        readers = graph.readers.get(name, ())
+        if not readers or not formats.is_float(constant.type.dtype):
+            continue
+        wide = constant.array().astype(np.float64)
+        lost = np.isfinite(wide) & (np.abs(wide) > MOST[dtype])
+        if all(node.op in MASKING for node in readers):
+            lost &= wide > 0
+        if lost.any():
+            largest = float(np.abs(wide[lost]).max())
+            found.append(Overflow(name, "constant", dtype, largest, float(lost.mean())))
+    return found
+
+
 def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
     """Return the nodes of a graph whose floats would leave a narrower format."""
     names = (*graph.inputs, *graph.producers)

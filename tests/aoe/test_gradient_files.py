@@ -219,6 +219,15 @@ def test_passes_that_cannot_be_told_apart_are_refused(tmp_path):
         trace_rows(tmp_path, mark + two_networks)
 
 
+@pytest.mark.parametrize("dims", [None, ["x"], [[-3]], [[8, "8"]]])
+def test_a_gradient_without_a_shape_is_not_left_out(tmp_path, dims):
+    events = recorded(1)
+    silent = next(e for e in events if "Accumulate" in e["name"])
+    silent["args"] = {"Input type": ["float"]} | ({} if dims is None else {"Input Dims": dims})
+    with pytest.raises(InputError, match="Input Dims"):
+        trace_rows(tmp_path, events)
+
+
 def test_kernels_of_a_device_go_by_the_passes_of_the_host(tmp_path):
     host = recorded(3)
     late = [reduce_event(3000 + 10 * k, 8 + k % 2, "kernel") for k in range(6)]

@@ -97,6 +97,7 @@ def _source(
     kernels = [e for e in reduces if e.get("cat") == "kernel"]
     has_device = any(e.get("cat") == "kernel" for e in timed)
     shaped = [e for e in timed if _shape(e) is not None]
+    _check_shapes(path, timed)
     sums = [e for e in shaped if e.get("name") == ACCUMULATE]
     older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
     sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
@@ -112,6 +113,24 @@ def _source(
     needed = f"{path}: all-reduces with sizes, or AccumulateGrad events with shapes"
     remedy = "profile a DDP step with record_shapes=True"
     raise InputError(needed, f"none of {len(timed)} timed events", remedy)
+
+
+def _check_shapes(path: str, timed: Sequence[Event]) -> None:
+    """Raise `InputError` if some gradients say their shape and others do not: none is left out.
+
+    A gradient that is undefined has an empty type; a trace recorded without shapes has none.
+    """
+    sums = [e for e in timed if e.get("name") == ACCUMULATE]
+    silent = [e for e in sums if _shape(e) is None and not _is_undefined(e)]
+    if silent and len(silent) < len(sums):
+        where = f"{path} event {ACCUMULATE} at {silent[0]['ts']}"
+        got = shown(_args(silent[0]).get("Input Dims"))
+        raise InputError(f"{where}: Input Dims and Input type", got, "record_shapes=True")
+
+
+def _is_undefined(event: Event) -> bool:
+    types = _args(event).get("Input type")
+    return isinstance(types, list) and not any(types)
 
 
 # -- steps and passes -----------------------------------------------------------------------------

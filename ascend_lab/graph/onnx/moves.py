@@ -223,7 +223,8 @@ def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) 
     size = x.shape[axis]
     hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
     places = ctx.counting(size, axis, len(x.shape))
-    missed = ctx.table(np.array(-1 if last else size), "int32", "missed")
+    # Where no element equals the extreme, as with NaN, the place is still one of the axis.
+    missed = ctx.table(np.array(0 if last else size - 1), "int32", "missed")
     marked = ctx.choose(hit, places, missed)
     return ctx.emit("reduce_max" if last else "reduce_min", marked, axis=axis, keepdims=True)
 
