@@ -191,19 +191,9 @@ def pack_cpsat(
     times = sorted({t for _, r in rectangles for t in (r.lower, r.upper)})
     section = {t: k for k, t in enumerate(times)}
     model = cp_model.CpModel()
-    starts: dict[Hashable, Any] = {}
-    for b in filled:
-        size = b.size_bytes // unit
-        if size > rows:
-            return None
-        # An aligned offset is so many steps; one that is given is the only one of its domain.
-        step = max(b.alignment_bytes // unit, 1)
-        most = (rows - size) // step
-        fixed = None if b.offset is None else b.offset // unit // step
-        if fixed is not None and fixed > most:
-            return None
-        steps = model.new_int_var(fixed or 0, most if fixed is None else fixed, f"{b.id}")
-        starts[b.id] = steps * step
+    starts = _start_variables(model, filled, rows, unit)
+    if starts is None:
+        return None
     spans, lives, widths = [], [], []
     for number, (b, r) in enumerate(rectangles):
         name = f"{b.id} {number}"
@@ -224,6 +214,26 @@ def pack_cpsat(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise TimeoutError(f"no answer within {time_limit_s} s")
     return offsets | {name: solver.value(at) * unit for name, at in starts.items()}
+
+
+def _start_variables(
+    model: Any, buffers: Sequence[Block], rows: int, unit: int
+) -> dict[Hashable, Any] | None:
+    """Return where each buffer may start, in units; None for one that has no place in the rows.
+
+    An aligned offset is so many steps; one that is given is the only one of its domain.
+    """
+    starts: dict[Hashable, Any] = {}
+    for b in buffers:
+        size = b.size_bytes // unit
+        step = max(b.alignment_bytes // unit, 1)
+        most = (rows - size) // step
+        fixed = None if b.offset is None else b.offset // unit // step
+        if size > rows or (fixed is not None and fixed > most):
+            return None
+        steps = model.new_int_var(fixed or 0, most if fixed is None else fixed, f"{b.id}")
+        starts[b.id] = steps * step
+    return starts
 
 
 def _common_unit_bytes(buffers: Sequence[Block]) -> int:
