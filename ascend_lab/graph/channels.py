@@ -261,16 +261,18 @@ def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values],
 def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in which images that are joined have their blocks of channels outermost.
 
-    Then a block of all images is one run, and a join or a cut at whole blocks is a view. The copies
-    that this saves are timed against the conversions it makes slower; convolutions read and write
-    planes, which lie elsewhere, as before.
+    Then a block of all images is one run, and a join or a cut at whole blocks is a view; of one
+    image it is one anyway. What several joins read is a view only where each begins with the one
+    before. The copies that this saves are timed against the conversions it makes slower;
+    convolutions read and write planes, which lie elsewhere, as before.
     """
     seen = set[str]()
     for node in graph.nodes:
         kind, new = graph.types[node.output], node.output not in seen
-        if new and node.op in JOINS and kind.layout == IMAGES and kind.shape[0] > 1:
+        if new and node.op in JOINS and kind.layout == IMAGES:
             names = _lying_alike(graph, node.output)
-            moved = _nested(_relaid(graph, names), names)
+            several = kind.shape[0] > 1
+            moved = _nested(_relaid(graph, names) if several else graph, names)
             seen |= names
             if aliases.view_nodes(moved) - aliases.view_nodes(graph):
                 cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
