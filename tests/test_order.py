@@ -1,4 +1,4 @@
-"""The order of nodes: one for all files that state the same graph, so that a time is the graph's."""
+"""The order of nodes: one for all files that state the same graph, so that times are alike."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, compile_stages, ordered, zoo
+from ascend_lab.graph.draft import canonical_order
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.onnx import export_onnx, import_onnx
-from ascend_lab.graph.order import canonical_order
 
 CHIPS = ("Ascend910A", "Ascend310P3")
 

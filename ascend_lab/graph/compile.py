@@ -3,7 +3,7 @@
     Graph -> passes -> Graph -> layout -> Graph -> fuse -> Pieces -> lower -> Kernels -> time
 
     stage    what it decides                                          where
-    passes   what is computed: order, rewrites, number format         order, passes, canonical
+    passes   what is computed: order, rewrites, number format         draft, passes, canonical
     layout   how every tensor lies in memory                          layout
     fuse     which nodes become one kernel, a piece                   fusion
     lower    the kernel of every piece                                lower, tasks
@@ -37,8 +37,9 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import canonical, channels, decide, ir, layout, network, order, tasks
+from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks
 from ascend_lab.graph.bound import Bound
+from ascend_lab.graph.draft import canonical_order
 from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 from ascend_lab.sim import few_collections
@@ -98,7 +99,7 @@ class Road:
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
-        graph, report = run_passes(order.canonical_order(graph), names)
+        graph, report = run_passes(canonical_order(graph), names)
         return (in_format(graph, self.dtype) if self.dtype else graph), report.matches
 
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:

@@ -378,6 +378,61 @@ def ordered(graph: ir.Graph) -> ir.Graph:
     return replace(graph, nodes=tuple(done.values()))
 
 
+def canonical_order(graph: ir.Graph) -> ir.Graph:
+    """Return the graph with its nodes in one order, whatever a file says; the same if none moves.
+
+    The order of nodes is that of the kernels: it says what L2 still holds when a tensor is read,
+    and which of two groups is fused first. A file may list nodes in any order that can run, so that
+    a time would belong to the file. Here it belongs to the graph: neither names nor places count.
+
+        outputs, the one with the shortest way from the inputs first
+        in front of each node what it reads, operand by operand, each with all that it needs
+
+    A branch ends before the next one begins, so that few tensors live at a time; of gradients the
+    last layer's come first. Nodes that no output needs stand at the end.
+    """
+    depth = _depths(graph)
+    ends = [graph.producers[name] for name in graph.outputs if name in graph.producers]
+    ends.sort(key=lambda node: depth[node.name])
+    done: dict[str, ir.Node] = {}
+    for end in (*ends, *graph.nodes):
+        _visit(graph, end, done)
+    nodes = tuple(done.values())
+    same = all(one is other for one, other in zip(nodes, graph.nodes, strict=True))
+    return graph if same else replace(graph, nodes=nodes)
+
+
+def _depths(graph: ir.Graph) -> dict[str, int]:
+    """Return, by node name, the nodes on the longest way from an input to it, itself included."""
+    depth: dict[str, int] = {}
+    for node in graph.nodes:
+        depth[node.name] = 1 + max(
+            (depth[maker.name] for maker in _makers_of(graph, node)), default=0
+        )
+    return depth
+
+
+def _makers_of(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the nodes that write a node's operands, in the order of the operands."""
+    for name in node.inputs:
+        maker = graph.producers.get(name)
+        if maker is not None:
+            yield maker
+
+
+def _visit(graph: ir.Graph, end: ir.Node, done: dict[str, ir.Node]) -> None:
+    """Add a node to those that are `done`, behind all it needs: depth first, without recursion."""
+    ahead = [end]
+    while ahead:
+        node = ahead[-1]
+        missing = [maker for maker in _makers_of(graph, node) if maker.name not in done]
+        if missing:
+            ahead.append(missing[0])
+            continue
+        done.setdefault(node.name, node)
+        ahead.pop()
+
+
 def pruned(graph: ir.Graph) -> ir.Graph:
     """Return the graph without nodes, constants and types that no output needs."""
     needed = set(graph.outputs)
