@@ -16,7 +16,9 @@ from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.bound import bound_figures, tuned_figures
 from bench.cluster import cluster_figures, strategy_figures
+from bench.compared import compared_figures
 from bench.compress import compression_figures
+from bench.course import course_figures
 from bench.deploy import deploy_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
@@ -50,6 +52,7 @@ BENCHES = (
     bound_figures,
     published_figures,
     flash_figures,
+    compared_figures,
     row_figures,
     memory_figures,
     light_figures,
@@ -68,8 +71,12 @@ BENCHES = (
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="lab.py bench", description=__doc__)
+    parser.add_argument(
+        "what", nargs="?", choices=("course",), help="only the grader of the course"
+    )
     parser.add_argument("--json", metavar="F", help="also write the figures to F")
     parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
+    parser.add_argument("--measured", metavar="D", help="only the measured tables in a folder")
     parser.add_argument("--tuners", action="store_true", help="only the quality of the tuners")
     parser.add_argument("--seeds", type=int, default=30, help="of every search, with --tuners")
     parser.add_argument("--tuned", type=float, metavar="S", help="only networks, each tuned S s")
@@ -86,8 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.tuners:
         return tuners.report(arguments.seeds, arguments.json)
     benches: list[Callable[[], Iterable[Figure]]] = [*BENCHES]
-    if arguments.tuned:
+    only = arguments.what or arguments.tuned or arguments.measured
+    if arguments.what == "course":
+        benches = [course_figures]
+    elif arguments.tuned:
         benches = [partial(tuned_figures, arguments.tuned)]
+    elif arguments.measured:
+        benches = [partial(compared_figures, arguments.measured)]
     elif not arguments.no_chapters:
         benches.append(bench_chapters)
     figures: list[Figure] = []
@@ -95,10 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for figure in bench():
             print(figure.line(), flush=True)
             figures.append(figure)
-    if not arguments.tuned:
+    if not only:
         print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
         print(validation_table(validation_rows()))
-    print(product_table(product_rows()))
+    if not (arguments.what or arguments.measured):
+        print(product_table(product_rows()))
     if arguments.json:
         rows = [
             {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}

@@ -21,7 +21,8 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.memory import plan, read_csv, simulate_writes, verify
+from ascend_lab.graph.memory import plan, simulate_writes, verify
+from ascend_lab.graph.memory_file import read_csv
 from bench.table import CHIPS, Figure, median_s
 
 NETWORKS = ("resnet50", "bert_base")

@@ -30,7 +30,7 @@ from ascend_lab.serving import (
     queues as theory,
     simulate_serving,
 )
-from ascend_lab.serving.model import open_model
+from ascend_lab.serving.opened import open_model
 from bench.table import Figure, below
 
 EXPONENTIAL = Service("exponential", 1.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -274,7 +275,8 @@ def write_copies(folder: Path) -> tuple[list[str], list[str]]:
         else:
             written.append(name)
         notebook.metadata[OWN] = {"digest": digest}
-        beside = folder / f".{name}.new"
+        # A name of this process's own: two runs at once write the same copy, and neither fails.
+        beside = folder / f".{name}.{os.getpid()}.new"
         beside.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
         beside.replace(path)
     return written, kept

@@ -40,13 +40,14 @@ class Block:
         self.tiling = self.stage(
             "A2",
             lambda t, d: t.conv_case(d, CHANNELS, SIDE, SIDE, CHANNELS, timed=False),
-            lambda t, c: t.plain(t.chip_of(c.known["chip"])),
+            self.plain_schedule,
         )
         self.groups = self.stage("A3", self.graph_case, lambda t, c: [[name] for name, *_ in NODES])
         self.steps = in_order(self.groups) if not self.error else []
         self.lives = lives_of(self.steps)
         self.offsets = self.stage("A4", self.memory_case, lambda t, c: t.first_fit(
-            c.call.arguments["lives"], c.call.arguments["align"]))  # fmt: skip
+            c.call.arguments["lives"], c.call.arguments["align"],
+            guard=c.known["guard"]))  # fmt: skip
 
     def stage(self, name, case_of, plain):
         """Return a student's artefact, or the plain one, and keep what its judge says."""
@@ -68,10 +69,18 @@ class Block:
         self.error = self.error and f"{name} {self.error}"
         return task.public, case, value
 
+    def plain_schedule(self, task, case):
+        schedule = task.plain(task.chip_of(case.known["chip"]))
+        if case.known["adds"] == "foreseen":
+            schedule["cycles"] = task.cost(case.call.arguments["problem"],
+                                           task.chip_of(case.known["chip"]), schedule)  # fmt: skip
+        return schedule
+
     def plain_kernel(self, task, case):
         given = case.call.arguments
         problem = [given[name] for name in ("rows", "width", "dtype", "norm", "eps")]
-        return [str(p) for p in task.plain(task.chip_of(case.known["chip"]), *problem)]
+        chip, adds = task.chip_of(case.known["chip"]), case.known["adds"]
+        return [str(p) for p in task.plain(chip, *problem, adds)]
 
     def graph_case(self, task, drawn):
         inputs = dict.fromkeys(("x", *CONSTANTS), [CHANNELS, SIDE**2])
@@ -81,11 +90,13 @@ class Block:
         return Case("block", Call("groups", {"graph": graph, **rules}), known)
 
     def memory_case(self, task, drawn):
-        least = max(sum(b for s, e, b in self.lives.values() if s <= at < e)
-                    for at in range(len(self.steps) + 1))  # fmt: skip
+        guard = drawn["align"] if drawn["adds"] == "guard" else 0
+        least = max(sum(b + guard for s, e, b in self.lives.values() if s <= at < e)
+                    for at in range(len(self.steps) + 1)) - guard  # fmt: skip
         lives = [list(life) for life in self.lives.values()]
         arguments = {"lives": lives, "align": drawn["align"], "bank_bytes": 0}
-        return Case("block", Call("offsets", arguments), {"height": least, "bank_bytes": 0})
+        known = {"height": least, "bank_bytes": 0, "guard": guard}
+        return Case("block", Call("offsets", arguments), known)
 
     def run(self):
         """Execute the block in one piece of memory; return "" or what is wrong with it."""
@@ -124,7 +135,8 @@ class Block:
         shape = task.shape_of(case.call.arguments["problem"])
         chip = task.chip_of(case.known["chip"])
         packed = pack_conv(shape, given[0].reshape(1, CHANNELS, SIDE, SIDE), given[1])
-        made = execute(task.launch_of(shape, chip, task.tiling(value)), packed, chip)
+        schedule, _ = task.apart(value)
+        made = execute(task.launch_of(shape, chip, task.tiling(schedule)), packed, chip)
         return unpack_conv(shape, made).reshape(CHANNELS, -1)
 
     def wanted(self, values):
@@ -138,6 +150,7 @@ class Block:
                 wide[name] = self.tiling[0].convolved(image, given[1], 1, 1).reshape(CHANNELS, -1)
             elif op == "transpose":
                 given += [case.call.arguments[name] for name in ("norm", "eps")]
+                given.append(case.known["adds"])
                 wide[name] = kernel.wanted(*given)
             else:
                 wide[name] = SIMPLE[op](*given)

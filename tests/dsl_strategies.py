@@ -57,6 +57,7 @@ from ascend_lab.sim import (
 
 CHIPS = ("Ascend910A", "Ascend910B2")
 """A chip with coupled cores, and one whose cube and vector cores are apart."""
+ALL_CHIPS = ("Toy", "Ascend310", "Ascend310P3", *CHIPS)
 CHIP_CASES = (*CHIPS, pytest.param("Toy", marks=pytest.mark.full))
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 37, 67, 127, 128, 129)
 FORMATS = ("fp16", "fp32", "int32", "int8", "uint8", "bf16")
@@ -468,10 +469,12 @@ class Scheduled:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, programs: Sequence[Any], most: int = 14) -> Scheduled:
+def schedules(
+    draw: st.DrawFn, programs: Sequence[Any], most: int = 14, chips: Sequence[str] = CHIPS
+) -> Scheduled:
     """One of the programs with a random sequence of legal steps, on one of the chips."""
     program: Program = draw(st.sampled_from(tuple(programs)))()
-    chip = chip_of(draw(st.sampled_from(CHIPS)))
+    chip = chip_of(draw(st.sampled_from(tuple(chips))))
     s = te.create_schedule([o.tensor for o in program.outputs], chip)
     for _ in range(draw(st.integers(4, most))):
         s = applied(s, candidate(draw, s))

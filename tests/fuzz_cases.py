@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import signal
@@ -16,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
 from ascend_lab import ops
-from ascend_lab.aoe.bank import Store
+from ascend_lab.aoe.bank import Store, chip_digest
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
@@ -64,7 +66,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "dilation": ("1", "2"),
     "groups": ("1", "2"),
     "run-kernel file": ("kernel.py",),
-    "model": ("model.onnx", "open.onnx", "model.alm", "found.onnx"),
+    "model": ("model.onnx", "open.onnx", "model.alm", "found.onnx", "conv.onnx"),
     "migrate model": ("model.onnx", "open.onnx", "found.onnx", "zoo:mobilevit_block"),
     "migrate output": ("new.onnx",),
     "report": ("new.json", "old.json", "new.html"),
@@ -90,6 +92,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "strategy file": ("strategy.json",),
     "gradient-plan file": ("gradients.csv", "trace.json"),
     "fit-collective file": ("table.csv",),
+    "compare file": ("measured.csv", "op_summary.csv"),
     "serve-sim config": ("server.toml",),
     "device": ("a",),
     "op": ("allreduce", "all_to_all", "broadcast", "reduce_scatter"),
@@ -135,6 +138,41 @@ def found_model() -> bytes:
     graph = helper.make_graph(nodes, "g", [entry], [onnx.ValueInfoProto(name="y")])
     opsets = [helper.make_opsetid("", 17)]
     return bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+def conv_model() -> bytes:
+    """Return relu(softmax(conv(x))): kernels of the cube and of the vector unit, both tuned."""
+    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 16, 8, 8])
+    weight = numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["h"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Softmax", ["h"], ["s"], "softmax", axis=-1),
+        helper.make_node("Relu", ["s"], ["y"], "relu"),
+    ]
+    result = onnx.ValueInfoProto(name="y")
+    graph = helper.make_graph(nodes, "g", [entry], [result], [weight])
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def conv_schedules() -> bytes:
+    """Return schedules as `aoe` writes them for `conv_model` on the Toy chip."""
+    toy = load_chip("Toy")
+    head = {
+        "format": "ascend_lab tuned schedules", "version": 1, "chip": "Toy",
+        "chip_digest": chip_digest(toy), "core_count": toy.core_count, "dtype": "fp16",
+        "one_launch": False, "inside": False, "prefetch": False,
+    }  # fmt: skip
+    tiling = {
+        "base_m": 16, "base_k": 144, "base_n": 16, "step_k": 1, "grid_rows": 2, "grid_cols": 1,
+        "a_l0_slots": 1, "b_l0_slots": 1, "window": "flat",
+    }  # fmt: skip
+    kernel = (
+        "graph piece (x0: fp16[1, 16, 8, 8]@NC1HWC0, x1: fp16[16, 16, 3, 3]) -> (y0) {\n"
+        "  y0: fp16[1, 16, 8, 8]@NC1HWC0 = conv2d(x0, x1) {pad = 1} n0\n}\nx1"
+    )
+    lines = [head, {"kernel": kernel, "schedule": {"tiling": tiling}}]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 def relu_model(size: int | str, width: int | str = 16) -> bytes:
@@ -207,7 +245,9 @@ def files() -> dict[str, bytes]:
         "op.json": b'{"op": "relu", "shapes": [[4, 16]]}',
         "ops.json": b'{"tune_ops_type": ["relu"]}',
         "switch.cfg": b'{"Switch": {"GraphFusion": {"ALL": "off"}}}',
-        "tuned.jsonl": b'{"kind": "head"}\n',
+        "tuned.jsonl": conv_schedules(),
+        "conv.onnx": conv_model(),
+        "roster.csv": b"id,name,late_minutes,log\nada,Ada,0,20\nbob,Bob B.,90,10\n",
         "bank.db": _bank(),
         "bank.jsonl": b"{}\n",
         "buffers.csv": b"id,lower,upper,size\na,0,3,4\nb,1,2,8\n",
@@ -216,6 +256,10 @@ def files() -> dict[str, bytes]:
         "strategy.json": (ROOT / "tests/data/iopddl/example.json").read_bytes(),
         "gradients.csv": b"name,ready_us,bytes\na,1,100\nb\x1b,2,200\n",
         "trace.json": json.dumps({"traceEvents": trace}).encode(),
+        "measured.csv": b"case,chip,operator,inputs,dtype,attributes,l2,timing,measured_us\n"
+        b"a,Toy,relu,64x64,fp16,,warm,kernel,3\n"
+        b"b,Toy,softmax,8x64,fp16,axis=-1,cold,wall,9.5\n",
+        "op_summary.csv": (ROOT / "tests/data/compare/op_summary.csv").read_bytes(),
         "table.csv": b"device,bytes,ranks,time_s\na,100,2,1e-5\na,1000,4,2e-5\na,9000,2,4e-5\n",
     }
 
@@ -361,3 +405,134 @@ def _check_files(words: Sequence[str], code: int, contents: dict[str, bytes], fo
         if not array and not {"export", "quantize", "migrate"} & set(words):
             json.loads(now)
     assert (folder / "loop").readlink() == Path("loop") and not any(folder.glob(".ascend_lab-*"))
+
+
+# -- files that lie -------------------------------------------------------------------------------
+STRANGE = (None, True, -1, 0, 2**63, 1e999, 1.5, "", "x", "\r", [], {}, [[]], {"": None}, [None, 1])
+"""Values of every type, to stand where another is expected."""
+WORDS = ("\r", "\n", ",", "-1", "9" * 30, "nan", "\x00", '"', "[", "=", "a.b = 1\n", "\ufeff")
+READERS = {
+    "model.onnx": (["simulate", "--chip=Toy"], ["run", "--inputs=x.npz"], ["migrate", "--chip=Toy",
+                   "--output=new.onnx"], ["quantize", "--calibration=x.npz", "--output=new.onnx"]),
+    "model.alm": (["run", "--inputs=x.npz"], ["simulate", "--chip=Toy"]),
+    "x.npz": (["run", "model.onnx", "--inputs"], ["run", "model.alm", "--inputs"]),
+    "x.npy": (["calibrate"],),
+    "tuned.jsonl": (["simulate", "conv.onnx", "--chip=Toy", "--tuned"],),
+    "bank.jsonl": (["aoe", "bank", "import", "bank.db"],),
+    "chip.toml": (["chips"], ["gemm", "32", "32", "32", "--chip"]),
+    "cluster.toml": (["collective", "--op=allreduce", "--bytes=1e3", "--topology"],),
+    "server.toml": (["serve-sim"],),
+    "aipp.cfg": (["aipp", "--image=frame.npy", "--output=new.json"],),
+    "amct.cfg": (["quantize", "model.onnx", "--calibration=x.npz", "--output=new.onnx",
+                  "--config"],),
+    "buffers.csv": (["plan-memory", "--time-limit=1"],),
+    "space.csv": (["replay", "--budget=2", "--seeds=2"],),
+    "subgraph.json": (["subgraph", "--evaluations=20"],),
+    "strategy.json": (["strategy", "--time-limit=1"],),
+    "gradients.csv": (["gradient-plan", "--alpha-us=1", "--beta-us-per-byte=0.001"],),
+    "trace.json": (["gradient-plan", "--alpha-us=1", "--beta-us-per-byte=0.001"],),
+    "table.csv": (["fit-collective"],),
+    "measured.csv": (["compare"],),
+    "op_summary.csv": (["compare", "--chip=Toy"],),
+}  # fmt: skip
+"""Commands that read a file, whose name comes last."""
+
+
+def lying(choose: Choose) -> tuple[list[str], dict[str, bytes]]:
+    """Return a command and the one file that it reads, spoiled in one to three places."""
+    name = choose(sorted(READERS))
+    words = choose(READERS[name])
+    # A flag that waits for its value stands last; a verb that takes the file stands first.
+    if words[0] != "aoe":
+        words = ["ascend-lab", words[0], *words[1:]]
+    at_end = words[-1].startswith("--") and "=" not in words[-1]
+    words = [*words, name] if at_end or words[0] == "aoe" else [*words[:2], name, *words[2:]]
+    data = files_once()[name]
+    for _ in range(choose((1, 1, 2, 3))):
+        data = spoiled(name, data, choose)
+    return words, {name: data}
+
+
+@functools.cache
+def files_once() -> dict[str, bytes]:
+    """Return `files()`, made once."""
+    return files()
+
+
+def spoiled(name: str, data: bytes, choose: Choose) -> bytes:
+    """Return a file with one mistake: of its structure where that is known, or of its bytes."""
+    ending = Path(name).suffix
+    if choose((True, True, True, False)):
+        # What earlier mistakes left may be no JSON or no model any more.
+        with contextlib.suppress(ValueError, IndexError, DecodeError):
+            if ending == ".json":
+                return json.dumps(_spoiled_json(json.loads(data), choose)).encode()
+            if ending == ".jsonl" and data.strip():
+                lines = data.decode().splitlines()
+                place = choose(range(len(lines)))
+                lines[place] = json.dumps(_spoiled_json(json.loads(lines[place]), choose))
+                return "\n".join(lines).encode()
+            if ending == ".onnx":
+                return _spoiled_model(data, choose)
+            if ending in (".csv", ".toml", ".cfg"):
+                place = choose(range(len(data) + 1))
+                return data[:place] + choose(WORDS).encode() + data[place + choose((0, 1, 3)) :]
+    place = choose(range(len(data) + 1))
+    return choose((
+        data[:place],
+        data[:place] + bytes([choose(range(256))]) + data[place + 1 :],
+        data[:place] + data[place + choose((1, 4, 16)) :],
+        data[:place] + choose((b"\xff" * 8, b"\x00" * 8, b"\r")) + data[place:],
+    ))  # fmt: skip
+
+
+def _spoiled_json(value: Any, choose: Choose) -> Any:
+    """Return a JSON value with one part of another type, missing, or doubled."""
+    if isinstance(value, dict) and value and choose((True, True, True, False)):
+        key = choose(sorted(value))
+        changed = dict(value)
+        if choose((True, True, True, False)):
+            changed[key] = _spoiled_json(value[key], choose)
+        else:
+            del changed[key]
+        return changed
+    if isinstance(value, list) and value and choose((True, True, True, False)):
+        place = choose(range(len(value)))
+        return [
+            *value[:place],
+            _spoiled_json(value[place], choose),
+            *value[place:][choose((0, 1)) :],
+        ]
+    return choose(STRANGE)
+
+
+def _spoiled_model(data: bytes, choose: Choose) -> bytes:
+    """Return a model one of whose fields lies: sizes, types, names, versions."""
+    model = onnx.ModelProto.FromString(data)
+    weight = model.graph.initializer[0] if model.graph.initializer else onnx.TensorProto()
+    if not model.graph.node:
+        raise ValueError("earlier mistakes left no node")
+    node = choose(list(model.graph.node))
+    shape = model.graph.input[0].type.tensor_type.shape if model.graph.input else None
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: weight.dims.append(choose((0, -1, 2, 2**31, 2**62))),
+        lambda: weight.dims.insert(0, choose((0, -1, 3, 2**40))),
+        weight.dims.pop,
+        lambda: setattr(weight, "data_type", choose((0, 7, 8, 10, 16, 17, 21, 99, -1))),
+        lambda: setattr(weight, "raw_data", weight.raw_data[: choose((0, 1, 7))]),
+        lambda: setattr(weight, "data_location", 1),
+        lambda: weight.float_data.append(1.0),
+        lambda: setattr(node, "op_type", choose(("Conv", "Split", "Reshape", "If", "", "Nope"))),
+        lambda: setattr(node, "domain", choose(("com.microsoft", "x"))),
+        lambda: node.input.append(choose(("", "x", "y", "w"))),
+        lambda: node.output.append(choose(("", "x", "y", "z"))),
+        node.input.pop,
+        lambda: node.attribute.add(name=choose(("pads", "axis", "group")), i=3, type=2),
+        lambda: setattr(model.opset_import[0], "version", choose((0, -1, 1, 6, 99, 2**31))),
+        lambda: setattr(model, "ir_version", choose((0, -5, 3, 999))),
+        lambda: shape and shape.dim.add(dim_value=choose((0, -3, 2**62))),
+        lambda: model.graph.ClearField("output"),
+        lambda: model.graph.node.append(node),
+    )  # fmt: skip
+    choose(changes)()
+    return bytes(model.SerializeToString())

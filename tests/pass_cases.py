@@ -620,9 +620,36 @@ y: fp32[2, 4, 6] = batch_matmul(w, v) y
 p: fp32[2, 4, 5] = batch_matmul(q, k) {trans_b = True} p
 w: fp32[2, 4, 5] = softmax(p) w
 y: fp32[2, 4, 6] = batch_matmul(w, v) y
+== FlashAttentionFusionPass
+(q: fp32[1, 4, 8], k: fp32[1, 5, 8], v: fp32[2, 5, 6]) -> (y)
+two: fp32[2, 1, 1] = fill(2.0)
+p: fp32[1, 4, 5] = batch_matmul(q, k) {trans_b = True} p
+s: fp32[2, 4, 5] = mul(p, two) s
+w: fp32[2, 4, 5] = softmax(s) w
+y: fp32[2, 4, 6] = batch_matmul(w, v) y
 == BatchMatMulToMatMulPass
 (x: fp32[2, 3, 4], w: fp32[1, 4, 5]) -> (y)
 y: fp32[2, 3, 5] = batch_matmul(x, w) y
+== ActivationFusionPass
+(x: fp32[3]) -> (y)
+three: fp32[1] = [3.0]
+six: fp32[1, 1] = [6.0]
+a: fp32[3] = add(x, three) a
+c: fp32[3] = clip(a) {low = 0.0, high = 6.0} c
+m: fp32[3] = mul(x, c) m
+y: fp32[1, 3] = div(m, six) y
+== ActivationFusionPass
+(x: fp32[3]) -> (y)
+six: fp32[2, 3] = fill(6.0)
+three: fp32[1] = [3.0]
+a: fp32[3] = add(x, three) a
+c: fp32[3] = clip(a) {low = 0.0, high = 6.0} c
+y: fp32[2, 3] = div(c, six) y
+== MatMulBiasAddFusionPass
+(x: fp32[1, 4], w: fp32[4, 1], b: fp32[]) -> (y)
+p: fp32[1, 1] = matmul(x, w) p
+r: fp32[] = reshape(p) {shape = ()} r
+y: fp32[] = add(r, b) y
 == MatMulBiasAddFusionPass
 (x: fp32[1, 4], w: fp32[4, 5], b: fp32[3, 1]) -> (y)
 p: fp32[1, 5] = matmul(x, w) p

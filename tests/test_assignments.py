@@ -1,14 +1,15 @@
-"""The assignments as a course: marks that the draw does not move, twists, milestones."""
+"""The assignments as a course: marks that the draw does not move, milestones."""
 
-import re
 import shutil
 
 import pytest
 from scripts import load_script
-from test_course import COURSE, NAMES, tried, with_mistake
+from test_course import COURSE, NAMES, key_of, tried, with_mistake
+from test_course_marks import twisted
 
 from ascend_lab.course import load
 from ascend_lab.course.grade import cases_of, mark_of, try_cases
+from bench.honest import TWO_SLOTS
 
 
 def reference(name):
@@ -28,44 +29,6 @@ def test_the_draw_moves_a_mark_by_less_than_half_a_point(name):
     assert max(points) - min(points) < 0.5, points
 
 
-TWISTS = {
-    "A1": ('norm = "absmean"', [('norm == "rms"', "True")], "values"),
-    "A2": (
-        "cores = [1]",
-        [("    m, k, n =", '    chip = {**chip, "cores": 2}\n    m, k, n =')],
-        "replays",
-    ),
-    "A3": ("slots = 5", [("World(graph, slots,", "World(graph, 8,")], "legal"),
-    "A4": ("banks = 2", [("if bank_bytes and", "if False and")], "banks"),
-    "A5": (
-        "most_buckets = 3",
-        [("    n = len(gradients)", "    most, n = 8, len(gradients)")],
-        "legal",
-    ),
-}
-"""What the table says of a term, how last term's solution counted on the old one, what breaks."""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_twist_is_one_line_that_breaks_last_term_s_solution_and_not_ours(name, tmp_path):
-    line, edits, fails = TWISTS[name]
-    folder = tmp_path / load(name, COURSE).folder.name
-    shutil.copytree(load(name, COURSE).folder, folder)
-    table, head, twist = (folder / "assignment.toml").read_text("utf-8").partition("[twist]")
-    key = line.partition(" = ")[0]
-    twisted, count = re.subn(rf"^{key} = .*$", line, twist, flags=re.MULTILINE)
-    assert count == 1
-    (folder / "assignment.toml").write_text(table + head + twisted, "utf-8")
-    task = load(name, tmp_path)
-    old = reference(name)
-    for before, after in edits:
-        assert before in old
-        old = old.replace(before, after)
-    public = [("public", case) for case in task.cases("public", "ada")]
-    assert not [one.faults for one in try_cases(task, reference(name), public) if one.faults]
-    assert [one for one in try_cases(task, old, public) if fails in one.faults]
-
-
 @pytest.fixture(scope="module")
 def milestone():
     return load_script(COURSE / "milestone.py")
@@ -78,7 +41,16 @@ def test_what_is_handed_in_so_far_runs_a_block(milestone, upto):
     assert list(block.judged) == list(NAMES[:4])
     for name, judged in block.judged.items():
         if name in NAMES[:upto]:
-            assert judged.optimum <= judged.cost < judged.base
+            assert judged.optimum <= judged.cost <= judged.base
+
+
+def test_under_all_twists_ours_and_the_plain_answers_still_run_a_block(tmp_path):
+    ours = {name: key_of(twisted(name, tmp_path)) for name in NAMES[:4]}
+    shutil.copy(COURSE / "milestone.py", tmp_path)
+    script = load_script(tmp_path / "milestone.py")
+    assert script.Block("ada", {}).run() == ""
+    assert script.Block("ada", ours).run() == ""
+    assert script.Block("ada", {"A1": reference("A1")}).run().startswith("A1 values: ")
 
 
 @pytest.mark.parametrize(
@@ -106,66 +78,8 @@ def test_the_block_is_compared_with_values(milestone, capsys):
     assert "A4 plain bytes of memory" in capsys.readouterr().out
 
 
-SIMPLE = """
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import KernelBuilder, Tile
-
-def kernel(chip_file, rows, width, dtype, norm, eps):
-    chip = load_chip(chip_file)
-    cores = min(chip.core_count, rows)
-    ends = [rows * i // cores for i in range(cores + 1)]
-    return [one(chip, rows, width, dtype, norm, eps, a, b - a) for a, b in zip(ends, ends[1:])]
-
-def one(chip, rows, width, dtype, norm, eps, first, count):
-    k = KernelBuilder("simple", chip)
-    x, y = (k.tensor(name, dtype, rows * width) for name in "xy")
-    pitch, size = -(-width // 64) * 64, 2 if dtype == "fp16" else 4
-    most = (chip.buffers["UB"] - 512) // ((2 * size + 8) * pitch + 40)
-    most = min(most, 255 * 64 // pitch, count)
-    slots = k.queue("slots", "UB", dtype, most * pitch, src="MTE2", via="V", dst="MTE3", depth=2)
-    wide, square = (k.buffer(name, "UB", "fp32", most * pitch) for name in ("wide", "square"))
-    sums = k.buffer("sums", "UB", "fp32", -(-most // 8) * 8)
-    spread = k.buffer("spread", "UB", "fp32", most * 8)
-    for slot in range(2):
-        k.each("vdup", most * pitch, (Tile(slots.buffer, slot), 0), scalar=0.0)
-    k.barrier()
-
-    def tile(at, few):
-        slot, total = slots.alloc(), few * pitch
-        own = lambda memory: memory.region(0, (few, width), (pitch, 1))
-        lanes = lambda start: square.region(start, (few, 64), (pitch, 1))
-        k.copy(own(slot), x.region(at * width, (few, width), (width, 1)))
-        slots.hand()
-        same = ("vconv", {}) if dtype == "fp16" else ("vmuls", {"scalar": 1.0})
-        k.each(same[0], total, (wide, 0), (slot, 0), **same[1])
-        k.each("vmul", total, (square, 0), (wide, 0), (wide, 0))
-        for start in range(64, pitch, 64):
-            k.vector("vadd", lanes(0), lanes(0), lanes(start))
-        k.vector("vcadd", sums.region(0, few), lanes(0))
-        k.each("vmuls", few, (sums, 0), (sums, 0), scalar=1 / width)
-        k.each("vadds", few, (sums, 0), (sums, 0), scalar=eps)
-        k.each("vrsqrt", few, (sums, 0), (sums, 0))
-        k.vector("vbrcb", spread.region(0, (few, 8)), sums.region(0, few))
-        for start in range(0, pitch, 64):
-            part = wide.region(start, (few, 8, 8), (pitch, 8, 1))
-            k.vector("vmul", part, part, spread.region(0, (few, 8, 8), (8, 0, 1)))
-        k.each(same[0], total, (slot, 0), (wide, 0), **same[1])
-        slots.enqueue()
-        k.copy(y.region(at * width, (few, width), (width, 1)), own(slots.dequeue()))
-        slots.free()
-
-    whole, rest = divmod(count, most)
-    if whole:
-        with k.loop("i", whole) as i:
-            tile(first + i * most, most)
-    if rest:
-        tile(first + whole * most, rest)
-    return str(k.finish())
-"""
-
-
-def test_two_slots_of_as_many_rows_as_fit_earn_less_than_half():
-    done = [one for one in tried("A1", SIMPLE) if one.timed]
+def test_two_slots_of_as_many_rows_as_fit_earn_about_two_thirds():
+    done = [one for one in tried("A1", TWO_SLOTS) if one.timed]
     right = [one for one in done if not one.faults]
     assert len(right) == len(done) - 1, "rows beyond UB want more"
-    assert 0.3 < sum(one.share() for one in right) / len(right) < 0.5
+    assert 0.6 < sum(one.share() for one in right) / len(right) < 0.75

@@ -110,7 +110,7 @@ def test_the_week_has_seven_sittings_that_can_be_sat_through() -> None:
     for sitting in sittings:
         files = [PACKAGE.parent / name for name in re.findall(r"(?m)^- `([^`]+)`: ", sitting)]
         assert 4 <= len(files) <= 8
-        assert lines_of(files) <= 2500
+        assert lines_of(files) <= 3000  # four hours at five seconds a line
 
 
 # -- the order of the rooms -----------------------------------------------------------------------
@@ -135,6 +135,7 @@ ORDER = (
     "media",
     "runtime",
     "serving",
+    "compare",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = ("lab", "course", "cli", "__main__")

@@ -158,6 +158,18 @@ def test_what_is_left_alone(kind: str) -> None:
     assert channels_by_cube(graph, load_chip("Ascend310")) is graph
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_an_image_of_one_number_may_lose_its_axes(shape: tuple[int, ...]) -> None:
+    net = GraphBuilder("one number", "fp16")
+    x = net.global_avg_pool(net.conv2d(net.input("x", (1, 3, 4, 4)), whole(net, 1, 3, 1, 1)))
+    net.output(net.muls(net.reshape(x, shape=shape), number=2.0))
+    graph = net.build()
+    assert channels_by_cube(graph, CHIP).nodes == graph.nodes
+    x_values = {"x": np.arange(48, dtype=np.float16).reshape(1, 3, 4, 4)}
+    (found,) = run_compiled(graph, x_values, CHIP).values()
+    np.testing.assert_array_equal(found, evaluate(graph, x_values)[graph.outputs[0]])
+
+
 def test_a_chip_without_room_moves_channels_as_before() -> None:
     net = GraphBuilder("tight", "fp16")
     net.output(deep(net, net.concat(*images(net, 20, 20), axis=1)))

@@ -9,7 +9,7 @@ import pytest
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
 from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, memory, simulate_graph
-from ascend_lab.graph.memory import read_csv
+from ascend_lab.graph.memory_file import read_csv
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import chapter15_16 as chapter15

@@ -16,8 +16,21 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from fuzz_cases import GOOD, OUTPUTS, PARSERS, QUICK, check, command, files, fill, relu_model, run
+from fuzz_cases import (
+    GOOD,
+    OUTPUTS,
+    PARSERS,
+    QUICK,
+    check,
+    command,
+    files,
+    fill,
+    lying,
+    relu_model,
+    run,
+)
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from ascend_lab import output
@@ -312,6 +325,56 @@ def test_json_on_the_terminal_is_json_and_printable(folder):
 
 
 # -- any words ---------------------------------------------------------------------------------
+# -- words and files that nobody means ---------------------------------------------------------
+LONG = "p" * 300  # more than a file name may have on any system we know
+ODD_WORDS = {
+    "two dashes for a value": (["zoo", "--json=--"], "a value for --json"),
+    "a set of lists": (["op", "relu", "4x4", "--chip=Toy", "--attr", "k={[]:1}"], "attributes"),
+    "a long model": (["simulate", LONG, "--chip=Toy"], "File name too long"),
+    "a long hand-in": (["course", "check", "A1", LONG], "File name too long"),
+    "a long folder": (["course", "start", "A1", "--student=x", "--output", LONG], "too long"),
+    "an endless search": (
+        ["aoe", "-j=2", "-f=5", "-m=model.onnx", "--soc_version=Toy", "--time_limit=1e19"],
+        "at most 86400 seconds",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD_WORDS)
+def test_odd_words_are_one_line(folder, monkeypatch, case):
+    monkeypatch.delenv("ASCEND_LAB_DEBUG")
+    (folder / "model.onnx").write_bytes(relu_model(1))
+    words, said = ODD_WORDS[case]
+    code, _, err = run(words if words[0] == "aoe" else ["ascend-lab", *words])
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("base_m", [16]), ("grid_rows", "2"), ("window", 1), ("rest", 3)]
+)
+def test_tuned_files_with_wrong_types_name_the_line(folder, field, value):
+    head, kernel = map(json.loads, CONTENTS["tuned.jsonl"].splitlines())
+    kernel["schedule"]["tiling"][field] = value
+    file = folder / "tuned.jsonl"
+    file.write_text(f"{json.dumps(head)}\n{json.dumps(kernel)}\n")
+    (folder / "conv.onnx").write_bytes(CONTENTS["conv.onnx"])
+    code, _, err = run(["ascend-lab", "simulate", "conv.onnx", "--chip=Toy", f"--tuned={file}"])
+    assert code == 2
+    assert "line 2: a kernel and its schedule" in err
+
+
+@pytest.mark.parametrize("sizes", [[16], [16, 16, 2**40], [-1, 16]])
+def test_weights_whose_sizes_lie_are_named(folder, sizes):
+    model = onnx.ModelProto.FromString(relu_model(1))
+    model.graph.initializer[0].dims[:] = sizes
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / "x.npz").write_bytes(CONTENTS["x.npz"])
+    code, _, err = run(["ascend-lab", "run", "model.onnx", "--inputs=x.npz"])
+    assert code == 2
+    assert "tensor w" in err
+
+
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
 
 
@@ -320,10 +383,13 @@ def commands(draw):
     return command(lambda values: draw(st.sampled_from(values)))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs an alarm")
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-@given(words=commands())
-def test_no_command_ends_in_a_traceback(words):
+@st.composite
+def lies(draw):
+    return lying(lambda values: draw(st.sampled_from(values)))
+
+
+def check_quietly(words, contents):
+    """Judge a command in an empty folder of its own, with nothing explained by the guard."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name, "work")
         folder.mkdir()
@@ -331,4 +397,19 @@ def test_no_command_ends_in_a_traceback(words):
         patch.setenv("HOME", name)
         patch.setenv("TUNE_BANK_PATH", name)
         patch.setenv("ASCEND_LAB_DEBUG", "1")
-        check(words, CONTENTS, folder)
+        check(words, contents, folder)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs an alarm")
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(lie=lies())
+def test_no_file_ends_in_a_traceback(lie):
+    words, spoiled = lie
+    check_quietly(words, {**CONTENTS, **spoiled})
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs an alarm")
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(words=commands())
+def test_no_command_ends_in_a_traceback(words):
+    check_quietly(words, CONTENTS)

@@ -16,7 +16,7 @@ from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.passes import run_passes
-from ascend_lab.graph.tasks import run_tasks
+from ascend_lab.graph.values import run_tasks
 from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
 
 

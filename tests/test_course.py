@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from command_lines import refused, run
-from test_course_wall import ATTACKS, GOOD
 
 from ascend_lab.course import Enrolled, grade, load, mark, sandbox, start, write_report
 from ascend_lab.course.assignment import notebook_of
@@ -28,6 +27,7 @@ from ascend_lab.course.handin import (
 )
 from ascend_lab.course.report import autograde, pack
 from ascend_lab.errors import InputError
+from bench.hostile import ATTACKS, GOOD
 
 ROOT = Path(__file__).parent.parent
 COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"
@@ -66,6 +66,23 @@ def tried(name, source):
     return try_cases(task, source, cases)
 
 
+def key_of(task, file="reference.py"):
+    """Return a key of an assignment, with its edits for the term's twist if there is one."""
+    path = COURSE / "keys" / task.folder.name / file
+    source = path.read_text("utf-8")
+    if adds := task.twist.get("adds"):
+        twists = tomllib.loads(path.with_name("twist.toml").read_text("utf-8"))
+        source = edited(source, twists[adds].get(path.stem, ()))
+    return source
+
+
+def edited(source, edits):
+    for old, new in edits:
+        assert old in source
+        source = source.replace(old, new)
+    return source
+
+
 # -- the assignments -------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_a_start_file_earns_nothing_and_the_reference_most(name):
@@ -74,26 +91,21 @@ def test_a_start_file_earns_nothing_and_the_reference_most(name):
     assert 4 <= task.hours <= 8
     begun = tried(name, (task.folder / "start.py").read_text())
     assert all(set(one.faults) == set(task.weights) for one in begun)
-    (key,) = COURSE.glob(f"keys/{name}_*/reference.py")
-    done = tried(name, key.read_text())
+    done = tried(name, key_of(task))
     assert not [(one.case, one.faults) for one in done if one.faults]
     shares = [one.share() for one in done if one.timed]
     assert sum(shares) / len(shares) >= 0.8
     ratios = [(one.judged.cost or 0) / one.judged.optimum for one in done if one.timed]
     assert max(ratios) > 1.01, "the reference is not the optimum"
-    assert min(ratios) >= 1 or name in ("A1", "A3"), "nothing beats a certified optimum"
+    assert min(ratios) >= 1, "nothing beats a certified optimum"
 
 
 def with_mistake(name, title):
     """Return an answer with a kept mistake, and the property that must fail."""
     (path,) = COURSE.glob(f"keys/{name}_*/wrong.toml")
     table = tomllib.loads(path.read_text("utf-8"))[title]
-    own = path.with_name("greedy.py")
-    source = (own if own.is_file() else path.with_name("reference.py")).read_text("utf-8")
-    for old, new in table["edits"]:
-        assert old in source
-        source = source.replace(old, new)
-    return source, table["fails"]
+    file = "greedy.py" if path.with_name("greedy.py").is_file() else "reference.py"
+    return edited(key_of(load(name, COURSE), file), table["edits"]), table["fails"]
 
 
 @pytest.mark.parametrize(("name", "title"), WRONG)
@@ -102,8 +114,8 @@ def test_a_wrong_answer_fails_in_the_part_it_should(name, title):
     done = tried(name, source)
     if fails == "performance":
         shares = [one.share() for one in done if one.timed]
-        assert not any(one.faults for one in done)
-        assert sum(shares) / len(shares) < 0.7
+        assert not any(one.judged.wrong for one in done)
+        assert sum(shares) / len(shares) < 0.75
     else:
         assert [one.case for one in done if fails in one.faults]
 

@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from dsl_oracles import binary, broadcast, cast, fold, known, scalar, softmax, transpose, unary
 from dsl_strategies import (
+    ALL_CHIPS,
     CHIP_CASES,
     CHIPS,
     Program,
     array,
     assert_close,
     assert_time,
+    assert_values,
     chip_of,
+    programs,
     schedules,
     verify,
 )
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases
 
 from ascend_lab import dsl as te
@@ -151,8 +154,100 @@ def test_no_legal_sequence_changes_values(make):
                     assert_close(walked[out.tensor.label], out)
 
     check()
-    assert seen["refused"] <= 0.4 * seen["drawn"], seen
+    # Outputs that share a nest are refused most often, by 30 to 60 % of the sequences drawn.
+    assert seen["refused"] <= (0.7 if make is two_outputs else 0.4) * seen["drawn"], seen
     assert seen[True] >= 0.1 * seen["drawn"], seen
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_random_programs_are_right_or_refused_on_every_chip(data):
+    """Values of any program by any legal steps; nothing but a refusal may stand in their place."""
+    program = data.draw(programs(most=4, limit=1200))
+    case = data.draw(schedules((lambda: program,), chips=ALL_CHIPS))
+    try:
+        kernel = te.lower(case.schedule)
+    except (AlignmentError, CapacityError, ScheduleError):
+        return
+    assert_values(program.outputs, program.arrays, kernel, case.schedule.chip)
+
+
+GUARDED = {
+    "stored": lambda s: te.split(te.cache_write(s, "y", "UB"), "y", "i", 3, tail="guard"),
+    "loaded": lambda s: te.split(te.cache_read(s, "x0", "UB"), "x0_ub", "c0", 3, tail="guard"),
+}
+
+
+@pytest.mark.parametrize("chip", ALL_CHIPS)
+@pytest.mark.parametrize("where", GUARDED)
+def test_rows_that_a_guarded_copy_moves_twice_keep_their_ends(where, chip):
+    """5 rows by 3: the last step is moved back over row 2, whose end was shifted already."""
+    arrays, (x,) = inputs((5, 70), dtype="fp32")
+    outputs = [scalar("vadds", unary("vabs", x), 1).named("y")]
+    s = GUARDED[where](te.create_schedule(outputs[0].tensor, chip_of(chip)))
+    verify(outputs, arrays, s)
+
+
+def two_outputs_of(shape, chip="Ascend910A"):
+    """y0 = |x0| and y1 = 2 (x0 + 1), which needs a stage of its own, and a schedule of both."""
+    arrays, (x,) = inputs(shape)
+    y0 = unary("vabs", x).named("y0")
+    y1 = scalar("vmuls", scalar("vadds", x, 1), 2).named("y1")
+    return [y0, y1], arrays, te.create_schedule([y0.tensor, y1.tensor], chip_of(chip))
+
+
+def test_an_output_may_be_computed_in_the_nest_of_one_that_stands_in_front_of_it():
+    outputs, arrays, s = two_outputs_of((4, 32))
+    verify(outputs, arrays, te.compute_at(te.bind(s, "y0", "i"), "y1", "y0", "i"))
+
+
+def test_a_nest_of_two_outputs_waits_for_what_either_needs():
+    """vadds lies in GM: its phase must come before the nest of y0, which computes y1, too."""
+    outputs, arrays, s = two_outputs_of((4, 32))
+    s = te.compute_at(te.materialise(s, "vadds", 0), "y1", "y0", "i")
+    verify(outputs, arrays, s)
+
+
+def test_nests_that_wait_for_each_other_are_refused():
+    """y1 is computed in the nest of y0, and reads t in GM, which reads y0 itself."""
+    _, (x,) = inputs((4, 32))
+    y0 = unary("vabs", x).named("y0")
+    t = scalar("vadds", y0, 1).named("t")
+    y1 = scalar("vmuls", t, 2).named("y1")
+    s = te.create_schedule([y0.tensor, t.tensor, y1.tensor], chip_of("Ascend910A"))
+    s = te.compute_at(s, "y0", "y1", "i")
+    with pytest.raises(ScheduleError, match="in a circle"):
+        te.lower(s)
+
+
+def test_outputs_that_share_a_nest_keep_their_axes_and_share_it_once():
+    _, _, s = two_outputs_of((4, 2, 32))
+    shared_nest = te.compute_at(s, "y1", "y0", "i")
+    for stage in ("y0", "y1"):
+        with pytest.raises(ScheduleError, match="nest of its own"):
+            te.fuse(shared_nest, stage, "j", "k")
+    with pytest.raises(ScheduleError, match="not inside y0"):
+        te.compute_at(shared_nest, "y0", "y1", "i")
+
+
+def test_an_output_is_not_computed_in_a_fold_loop():
+    _, (x,) = inputs((32,), dtype="int32")
+    y0 = fold("min", x, 0, keepdims=True).named("y0")
+    y1 = fold("sum", y0, 0, keepdims=True).named("y1")
+    s = te.create_schedule([y0.tensor, y1.tensor], chip_of("Ascend310"))
+    loop = next(leaf.name for leaf in s.state.stage("y1").loops if leaf.reduce)
+    with pytest.raises(ScheduleError, match="data loop"):
+        te.compute_at(s, "y0", "y1", loop)
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Toy"])
+def test_short_rows_inside_an_outer_loop_find_their_last_block(chip):
+    """Rows of 5 elements, shorter than a block, 7 by 7 of them in each of 3 planes."""
+    arrays, (x,) = inputs((3, 7, 7, 5))
+    outputs = [scalar("vmuls", x, 2).named("y")]
+    s = te.create_schedule(outputs[0].tensor, chip_of(chip))
+    s = te.split(te.reorder(s, "y", "j", "i"), "y", "j", 4)
+    verify(outputs, arrays, s)
 
 
 def test_rows_twice_as_far_apart_as_they_are_long():

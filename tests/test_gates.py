@@ -103,8 +103,11 @@ def test_every_core_sums_pixels_of_a_few_wide_planes():
 
 
 # -- in a network ---------------------------------------------------------------------------------
-def squeezed(n=1, c=192, size=14, *, behind=True, shared=False, act="silu", mid=16):
-    """Convolutions of channels one by one, squeeze and excite, a projection, and what is added."""
+def squeezed(n=1, c=192, size=14, *, behind=True, shared=False, act="silu", mid=16, after=""):
+    """Convolutions of channels one by one, squeeze and excite, a projection, and what is added.
+
+    Without the projection an activation may follow the scale.
+    """
     net = GraphBuilder("squeezed", "fp16")
     x = net.input("x", (n, c, size, size))
     y = net.silu(net.conv2d(x, net.weight((c, 1, 3, 3)), net.weight((c,)), pad=1, groups=c))
@@ -115,6 +118,8 @@ def squeezed(n=1, c=192, size=14, *, behind=True, shared=False, act="silu", mid=
     if behind:
         y = net.conv2d(y, net.weight((40, c, 1, 1)), net.weight((40,)))
         y = net.add(y, net.conv2d(x, net.weight((40, c, 1, 1))))
+    if after:
+        y = getattr(net, after)(y)
     net.output(*([y, inner] if shared else [y]))
     return net.build()
 
@@ -159,6 +164,16 @@ def test_what_is_read_elsewhere_is_no_part_of_it():
     graph = squeezed(shared=True)
     stages = compile_stages(graph, "Ascend910A")
     assert not any("conv2d+silu+conv2d" in task.op for task in stages.compiled.tasks)
+    check(stages, graph)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize("act", ["relu", "hard_swish", "tanh", "neg"])
+def test_an_activation_may_follow_the_scale(name, act):
+    """The scale of images has one reader, which is no convolution: nothing to take weights from."""
+    graph = squeezed(2, 40, 5, behind=False, after=act, mid=8)
+    stages = compile_stages(graph, name)
+    assert any(task.op.endswith("conv2d+silu+conv2d+sigmoid") for task in stages.compiled.tasks)
     check(stages, graph)
 
 

@@ -150,11 +150,25 @@ def test_what_cannot_be_a_view():
         net.slice(a, begin=(0, 0), end=(4, 32), step=(2, 1), name="steps"),
         net.slice(b, begin=(1, 0), end=(3, 32), name="rows"),
         net.slice(k, begin=(1, 0), end=(3, 32), name="weights"),
+        net.reshape(k, shape=(8, 16), name="numbers"),
     )
     graph = net.build()
     assert set(view_nodes(graph)) == {"free", "rows"}
     found = aliases(graph, view_nodes(graph))
     assert found["rows"] == Alias("free", 4 * 64 + 64)  # b lies behind a in the join
+
+
+def test_an_output_that_is_a_constant_in_another_shape_has_a_place():
+    net = GraphBuilder("g", "fp16")
+    k = net.reshape(net.constant(np.arange(6, dtype=np.float16)), shape=(2, 3))
+    net.output(k, net.add(k, net.input("x", (2, 3))))
+    graph = net.build()
+    stages = compile_stages(graph, CHIP)
+    assert stages.timeline().time_s > 0
+    feed = random_inputs(graph)
+    found = run_tasks(stages.compiled, feed, graph.outputs)
+    for name, array in evaluate(graph, feed).items():
+        np.testing.assert_array_equal(found[name], array)
 
 
 def test_slices_off_the_grid_of_copies_move():

@@ -15,6 +15,7 @@ from ascend_lab.graph import (
     TensorType,
     evaluate,
     from_text,
+    run_compiled,
     run_tasks,
     to_text,
     verify,
@@ -131,6 +132,44 @@ def test_constants_follow_every_shape(shape):
     assert laid.types["y"].layout == "NC1HWC0" and len(conversions(laid)) == 2
     inputs = {"x": np.arange(272).reshape(1, 17, 4, 4).astype(np.float16)}
     assert np.array_equal(compiled(laid, inputs)["y.ND"], data - inputs["x"])
+
+
+@pytest.mark.parametrize("op", ["avg_pool2d", "max_pool2d", "relu"])
+@pytest.mark.parametrize("shape", [(2, 20, 3, 2), (3, 17, 5, 5), (2, 40, 4, 4)])
+def test_pools_do_the_same_to_blocks_in_any_order(op, shape):
+    """In C1NHWC0 the first block of the second image stands where NC1HWC0 has the ragged one."""
+    net = GraphBuilder("g", "fp16")
+    how = {} if op == "relu" else {"kernel": 2, "stride": 1}
+    net.output(getattr(net, op)(net.input("x", shape), **how))
+    graph = net.build()
+    types = {name: replace(kind, layout="C1NHWC0") for name, kind in graph.types.items()}
+    inputs = {"x": np.random.default_rng(0).integers(-3, 4, shape).astype(np.float16)}
+    (wanted,) = evaluate(graph, inputs).values()
+    for name in ("Ascend310", "Ascend910B2"):
+        compiled_graph = compile_tasks(replace(graph, types=types), load_chip(name), [graph.nodes])
+        (found,) = run_tasks(compiled_graph, inputs).values()
+        np.testing.assert_allclose(found, wanted, atol=2**-9)
+
+
+@pytest.mark.parametrize("kind", ["conv2d", "conv_transpose2d", "max_pool2d", "global_avg_pool"])
+def test_an_image_may_be_a_constant(kind):
+    """A model's output is not folded: its kernel reads a constant image, in blocks as any other."""
+    net = GraphBuilder("g", "fp16")
+    image = net.constant((np.arange(3 * 17 * 16) % 5 - 2).reshape(3, 17, 4, 4).astype(np.float16))
+    if kind == "max_pool2d":
+        y = net.max_pool2d(image, kernel=2)
+    elif kind == "global_avg_pool":
+        y = net.global_avg_pool(image)
+    else:
+        shape = (5, 17, 1, 1) if kind == "conv2d" else (17, 5, 2, 2)
+        y = getattr(net, kind)(image, net.constant(np.ones(shape, np.float16)))
+    net.output(y, net.relu(net.input("x", (1, 4))))
+    graph = net.build()
+    inputs = {"x": np.ones((1, 4), np.float16)}
+    wanted = evaluate(graph, inputs)[y.name]
+    for name in ("Ascend310", "Ascend910B2"):
+        found = run_compiled(graph, inputs, name)[y.name]
+        np.testing.assert_allclose(found, wanted, rtol=2**-9, atol=2**-9)
 
 
 def test_matrices_follow_where_no_column_pads_or_zeros_stay():

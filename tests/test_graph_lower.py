@@ -752,3 +752,16 @@ def test_an_operator_registered_anew_is_lowered_anew():
     finally:
         ops.register(old, replace=True)
     assert run_compiled(graph, inputs, chip)["relu"].max() == 0
+
+
+@pytest.mark.parametrize("name", ["Toy", "Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize("stride", [2, (3, 1), (1, 3)])
+def test_one_channel_may_be_read_with_a_stride(name, stride):
+    """1 x 1 weights of one channel are a convolution and a group for every channel at once."""
+    net = GraphBuilder("g", "fp16")
+    x = net.input("x", (2, 1, 5, 5))
+    net.output(net.conv2d(x, net.constant(np.full((1, 1, 1, 1), 3, np.float16)), stride=stride))
+    graph = net.build()
+    inputs = {"x": np.arange(50, dtype=np.float16).reshape(2, 1, 5, 5)}
+    (found,) = run_compiled(graph, inputs, name).values()
+    np.testing.assert_array_equal(found, evaluate(graph, inputs)[graph.outputs[0]])

@@ -18,6 +18,7 @@ from ascend_lab.graph import (
     compile_stages,
     from_text,
     run_compiled,
+    run_tasks,
     simulate_graph,
     tasks,
 )
@@ -245,7 +246,7 @@ def test_networks_without_a_kernel():
         times = simulate_graph(stages.compiled)
         assert times.time_s == times.l2_hit_rate == len(times.operators) == 0
         assert [e["ph"] for e in network_events(times)] == ["M"] * 3
-        found = tasks.run_tasks(stages.compiled, {"x": np.ones(4)})
+        found = run_tasks(stages.compiled, {"x": np.ones(4)})
         assert [v.sum() for v in found.values()] == [4, 6] * (len(found) // 2)
         net.output(net.reshape(x, shape=(2, 2)), net.reshape(c, shape=(2, 2)))
 

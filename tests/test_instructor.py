@@ -12,11 +12,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import test_course
 from notebook_pages import exercises_of, read_code_cells
 from test_course_exercises import CODED, TRAVEL, answer_to, mistakes_in
+from test_course_marks import BREAKS
 
 from ascend_lab.cli import ascend_lab
 from ascend_lab.course import check, load
+from bench import honest
 
 ROOT = Path(__file__).resolve().parent.parent
 COURSE, A1 = ROOT / "course", ROOT / "course" / "A1_kernel"
@@ -78,20 +81,74 @@ def test_the_page_counts_the_exercises_that_a_machine_grades():
     assert f"{len(TRAVEL)} of {len(CODED)} coded exercises are graded so; 16.4 is left out" in PAGE
 
 
-def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(tmp_path):
-    folder = tmp_path / "A1_kernel"
-    shutil.copytree(A1, folder)
+@pytest.fixture
+def twisted(tmp_path, monkeypatch):
+    """The checkout's course with the twist of the page, typed as it is printed."""
+    course = tmp_path / "course"
+    shutil.copytree(COURSE, course)
     (edit,) = fenced(PAGE, "toml")
     version, _, twist = edit.partition("\n")
-    table = (folder / "assignment.toml").read_text().partition("[twist]")[0]
-    table = re.sub(r'^version = ".*"', version, table, flags=re.MULTILINE)
-    (folder / "assignment.toml").write_text(table + twist)
-    assert tomllib.loads(table + twist)["twist"] != load("A1", COURSE).twist
-    task = load("A1", tmp_path)
+    path = course / "A1_kernel" / "assignment.toml"
+    table = path.read_text().partition("[twist]")[0]
+    path.write_text(re.sub(r'^version = ".*"', version, table, flags=re.MULTILINE) + twist)
+    assert tomllib.loads(path.read_text())["twist"] != load("A1", COURSE).twist
+    monkeypatch.setattr(test_course, "COURSE", course)
+    test_course.drawn.cache_clear()
+    yield load("A1", course)
+    test_course.drawn.cache_clear()
+
+
+def test_the_twist_of_the_page_breaks_last_term_s_kernel_and_not_ours(twisted):
     key = (COURSE / "keys/A1_kernel/reference.py").read_text()
-    assert not [one for one in check(task, key, "ada") if one.faults]
-    old = check(task, key.replace('norm == "rms"', "True").replace("eps)", "1e-5)"), "ada")
-    assert [one for one in old if "values" in one.faults]
+    assert [one for one in check(twisted, key, "ada") if "values" in one.faults]
+    ours = test_course.key_of(twisted)
+    assert not [one for one in check(twisted, ours, "ada") if one.faults]
+
+
+@pytest.mark.full
+def test_the_twist_of_the_page_passes_the_page_s_own_command(twisted):
+    (command,) = (text for text in fenced(PAGE, "text") if "-k A1" in text)
+    assert command == ".venv/bin/pytest tests/test_course.py -k A1\n"
+    test_course.test_a_start_file_earns_nothing_and_the_reference_most("A1")
+    test_course.test_at_least_six_wrong_answers("A1")
+    test_course.test_students_have_instances_of_their_own("A1")
+    for one in test_course.WRONG:
+        if one.values[0] == "A1":
+            test_course.test_a_wrong_answer_fails_in_the_part_it_should(*one.values)
+
+
+def test_the_page_names_the_twists_and_what_they_break():
+    rows = re.findall(r"^\| (A\d) \| `(\w+)` \| .+? \| `(\w+)` \|$", PAGE, re.MULTILINE)
+    assert [row[0] for row in rows] == list(test_course.NAMES)
+    for name, adds, fails in rows:
+        assert adds in load(name, COURSE).public.TWISTS
+        assert fails == BREAKS[name]
+
+
+def test_the_page_says_the_rules_of_the_tables():
+    for name in test_course.NAMES:
+        task = load(name, COURSE)
+        properties = task.points["public"] + task.points["hidden"]
+        assert f"properties count {task.rules.floor:.0%}".replace("%", " %") in PAGE
+        assert f"{task.rules.floor * properties:g} points at most" in PAGE
+        assert task.rules.full_from == 1 / 5
+        assert task.rules.wrong_share == 3 / 8
+        assert task.rules.spoils_all == (name == "A3")
+    assert "caps that function's points at 3/8, which is 30 of 80" in PAGE
+
+
+def test_the_marks_that_the_page_predicts_are_those_of_the_bench():
+    rows = re.findall(r"^\| .+((?: \| \d+-\d+){5}) \|$", PAGE, re.MULTILINE)
+    shown = [re.findall(r"(\d+)-(\d+)", row) for row in rows]
+    kept = {row.student: (f"{row.least:g}", f"{row.most:g}") for row in honest.HONEST}
+    names = (
+        ("a1_ours", "a2_ours", "a3_ours", "a4_ours", "a5_ours"),
+        ("a1_two_slots", "a2_larger", "a3_exact", "a4_largest", "a5_rules"),
+        ("a1_plain", "a2_plain", "a3_as_given", "a4_first_fit", "a5_plain"),
+        ("a1_no_eps", "a2_floats", "a3_swaps", "a4_starts", "a5_half"),
+    )
+    assert shown == [[kept[name] for name in row] for row in names]
+    assert len(kept) >= 30
 
 
 def test_the_table_of_assignments_is_theirs():

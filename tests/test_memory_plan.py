@@ -18,12 +18,12 @@ from ascend_lab.graph.memory import (
     pack_cpsat,
     peak_live_bytes,
     plan,
-    read_csv,
     reuse_distance_bytes,
     share,
     simulate_writes,
     verify,
 )
+from ascend_lab.graph.memory_file import read_csv
 from bench.graph import CAPACITY_BYTES, measure, report
 
 HARD = "ABCDEF"

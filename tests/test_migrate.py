@@ -152,6 +152,14 @@ def test_an_operator_that_nobody_knows_is_refused_by_name():
     assert "standard" in row["advice"]
 
 
+def test_values_are_compared_on_indices_that_exist():
+    """A table of one row: of the whole numbers drawn as inputs none may be 1."""
+    nodes = [helper.make_node("Gather", ["x", "ids"], ["y"], axis=0)]
+    model = model_of(nodes, [("x", FLOAT, (1, 3)), ("ids", INT64, (8,))], [("y", FLOAT)])
+    found = migrate(model.SerializeToString(), CHIP)
+    assert found.report["max_error"] == {"y": 0.0}
+
+
 def test_open_sizes_are_asked_for():
     with pytest.raises(UnsupportedError, match="ids"):
         migrate(tokens().SerializeToString(), CHIP)
@@ -231,3 +239,23 @@ def test_a_refused_model_writes_no_model(tmp_path, capsys):
     assert code == 1 and "unsupported" in said
     assert "Alien" in report.read_text("utf-8")
     assert not out.exists()
+
+
+# -- what does not pay -----------------------------------------------------------------------------
+def test_a_migrated_model_is_never_slower_than_its_source():
+    """A place of a largest element, written again, compares and casts: it costs no more."""
+    report = migrate(tokens().SerializeToString(), CHIP, shapes={"ids": (2, 6)}).report
+    assert report["time_s"]["after"] <= report["time_s"]["before"] * (1 + 1e-6)
+    assert "kept" not in report
+
+
+def test_nodes_stay_where_rewriting_does_not_pay(monkeypatch):
+    monkeypatch.setattr("ascend_lab.graph.migrate._time_s", lambda *given: 1.0)
+    model = tokens()
+    found = migrate(model.SerializeToString(), CHIP, shapes={"ids": (2, 6)})
+    assert "instead of" in found.report["kept"]
+    assert not found.report["passes"]
+    assert sum(found.report["totals"].values()) == found.report["nodes"] == 10
+    assert found.model is not None
+    assert "nobody" not in {name for node in found.model.graph.node for name in node.output}
+    same_values(model, found.model, {"ids": np.array([[0, 4, 9, 0, 1, 2], [7, 0, 0, 49, 3, 3]])})

@@ -13,7 +13,8 @@ from test_epilogue import RELU6, RESIDUAL, SHAPES, SIGMOID_GELU, WIDE_RESIDUAL
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
-from ascend_lab.graph.tasks import compile_tasks, run_tasks
+from ascend_lab.graph.tasks import compile_tasks
+from ascend_lab.graph.values import run_tasks
 from ascend_lab.isa import Affine, parse_program, sanitize
 from ascend_lab.kernels import (
     ConvShape,

@@ -1,6 +1,7 @@
 """Offline models: the same numbers as from ONNX, without it, and no damaged byte ever loads."""
 
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from ascend_lab.graph import GraphBuilder, compile_graph, random_inputs, run_com
 from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
 from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
-from ascend_lab.runtime.container import checksum, kernel_data, kernel_of, pack_parts
+from ascend_lab.runtime.container import Kind, checksum, kernel_data, kernel_of, pack_parts
 
 MODEL = "model.onnx"
 
@@ -370,3 +371,74 @@ def test_command_lines_say_what_is_amiss(tmp_path, monkeypatch, capsys):
     assert "pickle" not in said and "numpy.save" in said
     with pytest.raises(InputError, match=r"f\.cfg: line 1: batch_num"):
         parse_config("batch_num: two", where="f.cfg")
+
+
+# -- forged files: their checksums are right ------------------------------------------------------
+JUNK = (None, True, -1, 2**63, 10**30, 1.5, "", "\ud800", "fp16", "/dev/zero", [], {}, [[]], [0])
+
+
+def resealed(change):
+    """Return the file with one partition's plain data changed, every checksum right."""
+    parts = []
+    for (kind, gear), body in unpack_parts(memoryview(Path("m.alm").read_bytes()), "m").items():
+        raw = bytes(body)
+        if kind == Kind.KERNELS:
+            raw = change(kind, raw)
+        elif kind != Kind.WEIGHTS:
+            raw = json.dumps(change(kind, json.loads(raw))).encode()
+        parts.append((kind, gear, [np.frombuffer(raw, np.uint8)]))
+    return bytes(pack_parts(parts))
+
+
+def places(data, path=()):
+    """Yield the path of every value in plain data."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+def with_junk(data, rng):
+    """Return plain data with junk in one place."""
+    found = list(places(data))
+    *path, last = found[rng.integers(len(found))]
+    inner = data
+    for key in path:
+        inner = inner[key]
+    inner[last] = JUNK[rng.integers(len(JUNK))]
+    return data
+
+
+def answered(capsys, *words):
+    """Run the compiled model in all ways; each ends well, or in one line with exit code 2."""
+    for rest in (("run",), ("run", "--compiled"), ("simulate",)):
+        code, _, err = run(capsys, rest[0], "forged.alm", *rest[1:], *words)
+        assert code in (0, 2)
+        assert err.count("\n") == (code == 2)
+
+
+def test_forged_files_end_in_a_line(capsys):
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "m.alm")
+    rng = np.random.default_rng(0)
+    for kind in (Kind.META, Kind.GRAPH, Kind.TASKS, Kind.MEMORY):
+        for _ in range(12):
+            forged = resealed(lambda k, data: with_junk(data, rng) if k == kind else data)  # noqa: B023
+            Path("forged.alm").write_bytes(forged)
+            answered(capsys)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [zlib.compress(bytes(2**28)), zlib.compress(b"[" * 10**6), b"", zlib.compress(b"[{}]")],
+    ids=["bomb", "deep", "empty", "other"],
+)
+def test_forged_kernels_are_not_unpacked_without_a_limit(capsys, raw):
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "m.alm")
+    Path("forged.alm").write_bytes(
+        resealed(lambda kind, data: raw if kind == Kind.KERNELS else data)
+    )
+    code, _, err = run(capsys, "run", "forged.alm", "--compiled")
+    assert code == 2
+    assert err.count("\n") == 1
+    answered(capsys)

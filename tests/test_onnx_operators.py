@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_models import INT64, assert_close, model_of, one_node, run_onnx
 
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph import evaluate
+from ascend_lab.graph import evaluate, run_compiled
 from ascend_lab.graph.onnx import backend as onnx_backend, import_model, import_onnx
 
 SEEDS = range(3)
@@ -260,6 +260,45 @@ def test_what_is_not_computed_is_refused_by_name(op, shapes, attrs, message):
         arrays[1] = arrays[1].astype(np.int64)
     with pytest.raises(UnsupportedError, match=rf"\({op}\).*{message}"):
         onnx_backend.prepare(one_of(op, arrays, attrs)[0])
+
+
+@pytest.mark.parametrize("op", ["Celu", "Mish", "Softsign", "ThresholdedRelu", "Shrink"])
+def test_functions_of_a_number_are_a_number(op):
+    """The body of Celu divides by a list of one number."""
+    x = np.array(-0.75, np.float32)
+    model, feed = one_of(op, [x], {}, 18)
+    (name,) = import_onnx(model).outputs
+    found = evaluate(import_onnx(model), feed)[name]
+    assert found.shape == ()
+    np.testing.assert_allclose(found, run_onnx(model, feed)["y"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_deviations_keep_their_digits_beside_a_large_mean(dtype):
+    """E[x^2] - m^2 has none left: 4096.0625 - 4096 in fp16 is 0."""
+    x = (64 + np.array([-0.25, 0.25, 0.25, -0.25])).astype(dtype).reshape(1, 1, 2, 2)
+    model, feed = one_of("MeanVarianceNormalization", [x], {})
+    graph = import_onnx(model)
+    (name,) = graph.outputs
+    inputs = dict(zip(graph.inputs, feed.values(), strict=True))
+    wanted = np.sign(x - 64)
+    np.testing.assert_allclose(evaluate(graph, inputs)[name], wanted, rtol=1e-5)
+    found = run_compiled(graph, inputs, "Ascend310")[name]
+    np.testing.assert_allclose(found, wanted, rtol=2**-8)
+
+
+@pytest.mark.parametrize("exponent", [[2.0], [[2.0], [4.0]], [3.0, 5.0], [[-1.0], [-3.0]], 6.0])
+def test_whole_powers_take_negative_numbers(exponent):
+    """A kernel computes e^(y ln x), which negative numbers do not have."""
+    x = np.array([[-1.5, 1.25], [-0.75, 2.0]], np.float32)
+    model, feed = one_of("Pow", [x, np.array(exponent, np.float32)], {})
+    graph = import_onnx(model, pinned={"in1": feed["in1"]})
+    inputs = {"in0": x}
+    wanted = np.power(x, np.array(exponent, np.float32))
+    (name,) = graph.outputs
+    np.testing.assert_allclose(evaluate(graph, inputs)[name], wanted, rtol=1e-5)
+    found = run_compiled(graph, inputs, "Ascend310")[name]
+    np.testing.assert_allclose(found, wanted, rtol=2**-6)
 
 
 # -- windows, moves and products, and what exporters write -----------------------------------------

@@ -17,8 +17,9 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import GraphBuilder
 from ascend_lab.graph.onnx import save_onnx
 from ascend_lab.serving import Level, Policy
-from ascend_lab.serving.model import Model, Port, open_model
+from ascend_lab.serving.opened import Model, open_model
 from ascend_lab.serving.rest import Service, application
+from ascend_lab.serving.tensors import Port
 
 LEVELS = (Level(queue_limit=9),)
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
@@ -270,11 +271,10 @@ def test_one_bad_request_spoils_no_other_of_its_batch():
     def picky(inputs):
         if (inputs["x"] < 0).any():
             raise InputError("no negative numbers", "one")
-        return {"y": inputs["x"] / 0}
+        return {"y": np.full_like(inputs["x"], np.inf)}
 
-    with np.errstate(divide="ignore"):
-        service = Service("made", lambda: made(picky), Policy(1, 4, 0.2, (), LEVELS))
-        answers = asked(service, [[[1, 1]], [[-1, 1]], [[2, 2]]])
+    service = Service("made", lambda: made(picky), Policy(1, 4, 0.2, (), LEVELS))
+    answers = asked(service, [[[1, 1]], [[-1, 1]], [[2, 2]]])
     assert [answer.status_code for answer in answers] == [200, 400, 200]
     assert answers[0].json()["outputs"][0]["data"] == [None, None]  # JSON has no infinity
 
@@ -310,16 +310,21 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path):
     client.start()
     while not metrics(running)["nv_inference_pending_request_count"]:
         time.sleep(0.01)
-    code, _, err = running.end()
+    running.process.send_signal(signal.SIGTERM)
+    late = [200]
+    while late[-1] == 200 and len(late) < 100:
+        late.append(httpx.get(f"{running.url}/v2/health/ready", timeout=20).status_code)
+    assert late[-1] == 503  # not a connection that is reset
+    out, err = running.process.communicate(timeout=20)
     client.join()
-    assert (code, err) == (0, "")
+    assert (running.process.returncode, out, err) == (0, "linear is served no more\n", "")
     assert found[0].status_code == 200
 
 
 @pytest.mark.parametrize("words", [
     ["missing.onnx"], ["zoo:nothing"], ["{}", "--port", "70000"], ["{}", "--chip", "nothing"],
     ["{}", "--max-batch", "0"], ["{}", "--instances", "0"], ["{}", "--queue-limit", "0"],
-    ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."],
+    ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."], ["{}", "--body-mib", "0"],
 ])  # fmt: skip
 def test_what_cannot_be_served_is_one_line(words, tmp_path, capsys):
     model = tmp_path / "linear.onnx"

@@ -258,3 +258,10 @@ def test_the_whole_resnet50_agrees_with_onnx_runtime() -> None:
     given = random_inputs(graph, 5)
     theirs = run_onnx(export_onnx(graph).SerializeToString(), given)
     assert_near(theirs, evaluate(graph, given))
+
+
+def test_the_list_of_models_is_stored_as_it_is_counted():
+    stored = zoo.stored_counts()
+    assert list(stored) == list(zoo.ZOO)
+    for name, row in stored.items():
+        assert row == zoo.counts_of(name), name

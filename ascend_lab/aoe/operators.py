@@ -19,6 +19,7 @@ from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piec
 from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of, ended_by
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.piece import packed
+from ascend_lab.graph.lower.vector import mixed_blocks
 from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.tandem_schedules import TIMED
 from ascend_lab.ops import formats, matmul
@@ -117,6 +118,8 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         return ("cube" if is_plain(piece) else "product"), ""
     if any(node.op in CONVOLUTIONS for node in nodes):
         return "", "it scales the weights first, per image"
+    if mixed_blocks(piece):
+        return "", "bytes beside wider numbers: they change blocks in kernels without parameters"
     lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None
     by_cube = lowered is not None and _multiplied(lowered.kernel)
     if all(n.op in ir.MOVES for n in nodes) or by_cube or lowering.by_template(piece, chip):

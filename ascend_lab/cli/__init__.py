@@ -78,7 +78,8 @@ def _check_words(words: Sequence[str]) -> None:
         if not word:
             where = f"'' after {before}" if before else "''"
             raise InputError("arguments that are not empty", where, "leave it out or fill it in")
-        if flag.startswith("-") and equals and not text:
+        # argparse takes the two dashes of --flag=-- for the end of all flags, and gives a list.
+        if flag.startswith("-") and equals and text in ("", "--"):
             raise InputError(f"a value for {flag}", word, "leave it out or fill it in")
         if "\0" in word:
             raise InputError("arguments without zero bytes", repr(word[:40]))
@@ -93,6 +94,10 @@ def _what_is_left(name: str, error: BaseException) -> int:
             return 0
         reason = error.strerror or str(error)
         return complain(name, f"standard output cannot be written: {reason}", BAD_INPUT)
+    if isinstance(error, OSError) and error.filename is not None:
+        # Whatever the system refuses of a path: too long, a loop of links, no permission.
+        reason = error.strerror or str(error)
+        return complain(name, f"{error.filename}: {reason}; name another", BAD_INPUT)
     if os.environ.get("ASCEND_LAB_DEBUG"):
         raise error
     if isinstance(error, MemoryError | RecursionError | OverflowError):

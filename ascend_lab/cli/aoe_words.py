@@ -6,13 +6,20 @@ The bank's verbs look at the custom knowledge bank, and take it from one machine
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli.common import CLUSTER_FILE, Parser, check_least, refuse_idle, show, with_cores
+from ascend_lab.cli.common import (
+    CLUSTER_FILE,
+    LONGEST_S,
+    Parser,
+    check_least,
+    refuse_idle,
+    show,
+    with_cores,
+)
 from ascend_lab.errors import AscendLabError, InputError, complain, printable
 from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
@@ -162,9 +169,9 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
     from ascend_lab.aoe import Settings, bank
 
     limit_s = arguments.time_limit
-    if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
-        needed = "--time_limit above 0 seconds"
-        raise InputError(needed, f"{limit_s:g}", "raise it, or leave it out")
+    if limit_s is not None and not 0 < limit_s <= LONGEST_S:
+        needed = f"--time_limit above 0 and of at most {LONGEST_S:.0f} seconds"
+        raise InputError(needed, f"{limit_s:g}", "change it, or leave it out")
     check_least(arguments, "--seed")
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(

@@ -33,9 +33,9 @@ def _course(arguments: argparse.Namespace) -> int:
         if arguments.action not in actions:
             refuse_idle(arguments, f"with course {' or '.join(actions)}", name)
     _refuse_work(arguments)
-    near = Path(arguments.work or ".").resolve().parent if arguments.action == "check" else None
-    own = near if near and (near / "assignment.toml").is_file() else None
-    task = load(arguments.assignment, arguments.course or own)
+    own = _hand_out_of(arguments.work) if arguments.action == "check" else None
+    handed_in = arguments.work if arguments.action == "grade" else None
+    task = load(arguments.assignment, arguments.course or own, handed_in)
     if arguments.action in ("start", "pack") and task.exercises:
         remedy = "exercises start on the book's pages; check and grade take them"
         raise InputError(f"{arguments.action}: an assignment such as A1", task.name, remedy)
@@ -44,6 +44,16 @@ def _course(arguments: argparse.Namespace) -> int:
         raise InputError(f"hidden.py of {task.name}", f"none in {task.folder}", remedy)
     run = {"start": _start, "check": _check, "grade": _grade, "pack": _pack}
     return run[arguments.action](task, arguments)
+
+
+def _hand_out_of(work: str) -> Path | None:
+    """Return the hand-out that a student's own file lies in: its judge is theirs, and runs as them.
+
+    Only `check` looks there; where files of others are judged, `grade` does not.
+    """
+    folder = Path(work).resolve().parent
+    whole = all((folder / name).is_file() for name in ("assignment.toml", "instance.json"))
+    return folder if whole else None
 
 
 def _refuse_work(arguments: argparse.Namespace) -> None:
@@ -81,7 +91,7 @@ def _start(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     from ascend_lab.course import check, handin
-    from ascend_lab.course.grade import faults_said, mark_of
+    from ascend_lab.course.grade import faults_said, mark_of, rules_said
 
     path = Path(arguments.work)
     source = handin.source_of(path.name, read_file(path, "your file", ARRAY_BYTES), task.functions)
@@ -99,6 +109,7 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
     lines += [
         f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
     ]
+    lines += rules_said(task, tried)
     if not task.exercises:
         lines.append("hidden cases are like these, others; the work log is read by a person")
     found = {"points": points, "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost}
@@ -121,7 +132,7 @@ def _handed_to(folder: Path) -> str:
 
 
 def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
-    from ascend_lab.course import grade, read_roster, read_secret, report
+    from ascend_lab.course import grade, read_roster, read_secret, report, standing_wall
     from ascend_lab.course.grade import moved, read_log, run_anew
 
     if arguments.out is None:
@@ -132,6 +143,9 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
     old = _rows(out / "grades.csv") if arguments.again else {}
     roster = read_roster(arguments.roster)
+    if not Path(arguments.work).exists():
+        raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
+    wall = standing_wall()  # before hours of grading: nothing is run as root
     marks = grade(task, Path(arguments.work), secret=secret, roster=roster, known=known,
                   jobs=arguments.jobs)  # fmt: skip
     anew = {m.student: run_anew(old[m.student], before.get(m.student, ()), m)
@@ -144,6 +158,8 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     if not secret:
         lines.append("no --secret: students who know this course can draw the hidden cases")
     data = {"marks": {m.student: {"points": dict(m.points), "total": m.total} for m in marks}}
+    for line in wall.lines():
+        print(line, file=sys.stderr)
     emit(arguments.json, data, lines)
     return 0
 
@@ -154,6 +170,8 @@ def _line(
     anew: dict[str, list[str]],
     changes: dict[str, list[str]],
 ) -> str:
+    from ascend_lab.course.texts import shown
+
     points = dict(mark.points) | ({"late": -mark.late_points} if mark.late_points else {})
     parts = ", ".join(f"{part} {value:.1f}" for part, value in points.items())
     line = f"{mark.student:24} {mark.total:6.1f}  ({parts})"
@@ -163,14 +181,14 @@ def _line(
         line += f"  was {was:.1f}: {why}"
     elif anew.get(mark.student):
         line += f"  as before: {anew[mark.student][0]}"
-    return line
+    return shown(line, 1000)
 
 
 def _rows(table: Path) -> dict[str, dict[str, str]]:
     import csv
 
     with table.open(encoding="utf-8", newline="") as file:
-        return {row["id"]: row for row in csv.DictReader(file)}
+        return {row["id"].removeprefix("'"): row for row in csv.DictReader(file)}
 
 
 def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GEARS = range(2, 101)
 LARGEST_BATCH = 2048
 """Limits of --dynamic_batch_size, as ATC's."""
-OWN = ("--fusion_switch_file", "--insert_op_conf", "--enable_small_channel")
+OWN = ("--fusion_switch_file", "--insert_op_conf", "--enable_small_channel", "--keep_dtype")
 """Options that mean something here, though not to `aoe`."""
 NO_MEANING = {name: why for name, why in REFUSED.items() if len(name) > 2 and name not in OWN} | {
     "--precision_mode_v2": "--precision_mode says it",
@@ -60,7 +60,7 @@ def _compile(arguments: argparse.Namespace) -> int:
         return 1
     gears = _gears(arguments, chip)
     given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num", "insert_op_conf",
-             "compression")  # fmt: skip
+             "compression", "keep_dtype")  # fmt: skip
     options = {name: str(getattr(arguments, name)) for name in given if name in arguments.given}
     data = compile_offline(gears, chip, road, options=options, told=network.told)
     model = OfflineModel(arguments.output, unpack_parts(data, arguments.output))
@@ -153,7 +153,8 @@ def _road(arguments: argparse.Namespace) -> Road:
     file = arguments.fusion_switch_file
     switches = decide.read_switches(file) if file else decide.Switches()
     network.warn_of_switches(switches)
-    return Road(switches=switches, dtype=dtype_of(arguments))
+    keep = network.kept_nodes(arguments.keep_dtype)
+    return Road(switches=switches, dtype=dtype_of(arguments), keep=keep)
 
 
 def _batches(text: str | None) -> tuple[int | None, ...]:
@@ -306,10 +307,11 @@ def _served_text(data: dict[str, Any]) -> list[str]:
 def _serve(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.zoo import model_name
     from ascend_lab.runtime.container import is_offline
-    from ascend_lab.serving import Level, Policy, model, rest
+    from ascend_lab.serving import Level, Policy, loopback, opened, rest
 
     for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
-                            ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
+                            ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000),
+                            ("body_mib", 1, 1024)):  # fmt: skip
         if not low <= (value := getattr(arguments, name)) <= high:
             word = f"--{name.replace('_', '-')}"
             raise InputError(f"{word} from {low} to {high}", str(value), f"e.g. {word} {low}")
@@ -321,13 +323,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     name, shapes = model_name(arguments.model), common.shapes_of(arguments)
 
     def load() -> Any:
-        return model.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
+        return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
 
     def told(port: int) -> None:
         common.say([f"serving {name} at http://127.0.0.1:{port}"])
         sys.stdout.flush()
 
-    rest.serve(rest.Service(name, load, policy), arguments.port, told)
+    service = rest.Service(name, load, policy, arguments.body_mib * 2**20)
+    loopback.serve(service, arguments.port, told)
     common.say([f"{name} is served no more"])
     return 0
 
@@ -360,6 +363,7 @@ COMPILE = Verb(
         flag("--dynamic_batch_size", metavar="1,2,4,8", help="compile for each of these"),
         flag("--precision_mode", default="force_fp16", metavar="P",
              help="force_fp16 (default), allow_fp32_to_bf16, ..."),
+        flag("--keep_dtype", metavar="F", help="nodes, one a line, that stay in fp32"),
         flag("--fusion_switch_file", "--fusion-switch", metavar="F",
              help="passes and rules to turn off"),
         flag("--compression", metavar="F", help="scales that `quantize --records` wrote: int8"),
@@ -396,7 +400,7 @@ VERBS = (
         {"epilog": CONFIG_HELP},
     ),
     Verb(
-        "serve", "answer requests for a model on loopback (KServe v2, JSON tensors)", _serve,
+        "serve", "answer requests for a model on loopback (KServe v2, as Triton does)", _serve,
         (
             MODEL, SHAPES,
             flag("--chip", help="compute as this chip's kernels do (default: the graph, exactly)"),
@@ -408,6 +412,8 @@ VERBS = (
                  help="how long the oldest request waits for others (0)"),
             flag("--queue-limit", type=count, default=2048, metavar="N",
                  help="most requests that wait; more are told to come again (2048)"),
+            flag("--body-mib", type=count, default=16, metavar="N",
+                 help="largest body of a request, unpacked, in MiB (16)"),
         ),
     ),
 )  # fmt: skip

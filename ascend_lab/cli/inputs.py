@@ -104,14 +104,14 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(whole, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array))
+                np.lib.format.write_array(file, np.asarray(array, order="C"))
     output.write_whole(path, whole.getvalue())
 
 
 def save_array(path: str, array: Any) -> None:
     """Write an array into an .npy file."""
     raw = io.BytesIO()
-    np.lib.format.write_array(raw, np.ascontiguousarray(array))
+    np.lib.format.write_array(raw, np.asarray(array, order="C"))
     output.write_whole(path, raw.getvalue())
 
 

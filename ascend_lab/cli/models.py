@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli import common, inputs
-from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, import_with
+from ascend_lab.cli import common, inputs, quantising
+from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
-    from ascend_lab.compress import Plan, Quantised
+    from ascend_lab.compress import Plan
     from ascend_lab.graph import Graph
 
 LEGEND = (
@@ -38,7 +36,9 @@ def _zoo(arguments: argparse.Namespace) -> int:
         return _why(arguments)
     if arguments.name is None:
         common.refuse_idle(arguments, "with a model's name", "--width", "--resolution")
-        rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
+        rows = zoo.stored_counts()
+        if arguments.batch != 1:
+            rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
         data: Any = rows
     else:
         data = zoo.counts_of(
@@ -154,9 +154,11 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
     passes = [(name, count) for name, count in data["passes"].items()]
     outputs = [(name, f"{error:.1e}") for name, error in data.get("max_error", {}).items()]
     refused = [(data["refused"],)] if "refused" in data else []
+    kept = [(data["kept"],)] if "kept" in data else []
     return [
         ("nodes", ("operator", "count", "verdict", "replaced by", "max error", "advice"), nodes),
         ("refused", ("reason",), list(refused)),
+        ("kept", ("what and why",), list(kept)),
         ("moved to another engine", ("node", "operator", "engine", "reason"), list(moved)),
         ("padded", ("tensor", "shape", "layout", "zeros", "advice"), list(padded)),
         ("passes", ("name", "matches"), list(passes)),
@@ -165,12 +167,6 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
 
 
 # -- eight bits -----------------------------------------------------------------------------------
-ROWS = 16
-"""Samples a batch where the model leaves its size open."""
-TRIAL_BATCHES = (53, 59)
-"""Two sizes that no other axis is likely to have: what changes with them is the batch."""
-
-
 def _calibrate(arguments: argparse.Namespace) -> int:
     from ascend_lab.compress import calibrate, scales, signal_to_noise_db
 
@@ -199,38 +195,66 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 def _quantize(arguments: argparse.Namespace) -> int:
     from ascend_lab import compress as c
-    from ascend_lab.graph.onnx import export_onnx
 
-    arrays = inputs.load_arrays(arguments.calibration)
-    graph, is_open = _imported(arguments.model, arrays)
-    plan = _plan(arguments, graph)
-    samples = common.wanted(graph.inputs, arrays, "--calibration")
-    feeds = c.batches_of(graph, samples)
-    found = c.quantise_graph(graph, feeds, plan)
-    model = _opened(arguments.model, arrays, found, plan) if is_open else None
-    written: bytes = (model or c.qdq_model(found)).SerializeToString()
+    subject = quantising.subject_of(arguments.model, arguments.calibration)
+    plan = _plan(arguments, subject.graph)
+    subject = subject.with_pairs(plan)
+    held_out = subject.held_out(arguments.held_out, plan)
+    found, left_out = subject.quantised(plan)
+    model = c.qdq_model(found, subject.source, subject.graph)
+    written: bytes = model.SerializeToString()
+    used = subject.feeds[: plan.batches]
     data: dict[str, Any] = {
         "layers": [
             {**asdict(layer), "op": found.graph.node(layer.name).op} for layer in found.layers
         ],
+        "unquantised": [asdict(row) for row in left_out],
         "size_bytes": len(written),
-        "float_bytes": export_onnx(found.graph).ByteSize(),
-        "output_error": c.output_error(graph, c.fake_quantised(found), feeds),
-        "batches": len(feeds[: plan.batches]),
-        "batch": "any" if model else graph.types[graph.inputs[0]].shape[0],
+        "float_bytes": subject.source.ByteSize(),
+        "output_error": subject.error(model, found, used),
+        "batches": len(used),
+        "held_out_error": subject.error(model, found, held_out) if held_out else None,
+        "held_out_batches": len(held_out),
+        "batch": subject.batch,
     }
+    if subject.fixed_because:
+        data["fixed_because"] = subject.fixed_because
     write_whole(arguments.output, written)
     if arguments.records:
         write_whole(arguments.records, c.records_text(found.layers))
+    emit(arguments.json, data, _quantised_lines(data))
+    return 0
+
+
+def _quantised_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return what was quantised, what was not and why, and how far outputs are off, and where."""
     lines = [
         f"{row['name']} ({row['op']}): scale {row['scale']:.6g}, offset {row['offset']}, "
         f"{len(row['weight_scales'])} weight scale(s)"
         for row in data["layers"]
     ]
+    lines += [
+        f"{row['name']} ({row['op']}): left in floating point: {row['reason']}"
+        for row in data["unquantised"]
+    ]
+    if "fixed_because" in data:
+        lines.append(f"sizes are those of the samples: {data['fixed_because']}")
     sizes = f"{data['float_bytes']:,} -> {data['size_bytes']:,} bytes"
-    last = f"{len(lines)} layers; {sizes}; outputs are off by {data['output_error']:.4%}"
-    emit(arguments.json, data, [*lines, last])
-    return 0
+    lines.append(f"{len(data['layers'])} layers; {sizes}")
+    count = _batches(data["batches"])
+    error = f"outputs are off by {data['output_error']:.4%}"
+    lines.append(f"{error}, measured on the calibration samples ({count})")
+    if data["held_out_batches"]:
+        count = _batches(data["held_out_batches"])
+        error = f"outputs are off by {data['held_out_error']:.4%}"
+        lines.append(f"{error}, measured on the held-out samples ({count})")
+    else:
+        lines.append("no samples were held out: on others it may be more (--held-out X.npz)")
+    return lines
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'es' * (count > 1)}"
 
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
@@ -248,34 +272,6 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
         got = f"{plan.common.method} in {arguments.config}"
         raise InputError(f"--method {arguments.method} alone", got, "drop one")
     return plan
-
-
-def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
-    """Return the graph for as many rows as the model fixes, and whether it leaves them open."""
-    from ascend_lab.graph.onnx import model_file, tensors
-    from ascend_lab.graph.zoo import PREFIX
-
-    if model.startswith(PREFIX):
-        return import_with(model).graph, False
-    stated = model_file.load(model)[0].graph
-    entries = {e.name: tensors.sizes_of(e) for e in stated.input}
-    common.wanted({e.name for e in tensors.inputs_of(stated)}, arrays, "--calibration")
-    heads = {name: sizes[0] for name, sizes in entries.items() if sizes and name in arrays}
-    is_open = any(not isinstance(head, int) for head in heads.values())
-    rows = {name: head if isinstance(head, int) else ROWS for name, head in heads.items()}
-    cut = {name: array[: rows.get(name)] if array.ndim else array for name, array in arrays.items()}
-    return import_with(model, cut).graph, is_open
-
-
-def _opened(model: str, arrays: dict[str, Any], found: Quantised, plan: Plan) -> ModelProto | None:
-    """Return the quantised model for any batch; None where the batch is not all that changes."""
-    from ascend_lab.compress import at_batch, qdq_model, with_open_batch
-
-    made = []
-    for rows in TRIAL_BATCHES:
-        sizes = {name: np.resize(array, (rows, *array.shape[1:])) for name, array in arrays.items()}
-        made.append(qdq_model(at_batch(found, import_with(model, sizes).graph, plan)))
-    return with_open_batch(*made)
 
 
 _METHODS = "minmax, percentile, ifmr, hfmg, kl, tensorrt or entropy"
@@ -321,6 +317,7 @@ VERBS = (
         (
             MODEL,
             flag("--calibration", required=True, metavar="X.npz", help="samples by input name"),
+            flag("--held-out", metavar="H.npz", help="samples to measure on, not to calibrate on"),
             flag("--config", metavar="F", help="a simplified configuration file of AMCT"),
             flag("--method", default="ifmr", help=f"{_METHODS} (ifmr)"),
             flag("--symmetric", action="store_true", help="no offsets"),

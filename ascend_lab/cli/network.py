@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from ascend_lab.errors import CapacityError, InputError, UnsupportedError, compl
 if TYPE_CHECKING:
     from ascend_lab.graph import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
     from ascend_lab.graph.compile import Front, Road
+    from ascend_lab.graph.evaluate import Overflow
     from ascend_lab.runtime import OfflineModel
 
 
@@ -34,7 +34,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if not arguments.compiled:
         common.refuse_idle(
-            arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank"
+            arguments,
+            "with --compiled",
+            "--chip",
+            "--aicore-num",
+            "--tuned",
+            "--bank",
+            "--keep_dtype",
         )
     if arguments.inputs:
         common.refuse_idle(arguments, "without --inputs", "--seed")
@@ -44,27 +50,32 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         found = common.imported(arguments, given)
     except UnsupportedError as error:
-        common.refuse_idle(arguments, WHOLE, "--compiled")
+        refuse_off_core(arguments, error, "--compiled")
         hosted = placed(arguments, given, error)
         nodes = sum(len(part.nodes) for part in hosted.parts)
         title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
-        return _print_outputs(arguments, title, values_of(hosted))
+        return _print_outputs(arguments, title, values_of(hosted), {})
     graph = found.graph
     _check_size(graph)
     if given is None:
         inputs = random_inputs(graph, arguments.seed)
     else:
         inputs = common.wanted(graph.inputs, given, "--inputs")
-    compute = partial(_run_compiled, arguments) if arguments.compiled else evaluate
-    values = compute(graph, inputs)
+    overflows: list[Overflow] = []
+    if arguments.compiled or common.is_compiled(arguments.model):
+        values = _run_compiled(arguments, graph, inputs, overflows)
+    else:
+        values = evaluate(graph, inputs)
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
-    return _print_outputs(arguments, title, outputs)
+    return _print_outputs(arguments, title, outputs, _told(graph, overflows))
 
 
-def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -> int:
-    """Write and print a model's outputs."""
+def _print_outputs(
+    arguments: argparse.Namespace, title: str, outputs: Arrays, told: dict[str, Any]
+) -> int:
+    """Write and print a model's outputs, and what left its format on the way."""
     if arguments.outputs:
         save_arrays(arguments.outputs, outputs)
     rows = {name: _summary(array) for name, array in outputs.items()}
@@ -74,6 +85,7 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
         + "".join(f"  {key} {row[key]:.6g}" for key in ("min", "max", "mean") if key in row)
         for name, row in rows.items()
     ]
+    lines += told.get("lines", [])
     if arguments.compiled and not all(
         np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
     ):
@@ -81,30 +93,71 @@ def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -
             "  not finite: numbers left what fp16 holds (65504), unless inputs or weights had; "
             "compare without --compiled"
         )
-    emit(arguments.json, rows, lines)
+    emit(arguments.json, {**rows, **told.get("data", {})}, lines)
     return 0
 
 
-def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -> Arrays:
-    """Return the outputs that the kernels compute, default or tuned ones."""
+SHOWN = 8
+"""Nodes that overflow, in text: those behind the first may only follow from it."""
+
+
+def _told(graph: Graph, overflows: Sequence[Overflow]) -> dict[str, Any]:
+    """Return as data and lines which nodes' numbers left their format, and what keeps them in fp32.
+
+    The data stand beside the outputs, and are missing if nothing overflowed.
+    """
+    from ascend_lab.graph.compile import nodes_to_keep
+
+    if not overflows:
+        return {}
+    keep = nodes_to_keep(graph, overflows)
+    lines = [f"  overflow: {one}" for one in overflows[:SHOWN]]
+    if len(overflows) > SHOWN:
+        lines.append(f"  and {len(overflows) - SHOWN} more")
+    if keep:
+        names = ", ".join(keep[: 2 * SHOWN])
+        lines.append(f"  --keep_dtype F keeps in fp32 what a file lists, a node a line: {names}")
+    rows = [one.as_dict() for one in overflows]
+    return {"lines": lines, "data": {"overflows": rows, "keep_in_fp32": keep}}
+
+
+def _run_compiled(
+    arguments: argparse.Namespace, graph: Graph, inputs: Arrays, overflows: list[Overflow]
+) -> Arrays:
+    """Return what the kernels compute, default or tuned ones; a compiled model has both ways."""
     from ascend_lab.graph import Road, run_tasks
 
     if common.is_compiled(arguments.model):
         sizes = {name: graph.types[name].shape for name in graph.inputs}
-        return _offline(arguments).gear(sizes).run(inputs, kernels=True)
+        gear = _offline(arguments).gear(sizes)
+        return gear.run(inputs, kernels=arguments.compiled, overflows=overflows)
     chip = common.chip_with(arguments)
-    compiled = common.tuned_road(arguments, chip, Road()).stages(graph, chip).compiled
+    road = common.tuned_road(arguments, chip, Road(keep=kept_nodes(arguments.keep_dtype)))
+    compiled = road.stages(graph, chip).compiled
     if common.is_tuned(arguments):
         compiled = common.with_tuned(compiled, arguments)
-    return run_tasks(compiled, inputs, graph.outputs)
+    return run_tasks(compiled, inputs, graph.outputs, overflows)
+
+
+def kept_nodes(path: str | None) -> frozenset[str]:
+    """Return the nodes that a file of --keep_dtype lists, one a line; raises `InputError`."""
+    if path is None:
+        return frozenset()
+    what = "--keep_dtype as a text file with the name of a node a line"
+    data = limits.read_file(path, what, limits.TABLE_BYTES)
+    try:
+        lines = [line.strip() for line in data.decode().splitlines()]
+    except UnicodeDecodeError as error:
+        raise InputError(what, f"{path}: {error}", "write names") from None
+    return frozenset(line for line in lines if line)
 
 
 def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
     from ascend_lab.runtime import load_offline
 
-    decided = ("tuned", "bank", "aicore-num", "dtype", "fusion-switch", "fusion-result",
-               "no-fusion", "memory-limit")  # fmt: skip
+    decided = ("tuned", "bank", "aicore-num", "keep_dtype", "dtype", "fusion-switch",
+               "fusion-result", "no-fusion", "memory-limit")  # fmt: skip
     idle = (f"--{name}" for name in decided)
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
@@ -139,6 +192,15 @@ def _summary(array: Any) -> dict[str, Any]:
 
 
 # -- operators that no graph holds ----------------------------------------------------------------
+def refuse_off_core(arguments: argparse.Namespace, error: UnsupportedError, *flags: str) -> None:
+    """Raise why the compiler refuses a model if a flag was given that asks for the compiler."""
+    for name in flags:
+        if name.lstrip("-").replace("-", "_") in arguments.given:
+            drop = f"or drop {name}, which is only {WHOLE}"
+            remedy = "; ".join(part for part in (error.remedy, drop) if part)
+            raise UnsupportedError(error.needed, error.got, remedy) from error
+
+
 def placed(
     arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
 ) -> hosted.Hosted:
@@ -148,7 +210,7 @@ def placed(
 
     if not arguments.model.endswith(common.ONNX):
         raise error
-    common.refuse_idle(arguments, WHOLE, "--tuned", "--bank")
+    refuse_off_core(arguments, error, "--tuned", "--bank")
     chip = common.chip_with(arguments)
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
@@ -217,8 +279,8 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     """Print the time of a model that is placed on core, AI CPU and host."""
     from ascend_lab.graph import bound, compile as compiler, network
 
-    common.refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
-                "--memory-limit")  # fmt: skip
+    refuse_off_core(arguments, error, "--fusion-switch", "--fusion-result", "--no-fusion",
+                    "--memory-limit")  # fmt: skip
     hosted = placed(arguments, None, error)
     times = hosted.timeline()
     if arguments.trace:
@@ -370,6 +432,7 @@ VERBS = (
             flag("--compiled", action="store_true",
                  help="run the compiled programs (else, also for an .alm, the exact values)"),
             flag("--chip", default="Ascend310", help="for --compiled (Ascend310)"),
+            flag("--keep_dtype", metavar="F", help="nodes, one a line, that stay in fp32"),
             *TUNED, JSON,
         ),
     ),

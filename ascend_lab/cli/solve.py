@@ -44,7 +44,8 @@ def _check_memory(arguments: argparse.Namespace) -> None:
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
     _check_memory(arguments)
-    from ascend_lab.graph.memory import plan, read_csv, verify
+    from ascend_lab.graph.memory import plan, verify
+    from ascend_lab.graph.memory_file import read_csv
 
     buffers, capacity = read_csv(arguments.file), arguments.capacity
     how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
@@ -64,7 +65,7 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
     lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
     lines = [
         f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
-        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}",
+        f"  at least {found.lower_bound_bytes} bytes live or end there, gap {found.gap:.2%}",
     ]
     if capacity is not None:
         verdict = "packed" if fits else "NOT packed"
@@ -240,7 +241,8 @@ VERBS = (
     Verb(
         "plan-memory", "give buffers with lifetimes their addresses", _plan_memory,
         (
-            flag("file", metavar="FILE.csv", help="rows of id,lower,upper,size"),
+            flag("file", metavar="FILE.csv",
+                 help="rows of id,lower,upper,size; also alignment, offset, gaps"),
             flag("--capacity", type=whole, metavar="N", help="bytes there are (default: any)"),
             flag("--time-limit", type=decimal, default=60.0, metavar="S", help="seconds (60)"),
             flag("--alignment", type=whole, default=1, metavar="A", help="of offsets, bytes (1)"),

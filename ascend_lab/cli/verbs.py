@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import cluster, course, deploy, models, network, solve
+from ascend_lab.cli import cluster, compare, course, deploy, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
@@ -136,8 +136,8 @@ def _attributes(texts: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--attr {key} once", f"again {shown(text)}", "keep one")
         try:
             found[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            found[key] = value
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            found[key] = value  # TypeError: a key or an element that cannot be hashed, {[]: 1}
     return found
 
 
@@ -357,6 +357,7 @@ VERBS = (
         },
     ),
     *network.VERBS,
+    compare.COMPARE,
     deploy.COMPILE,
     *models.VERBS,
     *solve.VERBS,

@@ -2,8 +2,7 @@
 
 `deploy` puts every layer's scales into the graph and folds them: sums in int32, requantised in the
 epilogue of the layer that computes them. A QDQ file comes to the same when it is compiled. What
-differs from the fake-quantised graph is rounding, by a step of a tensor's scale at most, and that
-a residual is read in the bytes its neighbour reads.
+differs from the fake-quantised graph is rounding, by a step of a tensor's scale at most.
 
 Which layer in which format: the least time on a chip within a budget of error, exactly.
 
@@ -62,7 +61,8 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
             needed = f"{layer.name}: activations in 8 bits, weights in 8 at most"
             raise UnsupportedError(needed, got, "the cube multiplies int8")
     steps = {
-        one.name: Steps(one.scale, one.offset, one.weight_scales, one.weight_bits) for one in layers
+        one.name: Steps(one.scale, one.offset, one.weight_scales, one.weight_bits, one.shared)
+        for one in layers
     }
     return fold(in_pairs(graph, steps))[0]
 

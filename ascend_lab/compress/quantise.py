@@ -1,6 +1,6 @@
 """A trained graph in eight bits: make it ready, run samples through it, choose scales.
 
-    folded -> (balanced) -> scales of what each layer reads -> scales of weights -> (rounded)
+    ready -> (balanced) -> scales of what each layer reads -> scales of weights -> (rounded)
 
 Balance (DMQ; SmoothQuant, arXiv 2211.10438): y = (x / f) (f w), with a factor for each input
 channel c, f_c = max|x_c|^m / max|w_c|^(1-m): what is hard in x moves into w.
@@ -22,11 +22,24 @@ from ascend_lab.compress.scales import EPSILON, LayerScales, Scale, along, fake,
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
 from ascend_lab.graph.ir import Values, operator_of
-from ascend_lab.graph.passes import images, rewrite
+from ascend_lab.graph.passes import formats, images, rewrite, simplify
 from ascend_lab.ops import gradient
 from ascend_lab.parallel.values import Adam
 
 Feeds = Sequence[Mapping[str, Any]]
+ATTENTION = ("attention", "flash_attention", "attention_scores", "attention_context")
+HEAVY = (*CONVOLUTIONS, *PRODUCTS, *ATTENTION)
+"""Operators that multiply matrices or convolve: what quantising is about."""
+LEAST = 2.0**-10
+"""Sizes from which numbers are raised by `RAISED` to choose a scale: rules know no scale below
+FLT_EPSILON."""
+RAISED = 2.0**20
+BIAS_STEPS = 2.0**30
+"""Most steps of sums that a bias is: int32 holds as many products of bytes besides."""
+IDLE_STEPS = 2.0**18
+"""Steps of sums that the bias of a channel of zeros is."""
+HALF_STEP = 0.501
+"""Half a step, and what rounding in fp32 adds."""
 
 
 # -- layers ---------------------------------------------------------------------------------------
@@ -41,39 +54,78 @@ class Quantised:
     layers: tuple[LayerScales, ...]
 
 
-def folded(graph: Graph, keep: frozenset[str] = frozenset()) -> Graph:
-    """Return the graph with batch norms folded into convolutions, but not into those to keep."""
+def made_ready(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph with what is constant computed and, if the plan says so, norms folded.
 
-    def rule(draft: Draft, node: Node) -> bool:
+    So the weights of a layer are a constant, whatever made them, but for those that are whole
+    numbers already.
+    """
+
+    def constant(draft: Draft, node: Node) -> bool:
+        return node.op != "dequantise" and simplify.fold_constants(draft, node)
+
+    def into(draft: Draft, node: Node) -> bool:
         conv = draft.maker(node.inputs[0])
-        return (conv is None or conv.name not in keep) and images.into_convolution(draft, node)
+        kept = conv is not None and conv.name in plan.unfolded
+        return not kept and images.into_convolution(draft, node)
 
-    return rewrite.sweep(rule, "batch_norm")(graph)[0]
+    graph = rewrite.sweep(constant)(graph)[0]
+    if not plan.fold:
+        return graph
+    graph = rewrite.sweep(_before_reshape, "batch_norm")(graph)[0]
+    return rewrite.sweep(into, "batch_norm")(graph)[0]
+
+
+def _before_reshape(draft: Draft, node: Node) -> bool:
+    """Normalise the image that a row was: a convolution of rows is one of images of height 1."""
+    row = draft.only(node.inputs[0], "reshape")
+    conv = draft.maker(row.inputs[0]) if row is not None else None
+    if row is None or conv is None or conv.op not in CONVOLUTIONS:
+        return False
+    image, shape = row.inputs[0], draft.type(node.output).shape
+    if draft.type(image).shape[:2] != shape[:2]:
+        return False
+    normal = draft.insert("batch_norm", (image, *node.inputs[1:]), node.attrs, f"{node.name}_image")
+    return draft.become(node, "reshape", (normal,), {"shape": shape})
 
 
 def layers_of(graph: Graph) -> tuple[Node, ...]:
     """Return the convolutions and products of fp32 tensors with constant weights, in order."""
-    return tuple(
-        node
-        for node in graph.nodes
-        if node.op in (*CONVOLUTIONS, *PRODUCTS)
-        and node.inputs[1] in graph.constants
-        and node.inputs[0] not in graph.constants
-        and all(graph.types[name].dtype == "fp32" for name in (*node.inputs[:2], node.output))
-        and not node.attr("trans_a")
-    )
+    return tuple(node for node in graph.nodes if node.op in HEAVY and not why_not(node, graph))
+
+
+def why_not(node: Node, graph: Graph) -> str:
+    """Return why a convolution or product cannot be quantised, "" if it can."""
+    made_by = [graph.producers[n].op for n in node.inputs[:2] if n in graph.producers]
+    kinds = {graph.types[name].dtype for name in (*node.inputs[:2], node.output)}
+    if node.op in ATTENTION:
+        return "its factors are computed, not constant"
+    if "dequantise" in made_by or kinds & {"int8", "uint8", "int32"}:
+        return "it is in whole numbers already"
+    if kinds != {"fp32"}:
+        return f"it computes in {', '.join(sorted(kinds))}, not in fp32"
+    if node.inputs[0] in graph.constants:
+        return "what it reads is a constant"
+    if node.inputs[1] not in graph.constants:
+        return "its weights are computed, not constant"
+    if node.attr("trans_a"):
+        return "it transposes what it reads"
+    return ""
 
 
 def channel_axis(node: Node, graph: Graph) -> int | None:
     """Return the axis of a layer's weights along which its output channels lie.
 
-    None for a transposed convolution in groups, whose channels lie along two axes.
+    None for a transposed convolution in groups, whose channels lie along two axes, and for weights
+    that are several matrices, which ONNX Runtime multiplies with one scale only.
     """
     if node.op in CONVOLUTIONS[:2]:
         return 0
     if node.op == "conv_transpose2d":
         return 1 if node.attr("groups", 1) == 1 else None
     rank = len(graph.types[node.inputs[1]].shape)
+    if rank > 2:
+        return None
     return rank - 2 if node.attr("trans_b") else rank - 1
 
 
@@ -133,7 +185,7 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
         needed = f"samples for batch_num {plan.batches}"
         raise InputError(needed, f"{len(feeds)} batches", "add some")
     feeds = feeds[: plan.batches]
-    graph = folded(graph, plan.unfolded) if plan.fold else graph
+    graph = made_ready(graph, plan)
     chosen = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
     if not chosen:
         remedy = "skip fewer, or give a model whose layers compute in floating point"
@@ -142,28 +194,85 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     nodes = [node for node in layers_of(graph) if node.name in chosen]
     values = seen(graph, feeds, (node.inputs[0] for node in nodes))
     scales: dict[tuple[str, str], Scale] = {}
+    beside = {layer for _, layer in formats.summands(graph, [node.name for node in nodes])}
     layers = []
     for node in nodes:
         one, name = chosen[node.name], node.inputs[0]
         key = (name, repr((one.method, one.bits, one.with_offset, one.options)))
         if key not in scales:
-            scales[key] = calibrators.calibrate(
-                values[name], one.method, bits=one.bits, asymmetric=one.with_offset, **one.options
-            )
-        steps, widths = scales[key], _weight_steps(node, graph, one)
+            scales[key] = _read_steps(values[name], one)
+        steps = scales[key]
+        widths = _weight_steps(node, graph, one, steps.scale)
         found = (node.name, steps.scale, steps.offset, widths, one.bits, one.weight_bits)
-        layers.append(LayerScales(*found, factors.get(node.name, ())))
+        shared = node.name in beside and all(held_by(steps, x) for x in values[name])
+        layers.append(LayerScales(*found, factors.get(node.name, ()), shared))
     return _rounded(Quantised(graph, tuple(layers)), values, chosen)
 
 
-def _weight_steps(node: Node, graph: Graph, plan: LayerPlan) -> tuple[float, ...]:
-    """Return the scales of a layer's weights: by range, or by divergence if rounding is learned."""
+def held_by(steps: Scale, values: Values) -> bool:
+    """Tell whether values are within the range of a scale: rounded by half a step, never cut."""
+    off = np.abs(steps.fake(values) - values)
+    return bool(off.max(initial=0.0) <= steps.scale * HALF_STEP)
+
+
+def _read_steps(values: list[Values], plan: LayerPlan) -> Scale:
+    """Return the scale of what a layer reads; tiny numbers are raised for it, and it is lowered."""
+    most = max(float(np.abs(x).max(initial=0.0)) for x in values)
+    factor = RAISED if 0 < most < LEAST else 1.0
+    found = calibrators.calibrate(
+        [x * np.float32(factor) for x in values] if factor != 1 else values,
+        plan.method, bits=plan.bits, asymmetric=plan.with_offset, **plan.options,
+    )  # fmt: skip
+    return replace(found, scale=found.scale / factor)
+
+
+def _weight_steps(node: Node, graph: Graph, plan: LayerPlan, step: float) -> tuple[float, ...]:
+    """Return the scales of a layer's weights: by range, or by divergence if rounding is learned.
+
+    They are widened where the layer's bias, in steps of what it reads times weights, would leave
+    int32.
+    """
     weights = rule.checked(graph.constants[node.inputs[1]].array(), f"weights of {node.name}")
     axis = channel_axis(node, graph) if plan.channel_wise else None
-    if plan.rounding is None:
-        return rule.channel_scales(weights, axis, plan.weight_bits)
     rows = weights[None] if axis is None else np.moveaxis(weights, axis, 0)
-    return tuple(calibrators.calibrate(row, "kl", bits=plan.weight_bits).scale for row in rows)
+    if plan.rounding is None:
+        scales = np.array(rule.channel_scales(weights, axis, plan.weight_bits))
+    else:
+        one = [calibrators.calibrate(row, "kl", bits=plan.weight_bits).scale for row in rows]
+        scales = np.array(one)
+    sizes = np.abs(rows).reshape(len(rows), -1).max(axis=1)
+    return tuple(fitting(scales, sizes, plan.weight_bits, bias_of(node, graph), step).tolist())
+
+
+def fitting(scales: Values, sizes: Values, bits: int, bias: Values | None, step: float) -> Values:
+    """Return the scales of weights, mended where they say nothing, and wide enough for a bias.
+
+    `sizes` are the largest weights of each channel: below the least scale a rule knows, 1.2e-7,
+    it writes 1, which is right for zeros only. `step` is the scale of what the layer reads.
+    A channel of zeros is its bias, and takes its steps from that. One scale of many channels is not
+    widened, which would cost the others: a bias that does not fit then stays in floats.
+    """
+    scales = np.asarray(scales, np.float64).copy()
+    tiny = (sizes > 0) & (sizes / limits(bits)[1] < EPSILON)
+    scales[tiny] = np.maximum(sizes[tiny] / limits(bits)[1], 1e-30)
+    if bias is None:
+        return scales.astype(np.float32).astype(np.float64)
+    size = np.abs(bias.astype(np.float64))
+    if len(scales) == len(size):
+        scales = np.where((sizes == 0) & (size > 0), size / (step * IDLE_STEPS), scales)
+        scales = np.maximum(scales, size / (step * BIAS_STEPS))
+    elif not sizes.any():
+        scales = np.full(1, max(float(size.max(initial=0.0)), EPSILON) / (step * IDLE_STEPS))
+    return scales.astype(np.float32).astype(np.float64)
+
+
+def bias_of(node: Node, graph: Graph) -> Values | None:
+    """Return a layer's bias, one number a channel; None without such a constant one."""
+    plain = node.attr("alpha", 1.0) == node.attr("beta", 1.0) == 1.0
+    if len(node.inputs) < 3 or node.inputs[2] not in graph.constants or not plain:
+        return None
+    bias = graph.constants[node.inputs[2]].array()
+    return bias if bias.ndim == 1 else None
 
 
 def with_records(
@@ -174,7 +283,7 @@ def with_records(
     Weights are not rounded by AdaRound again. Raises `InputError` for layers the graph has not.
     """
     plan, layers = plan or Plan(), tuple(layers)
-    graph = folded(graph, plan.unfolded) if plan.fold else graph
+    graph = made_ready(graph, plan)
     factors = {layer.name: layer.balance for layer in layers if layer.balance}
     found = Quantised(with_balance(graph, factors), layers)
     by_node(found)

@@ -116,7 +116,8 @@ class LayerScales:
     """How a layer is quantised: `name` is its node; one weight scale, or one per output channel.
 
     Weights are symmetric (offset 0). `balance` divides what the layer reads, per input channel, and
-    multiplies its weights, before both are quantised; () where nothing is balanced.
+    multiplies its weights, before both are quantised; () where nothing is balanced. `shared`: an
+    addition beside the layer reads what it reads in whole numbers too, so that a residual is bytes.
     """
 
     name: str
@@ -126,6 +127,7 @@ class LayerScales:
     bits: int = 8
     weight_bits: int = 8
     balance: tuple[float, ...] = ()
+    shared: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.scale, *self.weight_scales, *self.balance)

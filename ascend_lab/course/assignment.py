@@ -8,8 +8,8 @@
 A case calls one function with plain data. Its judge says of each property whether it holds, and
 what the answer costs next to a plain solution and a certified optimum.
 
-A student is given the task, the public cases, `start.py` as script and as notebook, and an instance
-of the own. Keys, wrong solutions and hidden cases stay where they are.
+A student is given the task, the public cases, `start.py` as script and as notebook, an instance of
+the own, and what `hand_out` of the table names: a list. Whatever else lies in the folder stays.
 
 The book's exercises are an assignment, too: `load("1,5.2")`. Its cases are the exercises, its one
 property is what the check says. The check runs here, as in a notebook, but in place of the
@@ -24,7 +24,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,7 +33,9 @@ from typing import Any
 import numpy as np
 
 from ascend_lab import __version__, output
+from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course.sandbox import Answer, Call, Limits, LostError, Session, opened
+from ascend_lab.course.texts import shown
 from ascend_lab.course.wire import Wire
 from ascend_lab.errors import InputError
 from ascend_lab.lab import checks
@@ -66,6 +68,25 @@ class Judged:
     base: float = 0.0
     target: float = 0.0
     optimum: float = 0.0
+    wrong: str = ""
+    """The first wrong value, or a cost that nothing can have: it caps the points (`Rules`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an answer earns that is no better than the plain one, and what a wrong value leaves.
+
+    `floor`: share of the points of properties at the plain answer's cost; it grows with the
+    performance and is whole at the share `full_from` of the scale. `wrong`: the properties that
+    compare values; the first case in which one fails leaves at most `wrong_share` of all points of
+    its function, or of every function where it `spoils_all`.
+    """
+
+    floor: float = 1.0
+    full_from: float = 1.0
+    wrong: tuple[str, ...] = ()
+    wrong_share: float = 1.0
+    spoils_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +108,9 @@ class Assignment:
     late_per_day: float
     public: Any
     hidden: ModuleType | None
+    hand_out: tuple[str, ...] = ()
+    """Files of the folder that students are given as they are."""
+    rules: Rules = field(default_factory=Rules)
 
     @property
     def exercises(self) -> tuple[str, ...]:
@@ -101,14 +125,19 @@ class Assignment:
     def cases(self, part: str, student: str, secret: str = "") -> list[Case]:
         """Return a part's cases: the public ones of the student, the hidden ones of the term.
 
-        The public cases of what has no hidden ones are the term's, too.
+        The public cases of what has no hidden ones are the term's, too. Each case knows a number
+        of the term, from which `draw` makes what a judge feeds to an answer.
         """
         module = self.public if part == "public" else self.hidden
         if module is None:
             raise InputError(f"{self.name}: hidden.py", "none here", "grade where the course lies")
         key = "" if part == "public" and self.hidden else secret
         found: list[Case] = module.cases(self.instance(student), self._rng(key, student, part))
-        return found
+        numbers = self._rng(secret, student, part, "values").integers(1 << 62, size=len(found))
+        return [
+            replace(case, known={**case.known, "number": int(number)})
+            for case, number in zip(found, numbers, strict=True)
+        ]
 
     def judge(self, case: Case, answer: Any) -> Judged:
         """Judge plain data; a judge that fails over it is a property that does not hold."""
@@ -121,18 +150,44 @@ class Assignment:
         return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def find(name: str, course: str | Path | None = None) -> Path:
-    """Return the folder of an assignment such as "A1": below `course`, here, or in the checkout."""
-    roots = [Path(course)] if course else [Path(), Path("course"), CHECKOUT]
-    for root in roots:
-        for folder in (root, *sorted(root.glob("A*"))):
-            known = folder / "assignment.toml"
-            if known.is_file() and _name_of(known) == name:
-                return folder
-    named = {_name_of(path) for root in roots for path in root.glob("A*/assignment.toml")}
-    there = f"among {', '.join(sorted(named))}" if named else f"in {', '.join(map(str, roots))}"
-    remedy = "name the course's folder, or work in the folder that was handed out"
+def draw(case: Case, answer: Any) -> np.random.Generator:
+    """Return the random numbers a judge draws for one answer of a case, the answer being there.
+
+    They follow from the term's secret and from every character of the answer: whoever writes an
+    answer cannot know what it will be fed, and the same answer is judged alike every time.
+    """
+    text = json.dumps([case.known.get("number", 0), answer], sort_keys=True)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
+
+
+def find(name: str, course: str | Path | None = None, hand_ins: str | Path | None = None) -> Path:
+    """Return the folder of an assignment such as "A1": `course`, below it, or in the checkout.
+
+    The folder one works in is no place to look, nor is what lies in `hand_ins`: a judge that came
+    with a hand-in would run as the grader.
+    """
+    root = Path(course) if course else CHECKOUT
+    below = sorted(root.glob("A*")) if root.is_dir() else []
+    named = {
+        folder: _name_of(folder / "assignment.toml")
+        for folder in (root, *below)
+        if (folder / "assignment.toml").is_file() and not _handed_in(folder, hand_ins)
+    }
+    found = [folder for folder, own in named.items() if own == name]
+    if len(found) > 1:
+        both = ", ".join(map(str, found))
+        raise InputError(f"one assignment {name} in {root}", both, "move all but one elsewhere")
+    if found:
+        return found[0]
+    there = f"among {', '.join(sorted(set(named.values())))}" if named else f"in {root}"
+    remedy = "name the course's folder, which lies outside the folder of hand-ins, with --course"
     raise InputError(f"an assignment {there}", repr(name), remedy)
+
+
+def _handed_in(folder: Path, hand_ins: str | Path | None) -> bool:
+    """Whether a folder is, or lies in, what was handed in."""
+    return hand_ins is not None and folder.resolve().is_relative_to(Path(hand_ins).resolve())
 
 
 def _name_of(table: Path) -> str:
@@ -143,14 +198,17 @@ def _table(path: Path) -> dict[str, Any]:
     return toml_of(path, "an assignment", InputError)
 
 
-def load(name: str, course: str | Path | None = None) -> Assignment:
+def load(
+    name: str, course: str | Path | None = None, hand_ins: str | Path | None = None
+) -> Assignment:
     """Load an assignment such as "A1", or exercises such as "1,5.2" (chapters and numbers).
 
-    Raises `InputError` naming what is not there or what the table lacks.
+    Nothing is loaded from the folder `hand_ins`. Raises `InputError` naming what is not there or
+    what the table lacks.
     """
     if re.match(r"\d", name):
         return _exercises(name)
-    folder = find(name, course)
+    folder = find(name, course, hand_ins)
     table = _table(folder / "assignment.toml")
     lacking = [key for key in REQUIRED if key not in table]
     if lacking:
@@ -159,6 +217,7 @@ def load(name: str, course: str | Path | None = None) -> Assignment:
     if unknown:
         raise InputError(f"points for {', '.join(PARTS)}", ", ".join(sorted(unknown)), "drop it")
     hidden = folder / "hidden.py"
+    public = _module(folder / "public.py", name)
     return Assignment(
         name=name,
         folder=folder,
@@ -168,14 +227,52 @@ def load(name: str, course: str | Path | None = None) -> Assignment:
         hours=table["hours"],
         functions=tuple(table["functions"]),
         points=table["points"],
-        weights=table["weights"],
+        weights={**table["weights"], **_twist_of(table, public, folder).get("weights", {})},
         limits=Limits(**table.get("limits", {})),
         denied=tuple(table.get("denied", ())),
         twist=table.get("twist", {}),
         late_per_day=table.get("late_per_day", 0.0),
-        public=_module(folder / "public.py", name),
+        public=public,
         hidden=_module(hidden, name) if hidden.is_file() else None,
+        hand_out=_handed_out(folder, table.get("hand_out", [])),
+        rules=_rules(table),
     )
+
+
+def _handed_out(folder: Path, more: Any) -> tuple[str, ...]:
+    """Return what of an assignment's folder students are given: a list, whatever lies there."""
+    listed = isinstance(more, list) and all(isinstance(name, str) for name in more)
+    for name in more if listed else ():
+        if name in KEPT_BACK or Path(name).name != name or not (folder / name).is_file():
+            needed = f"{folder / 'assignment.toml'}: hand_out, names of files beside it"
+            raise InputError(needed, repr(name), f"never {', '.join(KEPT_BACK)}")
+    if not listed:
+        raise InputError(f"{folder / 'assignment.toml'}: hand_out, a list of names", repr(more))
+    fixed = [name for name in HANDED_OUT if (folder / name).is_file()]
+    return tuple(dict.fromkeys((*fixed, *more)))
+
+
+def _rules(table: Mapping[str, Any]) -> Rules:
+    """Return the rules of a table, which may leave out [scale] and [wrong]."""
+    scale = table.get("scale", {})
+    wrong = table.get("wrong", {})
+    return Rules(
+        floor=scale.get("floor", 1.0),
+        full_from=scale.get("full_from", 1.0),
+        wrong=tuple(wrong.get("properties", ())),
+        wrong_share=wrong.get("share", 1.0),
+        spoils_all=wrong.get("spoils", "function") == "all",
+    )
+
+
+def _twist_of(table: Mapping[str, Any], public: ModuleType, folder: Path) -> Mapping[str, Any]:
+    """Return what `public.py` says of the term's twist; nothing where the term has none."""
+    adds = table.get("twist", {}).get("adds", "")
+    known: Mapping[str, Mapping[str, Any]] = getattr(public, "TWISTS", {})
+    if adds and adds not in known:
+        needed = f"{folder / 'assignment.toml'}: a twist among {', '.join(known) or 'none'}"
+        raise InputError(needed, repr(adds), "name one, or add it to TWISTS in public.py")
+    return known.get(adds, {})
 
 
 def _module(path: Path, name: str) -> ModuleType:
@@ -189,7 +286,11 @@ def _module(path: Path, name: str) -> ModuleType:
     return module
 
 
-KEPT_BACK = ("hidden.py", "start.py", "instance.json", "start.ipynb")
+HANDED_OUT = ("README.md", "assignment.toml", "public.py")
+NO_TWIST = "**This term adds** nothing."
+"""The line of a README in whose place the hand-out says what the term's twist is."""
+KEPT_BACK = ("hidden.py", "start.py", "instance.json", "start.ipynb", "log.md")
+"""Never handed out as it is: `start` makes these, or nobody gets them."""
 STUDENT = re.compile(r"[\w.@+-]{1,80}")
 
 
@@ -202,24 +303,29 @@ def start(task: Assignment, student: str, out: Path) -> list[str]:
         raise InputError("a student's name of letters, digits and . _ @ + -", repr(student[:40]))
     source = (task.folder / "start.py").read_text("utf-8")
     instance = {"student": student, "assignment": task.name, **task.instance(student)}
-    files = {
+    texts = {
         "start.py": source,
         "start.ipynb": json.dumps(notebook_of(source), indent=1) + "\n",
         "instance.json": json.dumps(instance, indent=1, sort_keys=True) + "\n",
         "log.md": _log_form(task),
         **{name: text for name, text in instance.items() if name.endswith(".toml")},
     }
-    for path in sorted(task.folder.iterdir()):
-        if path.is_file() and path.name not in KEPT_BACK:
-            files[path.name] = path.read_text("utf-8")
+    files = {name: text.encode() for name, text in texts.items()}
+    for name in task.hand_out:
+        files[name] = (task.folder / name).read_bytes()
+    twists = getattr(task.public, "TWISTS", {})
+    says = twists.get(task.twist.get("adds", ""), {}).get("says", "")
+    if says and "README.md" in files:
+        told = files["README.md"].decode().replace(NO_TWIST, f"**This term adds** {says}")
+        files["README.md"] = told.encode()
     there = [out / name for name in sorted(files) if (out / name).exists()]
     if there or (out.exists() and not out.is_dir()):
         got = f"{there[0]}, which may be your work" if there else f"{out}, which is a file"
         remedy = "nothing was written: name a new folder for the output"
         raise InputError(f"a folder without {', '.join(sorted(files))}", got, remedy)
     output.usable_folder(out)
-    for name, text in files.items():
-        output.write_whole(out / name, text.encode())
+    for name, content in files.items():
+        output.write_whole(out / name, content)
     return sorted(files)
 
 
@@ -261,7 +367,9 @@ OPEN = ("chapter11_12", "chapter19_20", "chapter21_22", "chapter23")
 """Checks whose pages or figures use something from their modules."""
 DENIED = tuple(sorted({f"{checks.__name__}.{home}" for home in checks.HOMES.values()
                        if home not in OPEN}))  # fmt: skip
-"""The other checks, next to which answers stand: a hurdle, for the book has them, too."""
+"""The other checks, next to which answers stand; the book has them, too."""
+VERDICT_S = 60.0
+"""What one check may take, whatever it was answered."""
 
 
 def _exercises(name: str) -> Assignment:
@@ -353,9 +461,13 @@ def verdict(session: Session, exercise: str, names: Sequence[str], seed: int) ->
     wire = Wire(session.send, session.hear)
     session.what = f"exercise {exercise_number(exercise)}"
     answer = partial(_ask, session, wire, "|".join(names))
-    result = getattr(checks, f"check_{exercise}")(answer, seed=seed)
+    try:
+        with Alarm(VERDICT_S, lambda: EndedError(f"its check took more than {VERDICT_S:g} s")):
+            result = getattr(checks, f"check_{exercise}")(answer, seed=seed)
+    except (Exception, EndedError) as error:  # what came back was more than a check can bear
+        return shown(f"no answer that can be checked ({type(error).__name__}: {error})")
     remark = f"; {session.remark}" if session.remark and "no function" in result.message else ""
-    return "" if result.passed else result.message[:400] + remark
+    return "" if result.passed else shown(result.message) + remark
 
 
 def _ask(session: Session, wire: Wire, names: str, *args: Any, **named: Any) -> Any:

@@ -1,11 +1,16 @@
 """From hand-ins to marks: answers judged, points for properties and performance, a folder graded.
 
-    properties   points * sum over properties of weight * share of the cases in which it holds
+    properties   points * mean over cases of (weight of the properties that hold) * ramp
     performance  points * mean over timed cases of clip(ln(base / cost) / ln(base / target), 0, 1)
+    ramp         floor + (1 - floor) * min(1, performance / full_from), of the case's function
 
-The scale is fixed by a plain solution (base) and a certified optimum (target), never by
-classmates or a clock; the mean of logarithms is that of ratios, geometrically. A case with a
-property that does not hold earns no performance.
+The scale is fixed by the hand-out's own plain answer (base) and a certified optimum or bound
+(target), never by classmates or a clock; the mean of logarithms is that of ratios, geometrically.
+What is no better than the plain answer earns the floor and no more (`Rules`).
+
+Values come before costs. In a case with a wrong value no property counts and no cost; a cost below
+the certified optimum is no success but a wrong answer, or a wrong judge, and is named. The first
+wrong value of a function caps all of its points.
 """
 
 import csv
@@ -13,17 +18,26 @@ import hashlib
 import io
 import json
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course import handin, sandbox
 from ascend_lab.course.assignment import Assignment, Case, Judged, load
+from ascend_lab.course.seal import seal_of
+from ascend_lab.course.texts import shown
 from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, read_file
 
 JUDGE_S = 30
+SLOW_ANSWERS = 2
+"""After so many answers of one hand-in that took a judge too long, its others are not judged."""
+UNJUDGED = "no answer that can be judged"
+ROUNDING = 1e-9
+"""How far below a bound a cost may lie that was summed in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,7 @@ class Tried:
     answer: sandbox.Answer
     judged: Judged
     timed: bool
+    function: str = ""
 
     @property
     def faults(self) -> dict[str, str]:
@@ -45,10 +60,12 @@ class Tried:
     def share(self) -> float:
         """Return what the case earns of the performance points, 0 to 1."""
         judged = self.judged
-        if self.faults or judged.cost is None or not judged.cost > 0:
+        if self.faults or judged.cost is None or not 0 < judged.cost < judged.base:
             return 0.0
-        reached = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
-        return min(1.0, max(0.0, reached))
+        if judged.base <= judged.target:
+            return 1.0
+        share = math.log(judged.base / judged.cost) / math.log(judged.base / judged.target)
+        return min(1.0, max(0.0, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +119,145 @@ def try_cases(
     calls = [case.call for _, case in new]
     fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
     answers = {digest: answer for (digest, _), answer in zip(new, fresh, strict=True)}
-    return [
-        Tried(part, case.name, digest, answer, judge(task, case, answer), case.timed)
-        for digest, (part, case) in zip(digests, cases, strict=True)
-        for answer in (answers.get(digest) or known[digest],)
-    ]
+    tried: list[Tried] = []
+    slow = 0
+    for digest, (part, case) in zip(digests, cases, strict=True):
+        answer = answers.get(digest) or known[digest]
+        if slow < SLOW_ANSWERS:
+            judged = judge(task, case, answer)
+        else:
+            judged = _fails(task, f"{UNJUDGED} (others of this hand-in took too long)")
+        slow += any(TOO_LONG in said for said in judged.properties.values())
+        function = case.call.function
+        tried.append(Tried(part, case.name, digest, answer, judged, case.timed, function))
+    return tried
+
+
+TOO_LONG = f"judging took more than {JUDGE_S} s"
 
 
 def judge(task: Assignment, case: Case, answer: sandbox.Answer) -> Judged:
     """Judge one answer; no answer, or one over which the judge fails, holds no property."""
     if answer.error:
-        return Judged(dict.fromkeys(task.weights, answer.error))
+        return _fails(task, answer.error)
     try:
-        with Alarm(JUDGE_S, lambda: TimeoutError(f"judging took more than {JUDGE_S} s")):
-            judged = task.judge(case, answer.value)
-    except (Exception, RecursionError) as error:
-        said = f"no answer that can be judged ({type(error).__name__}: {error})"[:300]
-        return Judged(dict.fromkeys(task.weights, said.replace("\n", " ")))
-    return judged
+        with Alarm(JUDGE_S, lambda: TimeoutError(TOO_LONG)):
+            judged = _sound(task.judge(case, answer.value))
+    except Exception as error:
+        return _fails(task, f"{UNJUDGED} ({type(error).__name__}: {error})")
+    return settled(task, judged)
+
+
+def _fails(task: Assignment, said: str) -> Judged:
+    return Judged(dict.fromkeys(task.weights, shown(said)))
+
+
+def _sound(judged: Judged) -> Judged:
+    """Return what a judge said with texts that can be shown and a finite cost, or none.
+
+    A judge may have passed on what stands in an answer: a text as cost, a million letters.
+    """
+    properties = {name: shown(said) for name, said in judged.properties.items()}
+    cost = judged.cost
+    if cost is not None:
+        number = float(cost) if isinstance(cost, numbers.Real) else math.nan
+        cost = cost if math.isfinite(number) else None
+    return replace(judged, properties=properties, cost=cost)
+
+
+def settled(task: Assignment, judged: Judged) -> Judged:
+    """Return a judgement with its wrong value named, if it has one, and then without a cost.
+
+    An answer of which no property holds is none: it lacks values and has no wrong one.
+    """
+    properties = judged.properties
+    any_holds = not all(properties.get(name) for name in task.weights)
+    wrong = [f"{n}: {properties[n]}" for n in task.rules.wrong if properties.get(n)]
+    if wrong and any_holds:
+        return replace(judged, cost=None, wrong=wrong[0])
+    if judged.cost is None or judged.cost >= judged.optimum * (1 - ROUNDING):
+        return judged
+    if any(properties.values()):  # which explains it: the bound is one of answers that hold all
+        return replace(judged, cost=None)
+    said = (
+        f"cost {judged.cost:g} is below {judged.optimum:g}, which nothing right can have: "
+        "the answer is wrong, or the judge is; tell your instructor"
+    )
+    return replace(judged, properties=dict.fromkeys(task.weights, said), cost=None, wrong=said)
 
 
 def mark_of(task: Assignment, tried: Sequence[Tried]) -> dict[str, float]:
-    """Return the points of each part that is graded here; the log is read by a person."""
+    """Return the points of each part that is graded here; the log is read by a person.
+
+    The points of a part are divided over functions by their numbers of cases.
+    """
+    parts = {part: [t for t in tried if t.part == part] for part in ("public", "hidden")}
+    parts["performance"] = [t for t in tried if t.timed]
     points = {}
-    whole = sum(task.weights.values())
-    for part in ("public", "hidden"):
-        cases = [t for t in tried if t.part == part]
-        if cases and part in task.points:
-            held = sum(
-                weight * sum(not t.judged.properties.get(name, "missing") for t in cases)
-                for name, weight in task.weights.items()
-            )
-            points[part] = tenths(task.points[part] * held / whole / len(cases))
-    timed = [t for t in tried if t.timed]
-    if timed and "performance" in task.points:
-        shares = sum(t.share() for t in timed)
-        points["performance"] = tenths(task.points["performance"] * shares / len(timed))
+    for part, cases in parts.items():
+        if not cases or part not in task.points:
+            continue
+        earned = 0.0
+        for function in dict.fromkeys(t.function for t in cases):
+            whose = [t for t in cases if t.function == function]
+            share = reached(whose)
+            if part != "performance":
+                share = held(task, whose) * ramp(task, tried, function)
+            earned += len(whose) * min(share, cap(task, tried, function))
+        points[part] = tenths(task.points[part] * earned / len(cases))
     return points
+
+
+def held(task: Assignment, tried: Sequence[Tried]) -> float:
+    """Return the share of the properties that hold, by weight; none where a value is wrong."""
+    whole = sum(task.weights.values())
+    right = [t.judged.properties for t in tried if not t.judged.wrong]
+    counted = sum(
+        weight * sum(not properties.get(name, "missing") for properties in right)
+        for name, weight in task.weights.items()
+    )
+    return counted / whole / len(tried)
+
+
+def reached(tried: Sequence[Tried]) -> float:
+    """Return the share of the performance scale that cases reach, on average."""
+    return sum(t.share() for t in tried) / len(tried)
+
+
+def ramp(task: Assignment, tried: Sequence[Tried], function: str) -> float:
+    """Return how much the properties of a function count: the floor at the plain answer's cost."""
+    timed = [t for t in tried if t.timed and t.function == function]
+    if not timed:
+        return 1.0
+    rules = task.rules
+    return rules.floor + (1 - rules.floor) * min(1.0, reached(timed) / rules.full_from)
+
+
+def cap(task: Assignment, tried: Sequence[Tried], function: str) -> float:
+    """Return the share of its points that a function may earn: less behind a wrong value."""
+    spoilt = [t for t in tried if t.judged.wrong]
+    if not task.rules.spoils_all:
+        spoilt = [t for t in spoilt if t.function == function]
+    return task.rules.wrong_share if spoilt else 1.0
+
+
+def rules_said(task: Assignment, tried: Sequence[Tried]) -> list[str]:
+    """Return a line for each rule that lowered the points; of hidden cases none is named."""
+    lines = []
+    for function in dict.fromkeys(t.function for t in tried):
+        spoilt = [t for t in tried if t.function == function and t.judged.wrong]
+        if spoilt:
+            first = spoilt[0]
+            where = first.case if first.part == "public" else "a hidden case"
+            what = "all points" if task.rules.spoils_all else f"the points of {function}"
+            share = f"{task.rules.wrong_share:.1%}"
+            lines.append(f"{function}: a wrong value in {where}, so at most {share} of {what}")
+        whose = [t for t in tried if t.function == function]
+        counts = ramp(task, tried, function)
+        if counts < 1 and held(task, whose) and not spoilt:
+            slow = f"at {counts:.0%}, for it is hardly better than the plain answer"
+            lines.append(f"{function}: its properties count {slow}")
+    return lines
 
 
 def lateness(task: Assignment, minutes: float, total: float) -> float:
@@ -212,17 +331,25 @@ def mark(
     secret: str,
     known: Mapping[str, sandbox.Answer] | None = None,
 ) -> Mark:
-    """Grade one hand-in."""
+    """Grade one hand-in; whatever fails over it costs its own points, and a note says so."""
     cases = cases_of(task, work.student, secret)
-    tried = tuple(try_cases(task, work.source, cases, known, work.file))
-    points = mark_of(task, tried)
+    tried: tuple[Tried, ...] = ()
+    notes = [*work.notes, *(["marked late by the course system"] if work.late else [])]
+    try:
+        tried = tuple(try_cases(task, work.source, cases, known, work.file))
+        points = mark_of(task, tried)
+    except sandbox.RefusedError:
+        raise
+    except Exception as error:  # a mistake of ours, met by one hand-in, is not the others'
+        notes.append(shown(f"could not be graded ({type(error).__name__}: {error})"))
+        points = {part: 0.0 for part in task.points if part != "log"}
     if enrolled.log_points is not None:
         points["log"] = tenths(min(enrolled.log_points, task.points.get("log", 0.0)))
     late = lateness(task, enrolled.late_minutes, sum(points.values()))
-    notes = (*work.notes, *(["marked late by the course system"] if work.late else []))
+    notes += rules_said(task, tried)
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
-    return Mark(work.student, work.file, digest, points, late, tried, notes, pseudonym,
+    return Mark(work.student, work.file, digest, points, late, tried, tuple(notes), pseudonym,
                 enrolled.name, work.source)  # fmt: skip
 
 
@@ -243,27 +370,83 @@ def grade(
     if not works:
         needed = "hand-ins: .py, .ipynb or .zip files named after students, or folders of them"
         raise InputError(needed, f"none in {folder}", "name the folder that has them")
-    course = task.folder
+    sealed = seal_of(task.folder)
     rows = [
-        (task.name, str(course), works[s], roster.get(s, Enrolled(s)), secret,
-         dict(known or {}))
+        _Row(task.name, str(task.folder), sealed, works[s], roster.get(s, Enrolled(s)), secret,
+             dict(known or {}))
         for s in sorted(works)
     ]  # fmt: skip
     if jobs <= 1 or len(rows) == 1:
         return [_mark_row(row, task) for row in rows]
+    return _in_processes(rows, jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one process needs to grade one hand-in."""
+
+    name: str
+    course: str
+    sealed: str
+    work: handin.HandIn
+    enrolled: Enrolled
+    secret: str
+    known: dict[str, sandbox.Answer]
+
+
+def _in_processes(rows: Sequence[_Row], jobs: int) -> list[Mark]:
+    """Grade in several processes; a hand-in over which one dies is graded alone, then marked so."""
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
+    from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(_mark_row, rows))
+    def pool(count: int) -> ProcessPoolExecutor:  # here: a browser has no processes
+        return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+
+    def result(future: "Future[Mark]") -> Mark | None:
+        try:
+            return future.result()
+        except BrokenExecutor:
+            return None
+
+    with pool(jobs) as several:
+        marks = [result(future) for future in [several.submit(_mark_row, row) for row in rows]]
+    for at, row in enumerate(rows):
+        if marks[at] is None:
+            with pool(1) as alone:
+                marks[at] = result(alone.submit(_mark_row, row))
+    return [mark or _lost(row) for mark, row in zip(marks, rows, strict=True)]
 
 
-_Row = tuple[str, str, handin.HandIn, Enrolled, str, dict[str, sandbox.Answer]]
+def _lost(row: _Row) -> Mark:
+    """Return the mark of a hand-in over which the process that judges it died twice."""
+    task = load(row.name, row.course)
+    points = {part: 0.0 for part in task.points if part != "log"}
+    notes = (*row.work.notes, "could not be graded (the process that judges it ended, twice)")
+    return Mark(row.work.student, row.work.file, "", points, 0.0, (), notes,
+                name=row.enrolled.name, source=row.work.source)  # fmt: skip
 
 
 def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:
-    name, course, work, enrolled, secret, known = row
-    return mark(task or load(name, course), work, enrolled, secret, known)
+    """Grade a hand-in by the judges that were there at first, and say if they changed meanwhile."""
+    task = task or _loaded(row.name, row.course, row.sealed)
+    found = mark(task, row.work, row.enrolled, row.secret, row.known)
+    if seal_of(task.folder) == row.sealed:
+        return found
+    said = "the course's or the package's files changed while this was graded: restore them"
+    return replace(found, notes=(*found.notes, said))
+
+
+@cache
+def _loaded(name: str, course: str, sealed: str) -> Assignment:
+    """Return the assignment once a process, if its files are what they were when grading began."""
+    needed = f"{course} and the package as they were when grading began"
+    remedy = "restore them, and look at what was handed in"
+    if seal_of(Path(course)) != sealed:
+        raise InputError(needed, "other files", remedy)
+    task = load(name, course)
+    if seal_of(Path(course)) != sealed:
+        raise InputError(needed, "other files", remedy)
+    return task
 
 
 # -- what comes with a term ------------------------------------------------------------------------

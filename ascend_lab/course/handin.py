@@ -2,6 +2,8 @@
 
 Nothing here runs a hand-in or writes what it contains. Of a notebook counts the last definition of
 each required function with the cells it needs, so lost tags, moved and copied cells do no harm.
+Each file is opened and read by itself, within limits of size and time: one that is damaged costs
+its student that file, with a note that names it, and nobody else anything.
 
 How much of one text stands in another is a hint and no verdict, by fingerprints of its tokens:
 names, numbers and texts become kinds of tokens; the hashes of all runs of `RUN` tokens are thinned
@@ -16,6 +18,7 @@ import re
 import stat
 import tokenize
 import unicodedata
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,15 +27,24 @@ from functools import cache
 from pathlib import Path
 
 import ascend_lab
+from ascend_lab.aoe.workers import Alarm
+from ascend_lab.course.texts import shown
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.grading import SOLUTION, CodeCell, needed_cells
 
 TEXT_BYTES = 1 << 20
+"""Of one file as it was handed in."""
+SOURCE_BYTES = 1 << 18
+"""Of the Python in it."""
+ALL_BYTES = 32 << 20
+"""Of all files of one student."""
 ZIP_BYTES, ZIP_FILES = 20 << 20, 200
+READ_S, PRINT_S = 20.0, 5.0
+"""Seconds to open what a student handed in and choose from it, and for the tokens of one text."""
 SUFFIXES = (".py", ".ipynb")
 RUN, WINDOW = 12, 8
 HINT = 0.5
-MOODLE = re.compile(r"(?P<name>.+)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")
+MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")
 CANVAS = re.compile(r"(?P<id>[^\W_]+)_(?P<late>LATE_)?(?P<user>\d+)_\d+_(?P<file>.+)$")
 GRADESCOPE = re.compile(r"submission_(?P<id>\d+)$")
 
@@ -68,11 +80,53 @@ def hand_ins(folder: Path, functions: Sequence[str]) -> list[HandIn]:
         student, is_late = student_of(place.name, emails)
         late |= {student} if is_late else set()
         said = notes.setdefault(student, [])
-        files.setdefault(student, []).extend(_files_in(place, said))
+        files.setdefault(student, []).extend(_read(place, said))
     return [
-        _choose(student, found, functions, notes[student], student in late)
+        _guarded_choice(student, found, functions, notes[student], student in late)
         for student, found in sorted(files.items())
     ]
+
+
+def _read(place: Path, notes: list[str]) -> list[tuple[str, bytes]]:
+    """Return what can be read at a place; what stops it is noted, whatever it is."""
+    found: list[tuple[str, bytes]] = []
+    count = 0
+    try:
+        with _in_time():
+            for name, data in _files_in(place, notes):
+                count += len(data)
+                if count > ALL_BYTES:
+                    notes.append(f"{shown(place.name)}: only its first {ALL_BYTES:,} bytes count")
+                    break
+                found.append((shown(name, 120), data))
+    except Exception as error:  # nobody else's reading ends by it
+        notes.append(f"{shown(place.name)}: cannot be read ({_described(error)})")
+    return found
+
+
+def _guarded_choice(
+    student: str,
+    files: Sequence[tuple[str, bytes]],
+    functions: Sequence[str],
+    notes: list[str],
+    late: bool,
+) -> HandIn:
+    """Choose the file that counts; where that cannot be done none does, and a note says why."""
+    try:
+        with _in_time():
+            return _choose(student, files, functions, notes, late)
+    except Exception as error:
+        told = (*notes, f"no file can be chosen ({_described(error)})")
+        return HandIn(student, "", "", "", told, late)
+
+
+def _in_time() -> Alarm:
+    return Alarm(READ_S, lambda: TimeoutError(f"more than {READ_S:g} s"))
+
+
+def _described(error: Exception) -> str:
+    """Return an error in a few words that can be shown."""
+    return shown(f"{type(error).__name__}: {error}", 200)
 
 
 def student_of(name: str, emails: Mapping[str, str]) -> tuple[str, bool]:
@@ -103,7 +157,7 @@ def _gradescope_emails(folder: Path) -> dict[str, str]:
     for line in table.read_text("utf-8", "replace").splitlines():
         if key := re.match(r"(submission_\d+):", line):
             current = key[1]
-        elif current and (mail := re.search(r":?email:\s*([^\s,]+@[^\s,]+)", line)):
+        elif current and (mail := re.search(r"email:\s*([^\s,@]+@[^\s,@]+)", line[:400])):
             found.setdefault(current, mail[1].strip("\"'"))
     return found
 
@@ -117,35 +171,46 @@ def _files_in(place: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
     for path in paths:
         kind = path.lstat()
         if stat.S_ISLNK(kind.st_mode):
-            notes.append(f"{path.name}: a link, not followed")
+            notes.append(f"{shown(path.name)}: a link, not followed")
         elif path.suffix == ".zip" and stat.S_ISREG(kind.st_mode):
             yield from _unzipped(path, notes)
         elif stat.S_ISREG(kind.st_mode) and path.suffix in (*SUFFIXES, ".md"):
             if kind.st_size > TEXT_BYTES:
-                notes.append(f"{path.name}: {kind.st_size:,} bytes, at most {TEXT_BYTES:,}")
+                size = f"{kind.st_size:,} bytes, at most {TEXT_BYTES:,}"
+                notes.append(f"{shown(path.name)}: {size}")
             else:
                 yield path.name, path.read_bytes()
 
 
 def _unzipped(path: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a zip from memory: no path of it is ever used for writing."""
+    label = shown(path.name)
     if path.stat().st_size > ZIP_BYTES:
-        notes.append(f"{path.name}: a zip of more than {ZIP_BYTES:,} bytes")
+        notes.append(f"{label}: a zip of more than {ZIP_BYTES:,} bytes")
         return
     try:
-        with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
-            for info in archive.infolist()[:ZIP_FILES]:
-                link = stat.S_ISLNK(info.external_attr >> 16)
-                name = info.filename.rpartition("/")[2]
-                if info.is_dir() or link or not name.endswith((*SUFFIXES, ".md")):
-                    continue
-                if info.file_size > TEXT_BYTES or "__MACOSX" in info.filename:
-                    notes.append(f"{name}: left out of {path.name}")
-                    continue
+        archive = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+    except Exception as error:  # a damaged table of contents raises many kinds
+        notes.append(f"{label}: no zip that can be read ({_described(error)})")
+        return
+    with archive:
+        for info in archive.infolist()[:ZIP_FILES]:
+            link = stat.S_ISLNK(info.external_attr >> 16)
+            name = info.filename.rpartition("/")[2]
+            if info.is_dir() or link or not name.endswith((*SUFFIXES, ".md")):
+                continue
+            if info.file_size > TEXT_BYTES or "__MACOSX" in info.filename:
+                notes.append(f"{shown(name)}: left out of {label}")
+                continue
+            try:
                 with archive.open(info) as file:
-                    yield name, file.read(TEXT_BYTES)
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError) as error:
-        notes.append(f"{path.name}: no zip that can be read ({error})")
+                    data = file.read(TEXT_BYTES)
+            except Exception as error:  # a damaged stream, a name that is no UTF-8, a password
+                if isinstance(error, TimeoutError):
+                    raise
+                notes.append(f"{shown(name)} in {label}: cannot be read ({_described(error)})")
+                continue
+            yield name, data
 
 
 def _choose(
@@ -163,7 +228,7 @@ def _choose(
             try:
                 source = source_of(name, data, functions)
             except InputError as error:
-                notes.append(str(error))
+                notes.append(shown(str(error)))
                 continue
             named = _defined(source) & set(functions)
             sources.append((len(named - _begun(source)), len(named), name, source))
@@ -181,44 +246,114 @@ def source_of(name: str, data: bytes, functions: Sequence[str]) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name}: UTF-8", f"byte {error.start}", "save it as UTF-8") from error
-    if not name.endswith(".ipynb"):
-        return text
+    if not name.endswith(".ipynb") and _is_exported(text):
+        text = _source_of_notebook(name, json.dumps(_notebook_of_export(text)), functions)
+    elif name.endswith(".ipynb"):
+        text = _source_of_notebook(name, text, functions)
+    if len(text) > SOURCE_BYTES:
+        got = f"{len(text):,}"
+        raise InputError(f"{name}: at most {SOURCE_BYTES:,} letters of Python", got, "shorten it")
+    return text
+
+
+def _source_of_notebook(name: str, text: str, functions: Sequence[str]) -> str:
+    """Return the cells of a notebook that define the functions, and those they need."""
     try:
         cells = list(_code_cells(json.loads(text)))
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        got = type(error).__name__
+        found = ((function, cell) for cell in cells for function in _defined(cell.source))
+        last = {function: cell for function, cell in found if function in functions}
+        own = [cell for _, cell in sorted({cell.index: cell for cell in last.values()}.items())]
+        needed = {c.index: c for one in own for c in needed_cells(cells, [one])}
+    except TimeoutError:
+        raise
+    except Exception as error:  # any shape of JSON may come
+        got = _described(error)
         raise InputError(f"{name}: a notebook", got, "save it again in JupyterLab") from error
-    last = {function: cell for cell in cells for function in _defined(cell.source) & set(functions)}
-    wanted = sorted({cell.index: cell for cell in last.values()}.items())
-    own = [cell for _, cell in wanted]
-    needed = {c.index: c for one in own for c in needed_cells(cells, [one])}
     needed |= {cell.index: cell for cell in own}
     chunks = (f"# %% code cell {index}\n{needed[index].source}" for index in sorted(needed))
     return "\n\n".join(chunks) + "\n"
 
 
+EXPORTED = re.compile(r"^# In\[[\d *]*\]:?[ \t]*$", re.MULTILINE)
+CELL = re.compile(r"^# %%(?! \[markdown\]).*$", re.MULTILINE)
+MAGIC = re.compile(r"^[ \t]*get_ipython\(\)", re.MULTILINE)
+
+
+def _is_exported(text: str) -> bool:
+    """Tell whether a script was made from a notebook by JupyterLab, nbconvert or an editor."""
+    return bool(EXPORTED.search(text) or MAGIC.search(text))
+
+
+def _notebook_of_export(text: str) -> dict[str, object]:
+    """Return a script exported from a notebook as that notebook again.
+
+    Cells begin at lines `# In[1]:`, or `# %%` where there are none; calls of `get_ipython()`
+    become the magics that they were. Prose stands in comments.
+    """
+    border = EXPORTED if EXPORTED.search(text) else CELL
+    above, *chunks = border.split(text)
+    if _parsed(above):
+        chunks.insert(0, above)
+    cells = [
+        {"cell_type": "code", "metadata": {}, "source": _with_magics(chunk)} for chunk in chunks
+    ]
+    return {"cells": cells}
+
+
+def _with_magics(chunk: str) -> str:
+    """Return a cell with its calls of `get_ipython()` as magics; a cell magic keeps its body."""
+    lines: list[str] = []
+    for line in chunk.strip("\n").splitlines():
+        if not MAGIC.match(line):
+            lines.append(line)
+            continue
+        words = _texts_of(line.strip())
+        lines.append(f"%%{words[0]}" if len(words) > 2 else "%magic")
+        lines += words[2].splitlines() if len(words) > 2 else []
+    return "\n".join(lines)
+
+
+def _texts_of(line: str) -> list[str]:
+    """Return the texts that a call is given, as far as it can be read."""
+    body = _parsed(line)
+    statement = body[0] if body else None
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return []
+    given = [a.value for a in statement.value.args if isinstance(a, ast.Constant)]
+    return [value for value in given if isinstance(value, str)]
+
+
 def _code_cells(notebook: Mapping[str, object]) -> Iterator[CodeCell]:
     """Yield the code cells that Python can read, by their number, without magics.
 
-    A solution that was published with its page, and still says so, is nobody's answer.
+    A solution that was published with its page, and still says so, is nobody's answer. Raises
+    `ValueError` for what has not the shape of a notebook.
     """
-    cells = notebook["cells"]
-    assert isinstance(cells, list)
-    code = (cell for cell in cells if cell["cell_type"] == "code")
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise ValueError("its cells are no list of tables")
+    code = (cell for cell in cells if cell.get("cell_type") == "code")
     for number, cell in enumerate(code, 1):
-        if SOLUTION in cell.get("metadata", {}).get("tags", ()):
+        metadata = cell.get("metadata")
+        tags = metadata.get("tags") if isinstance(metadata, dict) else None
+        if isinstance(tags, list) and SOLUTION in tags:
             continue
-        whole = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+        given = cell.get("source", "")
+        whole = "".join(map(str, given)) if isinstance(given, list) else str(given)
         lines = [line for line in whole.splitlines() if not line.lstrip().startswith(("%", "!"))]
         source = "\n".join(lines)
-        if _parsed(source) is not None:
+        if len(source) <= SOURCE_BYTES and _parsed(source) is not None:
             yield CodeCell(number, source, frozenset(), "")
 
 
 def _parsed(source: str) -> list[ast.stmt] | None:
     """Return the statements of a source, None where Python cannot read it."""
+    if len(source) > SOURCE_BYTES:
+        return None
     try:
-        return ast.parse(source).body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a hand-in's `\\d`: they name a file of ours
+            return ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -237,30 +372,37 @@ def _begun(source: str) -> set[str]:
     return {
         node.name
         for node in functions
-        if any(isinstance(n, ast.Raise) and "NotImplementedError" in ast.dump(n) for n in node.body)
+        if any(isinstance(n, ast.Raise) and _names_not_implemented(n) for n in node.body)
     }
+
+
+def _names_not_implemented(statement: ast.Raise) -> bool:
+    """Whether a `raise` names that error; walked without recursion, however deep it is."""
+    names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return "NotImplementedError" in names
 
 
 def constant(source: str, name: str) -> str:
     """Return the text that a source assigns to a name at its top, such as a pseudonym."""
     found = re.search(rf"^{name}\s*=\s*[\"']([^\"'\n]{{1,40}})[\"']", source, re.MULTILINE)
-    return found[1] if found else ""
+    return shown(found[1]) if found else ""
 
 
 # -- texts that are alike -------------------------------------------------------------------------
 @cache
 def fingerprints(source: str) -> frozenset[int]:
     """Return the fingerprints of a Python text; of what is no Python, those of its lines so far."""
-    tokens = []
+    tokens: list[str] = []
     try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.NAME:
-                tokens.append(token.string if keyword.iskeyword(token.string) else "n")
-            elif token.type in (tokenize.NUMBER, tokenize.STRING):
-                tokens.append("c")
-            elif token.type == tokenize.OP:
-                tokens.append(token.string)
-    except (tokenize.TokenError, IndentationError, SyntaxError, RecursionError):
+        with Alarm(PRINT_S, lambda: TimeoutError("tokens of one text")):
+            for token in tokenize.generate_tokens(io.StringIO(source).readline):
+                if token.type == tokenize.NAME:
+                    tokens.append(token.string if keyword.iskeyword(token.string) else "n")
+                elif token.type in (tokenize.NUMBER, tokenize.STRING):
+                    tokens.append("c")
+                elif token.type == tokenize.OP:
+                    tokens.append(token.string)
+    except Exception:  # no Python, or too long to read: those so far
         pass
     runs = [" ".join(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
     hashes = [zlib.crc32(run.encode()) for run in runs]

@@ -1,14 +1,16 @@
 """The far side of the wall: runs a hand-in's functions in a process of its own.
 
-Started as `python -I -B inside.py` in an empty folder. Reads lines of JSON from what was standard
-input, the task and then call by call, and answers each on what was standard output. It holds no
-answer and no judge, so whatever a hand-in does to this process changes nothing but its own answers.
+Started as `python -I -S -B inside.py` in an empty folder. Reads lines of JSON from what was
+standard input, the task and then call by call, and answers each on what was standard output; before
+the hand-in runs it says which wall stands. It holds no answer and no judge, so whatever a hand-in
+does to this process changes nothing but its own answers.
 """
 
 import ast
 import builtins
 import ctypes
 import importlib.abc
+import importlib.util
 import json
 import os
 import sys
@@ -17,27 +19,33 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-NOBODY = 65534
-NEW_USER, NEW_NET, NEW_IPC, NEW_PID = 0x10000000, 0x40000000, 0x08000000, 0x20000000
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
+try:  # now: the account that runs the hand-in may not reach where this module lies
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 
 def main() -> None:
     """Take the task, build the wall, run the hand-in, answer call by call."""
     questions = os.fdopen(os.dup(0), "rb")
     task = json.loads(questions.readline())
-    answers = _redirected(task["output_bytes"])
-    _build_wall(task)
+    answers = os.dup(1)
 
     def tell(line: dict[str, Any]) -> None:
         data = json.dumps(line, allow_nan=False).encode() + b"\n"
         while data:
             data = data[os.write(answers, data) :]
 
-    sys.path.insert(0, task["package"])
+    try:
+        wall = _build_wall(task)
+    except PermissionError as error:
+        tell({"refused": str(error)})
+        return
+    _look_only_at(task["path"], task["moved"])
+    sys.meta_path.insert(0, _Denied(task["denied"]))
+    tell({"wall": wall})
     names: dict[str, Any] = {"__name__": "handin", "__builtins__": builtins}
     wire = _wire(tell, questions, task, names) if task["lenient"] else None
-    sys.meta_path.insert(0, _Denied(task["denied"]))
     _more_time(task["start_s"])
     tell({"at": -1, **_run(task, names)})
     for line in questions:
@@ -90,90 +98,91 @@ def _answer(task: dict[str, Any], names: dict[str, Any], call: dict[str, Any]) -
     return said
 
 
-def _redirected(output_bytes: int) -> int:
-    """Put a file under standard output and error, nothing under input; return the answers' end."""
-    answers = os.dup(1)
+def _build_wall(task: dict[str, Any]) -> dict[str, Any]:
+    """Close what this system can close; return what was. Raises where root cannot leave itself."""
+    wall: dict[str, Any] = {"account": -1, "files": False, "network": False, "disk": False}
+    if os.name == "posix":
+        own = str(Path.cwd())
+        confine = _neighbour("confine")
+        account = confine.account_of(os.getpid())
+        libc = ctypes.CDLL(None, use_errno=True)
+        made = None
+        if sys.platform == "linux":
+            confine.handles(task["handles"])
+            wall["network"], wall["disk"] = confine.into_name_spaces(libc, own)
+            made = confine.rules(libc, task["readable"], task["listed"])
+        _redirect(task["output_bytes"])
+        wall["account"] = confine.leave_root(account)
+        if sys.platform == "linux":
+            wall["files"] = confine.confine(libc, made)
+    else:
+        _redirect(task["output_bytes"])
+    _limit(task)
+    return wall
+
+
+def _neighbour(name: str) -> Any:
+    """Import a file beside this one, without the package around it."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _redirect(output_bytes: int) -> None:
+    """Put a file under standard output and error, nothing under input."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for source, targets in ((os.open("output.txt", flags, 0o644), (1, 2)),
                             (os.open(os.devnull, os.O_RDONLY), (0,))):  # fmt: skip
         for target in targets:
             os.dup2(source, target)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    return answers
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
-def _build_wall(task: dict[str, Any]) -> None:
-    """Set what this system can limit: processes, network, rights, memory, files."""
-    with suppress(OSError, AttributeError, ImportError):
-        libc = ctypes.CDLL(None, use_errno=True)
-        if sys.platform == "linux":
-            _into_own_namespaces(libc)
-        _leave_root(task["package"])
-        libc.prctl(PR_SET_PDEATHSIG, SIGKILL)  # behind the change of account, which clears it
-        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    with suppress(ImportError):
-        import resource
-
-        limits = {
-            "RLIMIT_AS": task["memory_bytes"],
-            "RLIMIT_FSIZE": task["output_bytes"],
-            "RLIMIT_NOFILE": 64,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_NPROC": 0,
-        }
-        for name, limit in limits.items():
-            with suppress(OSError, ValueError, AttributeError):
-                resource.setrlimit(getattr(resource, name), (limit, limit))
+def _limit(task: dict[str, Any]) -> None:
+    """Set what a process may use: memory, bytes of a file, open files; no processes of its own."""
+    if resource is None:
+        return
+    limits = {
+        "RLIMIT_AS": task["memory_bytes"],
+        "RLIMIT_FSIZE": task["output_bytes"],
+        "RLIMIT_NOFILE": 64,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NPROC": 0,
+    }
+    for name, limit in limits.items():
+        with suppress(OSError, ValueError, AttributeError):
+            resource.setrlimit(getattr(resource, name), (limit, limit))
 
 
-def _into_own_namespaces(libc: Any) -> None:
-    """Go on as the first process of a world of its own: no network, nobody else to signal.
+def _look_only_at(path: list[str], moved: list[str]) -> None:
+    """Import from these folders only; what is loaded already looks below the standard library's.
 
-    When it ends, the system ends all that it has started.
+    `moved` is where that library was found, and by which path its account reaches it.
     """
-    root = 0 if os.getuid() == 0 else NEW_USER
-    if libc.unshare(root | NEW_NET | NEW_IPC | NEW_PID) != 0:
-        libc.unshare(root | NEW_NET | NEW_IPC)
-        return
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL)
-    inner = os.fork()
-    if inner:
-        for end in range(3, 16):  # the answers are the inner one's alone
-            with suppress(OSError):
-                os.close(end)
-        os.waitpid(inner, 0)
-        os._exit(0)
-
-
-def _leave_root(package: str) -> None:
-    """Become nobody where that account can read the interpreter and the package."""
-    if os.getuid() != 0:
-        return
-    os.chown(".", NOBODY, NOBODY)
-    os.chown("output.txt", NOBODY, NOBODY)
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    needed = (Path(package), Path(os.__file__).parent, Path(sys.executable).resolve())
-    readable = all(os.access(path, os.R_OK, effective_ids=True) for path in needed)
-    os.seteuid(0)
-    os.setegid(0)
-    if not readable:
-        return
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    sys.path[:] = path
+    sys.path_importer_cache.clear()
+    old, new = moved
+    for module in list(sys.modules.values()):
+        below = getattr(module, "__path__", None)
+        if isinstance(below, list):
+            below[:] = [new + place[len(old) :] if place.startswith(old) else place
+                        for place in below]  # fmt: skip
 
 
 def _more_time(case_s: float) -> None:
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
+    if resource is None:
+        return
+    with suppress(OSError, ValueError):
         soft = int(time.process_time() + case_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 class _Denied(importlib.abc.MetaPathFinder):
-    """Refuses imports of modules that hold answers; a hurdle, not a wall."""
+    """Says of modules that hold answers why they are not there; they are not on the path either."""
 
     def __init__(self, denied: list[str]) -> None:
         self.denied = tuple(denied)
@@ -225,5 +234,6 @@ def _line_of(error: BaseException, task: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(0)

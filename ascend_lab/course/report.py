@@ -6,26 +6,44 @@
     leaderboard.csv   pseudonyms of those who gave one; similarity.csv, hints, no verdicts
     log.jsonl         every case and answer: `grade --again` judges them anew
 
-Nothing carries a time of day: the same hand-ins give the same bytes.
+Nothing carries a time of day: the same hand-ins give the same bytes. What comes from a student is
+escaped wherever it stands; a chart stands on a page as a picture, in which nothing runs.
 
 Gradescope unpacks a zip to /autograder/source, runs setup.sh once with a network, then
 run_autograder for each hand-in, which leaves /autograder/results/results.json.
 """
 
+import base64
 import csv
 import html
 import io
 import json
+import os
+import re
+import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import ascend_lab
+from ascend_lab.aoe.workers import Alarm
 from ascend_lab.course import assignment, handin
-from ascend_lab.course.grade import Enrolled, Mark, Tried, cases_of, faults_said, mark as marked
-from ascend_lab.errors import InputError
+from ascend_lab.course.grade import (
+    UNJUDGED,
+    Enrolled,
+    Mark,
+    Tried,
+    cases_of,
+    faults_said,
+    mark as marked,
+)
+from ascend_lab.course.sandbox import RefusedError, standing_wall
+from ascend_lab.course.texts import shown
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.output import usable_folder, write_whole
 
 STYLE = """
@@ -36,8 +54,11 @@ th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8886;
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 th[data-sort] { cursor: pointer; text-decoration: underline dotted; }
 pre { overflow-x: auto; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
-svg { max-width: 100%; height: auto; background: white; }
+svg, img { max-width: 100%; height: auto; background: white; }
 """
+CHART_S, CHART_BYTES = 15.0, 2 << 20
+"""What one chart of a hand-in may take; behind one that took longer none is drawn."""
+TOO_SLOW = f"more than {CHART_S:g} s"
 SORT = """
 for (const head of document.querySelectorAll("th[data-sort]")) head.onclick = () => {
   const body = head.closest("table").tBodies[0], place = head.cellIndex;
@@ -63,7 +84,7 @@ def write_report(
     usable_folder(out / "students")
     own = task.folder / "start.py"
     given = own.read_text("utf-8") if own.is_file() else ""
-    alike = handin.hints({mark.student: mark.source for mark in marks}, given, handin.our_sources())
+    alike = handin.hints({mark.student: mark.source for mark in marks}, given, others_of(task))
     records = [{"student": mark.student, **asdict(tried)} for mark in marks for tried in mark.tried]
     files = {
         "grades.csv": _csv(_grades(task, marks)),
@@ -80,6 +101,23 @@ def write_report(
         files[f"students/{mark.student}.html"] = _student_page(task, mark)
     for name, text in files.items():
         write_whole(out / name, text.encode("utf-8", "backslashreplace"))
+
+
+def others_of(task: assignment.Assignment) -> dict[str, str]:
+    """Return the texts by name that nobody may hand in: the package, published keys, hand-outs."""
+    return {**handin.our_sources(), **_course_sources(task.folder)}
+
+
+@cache
+def _course_sources(folder: Path) -> dict[str, str]:
+    """Return keys and judges by path: those beside an assignment's folder, and the checkout's."""
+    found: dict[str, str] = {}
+    for course in (assignment.CHECKOUT, folder.parent):
+        keys = sorted(course.glob("keys/*/*.py"))
+        judges = [path for name in ("public.py", "hidden.py") for path in course.glob(f"A*/{name}")]
+        for path in (*keys, *sorted(judges)):
+            found[f"course/{path.relative_to(course).as_posix()}"] = path.read_text("utf-8")
+    return found
 
 
 def leaderboard(marks: Sequence[Mark]) -> list[tuple[int, str, str]]:
@@ -111,6 +149,8 @@ def _lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tuple[str
         return [(t.case if t.part == "public" else "a hidden case", _scale(t))
                 for t in mark.tried if t.timed]  # fmt: skip
     tried = [t for t in mark.tried if t.part == part]
+    if not tried:
+        return [] if part == "log" else [("not graded", "see the notes")]
     if task.exercises:
         return [(case, said) for case, said in faults_said(task, tried) if said]
     found = []
@@ -150,13 +190,18 @@ def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[An
     return rows
 
 
+FORMULA = re.compile(r"(^|[;,\t|])(\s*)(?=[=+@\-\uff1d\uff0b\uff20\uff0d\r])")
+"""Where a table program might see the start of a formula, whatever parts its cells."""
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
 def _csv(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as CSV; what a table program would take for a formula gets an apostrophe."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
         cells = [str(cell) for cell in row]
-        writer.writerow([f"'{c}" if c[:1] in "=+@\t" and c else c for c in cells])
+        writer.writerow([c if NUMBER.fullmatch(c) else FORMULA.sub(r"\1\2'", c) for c in cells])
     return text.getvalue()
 
 
@@ -223,7 +268,7 @@ def _index(
         rows.append([(html.escape(f"{mark.student} {mark.name}"), mark.student), *cells,
                      (ratio, ratio), (unfold, str(len(faults)))])  # fmt: skip
     heads = ("student", *parts, "late", "total", "cost / optimum", "what does not hold")
-    pairs = "".join(_pair(a, b, x, marks) for a, b, x in alike)
+    pairs = "".join(_pair(task, a, b, x, marks) for a, b, x in alike)
     hint = "<h2>Alike, a hint and no verdict</h2>" + (pairs or "<p>nothing alike</p>")
     return _page(
         f"{task.name} {task.title}, {len(marks)} hand-ins",
@@ -250,8 +295,10 @@ def _spread(marks: Sequence[Mark]) -> str:
     return f"{head}{bars}</svg>"
 
 
-def _pair(one: str, other: str, alike: float, marks: Sequence[Mark]) -> str:
-    texts = {mark.student: mark.source for mark in marks} | handin.our_sources()
+def _pair(
+    task: assignment.Assignment, one: str, other: str, alike: float, marks: Sequence[Mark]
+) -> str:
+    texts = {mark.student: mark.source for mark in marks} | others_of(task)
     both = "".join(f"<pre>{html.escape(texts.get(name, ''))}</pre>" for name in (one, other))
     title = html.escape(f"{one} and {other}: {alike:.0%}")
     return f'<details><summary>{title}</summary><div class="pair">{both}</div></details>'
@@ -263,26 +310,58 @@ def _charts(task: assignment.Assignment, mark: Mark, tried: Sequence[Tried], sec
     if draw is None or not tried:
         return ""
     cases = {(part, case.name): case for part, case in cases_of(task, mark.student, secret)}
-    shown = []
+    figures = []
     for one in tried:
-        try:
-            svg = draw(cases[one.part, one.case], one.answer.value) if not one.answer.error else ""
-        except Exception as error:  # a chart of a wrong answer may be impossible; the mark stands
-            svg = f"<p>no chart: {html.escape(type(error).__name__)}</p>"
-        if svg:
-            shown.append(f"<figure>{svg}<figcaption>{html.escape(one.case)}</figcaption></figure>")
-    return "".join(shown)
+        picture = _picture(draw, cases[one.part, one.case], one)
+        if picture:
+            caption = f"<figcaption>{html.escape(one.case)}</figcaption>"
+            figures.append(f"<figure>{picture}{caption}</figure>")
+        if TOO_SLOW in picture:
+            break
+    return "".join(figures)
+
+
+def _picture(draw: Any, case: assignment.Case, tried: Tried) -> str:
+    """Return a chart as an image, "" where there is none; the mark stands whatever comes of it."""
+    said = "; ".join(tried.faults.values())
+    if tried.answer.error:
+        return ""
+    if said.startswith(UNJUDGED):
+        return "<p>no chart: the answer could not be judged</p>"
+    try:
+        with Alarm(CHART_S, lambda: TimeoutError(TOO_SLOW)):
+            svg = str(draw(case, tried.answer.value))
+            if not svg:
+                return ""
+            if len(svg) > CHART_BYTES:
+                raise ValueError("it is too large")
+            ET.fromstring(svg)
+    except Exception as error:  # a chart of a wrong answer may be impossible
+        reason = shown(f"{type(error).__name__}: {error}", 120)
+        return f"<p>no chart: {html.escape(reason)}</p>"
+    if "xmlns=" not in svg[: svg.find(">")]:
+        svg = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    inner = base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
+    alt = html.escape(f"{tried.case}: {said}" if said else tried.case)
+    return f'<img alt="{alt}" src="data:image/svg+xml;base64,{inner}">'
 
 
 # -- Gradescope -----------------------------------------------------------------------------------
 SETUP = """#!/usr/bin/env bash
 set -e
-cd /autograder/source
-python3 -m pip install ./package
+umask 077
+cd "${AUTOGRADER:-/autograder}/source"
+chmod -R go-rwx .
+(umask 022; python3 -m pip install ./package)
+installed=$(cd / && python3 -c "import ascend_lab, os; print(os.path.dirname(ascend_lab.__file__))")
+chmod -R go-rwx "$installed"
 """
 RUN = """#!/usr/bin/env bash
-cd /autograder/source
-python3 -c "from ascend_lab.course.report import autograde; autograde('/autograder', '{name}')"
+umask 077
+root="${{AUTOGRADER:-/autograder}}"
+cd "$root/source"
+python3 -c "import sys; from ascend_lab.course.report import autograde
+autograde(sys.argv[1], '{name}')" "$root"
 """
 A_DAY = 5
 """Hand-ins a day after which hidden properties are no longer named."""
@@ -294,20 +373,26 @@ def pack(task: assignment.Assignment, secret: str) -> bytes:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in _entries(task, secret):
             info = zipfile.ZipInfo(name)  # a fixed date: the same course gives the same bytes
-            info.external_attr = (0o755 if name in ("setup.sh", "run_autograder") else 0o644) << 16
+            info.external_attr = _mode_of(name) << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, data)
     return made.getvalue()
+
+
+def _mode_of(name: str) -> int:
+    """Return the rights of a packed file: what decides marks is the grader's alone."""
+    if name in ("setup.sh", "run_autograder"):
+        return 0o755
+    return 0o600 if name == "secret.toml" or name.startswith("course/") else 0o644
 
 
 def _entries(task: assignment.Assignment, secret: str) -> Iterator[tuple[str, bytes]]:
     yield "setup.sh", SETUP.encode()
     yield "run_autograder", RUN.format(name=task.name).encode()
     yield "secret.toml", f"secret = {json.dumps(secret)}\n".encode()
-    for path in sorted(task.folder.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.relative_to(task.folder).parts:
-            own = path.relative_to(task.folder.parent).as_posix()
-            yield f"course/{own}", path.read_bytes()
+    for name in sorted({*task.hand_out, "start.py", "hidden.py"}):
+        if (path := task.folder / name).is_file():
+            yield f"course/{task.folder.name}/{name}", path.read_bytes()
     package = Path(ascend_lab.__file__).parent
     if not (package.parent / "pyproject.toml").is_file():
         raise InputError("the project's checkout", str(package.parent), "pack from a git clone")
@@ -323,7 +408,8 @@ def autograde(root: str | Path, name: str) -> None:
     root = Path(root)
     source = root / "source"
     secret_file = source / "secret.toml"
-    task = assignment.load(name, source / "course")
+    _close_to_others(source)
+    task = assignment.load(name, source / "course", root / "submission")
     secret = (
         assignment.read_secret(secret_file) if 'secret = ""' not in secret_file.read_text() else ""
     )
@@ -331,18 +417,39 @@ def autograde(root: str | Path, name: str) -> None:
     metadata = json.loads(told.read_text("utf-8")) if told.is_file() else {}
     users = metadata.get("users") or [{}]
     student = str(users[0].get("email") or "nobody")
-    found = handin.hand_ins(root / "submission", task.functions)
-    best = max(found, key=lambda work: bool(work.source), default=handin.HandIn(student, "", ""))
-    whole = "".join(work.log for work in found)
-    one = handin.HandIn(student, best.file, best.source, whole, best.notes)
-    made = results(task, marked(task, one, Enrolled(student), secret))
+    out = root / "results"
+    out.mkdir(exist_ok=True)
+    try:
+        wall = standing_wall()
+        if os.name == "posix" and not wall.files and wall.account == os.getuid():
+            remedy = "run the autograder as root, or on a Linux with Landlock"
+            raise RefusedError("a wall over secret.toml and hidden.py", "none", remedy)
+        found = handin.hand_ins(root / "submission", task.functions)
+        best = max(
+            found, key=lambda work: bool(work.source), default=handin.HandIn(student, "", "")
+        )
+        whole = "".join(work.log for work in found)
+        one = handin.HandIn(student, best.file, best.source, whole, best.notes)
+        made = results(task, marked(task, one, Enrolled(student), secret))
+    except AscendLabError as error:  # this machine's, or of the folder: nothing of it is a mark
+        made = {"output": f"not graded, tell your course: {error}", "tests": []}
     if _today(metadata) >= A_DAY:
         for test in made["tests"]:
             if test["name"] == "hidden":
                 test["output"] = f"not named after {A_DAY} hand-ins a day"
-    out = root / "results"
-    out.mkdir(exist_ok=True)
-    (out / "results.json").write_text(json.dumps(made, indent=1, sort_keys=True), "utf-8")
+    write_whole(out / "results.json", json.dumps(made, indent=1, sort_keys=True))
+
+
+def _close_to_others(source: Path) -> None:
+    """Take the rights of other accounts from what decides marks; a zip may have lost its own."""
+    for path in (
+        source,
+        source / "secret.toml",
+        source / "course",
+        *(source / "course").rglob("*"),
+    ):
+        with suppress(OSError):
+            path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _today(metadata: dict[str, object]) -> int:

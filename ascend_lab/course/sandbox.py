@@ -1,17 +1,18 @@
 """The near side of the wall: hand a task to a process of its own, take plain data back.
 
 One process a hand-in answers all calls, and is started again behind a call that ended it. It gets
-a clean environment, an empty folder, limits on time, memory, files and output, no network where
-the system allows that, and another account when this one is root. It is killed with everything it
-has started. Windows has no limits but time; macOS none on memory that can be relied on.
+a clean environment, an empty folder, limits on time, memory, files and output; another account
+when this one is root; and, where Linux grants them, no network and no file but Python's and its own
+(see `confine` and `shelf`). It is killed with everything it has started, and what it left on disk
+is removed. Windows has no limits but time; macOS none on memory that can be relied on.
 """
 
 import contextlib
 import ctypes
 import json
+import math
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import ascend_lab
+from ascend_lab.course import confine, leftovers, shelf
+from ascend_lab.course.texts import shown
+from ascend_lab.errors import InputError
 
-PACKAGE = Path(ascend_lab.__file__).resolve().parent.parent
 INSIDE = Path(__file__).with_name("inside.py")
 PR_SET_CHILD_SUBREAPER = 36
 STARTS = 4
@@ -64,6 +66,39 @@ class Answer:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """What stands between hand-ins and this machine: their account, and what is closed to them."""
+
+    account: int = -1
+    """Number of the account they run as; -1 where the system does not say."""
+    files: bool = False
+    """Whether they can open nothing but Python, what is installed, and their own folder."""
+    network: bool = False
+    disk: bool = False
+    """Whether their folder is a small disk in memory and all else is read-only."""
+
+    def lines(self) -> list[str]:
+        """Return what an instructor should know before hand-ins run."""
+        own = os.name == "posix" and self.account == os.getuid()
+        if self.account < 0:
+            who = "on this system hand-ins run as you, and only time is limited"
+        elif own:
+            who = "hand-ins run as your account"
+        else:
+            who = f"you are root: hand-ins run as account {self.account}, which owns nothing"
+        open_files = "and open only files of Python, of installed packages, and their own"
+        if self.files:
+            return [f"{who}, {open_files}"]
+        reads = "you can read and change" if own or self.account < 0 else "everybody can read"
+        remedy = "" if not (own or self.account < 0) else "; grade in a container"
+        return [f"{who}; the wall has a gap here: they reach what {reads}{remedy}"]
+
+
+class RefusedError(InputError):
+    """Nothing is run here: there is no account that hand-ins could run as."""
+
+
 class LostError(Exception):
     """A hand-in's process that is of no more use; the text says how it ended."""
 
@@ -85,26 +120,46 @@ class Session:
         lenient: bool = False,
     ) -> None:
         self.limits, self.told, self.rest, self.remark = limits, told, b"", ""
-        self.before, self.folder = _children(), tempfile.mkdtemp(prefix="handin-")
+        self.before, self.wall = _children(), Wall()
+        self.folder = Path(tempfile.mkdtemp(prefix="handin-"))
         _adopt_orphans()
-        self.child = _started(self.folder)
+        self.child = _started(self._own_folder())
         for pipe in (self.child.stdin, self.child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         self.what, self.most_s, self.since_s = "", 0.0, 0.0
+        laid = shelf.laid(self.folder / "shelf", denied)
         self.task = {
-            "package": str(PACKAGE), "source": source, "file": file, "denied": list(denied),
-            "case_s": limits.case_s, "start_s": limits.start_s, "memory_bytes": limits.memory_bytes,
-            "output_bytes": limits.output_bytes, "lenient": lenient,
+            "source": source, "file": file, "denied": list(denied), "case_s": limits.case_s,
+            "start_s": limits.start_s, "memory_bytes": limits.memory_bytes,
+            "output_bytes": limits.output_bytes, "lenient": lenient, "path": laid.path,
+            "moved": laid.moved, "handles": laid.handles, "readable": laid.readable,
+            "listed": laid.listed,
         }  # fmt: skip
 
+    def _own_folder(self) -> str:
+        """Make what the hand-in may write to; beside it lies what it may import."""
+        self.folder.chmod(0o711)
+        (self.folder / "shelf").mkdir()
+        own = self.folder / "own"
+        own.mkdir(mode=0o700)
+        return str(own)
+
     def open(self) -> str:
-        """Run the file itself; return "" or why it does not run. Raises `LostError`."""
+        """Run the file itself; return "" or why it does not run.
+
+        Raises `LostError`; `RefusedError` where this is root and cannot give it another account.
+        """
         self.begin(self.limits.start_s, "the file itself")
         self.send(self.task)
+        built = self.hear()
+        if "refused" in built or "wall" not in built:
+            remedy = "grade from an account that is not root and owns nothing else"
+            raise RefusedError("an account for hand-ins", str(built.get("refused")), remedy)
+        self.wall = Wall(**built["wall"])
         said = self.hear()
-        self.remark = str(said.get("remark", ""))[:400]
-        return str(said.get("error", ""))[:400]
+        self.remark = shown(str(said.get("remark", "")))
+        return shown(str(said.get("error", "")))
 
     def rests(self) -> bool:
         """Whether all that was asked has been answered; the far side forgets what it was handed."""
@@ -160,7 +215,7 @@ class Session:
                     raise LostError(f"answered more than {most:,} bytes")
         line, _, self.rest = self.rest.partition(b"\n")
         try:
-            said = json.loads(line, parse_constant=_no_number)
+            said = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise LostError("sent something that is no answer") from error
         if not isinstance(said, dict):
@@ -174,7 +229,9 @@ class Session:
         """End the process and all that it has started."""
         with contextlib.suppress(OSError), self.child:
             _end(self.child, self.before)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        leftovers.remove(self.folder)
+        if os.name == "posix" and os.getuid() == 0:
+            leftovers.sweep(confine.account_of(self.child.pid))
 
 
 def answers_of(
@@ -210,6 +267,22 @@ def answers_of(
     return found
 
 
+def standing_wall() -> Wall:
+    """Try the wall with a file that imports NumPy; return what stands of it here.
+
+    Raises `RefusedError` where this is root and no other account can run Python.
+    """
+    session = Session("import numpy", "a trial", Limits())
+    try:
+        wrong = opened(session)
+    finally:
+        session.close()
+    if wrong:
+        remedy = "let others read Python and its packages, or grade from another account"
+        raise RefusedError("an account that can run hand-ins", wrong, remedy)
+    return session.wall
+
+
 def opened(session: Session) -> str:
     """Run the file; return "" or why it does not run."""
     try:
@@ -226,7 +299,7 @@ def _answer(session: Session, number: int, call: Call) -> Answer:
     said = session.hear()
     if said.get("at") != number or not {"value", "error"} & set(said):
         raise LostError("sent something that is no answer")
-    return Answer(said.get("value"), str(said.get("error", ""))[:400])
+    return Answer(said.get("value"), shown(str(said.get("error", ""))))
 
 
 def _started(folder: str) -> subprocess.Popen[bytes]:
@@ -235,7 +308,7 @@ def _started(folder: str) -> subprocess.Popen[bytes]:
     clean = {name: os.environ[name] for name in keep if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return subprocess.Popen(
-        [sys.executable, "-I", "-B", str(INSIDE)],
+        [sys.executable, "-I", "-S", "-B", str(INSIDE)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -245,8 +318,15 @@ def _started(folder: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _no_number(text: str) -> Any:
+def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        _no_number(text)
+    return number
 
 
 # -- the end of a process and of what it started -----------------------------------------------

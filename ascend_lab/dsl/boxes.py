@@ -110,11 +110,19 @@ def _boxes(
 
     Loops over single elements take as many as `steps` says for "stage.axis".
     """
+    members = list(reversed(schedule.members(state, root)))
     kept: dict[str, Box] = {}
-    active: dict[str, Box] = {}
+
+    def keep(name: str) -> Box:
+        """Return what a stage keeps. An output may stand in front of the one that hosts it."""
+        if name not in kept:
+            stage = state.stage(name)
+            is_root = name == root
+            kept[name] = whole(stage) if is_root else needed(state, stage, around(stage.attach))
+        return kept[name]
 
     def inside(name: str, count: int) -> Box:
-        box = dict(kept[name])
+        box = dict(keep(name))
         for leaf in state.stage(name).loops[:count]:
             part, width = box[leaf.root], leaf.width
             width = steps.get(f"{name}.{leaf.root}", 1) if width == 1 else width
@@ -130,11 +138,9 @@ def _boxes(
             place = host.attach
         return found
 
-    for name in reversed(schedule.members(state, root)):
-        stage = state.stage(name)
-        kept[name] = whole(stage) if name == root else needed(state, stage, around(stage.attach))
-        active[name] = inside(name, schedule.loop_count(state, stage))
-    return kept, active
+    boxes = {name: keep(name) for name in members}
+    loops = {name: schedule.loop_count(state, state.stage(name)) for name in members}
+    return boxes, {name: inside(name, loops[name]) for name in members}
 
 
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:

@@ -78,19 +78,20 @@ class Rows:
             return self.many
         return min(self.many, max(1, -(-(self.width - self.counts[-1]) // self.step)))
 
-    def apart(self, unit: Unit) -> Iterator[tuple[int, View]]:
-        """Yield (rows behind it, the row in UB) for every row whose end needs care, last first."""
+    def apart(self, unit: Unit) -> Iterator[list[tuple[int, View]]]:
+        """Yield the rows of a piece whose ends need care, each with the number of rows behind it.
+
+        Last rows come first. All rows of a piece are written inside the same loops.
+        """
         view = self.dst if self.loads else self.src
-        axes = [*range(len(self.counts) - 2), len(self.counts) - 1]
         if not self.in_one:
             for (row,) in unit.over(self.counts[:-1], [view]):
-                yield 0, row
+                yield [(0, row)]
             return
         short = self.counts[-1] < self.block and not self.loads  # the last block of all is theirs
-        for back in range(-(-self.block // self.step) if short else self.last):
-            moved = view.moved(len(self.counts) - 2, self.many - 1 - back).take(axes)
-            for (row,) in unit.over(self.counts[:-2], [moved]):
-                yield back, row
+        count = -(-self.block // self.step) if short else self.last
+        for (piece,) in unit.over(self.counts[:-2], [view]):
+            yield [(back, piece.moved(0, self.many - 1 - back).inner()) for back in range(count)]
 
 
 Copy = Callable[[Unit, Rows], None]
@@ -165,10 +166,11 @@ def _by_blocks(unit: Unit, rows: Rows) -> None:
 def ends_in_place(unit: Unit, rows: Rows) -> None:
     """Shift the last block of loaded rows from where it ends in GM to where it begins in UB."""
     size, block = rows.counts[-1], rows.block
-    for back, row in rows.apart(unit) if rows.by_blocks else ():
-        whole = size - rows.rest
-        skip = block - back * rows.step - size if size < block else block - rows.rest
-        _shift(unit, row, (whole, block, skip), row, (whole, rows.rest))
+    for piece in rows.apart(unit) if rows.by_blocks else ():
+        for back, row in piece:
+            whole = size - rows.rest
+            skip = block - back * rows.step - size if size < block else block - rows.rest
+            _shift(unit, row, (whole, block, skip), row, (whole, rows.rest))
 
 
 def ends_apart(unit: Unit, rows: Rows) -> None:
@@ -178,15 +180,17 @@ def ends_apart(unit: Unit, rows: Rows) -> None:
     """
     size, block, c0 = rows.counts[-1], rows.block, c0_of(rows.src.dtype)
     start = max(size - block, 0) // c0 * c0
-    ends: list[View] = []
-    for back, row in rows.apart(unit) if rows.by_blocks else ():
-        if size >= block:
-            kept = (size - rows.rest, block)
-            _shift(unit, row, (start, size - start, size - block - start), row, kept)
-            continue
-        ends = ends or [row]
-        to = block - (back + 1) * size  # where the row begins in the last block of all
-        _shift(unit, row, (0, size, max(-to, 0)), ends[0], (max(to, 0), size + min(to, 0)))
+    for piece in rows.apart(unit) if rows.by_blocks else ():
+        last_row = piece[0][1]
+        for back, row in piece:
+            if size >= block:
+                kept = (size - rows.rest, block)
+                _shift(unit, row, (start, size - start, size - block - start), row, kept)
+                continue
+            # The last block of all holds several short rows: where this one begins in it.
+            to = block - (back + 1) * size
+            taken = (0, size, max(-to, 0))
+            _shift(unit, row, taken, last_row, (max(to, 0), size + min(to, 0)))
 
 
 def _shift(

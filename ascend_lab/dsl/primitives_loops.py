@@ -96,6 +96,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
         needed = f"fuse: neighbours of the tensor ({', '.join(names)})"
         raise ScheduleError(needed, f"{first}, {second}", "choose")
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
+    _check_nest_of_its_own(state, s)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
     changed = (*group[:place], axis, *group[place + 2 :])
     loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
@@ -103,6 +104,17 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
         return state.put(replace(s, expr=expr, loops=loops, reduce=changed))
     new = state.put(replace(s, expr=expr, loops=loops, axes=changed))
     return _reindexed(new, stage, place, b.extent)
+
+
+def _check_nest_of_its_own(state: State, s: Stage) -> None:
+    """Two outputs in one nest have the same axes: neither may lose one."""
+    guests = [guest for guest in state.guests(s.name) if guest.output]
+    host = s.attach[0] if s.output and s.attach else ""
+    partner = host or (guests[0].name if guests else "")
+    if partner:
+        needed = f"fuse: {s.name} in a nest of its own"
+        remedy = f"fuse the axes of both before compute_at joins {s.name} and {partner}"
+        raise ScheduleError(needed, f"it shares that of {partner}, axis by axis", remedy)
 
 
 def _merged(state: State, stage: str, read: Read, first: str, second: str, size: int) -> Read:

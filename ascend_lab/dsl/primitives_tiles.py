@@ -104,6 +104,9 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     if s.name == c.name or not (s.output or inside):
         needed = f"compute_at: a stage that {consumer} needs"
         raise ScheduleError(needed, stage, "attach it to its reader")
+    if _attached_below(state, c, stage):
+        needed = f"compute_at: a nest that is not inside {stage} itself"
+        raise ScheduleError(needed, f"{consumer}, computed in {stage}", "keep one of them apart")
     if _depends(state, consumer, stage):
         needed = f"compute_at: a consumer of {stage}"
         raise ScheduleError(needed, f"{consumer}, which {stage} needs", "swap them")
@@ -114,12 +117,24 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
         got = f"{consumer} of shape {c.shape} in {c.scope}"
         raise ScheduleError(needed, got, "keep them apart")
+    if s.output and c.loop(axis).reduce:
+        needed = f"compute_at: an output at a data loop of {consumer}"
+        raise ScheduleError(needed, f"the fold loop {axis}", "choose a loop outside it")
     if s.bound:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
     new = state.put(replace(s, attach=(consumer, axis), scope=scope))
     primitives_loops.check_nest(new, c)
     return new
+
+
+def _attached_below(state: State, stage: Stage, host: str) -> bool:
+    """True if a stage is computed inside the nest of `host`, or of one inside it."""
+    while stage.attach is not None:
+        if stage.attach[0] == host:
+            return True
+        stage = state.stage(stage.attach[0])
+    return False
 
 
 def _depends(state: State, source: str, stage: str) -> bool:

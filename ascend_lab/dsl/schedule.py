@@ -185,10 +185,33 @@ def members(state: State, root: str) -> list[str]:
 
 
 def roots(state: State) -> list[Stage | Fixed]:
-    """Return the stages with a phase of their own: in GM and not attached."""
-    return [
+    """Return the stages with a phase of their own, in GM and not attached, in order of execution.
+
+    A phase runs behind all phases whose tensors a stage of its nest reads: y0 = f(x) waits for t
+    where y1 = g(t) is computed in the nest of y0. Raises `ScheduleError` where phases wait for each
+    other in a circle.
+    """
+    phases = [
         s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
     ]
+    nests = {phase.name: members(state, phase.name) for phase in phases}
+    phase_of = {name: phase for phase, nest in nests.items() for name in nest}
+    order: list[Stage | Fixed] = []
+    waiting = list(phases)
+    while waiting:
+        done = {phase.name for phase in order}
+        for phase in waiting:
+            read = {source for name in nests[phase.name] for source in state.find(name).sources}
+            needed = {phase_of[source] for source in read if source in phase_of} - {phase.name}
+            if needed <= done:
+                break
+        else:
+            names = ", ".join(phase.name for phase in waiting)
+            wanted = "phases of which one can come first"
+            raise ScheduleError(wanted, f"{names} in a circle", "compute_at fewer of them")
+        order.append(phase)
+        waiting.remove(phase)
+    return order
 
 
 def moves_only(state: State, stage: Stage) -> bool:

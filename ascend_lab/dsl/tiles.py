@@ -179,10 +179,14 @@ class Tiles:
         """True if the vector unit can bring the ends of ragged rows to where they belong.
 
         It is the only other one that touches the tile; what is stored is not read again, by it or
-        for another row.
+        for another row. No step of the copy moves a row that another step has moved: shifting the
+        end of a row twice would take the second time what the first one wrote.
         """
         readers = [r for r in self.state.readers(stage.name) if isinstance(r, Stage)]
         stored = [r for r in readers if r.scope == "GM"]
+        copies = stored if self.writer(stage) == "V" else [stage]
+        if any(leaf.tail == "guard" and leaf.width > 1 for copy in copies for leaf in copy.loops):
+            return False  # its last step is moved back over the one before
         for copy in stored:
             used = {name for r in copy.reads for i in r.index for name, _ in i.terms}
             if any(a.extent > 1 and a.name not in used for a in copy.axes):

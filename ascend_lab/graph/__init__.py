@@ -19,7 +19,8 @@ from ascend_lab.graph.placement import (
 )
 from ascend_lab.graph.slice import rules_of
 from ascend_lab.graph.decide import parse_switches
-from ascend_lab.graph.tasks import Compiled, Task, run_tasks
+from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.graph.values import run_tasks
 
 __all__ = [
     "Bound", "Compiled", "Constant", "Draft", "Fill", "Graph", "GraphBuilder",

@@ -60,7 +60,12 @@ class _Aliases:
             self.into.update((move.output, Alias(node.inputs[0])) for move in chain)
 
     def _offsets(self, node: Node) -> list[int] | None:
-        """Return where in its operand each output of a node lies as it is."""
+        """Return where in its operand each output of a node lies as it is.
+
+        None for a constant: it lies with the weights, as the kernels that read it have packed it.
+        """
+        if node.inputs[0] in self.graph.constants:
+            return None
         kinds = (self.graph.types[node.inputs[0]], self.graph.types[node.output])
         if node.op == "trans_data":
             return [0] if moves_nothing(*kinds) else None
@@ -222,7 +227,7 @@ def cut_offsets(graph: Graph, node: Node) -> list[int] | None:
     """Return where each output of a slice or split starts in its source; None if it must copy."""
     whole = graph.types[node.inputs[0]]
     cuts = cut_spans(graph, node) if whole.shape else None
-    if cuts is None or node.inputs[0] in graph.constants:
+    if cuts is None:
         return None
     return _offsets(whole, graph.out_types(node), cuts[0], cuts[1])
 

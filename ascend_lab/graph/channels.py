@@ -108,7 +108,7 @@ def _families(graph: Graph) -> list[Family]:
 def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
     """Return the channels of each result; nothing if a node moves more than channels."""
     given, out = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
-    if (given[0], *given[-2:]) != (out[0], *out[-2:]) or len(out) < 4:
+    if len(out) < 4 or (given[0], *given[-2:]) != (out[0], *out[-2:]):
         return []
     if node.op == "reshape":
         return [picks.reshape(out[1:-2])] if picks.size == np.prod(out[1:-2]) else []
@@ -259,24 +259,26 @@ def _spread(kind: TensorType, mine: Values, lanes: Values) -> Callable[[Values],
 
 # -- joins of several images -----------------------------------------------------------------------
 def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph in which images that are joined have their blocks of channels outermost.
+    """Return the graph in which joins and cuts of images are views wherever that is quicker.
 
-    Then a block of all images is one run, and a join or a cut at whole blocks is a view; of one
-    image it is one anyway. What several joins read is a view only where each begins with the one
-    before. The copies that this saves are timed against the conversions it makes slower;
-    convolutions read and write planes, which lie elsewhere, as before.
+    Images that are joined have their blocks of channels outermost: then a block of all images is
+    one run, and a join or a cut at whole blocks is a view. One image is one run as it is. A join
+    that begins as an earlier one reads that one's result. The copies that this saves are timed
+    against the conversions it makes slower; convolutions read and write planes, which lie
+    elsewhere, as before.
     """
     seen = set[str]()
     for node in graph.nodes:
-        kind, new = graph.types[node.output], node.output not in seen
-        if new and node.op in JOINS and kind.layout == IMAGES:
-            names = _lying_alike(graph, node.output)
-            several = kind.shape[0] > 1
-            moved = _nested(_relaid(graph, names) if several else graph, names)
-            seen |= names
-            if aliases.view_nodes(moved) - aliases.view_nodes(graph):
-                cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
-                graph = moved if cycles[0] < cycles[1] else graph
+        kind = graph.types[node.output]
+        if node.output in seen or node.op not in JOINS or kind.layout != IMAGES:
+            continue
+        names = _lying_alike(graph, node.output)
+        laid_out = _relaid(graph, names) if kind.shape[0] > 1 else graph
+        moved = _nested(laid_out, names)
+        seen |= names
+        if aliases.view_nodes(moved) - aliases.view_nodes(graph):
+            cycles = [_copying_cycles(one, names, chip) for one in (moved, graph)]
+            graph = moved if cycles[0] < cycles[1] else graph
     return graph
 
 

@@ -3,7 +3,7 @@
     Graph -> passes -> Graph -> layout -> Graph -> fuse -> Pieces -> lower -> Kernels -> time
 
     stage    what it decides                                          where
-    passes   what is computed: order, rewrites, number format         draft, passes, canonical
+    passes   what is computed: rewrites, number format, operators     passes, canonical
     layout   how every tensor lies in memory                          layout
     fuse     which nodes become one kernel, a piece                   fusion
     lower    the kernel of every piece                                lower, tasks
@@ -37,9 +37,10 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks
+from ascend_lab.graph import canonical, channels, decide, ir, layout, network, tasks, values
 from ascend_lab.graph.bound import Bound
-from ascend_lab.graph.draft import canonical_order
+from ascend_lab.graph.draft import in_order
+from ascend_lab.graph.evaluate import Overflow
 from ascend_lab.graph.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 from ascend_lab.sim import few_collections
@@ -82,7 +83,9 @@ class Road:
     leaves number formats alone; `apart` rewrites what has no kernel before `canonical` does;
     without `joined` conversions stay where operators put them; rows are moved to fractals in
     graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels;
-    `start` is what starts a kernel: fusion and layouts pay that price.
+    `start` is what starts a kernel: fusion and layouts pay that price; nodes that `keep` names stay
+    in fp32. `ordered` brings nodes into the one order that a file's order does not decide; a
+    training step keeps its own, in which backward frees what forward kept.
     """
 
     passes: Sequence[str] = DEFAULT
@@ -95,12 +98,17 @@ class Road:
     fusion: bool = True
     small: bool = True
     start: Start = "queued"
+    keep: frozenset[str] = frozenset()
+    ordered: bool = True
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
-        graph, report = run_passes(canonical_order(graph), names)
-        return (in_format(graph, self.dtype) if self.dtype else graph), report.matches
+        graph = in_order(graph) if self.ordered else graph
+        graph, report = run_passes(graph, names)
+        if self.dtype:
+            graph = in_format(graph, self.dtype, self.keep)
+        return graph, report.matches
 
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
         """Return a rewritten graph in operators that have kernels."""
@@ -174,13 +182,40 @@ def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> 
     return compile_stages(graph, chip, dtype=dtype).compiled
 
 
-def in_format(graph: ir.Graph, dtype: str) -> ir.Graph:
-    """Return the graph computing in a number format that the chips have."""
+def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -> ir.Graph:
+    """Return the graph computing in a number format that the chips have, `keep` in fp32.
+
+    Raises `InputError` for nodes to keep that the graph lacks, after its passes.
+    """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
     if dtype == "int8":
         graph = quantise(graph)[0]
-    return convert(graph, "fp16" if dtype == "int8" else dtype)[0]
+    return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
+
+
+def nodes_to_keep(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[str]:
+    """Return the nodes that `Road.keep` may name so that overflows are none: makers and readers.
+
+    `graph` is the model's. Names of nodes that only later rewrites make are those of what they
+    are made from.
+    """
+    graph = Road(dtype="").rewrite(graph)[0]
+    titles = {node.name: node for node in graph.nodes}
+    found: dict[str, None] = {}
+    for one in overflows:
+        tensor = one.node.removesuffix(f"_{one.dtype}")
+        names = [name for name in titles if one.node.startswith(name)]
+        if one.node in titles:
+            made = [titles[one.node]]
+        elif tensor in graph.types and one.op in ("cast", "input"):
+            made = []
+        else:
+            made = [titles[max(names, key=len)]] if names else []
+        outs = [name for node in made for name in node.outputs] or [tensor]
+        readers = [reader for name in outs for reader in graph.readers.get(name, ())]
+        found |= dict.fromkeys(node.name for node in (*made, *readers))
+    return list(found)
 
 
 def run_compiled(
@@ -190,7 +225,7 @@ def run_compiled(
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    return tasks.run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
+    return values.run_tasks(compile_graph(graph, chip, dtype=dtype), inputs, graph.outputs)
 
 
 # -- where the time goes --------------------------------------------------------------------------

@@ -172,6 +172,7 @@ class Draft:
         self.types: dict[str, ir.TensorType] = dict(graph.types)
         self.constants: dict[str, ir.Constant] = dict(graph.constants)
         self.outputs = frozenset(graph.outputs)
+        self.narrowed = set(graph.narrowed)
         self.aliases: dict[str, str] = {}
         self.changes = 0
         self.made = {out: node.name for node in nodes for out in node.outputs}
@@ -269,6 +270,10 @@ class Draft:
     def put(self, node: ir.Node, *kinds: ir.TensorType) -> str:
         """Add a node as it is, its outputs of these types or as inferred; return the first."""
         kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
+        if any(self.resolve(name) in self.narrowed for name in node.inputs):
+            # what a rewrite makes of int64 numbers is int64 in the model, too
+            new = {n for n, k in zip(node.outputs, kinds, strict=True) if k.dtype == "int32"}
+            self.narrowed |= new - self.graph.types.keys()
         self.types.update(zip(node.outputs, kinds, strict=True))
         self.nodes[node.name] = node
         self.made.update(dict.fromkeys(node.outputs, node.name))
@@ -311,6 +316,8 @@ class Draft:
         else:
             outs = tuple(old if name == new else name for name in self.nodes[title].outputs)
             self.nodes[title] = replace(self.nodes[title], outputs=outs)
+            if new in self.narrowed:
+                self.narrowed.add(old)
             self.aliases[new] = old
             self.uses[old] += self.uses[new]
         self.remove(node.name)
@@ -342,9 +349,14 @@ class Draft:
         if not self.changes:
             return self.graph
         outs = tuple(map(self.resolve, self.graph.outputs))
+        kinds = self.graph.elements
+        moved = {new: kinds[old] for old, new in zip(self.graph.outputs, outs, strict=True)
+                 if old in kinds}  # fmt: skip
         nodes = tuple(self.current(name) for name in self.nodes)
-        graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
-                        constants=self.constants)  # fmt: skip
+        graph = replace(
+            self.graph, outputs=outs, nodes=nodes, types=self.types, constants=self.constants,
+            narrowed=frozenset(self.narrowed), elements={**kinds, **moved},
+        )  # fmt: skip
         return ir.verify(pruned(ordered(graph)), self.graph)
 
 
@@ -378,61 +390,6 @@ def ordered(graph: ir.Graph) -> ir.Graph:
     return replace(graph, nodes=tuple(done.values()))
 
 
-def canonical_order(graph: ir.Graph) -> ir.Graph:
-    """Return the graph with its nodes in one order, whatever a file says; the same if none moves.
-
-    The order of nodes is that of the kernels: it says what L2 still holds when a tensor is read,
-    and which of two groups is fused first. A file may list nodes in any order that can run, so that
-    a time would belong to the file. Here it belongs to the graph: neither names nor places count.
-
-        outputs, the one with the shortest way from the inputs first
-        in front of each node what it reads, operand by operand, each with all that it needs
-
-    A branch ends before the next one begins, so that few tensors live at a time; of gradients the
-    last layer's come first. Nodes that no output needs stand at the end.
-    """
-    depth = _depths(graph)
-    ends = [graph.producers[name] for name in graph.outputs if name in graph.producers]
-    ends.sort(key=lambda node: depth[node.name])
-    done: dict[str, ir.Node] = {}
-    for end in (*ends, *graph.nodes):
-        _visit(graph, end, done)
-    nodes = tuple(done.values())
-    same = all(one is other for one, other in zip(nodes, graph.nodes, strict=True))
-    return graph if same else replace(graph, nodes=nodes)
-
-
-def _depths(graph: ir.Graph) -> dict[str, int]:
-    """Return, by node name, the nodes on the longest way from an input to it, itself included."""
-    depth: dict[str, int] = {}
-    for node in graph.nodes:
-        depth[node.name] = 1 + max(
-            (depth[maker.name] for maker in _makers_of(graph, node)), default=0
-        )
-    return depth
-
-
-def _makers_of(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes that write a node's operands, in the order of the operands."""
-    for name in node.inputs:
-        maker = graph.producers.get(name)
-        if maker is not None:
-            yield maker
-
-
-def _visit(graph: ir.Graph, end: ir.Node, done: dict[str, ir.Node]) -> None:
-    """Add a node to those that are `done`, behind all it needs: depth first, without recursion."""
-    ahead = [end]
-    while ahead:
-        node = ahead[-1]
-        missing = [maker for maker in _makers_of(graph, node) if maker.name not in done]
-        if missing:
-            ahead.append(missing[0])
-            continue
-        done.setdefault(node.name, node)
-        ahead.pop()
-
-
 def pruned(graph: ir.Graph) -> ir.Graph:
     """Return the graph without nodes, constants and types that no output needs."""
     needed = set(graph.outputs)
@@ -449,3 +406,30 @@ def pruned(graph: ir.Graph) -> ir.Graph:
         types={n: t for n, t in graph.types.items() if n in names},
         constants={n: c for n, c in graph.constants.items() if n in needed},
     )
+
+
+def in_order(graph: ir.Graph) -> ir.Graph:
+    """Return the graph with its nodes in the one order that neither file nor names decide.
+
+    Depth first from the outputs: a node stands behind all that its first operand needs, then behind
+    all that its second one needs, and so on. So a branch is finished before the next one begins,
+    and what it left in L2 is read soon. Nodes that no output needs come last, as they stood.
+    """
+    order: list[ir.Node] = []
+    placed = set[str]()
+    waiting = list(reversed(graph.outputs))
+    while waiting:
+        node = graph.producers.get(waiting[-1])
+        if node is None or node.name in placed:
+            waiting.pop()
+            continue
+        ahead = [n for n in node.inputs if n in graph.producers]
+        ahead = [n for n in ahead if graph.producers[n].name not in placed]
+        if ahead:
+            waiting += reversed(ahead)
+            continue
+        placed.add(node.name)
+        order.append(node)
+        waiting.pop()
+    rest = [node for node in graph.nodes if node.name not in placed]
+    return replace(graph, nodes=(*order, *rest))

@@ -16,8 +16,8 @@ import ast
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,24 @@ import numpy as np
 from ascend_lab.errors import AscendLabError, GraphError, InputError
 from ascend_lab.graph import ir
 from ascend_lab.ops import formats
+from ascend_lab.ops.casts import ROUNDINGS
 
 
 def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return the outputs by name: each node in fp64 (whole numbers int64), rounded to its type.
 
-    Raises `InputError` for inputs that are missing or of another shape.
+    What is int64 in the model (`Graph.narrowed`) is int64 here, too. Raises `InputError` for inputs
+    that are missing or of another shape, `GraphError` naming the node whose int64 numbers leave 64
+    bits.
     """
-    live, keep = dict(checked_inputs(graph, inputs)), set(graph.outputs)
+    live, keep = dict(checked_inputs(graph, inputs, wide=True)), set(graph.outputs)
     left = {name: len(readers) for name, readers in graph.readers.items()}
     found = {name: live[name] for name in keep.intersection(live)}
     found |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
     for node in graph.nodes:
         arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
-        written = dict(zip(node.outputs, compute(graph, node, arrays), strict=True))
+        values = compute(graph, node, arrays, wide=True)
+        written = dict(zip(node.outputs, values, strict=True))
         found |= {name: value for name, value in written.items() if name in keep}
         live |= written
         for name in dict.fromkeys(node.inputs):  # forget what has had its last reader
@@ -54,43 +58,221 @@ def evaluate_all(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Val
     return evaluate(replace(graph, outputs=names), inputs)
 
 
-def compute(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
-    """Return what one node writes, rounded once to the types the graph states."""
+def compute(
+    graph: ir.Graph, node: ir.Node, arrays: list[ir.Values], *, wide: bool = False
+) -> tuple[ir.Values, ...]:
+    """Return what one node writes, rounded once to the types the graph states.
+
+    Tensors that are int64 in the model are checked: they are int32 as on a chip, or int64 if
+    `wide`. Raises `GraphError` naming the node whose numbers do not fit.
+    """
+    found = exact_values(graph, node, arrays)
+    types = graph.out_types(node)
+    rounded = []
+    for name, value, kind in zip(node.outputs, found, types, strict=True):
+        if name in graph.narrowed and kind.dtype == "int32":
+            whole = whole_numbers(node, value)
+            if not wide:
+                whole = _in_32_bits(node, whole)
+            rounded.append(whole.reshape(kind.shape))
+        else:
+            rounded.append(formats.round_to(value, kind.dtype).reshape(kind.shape))
+    return tuple(rounded)
+
+
+def exact_values(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
+    """Return what one node writes before it is rounded: fp64, or int64 for whole numbers.
+
+    Raises `GraphError` naming the node, for int64 numbers of the model beyond 64 bits, too.
+    """
     operator = ir.operator_of(node.op)
     settings = operator.settings(node.attrs)
+    arrays = [formats.widen(array) for array in arrays]
+    special = None
+    if any(name in graph.narrowed for name in node.outputs):
+        special = _int64_values(node, arrays, settings)
+    elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
+        _check_cast(node, arrays[0], settings["dtype"])
     try:
         operator.check_indices(arrays, settings)
         with np.errstate(all="ignore"):
-            found = operator.formula(*map(formats.widen, arrays), **settings)
+            found = operator.formula(*arrays, **settings) if special is None else special
     except AscendLabError as error:
         raise GraphError(f"{node.name}: {error.needed}", error.got, error.remedy) from error
     many = found if isinstance(found, tuple) else (found,)
-    types = graph.out_types(node)
-    for name, value in zip(node.outputs, map(np.asarray, many), strict=True):
-        if name in graph.narrowed and value.size:
-            low, high = value.min(), value.max()
-            if low < -(2**31) or high >= 2**31:
-                needed = f"{name}: int64 numbers that fit in 32 bits"
-                raise GraphError(needed, f"numbers from {low} to {high}", "rewrite the model")
-    return tuple(
-        formats.round_to(np.asarray(value), t.dtype).reshape(t.shape)
-        for value, t in zip(many, types, strict=True)
-    )
+    return tuple(map(np.asarray, many))
 
 
-def checked_inputs(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
-    """Return the inputs as arrays of the graph's types; raise `InputError` where they differ."""
+# -- int64 of a model ------------------------------------------------------------------------------
+EXACT = 2.0**53
+"""fp64 holds every whole number up to here."""
+ARITHMETIC = (
+    *("add", "sub", "mul", "neg", "abs", "square", "pow", "scatter_add", "reduce_sum"),
+    *("reduce_prod", "matmul", "batch_matmul"),
+)
+"""Operators whose results may be larger than all they read; others choose, move or compare."""
+
+
+def _int64_values(
+    node: ir.Node, arrays: list[ir.Values], settings: Mapping[str, Any]
+) -> ir.Values | None:
+    """Return a result of int64 numbers where the operator's formula loses some; None elsewhere.
+
+    Raises `GraphError` where 64 bits do not hold the result: NumPy's whole numbers wrap silently,
+    so that arithmetic is done in fp64, too, which tells how large a result is.
+    """
+    whole = all(array.dtype.kind == "i" for array in arrays)
+    if node.op == "cast":  # the operator's own cast saturates at 32 bits
+        return arrays[0] if whole else ROUNDINGS[settings["round"]](arrays[0])
+    if not whole or not arrays:
+        return None
+    if node.op == "div" and float(np.abs(arrays[0].astype(np.float64)).max(initial=0.0)) > EXACT:
+        if not np.all(arrays[1]):
+            raise GraphError(f"{node.name}: divisors other than 0", "0", "rewrite the model")
+        return np.asarray(np.floor_divide(*arrays))
+    if node.op == "pow" and np.any(arrays[1] < 0):
+        got = str(int(arrays[1].min()))
+        raise GraphError(f"{node.name}: whole exponents of at least 0", got, "cast to float")
+    if node.op in ARITHMETIC:
+        formula = ir.operator_of(node.op).formula
+        places = (1,) if node.op == "scatter_add" else ()
+        sides = [a if i in places else a.astype(np.float64) for i, a in enumerate(arrays)]
+        with np.errstate(all="ignore"):
+            whole_numbers(node, np.asarray(formula(*sides, **settings)))
+    return None
+
+
+def whole_numbers(node: ir.Node, values: ir.Values) -> ir.Values:
+    """Return values as int64; raise `GraphError` naming the node where 64 bits do not hold them."""
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64, copy=False)
+    rounded = np.rint(values)
+    if not np.all((rounded >= -(2.0**63)) & (rounded < 2.0**63)):  # False for NaN, too
+        needed = f"{node.name}: int64 numbers that fit in 64 bits"
+        raise GraphError(needed, _span(values), "keep what it reads smaller")
+    return rounded.astype(np.int64)
+
+
+def _in_32_bits(node: ir.Node, whole: ir.Values) -> ir.Values:
+    """Return int64 numbers as int32; raise `GraphError` naming the node where that loses some."""
+    if whole.size and (whole.min() < -(2**31) or whole.max() >= 2**31):
+        needed = f"{node.name}: int64 numbers that fit in 32 bits, as kernels hold them"
+        raise GraphError(needed, _span(whole), REMEDY_64)
+    return whole.astype(np.int32)
+
+
+REMEDY_64 = "evaluate the graph in place of its kernels: there int64 has 64 bits"
+
+
+def _check_cast(node: ir.Node, values: ir.Values, dtype: str) -> None:
+    """Raise `GraphError` where a cast of int64 numbers to int32 would lose some."""
+    beyond = values.size and (values.min() < -(2**31) or values.max() >= 2**31)
+    if beyond and dtype == "int32":
+        needed = f"{node.name}: numbers that fit in int32, which they are cast to"
+        raise GraphError(needed, _span(values), "keep them in int64")
+
+
+def _span(values: ir.Values) -> str:
+    """Say how far numbers reach, and that some are NaN."""
+    if np.isnan(values).any():
+        return "NaN"
+    return f"numbers from {values.min()} to {values.max()}"
+
+
+# -- numbers that a format does not hold -----------------------------------------------------------
+MOST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+"""The largest number of formats that networks are converted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Finite numbers of a node that its format turns into infinities.
+
+    `largest` is the largest of them in size, `share` their part of the node's numbers; None where
+    the kernel does not tell.
+    """
+
+    node: str
+    op: str
+    dtype: str
+    largest: float | None
+    share: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"node": self.node, "op": self.op, "format": self.dtype,
+                "largest": self.largest, "share": self.share}  # fmt: skip
+
+    def __str__(self) -> str:
+        """Return it as a line."""
+        if self.largest is None or self.share is None:
+            return f"node {self.node} ({self.op}): numbers beyond {self.dtype} inside its kernel"
+        return (
+            f"node {self.node} ({self.op}): {self.share:.3%} of its numbers, the largest "
+            f"{self.largest:.6g}, leave {self.dtype} ({MOST[self.dtype]:g})"
+        )
+
+
+def overflow_of(
+    node: ir.Node, arrays: Sequence[ir.Values], found: Sequence[ir.Values], dtypes: Sequence[str]
+) -> Overflow | None:
+    """Return what of a node's exact values leaves the formats of its outputs, None if all fit.
+
+    Where a mask adds the lowest number of the format, minus infinity is what it means.
+    """
+    for exact, dtype in zip(found, dtypes, strict=True):
+        if dtype not in MOST or not exact.size:
+            continue
+        with np.errstate(all="ignore"):
+            wide = exact.astype(np.float64)
+            lost = np.isfinite(wide) & ~np.isfinite(formats.round_to(wide, dtype).astype(float))
+        if node.op in ("add", "sub") and lost.any():
+            for array in arrays:
+                ends = np.abs(array.astype(np.float64)) >= MOST[dtype]
+                lost &= ~np.broadcast_to(ends, lost.shape)
+        if lost.any():
+            largest = float(np.abs(wide[lost]).max())
+            return Overflow(node.name, node.op, dtype, largest, float(lost.mean()))
+    return None
+
+
+def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
+    """Return the nodes of a graph whose floats would leave a narrower format."""
+    names = (*graph.inputs, *graph.producers)
+    values = evaluate(replace(graph, outputs=names), inputs)
+    found = []
+    for node in graph.nodes:
+        arrays = [values[n] if n in values else graph.constants[n].array() for n in node.inputs]
+        exact = [values[name] for name in node.outputs]
+        kinds = [dtype if formats.is_float(k.dtype) else k.dtype for k in graph.out_types(node)]
+        if one := overflow_of(node, arrays, exact, kinds):
+            found.append(one)
+    return found
+
+
+# -- inputs ----------------------------------------------------------------------------------------
+def checked_inputs(
+    graph: ir.Graph, inputs: Mapping[str, Any], *, wide: bool = False
+) -> dict[str, ir.Values]:
+    """Return the inputs as arrays of the graph's types; raise `InputError` where they differ.
+
+    Inputs that are int64 in the model are int64 if `wide`, else int32, and must fit.
+    """
     missing = [name for name in graph.inputs if name not in inputs]
     extra = [name for name in inputs if name not in graph.inputs]
     if missing or extra:
         needed = f"{graph.name}: inputs {', '.join(graph.inputs)}"
         got = f"missing {missing}" if missing else f"unknown {extra}"
         raise InputError(needed, got, "pass every input by name")
-    return {name: as_type(name, inputs[name], graph.types[name]) for name in graph.inputs}
+    long = graph.narrowed if wide else ()
+    return {n: as_type(n, inputs[n], graph.types[n], wide=n in long) for n in graph.inputs}
 
 
-def as_type(name: str, value: Any, wanted: ir.TensorType) -> ir.Values:
-    """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit."""
+def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False) -> ir.Values:
+    """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit.
+
+    `wide`: in int64 in place of int32.
+    """
     array = np.asarray(value)
     if array.shape != wanted.shape:
         same = array.ndim == len(wanted.shape)
@@ -98,17 +280,20 @@ def as_type(name: str, value: Any, wanted: ir.TensorType) -> ir.Values:
         axis = next((f" at axis {i}" for i, (a, b) in pairs if a != b), "")
         got = f"{array.shape}, which differs{axis}"
         raise InputError(f"input {name} of shape {wanted.shape}", got, "reshape it")
-    kind = formats.numpy_type(wanted.dtype)
+    kind = np.dtype(np.int64) if wide else formats.numpy_type(wanted.dtype)
+    word = "int64" if wide else wanted.dtype
     if array.dtype.kind not in "biuf" and array.dtype != kind:
-        raise InputError(f"input {name} in {wanted.dtype}", str(array.dtype), "use numbers")
+        raise InputError(f"input {name} in {word}", str(array.dtype), "use numbers")
     if kind.kind in "iu":
         if array.dtype.kind == "f":
-            raise InputError(f"input {name} in {wanted.dtype}", str(array.dtype), "use astype")
+            raise InputError(f"input {name} in {word}", str(array.dtype), "use astype")
         info = np.iinfo(kind)
         if array.size and (int(array.min()) < info.min or int(array.max()) > info.max):
             got = f"values from {array.min()} to {array.max()}"
-            raise InputError(f"input {name} within {wanted.dtype}", got, "scale it")
-    return array.astype(kind, copy=False)
+            remedy = REMEDY_64 if array.dtype == np.int64 else "scale it"
+            raise InputError(f"input {name} within {word}", got, remedy)
+    with np.errstate(all="ignore"):
+        return array.astype(kind, copy=False)
 
 
 def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:

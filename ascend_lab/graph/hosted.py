@@ -4,8 +4,8 @@
           -> parts as the published rule has them -> what the core takes of each node there
           -> least placement -> parts: graphs for the core, nodes for the others, copies between
 
-A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime, or where it is
-missing or refuses, the reference evaluator of ONNX computes it. Sizes that depend on values (the
+A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime computes it, or
+the reference evaluator of ONNX, whichever `witnesses` calls right. Sizes that depend on values (the
 places of NonZero) are those of the inputs given: other inputs, another placement. The AI CPU takes
 tensors of numbers; strings, sequences and branches are the host's. What comes in and goes out lies
 on the device, as for networks without such nodes; what is constant lies on both sides.
@@ -89,9 +89,7 @@ class Hosted:
             graph = part.imported.graph
             kinds = part.imported.output_types
             with suppress(AscendLabError):  # numbers that a graph does not hold
-                narrow = (v.astype(np.int32) if v.dtype == np.int64 else v
-                          for v in (known[n] for n in graph.inputs))  # fmt: skip
-                found = evaluate(graph, dict(zip(graph.inputs, narrow, strict=True)))
+                found = evaluate(graph, {name: known[name] for name in graph.inputs})
                 return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
         return h.run_on_host(model, known)
 

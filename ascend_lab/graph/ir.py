@@ -147,7 +147,9 @@ class Node:
 class Graph:
     """A network: inputs, outputs, nodes in order, the type of every name, constants by name.
 
-    `narrowed` names int32 tensors that were int64 in a model: numbers beyond 32 bits are a fault.
+    `narrowed` names int32 tensors that are int64 in a model: numbers beyond 32 bits are a fault in
+    kernels, and exact when the graph is evaluated. `elements` are the element types of a model that
+    no format here says, int64 and bool, by the names of inputs and outputs: files keep them.
     """
 
     name: str
@@ -157,6 +159,7 @@ class Graph:
     types: Mapping[str, TensorType]
     constants: Mapping[str, Constant] = field(default_factory=dict)
     narrowed: frozenset[str] = frozenset()
+    elements: Mapping[str, str] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         """Hash what tells graphs apart nearly always; equality compares every node."""

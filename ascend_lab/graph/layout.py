@@ -26,6 +26,8 @@ from ascend_lab.graph.lower import PRODUCTS, matmul, vector
 from ascend_lab.ops import casts, formats
 
 BLOCK = 16
+MATRIX_OPS = (*PRODUCTS, "flash_attention")
+"""Operators of the cube that read matrices in fractals."""
 Bounds = tuple[float, float]
 """Least and largest number in the padding lanes of a tensor."""
 
@@ -57,12 +59,26 @@ class Assigner:
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outs)
 
     def convert(self, name: str, layout: str) -> str:
-        """Return the tensor in a layout; constants are packed when a kernel is lowered."""
+        """Return the tensor in a layout."""
         forms = self.forms[name]
-        if name in self.graph.constants or layout in forms:
-            return forms.get(layout, name)
-        forms[layout] = self.converted(name, next(iter(forms.values())), layout)
+        if layout not in forms:
+            forms[layout] = self.converted(name, next(iter(forms.values())), layout)
         return forms[layout]
+
+    def operand(self, node: Node, place: int, layout: str) -> str:
+        """Return an operand as a node reads it.
+
+        Constants that a kernel packs for itself stay as they are: weights, and what is broadcast.
+        A constant image is none of these: somebody else has to lay it out.
+        """
+        name = node.inputs[place]
+        weights = _on_cube(node) and place > 0
+        packs_all = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
+        is_image = len(self.graph.types[name].shape) == 4
+        packed = weights or packs_all or not is_image
+        if packed and name in self.graph.constants:
+            return self.forms[name].get(layout, name)
+        return self.convert(name, layout)
 
     def converted(self, name: str, source: str, layout: str) -> str:
         """Append a conversion of one form of a tensor; return the new form's name."""
@@ -73,7 +89,7 @@ class Assigner:
     def add(self, node: Node) -> None:
         """Append a node, operands converted to what it reads."""
         reads, writes = self.choose(node)
-        cube = node.op in (*PRODUCTS, "flash_attention")
+        cube = node.op in MATRIX_OPS
         for name, layout in zip(node.inputs, reads, strict=True):
             if cube and layout == "FRACTAL_NZ" and name in self.dirty:  # copy, with zeros around
                 forms = self.forms[name]
@@ -83,7 +99,7 @@ class Assigner:
             written = next(iter(self.forms[node.inputs[1]]))
             if dirties_columns(self.graph, node, written):
                 self.dirty.add(node.output)
-        given = tuple(self.convert(n, to) for n, to in zip(node.inputs, reads, strict=True))
+        given = tuple(self.operand(node, place, to) for place, to in enumerate(reads))
         kinds = (replace(self.graph.types[name], layout=writes) for name in node.outputs)
         self.draft.put(replace(node, inputs=given), *kinds)
         self.forms.update((name, {writes: name}) for name in node.outputs)

@@ -1,8 +1,12 @@
 """Memory planning: buffers with lifetimes in, an offset for each out; rules first, then a search.
 
 A buffer needs size_bytes during the half-open time [lower, upper). Two buffers whose times meet
-must not share a byte; two that never live together may. Nothing here knows about graphs. Files are
-CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
+must not share a byte; two that never live together may. Nothing here knows about graphs;
+`memory_file` reads buffers from CSV.
+
+A buffer may ask for more, as those of MiniMalloc do: an offset that is a multiple of its own
+alignment, an offset that is given, and gaps, times inside its life when it needs no bytes or only a
+window of them. A buffer with gaps is a row of rectangles, address by time, that share one offset.
 
 Short rules place buffers one by one: fast, good, without a promise; `packing` searches, and where
 OR-tools is installed, its CP-SAT is asked what the search does not find in time. `hot_first`
@@ -15,29 +19,52 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from ascend_lab.errors import GraphError, InputError
+from ascend_lab.errors import GraphError
 from ascend_lab.graph.packing import Offsets, cpsat_available, pack, pack_cpsat
-from ascend_lab.limits import csv_of, read_file, whole_of
 
-HEADER = ("id", "lower", "upper", "size")
-MOST_FILE_BYTES = 2**20
-MOST_ROWS = 10_000
-MOST = 2**40
-"""Times and sizes beyond this are refused in files, so that no sum leaves 64 bits."""
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Times [lower, upper) when a buffer needs only its bytes [first, last), none by default."""
+
+    lower: int
+    upper: int
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """What a buffer takes in [lower, upper): its bytes [first, last), counted from its offset."""
+
+    lower: int
+    upper: int
+    first: int
+    last: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes that are."""
+        return self.last - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A block of size_bytes, needed from time lower up to, not including, upper."""
+    """A block of size_bytes, needed from time lower up to, not including, upper.
+
+    Its offset is a multiple of alignment_bytes, and `offset` itself where that is given.
+    """
 
     id: Hashable
     lower: int
     upper: int
     size_bytes: int
+    alignment_bytes: int = 1
+    gaps: tuple[Gap, ...] = ()
+    offset: int | None = None
 
     def __post_init__(self) -> None:
         if self.upper <= self.lower:
@@ -46,6 +73,42 @@ class Buffer:
         if self.size_bytes < 0:
             got = f"buffer {self.id} of {self.size_bytes}"
             raise GraphError("a size of at least 0 bytes", got)
+        if self.alignment_bytes < 1:
+            got = f"buffer {self.id} with {self.alignment_bytes}"
+            raise GraphError("an alignment of at least 1 byte", got)
+        if self.offset is not None and (self.offset < 0 or self.offset % self.alignment_bytes):
+            got = f"buffer {self.id} at {self.offset}"
+            raise GraphError(f"an offset of a multiple of {self.alignment_bytes} from 0", got)
+        self._check_gaps()
+
+    def _check_gaps(self) -> None:
+        """Raise GraphError unless gaps follow each other inside the life and the size."""
+        free_from = self.lower
+        for gap in self.gaps:
+            where = f"buffer {self.id}: {gap.lower}-{gap.upper}@{gap.first}:{gap.last}"
+            if not free_from <= gap.lower < gap.upper <= self.upper:
+                needed = f"gaps one after the other from {self.lower} to {self.upper}"
+                raise GraphError(needed, where)
+            if not 0 <= gap.first <= gap.last <= self.size_bytes:
+                raise GraphError(f"a window from 0 to {self.size_bytes}", where)
+            free_from = gap.upper
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a buffer that may lie anywhere and needs all its bytes all the time."""
+        return self.alignment_bytes == 1 and not self.gaps and self.offset is None
+
+    @property
+    def rectangles(self) -> list[Rectangle]:
+        """Return the times and bytes that it takes, in order of time; none without bytes."""
+        found = []
+        begin = self.lower
+        for gap in self.gaps:
+            found.append(Rectangle(begin, gap.lower, 0, self.size_bytes))
+            found.append(Rectangle(gap.lower, gap.upper, gap.first, gap.last))
+            begin = gap.upper
+        found.append(Rectangle(begin, self.upper, 0, self.size_bytes))
+        return [r for r in found if r.lower < r.upper and r.first < r.last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +137,38 @@ def aligned(size_bytes: int, alignment_bytes: int) -> int:
 
 
 def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
-    """Return the buffers with sizes rounded up, so that stacking them keeps offsets aligned."""
+    """Return the buffers with sizes rounded up, so that stacking them keeps offsets aligned.
+
+    Where a buffer asks for more than bytes and a life, stacking is no longer all there is: each
+    then carries the alignment itself.
+    """
     if alignment_bytes < 1:
         raise GraphError("an alignment of at least 1 byte", str(alignment_bytes))
     found = [replace(b, size_bytes=aligned(b.size_bytes, alignment_bytes)) for b in buffers]
     if len({b.id for b in found}) < len(found):
         raise GraphError("a different id for each buffer", "an id that stands twice")
-    return found
+    if all(b.is_plain for b in found):
+        return found
+    return [replace(b, alignment_bytes=math.lcm(b.alignment_bytes, alignment_bytes)) for b in found]
 
 
 def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
     """Return the most bytes that live at one time: no plan is lower than this."""
+    rectangles = [r for b in buffers for r in b.rectangles]
     live = peak = 0
-    for is_birth, k in events_of(buffers):
-        live += buffers[k].size_bytes if is_birth else -buffers[k].size_bytes
+    for is_birth, k in events_of(rectangles):
+        live += rectangles[k].size_bytes if is_birth else -rectangles[k].size_bytes
         peak = max(peak, live)
     return peak
+
+
+def least_height_bytes(buffers: Sequence[Buffer]) -> int:
+    """Return a height that no plan goes below: live bytes, and the ends of the largest and fixed.
+
+    A buffer of which gaps never leave more than a part alive still lies wholly in the memory.
+    """
+    ends = [(b.offset or 0) + b.size_bytes for b in buffers if b.size_bytes]
+    return max(peak_live_bytes(buffers), *ends, 0)
 
 
 def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[Buffer]:
@@ -124,22 +203,36 @@ def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> N
     """Raise GraphError unless every buffer has a place of its own below the plan's height."""
     if set(plan.offsets) != {b.id for b in buffers}:
         raise GraphError("an offset for each buffer and no other", f"{len(plan.offsets)} offsets")
-    filled = [b for b in buffers if b.size_bytes]
-    low, up = np.array([(b.lower, b.upper) for b in filled], np.int64).reshape(-1, 2).T
-    start = np.array([plan.offsets[b.id] for b in filled], np.int64)
-    end = start + np.array([b.size_bytes for b in filled], np.int64)
-    for i, b in enumerate(filled):
-        if start[i] < 0 or start[i] % alignment_bytes or end[i] > plan.height_bytes:
-            needed = f"aligned offsets from 0 and ends up to {plan.height_bytes}"
-            raise GraphError(needed, f"buffer {b.id} at {start[i]} .. {end[i]}")
-        clash = (low < b.upper) & (up > b.lower) & (start < end[i]) & (end > start[i])
-        clash[i] = False
+    for b in buffers:
+        begin = plan.offsets[b.id]
+        unit = math.lcm(b.alignment_bytes, alignment_bytes)
+        if b.size_bytes and (begin < 0 or begin % unit or begin + b.size_bytes > plan.height_bytes):
+            needed = f"offsets from 0, multiples of {unit}, and ends up to {plan.height_bytes}"
+            raise GraphError(needed, f"buffer {b.id} at {begin} .. {begin + b.size_bytes}")
+        if b.offset is not None and begin != b.offset:
+            raise GraphError(f"buffer {b.id} at {b.offset}, as given", str(begin))
+    check_apart(buffers, plan.offsets)
+
+
+def check_apart(buffers: Sequence[Buffer], offsets: Offsets | Mapping[Hashable, int]) -> None:
+    """Raise GraphError if two buffers use a byte at one time."""
+    placed = [(k, offsets[b.id], r) for k, b in enumerate(buffers) for r in b.rectangles]
+    owner = np.array([k for k, _, _ in placed], np.int64)
+    low = np.array([r.lower for _, _, r in placed], np.int64)
+    up = np.array([r.upper for _, _, r in placed], np.int64)
+    start = np.array([at + r.first for _, at, r in placed], np.int64)
+    end = np.array([at + r.last for _, at, r in placed], np.int64)
+    for i, (k, _, r) in enumerate(placed):
+        in_time = (low < r.upper) & (up > r.lower)
+        in_space = (start < end[i]) & (end > start[i])
+        clash = in_time & in_space & (owner != k)
         if clash.any():
-            other = filled[int(clash.argmax())].id
-            raise GraphError("live buffers with bytes of their own", f"{b.id} and {other} overlap")
+            other = buffers[owner[int(clash.argmax())]].id
+            wanted = "live buffers with bytes of their own"
+            raise GraphError(wanted, f"{buffers[k].id} and {other} overlap")
 
 
-def events_of(buffers: Sequence[Buffer]) -> list[tuple[bool, int]]:
+def events_of(buffers: Sequence[Buffer | Rectangle]) -> list[tuple[bool, int]]:
     """Return (is birth, place in `buffers`) in order of time; at one time deaths come first."""
     deaths = [(b.upper, False, k) for k, b in enumerate(buffers)]
     births = [(b.lower, True, k) for k, b in enumerate(buffers)]
@@ -153,11 +246,13 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
     Raises GraphError when a pattern was overwritten or lies outside the memory.
     """
     poison = 0xFFFF
+    placed = [(b, r) for b in buffers for r in b.rectangles]
     memory = np.full(plan.height_bytes, poison, np.uint16)  # the number of a byte's last writer
-    for is_birth, k in events_of(buffers):
-        b = buffers[k]
-        place = memory[plan.offsets[b.id] : plan.offsets[b.id] + b.size_bytes]
-        if len(place) < b.size_bytes:
+    for is_birth, k in events_of([r for _, r in placed]):
+        b, r = placed[k]
+        begin = plan.offsets[b.id] + r.first
+        place = memory[begin : begin + r.size_bytes]
+        if len(place) < r.size_bytes:
             raise GraphError("every byte inside the memory", f"{b.id} ends outside")
         if not is_birth and np.any(place != k % poison):
             raise GraphError("the bytes a buffer wrote until its death", f"{b.id} was overwritten")
@@ -176,25 +271,52 @@ ORDERS: dict[str, Order] = {
 
 
 def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:
-    """Give each buffer, in order, a gap among those placed that live at the same time.
+    """Give each buffer, in order, a place among those placed that live at the same time.
 
-    Of gaps with room the lowest, or the tightest.
+    A rectangle of bytes [first, last) and a placed one at [start, end) that meet in time forbid the
+    offsets between start - last and end - first. Of the places left between such intervals it takes
+    the lowest, or the tightest. Buffers whose offset is given come first.
     """
     offsets: Offsets = {}
-    placed = np.empty((4, len(buffers)), np.int64)  # births, deaths, starts, ends; by start
-    for b in sorted(buffers, key=order):
-        lower, upper, starts, ends = placed[:, : (count := len(offsets))]
-        meets = (lower < b.upper) & (upper > b.lower)
-        tops = np.maximum.accumulate(np.append(0, ends[meets]))
-        lengths = np.append(starts[meets], ENDLESS) - tops
-        fits = np.flatnonzero(lengths >= b.size_bytes)
-        best = lengths[fits].argmin() if tightest else 0
-        at = int(tops[fits[best]]) if b.size_bytes else 0
-        row = int(starts.searchsorted(at))
-        placed[:, row + 1 : count + 1] = placed[:, row:count]
-        placed[:, row] = b.lower, b.upper, at, at + b.size_bytes
+    total = sum(len(b.rectangles) for b in buffers)
+    placed = np.empty((4, total), np.int64)  # births, deaths, starts, ends; by start
+    count = 0
+    for b in sorted(buffers, key=lambda b: (b.offset is None, order(b))):
+        rectangles = b.rectangles
+        at = 0
+        if b.offset is not None:
+            at = b.offset
+        elif rectangles:
+            at = _free_offset(placed[:, :count], rectangles, b.alignment_bytes, tightest)
+        for r in rectangles:
+            row = int(placed[2, :count].searchsorted(at + r.first))
+            placed[:, row + 1 : count + 1] = placed[:, row:count]
+            placed[:, row] = r.lower, r.upper, at + r.first, at + r.last
+            count += 1
         offsets[b.id] = at
     return offsets
+
+
+def _free_offset(
+    placed: np.ndarray, rectangles: Sequence[Rectangle], alignment_bytes: int, tightest: bool
+) -> int:
+    """Return an offset for rectangles of one buffer among placed ones, sorted by their start."""
+    lower, upper, starts, ends = placed
+    below, above = [], []  # an offset may be at most `below`, or at least `above`
+    for r in rectangles:
+        meets = (lower < r.upper) & (upper > r.lower)
+        below.append(starts[meets] - r.last)
+        above.append(ends[meets] - r.first)
+    most, least = np.concatenate(below), np.concatenate(above)
+    if len(rectangles) > 1:
+        by_start = np.argsort(most, kind="stable")
+        most, least = most[by_start], least[by_start]
+    candidates = np.maximum.accumulate(np.append(0, least))
+    candidates = -(-candidates // alignment_bytes) * alignment_bytes
+    room = np.append(most, ENDLESS) - candidates
+    fits = np.flatnonzero(room >= 0)
+    chosen = room[fits].argmin() if tightest else 0
+    return int(candidates[fits[chosen]])
 
 
 def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
@@ -215,7 +337,12 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     Heights up to (1 + slack) times the peak of live bytes are free to choose from; where no place
     is left below, memory grows by what is needed. The rule is greedy: it may cut memory into
     pieces too small for later buffers, so compare `reuse_distance_bytes` before trusting it.
+    Raises GraphError for buffers with an alignment, an offset or gaps.
     """
+    asking = [b.id for b in buffers if not b.is_plain]
+    if asking:
+        needed = "buffers that ask for bytes and a life only"
+        raise GraphError(needed, f"{asking[0]} asks for more", "choose another rule than l2")
     unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
     limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
     freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
@@ -300,12 +427,15 @@ def plan(
     "best of" takes the lowest heuristic plan and, where that is above the goal, searches for one
     that reaches it until time_limit_s is over; "exact" goes to the search at once. The goal is the
     capacity, or without one the peak of live bytes. The plan returned may exceed the capacity:
-    compare its height_bytes. Raises GraphError for bad buffers and unknown methods.
+    compare its height_bytes. Raises GraphError for bad buffers and unknown methods, and where
+    buffers whose offsets are given overlap.
     """
     if method not in METHODS:
         raise GraphError(f"one of {', '.join(METHODS)}", repr(method))
     sized = rounded(buffers, alignment_bytes)
-    bound = peak_live_bytes(sized)
+    bound = least_height_bytes(sized)
+    fixed = [b for b in sized if b.offset is not None]
+    check_apart(fixed, {b.id: b.offset or 0 for b in fixed})
     if method == "l2":
         found, used = hot_first(sized), method
     elif method in HEURISTICS:
@@ -325,6 +455,8 @@ def _search(
     tried = {name: rule(buffers) for name, rule in HEURISTICS.items()}
     used = min(tried, key=lambda name: height(buffers, tried[name]))
     found, high, proven = tried[used], height(buffers, tried[used]), bound
+    if not (cpsat_available() or all(b.is_plain for b in buffers)):
+        return Plan(found, high, bound, used, high == bound)  # our own search knows plain ones only
     # First the goal itself; whatever is left of the time halves what lies between.
     target = goal
     while high > max(goal, proven) and (left_s := end_s - time.perf_counter()) > 0:
@@ -345,49 +477,11 @@ def _pack(
     buffers: Sequence[Buffer], target: int, time_limit_s: float, seed: int
 ) -> tuple[Offsets | None, str]:
     """Ask our search, then CP-SAT where it is installed; return the answer and whose it is."""
+    if not all(b.is_plain for b in buffers):
+        return pack_cpsat(buffers, target, time_limit_s, seed), "exact (CP-SAT)"
     if not cpsat_available():
         return pack(buffers, target, time_limit_s / 2, seed), "exact"
     try:
         return pack(buffers, target, time_limit_s / 8, seed), "exact"
     except TimeoutError:
         return pack_cpsat(buffers, target, time_limit_s * 0.85, seed), "exact (CP-SAT)"
-
-
-# -- files ----------------------------------------------------------------------------------------
-def read_csv(path: str | Path) -> list[Buffer]:
-    """Return the buffers of a file; lifetimes are half-open, columns may stand in any order.
-
-    Raises InputError, with the line, for a file that cannot be read or is too large, a missing
-    column, a number that is none, a lifetime that is empty, and an id that stands twice.
-    """
-    numbered = csv_of(read_file(path, "a CSV file", MOST_FILE_BYTES), path)
-    if not numbered or not set(HEADER) <= set(numbered[0][1]):
-        needed = f"a header with {','.join(HEADER)}"
-        raise InputError(needed, f"none in {path}", "name them in the first line")
-    if len(numbered) > MOST_ROWS + 1:
-        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
-    names, found = numbered[0][1], dict[str, Buffer]()
-    for line, row in numbered[1:]:
-        where = f"{path} line {line}"
-        if len(row) != len(names):
-            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "mend the row")
-        cells = dict(zip(names, row, strict=True))
-        name, *numbers = (cells[key] for key in HEADER)
-        lower, upper, size = map(_number, numbers, HEADER[1:], (where,) * 3)
-        try:
-            buffer = Buffer(name, lower, upper, size)
-        except GraphError as error:
-            raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
-        if name in found:
-            raise InputError("a different id for each buffer", f"{name[:30]!r} again in {where}")
-        found[name] = buffer
-    return list(found.values())
-
-
-def _number(text: str, name: str, where: str) -> int:
-    value = whole_of(text)
-    if value is None:
-        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
-    if abs(value) > MOST:
-        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
-    return value

@@ -9,8 +9,9 @@
     unsupported  no engine computes it
 
 Counts add up to the model's nodes. Where all nodes enter a graph, the migrated model is that graph
-after the passes, written again; otherwise it is the source, its constants computed and what nothing
-reads dropped. Either keeps the names and types of inputs and outputs; open sizes are fixed.
+after the passes, written again, unless that takes longer on the chip than the source; otherwise it
+is the source, its constants computed and what nothing reads dropped. Either keeps the names and
+types of inputs and outputs; open sizes are fixed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ import numpy as np
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.compile import compile_graph
-from ascend_lab.graph.evaluate import evaluate_all
+from ascend_lab.graph.evaluate import evaluate_all, random_inputs
 from ascend_lab.graph.hosted import place_model
 from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.network import simulate_graph
 from ascend_lab.graph.onnx import CONVERTERS, Imported, host as h, import_model, model_file, tensors
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.tasks import Compiled, CpuKernel
@@ -50,6 +52,8 @@ ADVICE = {
 """What to do about an operator off the core; for others their types say it."""
 WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
 TEXT = "leave texts and lists outside: turn them into numbers before the network"
+PAYS = 1e-6
+"""Share of the time by which a rewritten model may be slower: rounding of sums."""
 PADDED = 0.25
 """Share of zeros from which a tensor's padding is told."""
 
@@ -89,6 +93,7 @@ def migrate(
     imported = None
     try:
         imported = import_model(whole, shapes=sizes)
+        feed |= _indices_inside(imported)
         compiled = compile_graph(imported.graph, chip, dtype=dtype)
     except InputError:
         raise
@@ -96,12 +101,65 @@ def migrate(
         model, became = _placed(whole, chip, feed, dtype, data, error)
     else:
         model, became = _whole(imported, compiled, data, titles)
+        before_s = simulate_graph(compiled).time_s
+        after_s = _time_s(model, chip, dtype)
+        data["time_s"] = {"before": before_s, "after": after_s}
+        if after_s > before_s * (1 + PAYS):
+            model = _as_it_was(whole, feed)
+            became = _verdicts(imported.graph, imported.graph, titles)
+            data["passes"] = {}
+            data["kept"] = (
+                f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
+                f"{before_s * 1e6:.2f} us"
+            )
+            data["time_s"]["after"] = before_s
     errors = _errors(whole, feed, model, data, imported)
     data["rows"] = _rows(became, errors, titles, whole)
     data["totals"] = {
         v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
     }
     return Migration(data, model)
+
+
+def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
+    """Return the time of a migrated model, infinite if the compiler does not take it."""
+    try:
+        return simulate_graph(compile_graph(import_model(model).graph, chip, dtype=dtype)).time_s
+    except AscendLabError:
+        return float("inf")
+
+
+def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
+    """Return the source without what nothing reads, its sizes fixed."""
+    outputs = [entry.name for entry in whole.graph.output]
+    used = set(outputs)
+    live: list[NodeProto] = []
+    for node in reversed(whole.graph.node):
+        if used.intersection(node.output):
+            used.update(h.all_reads(node))
+            live.insert(0, node)
+    inputs = [entry.name for entry in tensors.inputs_of(whole.graph)]
+    reads, _ = h.ends(live, outputs)
+    reads = list(dict.fromkeys((*inputs, *reads)))
+    model = h.sub_model(whole, live, reads, outputs, {**h.constants_of(whole), **feed})
+    return _with_ends(model, whole)
+
+
+def _with_ends(model: ModelProto, whole: ModelProto) -> ModelProto:
+    """Return a part of a model with the declarations of outputs that the whole has."""
+    del model.graph.output[:]
+    model.graph.output.extend(whole.graph.output)
+    return model
+
+
+def _indices_inside(imported: Imported) -> dict[str, Any]:
+    """Return random whole numbers for the inputs that take them, indices inside what they index."""
+    found = random_inputs(imported.graph)
+    return {
+        name: tensors.in_type(found[name], kind)
+        for name, kind in imported.input_types.items()
+        if kind in tensors.INTEGERS and name in found
+    }
 
 
 Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
@@ -198,7 +256,8 @@ def _placed(
     written = {name for node in kept.values() for name in node.output}
     known = {name for name in hosted.values if name not in written and name not in inputs}
     reads = [*inputs, *known]
-    return h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known), became
+    model = h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known)
+    return _with_ends(model, whole), became
 
 
 def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
@@ -260,14 +319,20 @@ def _errors(
 
 
 def _error(ours: Any, theirs: Any) -> float:
-    """Return the largest difference, a share of the largest number; 0 for equal texts."""
+    """Return the largest difference, a share of the largest finite number; 0 for equal texts.
+
+    Equal infinities and numbers that are none in both are equal; one alone is an infinite error.
+    """
     if not h.is_numbers(theirs):
         return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
-    one, two = (np.asarray(a).astype(np.float64) for a in (ours, theirs))
-    if one.shape != two.shape:
+    got, wanted = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
+    if got.shape != wanted.shape:
         return float("inf")
-    scale = float(np.abs(two).max(initial=0.0)) or 1.0
-    return float(np.abs(one - two).max(initial=0.0)) / scale
+    finite = np.isfinite(got) & np.isfinite(wanted)
+    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+        return float("inf")
+    scale = float(np.abs(wanted[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / scale
 
 
 def _padded(graph: Graph) -> list[dict[str, Any]]:

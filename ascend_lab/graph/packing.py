@@ -32,7 +32,7 @@ Offsets = dict[Hashable, int]
 
 
 Block = Any
-"""A `memory.Buffer`: what it is asked for is id, lower, upper, size_bytes."""
+"""A `memory.Buffer`; `pack` asks for no more than id, lower, upper and size_bytes."""
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""
 MOST_STATES = 1_000_000
@@ -174,29 +174,43 @@ def pack_cpsat(
 ) -> Offsets | None:
     """Return offsets within the capacity, or None when there are none, with one thread.
 
-    Buffers are rectangles, address by time, that must not overlap. A redundant constraint says
-    that at no address they need more time than there is: without it the solver is far slower.
+    Buffers are rectangles, address by time, that must not overlap; one with gaps is several. A
+    redundant constraint says that at no address they need more time than there is: without it the
+    solver is far slower.
     Raises TimeoutError without an answer.
     """
     from ortools.sat.python import cp_model
 
     filled = [b for b in buffers if b.size_bytes]
-    offsets: Offsets = {b.id: 0 for b in buffers}
+    offsets: Offsets = {b.id: b.offset or 0 for b in buffers}
     if not filled:
         return offsets
-    unit = math.gcd(*(b.size_bytes for b in filled))
+    rectangles = [(b, r) for b in filled for r in b.rectangles]
+    unit = _common_unit_bytes(filled)
     rows = capacity_bytes // unit
-    section = {t: k for k, t in enumerate(sorted({t for b in filled for t in (b.lower, b.upper)}))}
+    times = sorted({t for _, r in rectangles for t in (r.lower, r.upper)})
+    section = {t: k for k, t in enumerate(times)}
     model = cp_model.CpModel()
-    starts, spans, lives, widths = [], [], [], []
+    starts: dict[Hashable, Any] = {}
     for b in filled:
-        size, width = b.size_bytes // unit, section[b.upper] - section[b.lower]
+        size = b.size_bytes // unit
         if size > rows:
             return None
-        starts.append(model.new_int_var(0, rows - size, f"{b.id}"))
-        spans.append(model.new_fixed_size_interval_var(starts[-1], size, f"{b.id} space"))
-        life = model.new_fixed_size_interval_var(section[b.lower], width, f"{b.id} time")
-        lives.append(life)
+        # An aligned offset is so many steps; one that is given is the only one of its domain.
+        step = max(b.alignment_bytes // unit, 1)
+        most = (rows - size) // step
+        fixed = None if b.offset is None else b.offset // unit // step
+        if fixed is not None and fixed > most:
+            return None
+        steps = model.new_int_var(fixed or 0, most if fixed is None else fixed, f"{b.id}")
+        starts[b.id] = steps * step
+    spans, lives, widths = [], [], []
+    for number, (b, r) in enumerate(rectangles):
+        name = f"{b.id} {number}"
+        size, width = r.size_bytes // unit, section[r.upper] - section[r.lower]
+        begin = starts[b.id] + r.first // unit
+        spans.append(model.new_fixed_size_interval_var(begin, size, f"{name} space"))
+        lives.append(model.new_fixed_size_interval_var(section[r.lower], width, f"{name} time"))
         widths.append(width)
     model.add_no_overlap_2d(spans, lives)
     model.add_cumulative(spans, widths, len(section) - 1)
@@ -209,5 +223,17 @@ def pack_cpsat(
         return None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise TimeoutError(f"no answer within {time_limit_s} s")
-    found = {b.id: solver.value(at) * unit for b, at in zip(filled, starts, strict=True)}
-    return offsets | found
+    return offsets | {name: solver.value(at) * unit for name, at in starts.items()}
+
+
+def _common_unit_bytes(buffers: Sequence[Block]) -> int:
+    """Return the largest unit in which sizes, windows, offsets and alignments are whole numbers.
+
+    A plan pushed down as far as it goes has all offsets in it, so nothing is lost.
+    """
+    unit = 0
+    for b in buffers:
+        windows = [bound for r in b.rectangles for bound in (r.first, r.last)]
+        unit = math.gcd(unit, b.size_bytes, b.offset or 0, *windows)
+    asked = [b.alignment_bytes for b in buffers if b.alignment_bytes > 1]
+    return math.gcd(unit, *asked)

@@ -1,4 +1,4 @@
-"""A graph as kernels in order: lowered once per kind of piece, run on arrays by the executor.
+"""A graph as kernels in order, lowered once per kind of piece; `graph.values` runs them on arrays.
 
 Operators without a kernel are computed by the processor cores beside the NPU's, the AI CPU:
 
@@ -13,17 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
 
 from ascend_lab import errors, isa, sim
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.graph import aliases, evaluate, ir, lower as lowering
-from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower, packed
+from ascend_lab.graph import aliases, ir, lower as lowering
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, lower
 from ascend_lab.graph.lower.piece import near_memory
 from ascend_lab.isa.memory import Buffer
-from ascend_lab.layout import unpack
 from ascend_lab.ops.operator import Operator
 from ascend_lab.sim.l2 import Access, DeviceMemory
 from ascend_lab.sim.timeline import Start, start_cycles
@@ -153,18 +149,6 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     return CpuTimeline(kernel.name, chip, (), *moved, share, kernel.engine)
 
 
-def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
-    """Return what a node writes, from and to flat arrays as they lie in memory."""
-    arrays = [
-        (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
-        for kind, flat in zip(graph.in_types(node), stored, strict=True)
-    ]
-    found = evaluate.compute(graph, node, arrays)
-    return {
-        n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, found, strict=True)
-    }
-
-
 # -- tasks in order --------------------------------------------------------------------------------
 REMEMBERED = 4096
 """Kernels and times remembered: more than a large network has."""
@@ -204,7 +188,7 @@ class Compiled:
 
     Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
     on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
-    `spilled` tensors are never put into a buffer.
+    `spilled` tensors are never put into a buffer. `bare`: constants lie only as kernels read them.
     """
 
     graph: ir.Graph
@@ -213,6 +197,7 @@ class Compiled:
     scopes: tuple[tuple[int, int], ...] = ()
     prefetch: bool = False
     spilled: frozenset[str] = frozenset()
+    bare: bool = False
 
 
 def compile_tasks(
@@ -316,62 +301,3 @@ def _cycles(
         memory = near_memory(kernel, piece, chip)
     timeline = sim.simulate_kernel(kernel, chip, memory)
     return timeline.cycles, timeline.mix_cycles
-
-
-# -- values ---------------------------------------------------------------------------------------
-def run_tasks(
-    compiled: Compiled, inputs: Mapping[str, Any], names: Sequence[str] = ()
-) -> dict[str, ir.Values]:
-    """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
-
-    Rewrites give outputs other names, in the same order: `names` are those to return them under.
-    """
-    graph, live = compiled.graph, {}
-    for name, array in evaluate.checked_inputs(graph, inputs).items():
-        live[name] = packed(graph.types[name], array)
-    for task in compiled.tasks:
-        live.update(_run(task, compiled, live))
-    found = {}
-    for key, name in zip(names or graph.outputs, graph.outputs, strict=True):
-        kind = graph.types[name]
-        flat = live[name] if name in live else packed(kind, graph.constants[name].array())
-        found[key] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
-    return found
-
-
-def _run(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) -> dict[str, ir.Values]:
-    graph, inputs = compiled.graph, task.piece.graph.inputs
-
-    def stored(value: str, name: str = "") -> ir.Values:
-        """Return an input as it lies in memory; constants are packed as the kernel asks."""
-        if value in live:
-            return live[value]
-        constant = graph.constants[value]
-        form = task.lowered.forms.get(name) if task.lowered else None
-        return form(constant.array()) if form else packed(constant.type, constant.array())
-
-    if task.lowered is None:
-        node = graph.node(task.name)
-        return _named_anew(graph, node, [stored(name) for name in node.inputs])
-    kernel = task.lowered.kernel
-    if isinstance(kernel, CpuKernel):
-        node = graph.node(task.name)
-        return run_cpu(graph, node, [stored(name) for name in node.inputs])
-    tensors = dict(task.lowered.extra)
-    for buffer in kernel.tensors:
-        if buffer.name.partition(".")[0] in inputs:
-            tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
-    memory = sim.execute(kernel, tensors, compiled.chip)
-    return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
-
-
-def _named_anew(graph: ir.Graph, node: ir.Node, given: Sequence[ir.Values]) -> dict[str, ir.Values]:
-    """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
-    if node.op not in aliases.CUTTING:
-        return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
-    found = {}
-    for name, offset in zip(node.outputs, aliases.cut_offsets(graph, node) or (), strict=True):
-        kind = graph.types[name]
-        first = offset // DTYPE_BYTES[kind.dtype]
-        found[name] = given[0][first : first + math.prod(kind.stored_shape)]
-    return found

@@ -258,8 +258,8 @@ def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
 
 # -- the text form, read back: parse_program(str(program)) == program ------------------------------
 _EVENT = re.compile(r"(\w+)>(\w+):(\d+)(?:x(\d+))?$")
-_REGION = re.compile(r"([\w.]+)\[(?:([^|\]]+) \| )?([^|\]]+) \| ([-\d:,]+)\]")
-_ATTR = re.compile(r"(\w+)=(\([^)]*\)|\S+)")
+_REGION = re.compile(r"(?<![\w.])([\w.]+)\[(?:([^][|]+) \| )?([^][|]+) \| ([-\d:,]+)\]")
+_ATTR = re.compile(r"(?<!\w)(\w+)=(\([^()]*\)|\S+)")  # both from a word to a bracket: O(letters)
 _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
 _WORD_ATTRS = ("op", "round", "atomic")
 _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
@@ -316,23 +316,23 @@ def _event(text: str) -> Event:
 
 
 def _affine(text: str) -> Affine:
-    total = Affine()
-    position = 0
+    const, position = 0, 0
+    terms: dict[str, int] = {}
     for match in _TERM.finditer(text):
         if match.start() != position:
             raise ValueError(f"affine expression {text}")
         position = match.end()
-        sign, coefficient, name, const = match.groups()
+        sign, coefficient, name, digits = match.groups()
         if name:
             factor = int(coefficient or 1) * (-1 if sign == "-" else 1)
-            total = total + Affine(0, ((name, factor),))
+            terms[name] = terms.get(name, 0) + factor
         else:
-            total = total + int(const)
+            const += int(digits)
         if position < len(text) and text[position] == "+":
             position += 1 if text[position + 1] == "-" else 0
     if position != len(text):
         raise ValueError(f"affine expression {text}")
-    return total
+    return Affine(const, tuple(sorted((name, c) for name, c in terms.items() if c)))
 
 
 def _region(match: re.Match[str], buffers: dict[str, Buffer]) -> Region:

@@ -191,9 +191,14 @@ class ConvShape:
 
 
 def thinned(shape: ConvShape) -> ConvShape:
-    """Return a convolution of the rows it looks at, where a stride leaves some of them out."""
+    """Return a convolution of the rows it looks at, where a stride leaves some of them out.
+
+    Not one of groups; nor of one channel and one feature, which the vector unit may do as it does
+    a group for every channel: it strides over the rows itself.
+    """
     step, (rows, _) = shape.strides[0], shape.out_hw
-    if step == 1 or shape.r > 1 or any(shape.pads[:2]) or shape.groups > 1 or shape.lanes:
+    grouped = shape.groups > 1 or shape.c == shape.k == 1
+    if step == 1 or shape.r > 1 or any(shape.pads[:2]) or grouped or shape.lanes:
         return shape
     return replace(shape, h=rows, stride=(1, shape.strides[1]), stored=(shape.h, step))
 

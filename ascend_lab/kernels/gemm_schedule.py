@@ -1,7 +1,7 @@
 """What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
@@ -68,6 +68,18 @@ class GemmSchedule:
         """Take a rest as `as_dict` writes it."""
         if isinstance(self.rest, dict):
             object.__setattr__(self, "rest", GemmSchedule(**self.rest))
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "GemmSchedule":
+        """Return the tiling that `as_dict` wrote; raise `TypeError` for anything else."""
+        kinds = {f.name: f.type if f.type in (int, str) else dict for f in fields(cls)}
+        for name, value in data.items():
+            if type(value) is not kinds.get(name):
+                raise TypeError(f"{name} of {value!r:.40}")
+        parts: dict[str, Any] = {
+            key: cls.of(value) if key == "rest" else value for key, value in data.items()
+        }
+        return cls(**parts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tiling, and of the other fields those that are not the default."""

@@ -120,6 +120,10 @@ QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")
 """Operators on bytes, which lie in blocks of 32 channels on a chip, floats in blocks of 16."""
 SCALES: Range = (1.2e-38, 3.4e38)
 OFFSETS: Range = (-128, 255)
+NEAR_OFFSETS = 512.0
+"""Offsets up to which q - o has the size of a byte; larger ones would drown it in halves."""
+HALF_FACTORS = 2.0**-14, 65504.0
+"""The least and the largest normal number of fp16."""
 _ATTRS = {"scale": 1.0, "offset": 0}
 _RANGES: Mapping[str, Range] = {"scale": SCALES, "offset": OFFSETS}
 _STEP = {
@@ -160,6 +164,14 @@ def _saturated(x: te.Tensor, offset: int, dtype: str) -> te.Tensor:
     return te.cast_to(te.vadds(half, float(offset)) if offset else half, dtype)
 
 
+def is_half(number: float) -> bool:
+    """Tell whether fp16 holds a factor to its full 11 bits: neither infinite nor subnormal there.
+
+    Bytes times such a factor are off by 255 / 2048 of a step at most.
+    """
+    return HALF_FACTORS[0] <= abs(number) <= HALF_FACTORS[1]
+
+
 def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
     if scales:
         x = te.vmul(*stretch(x, scales[0]))
@@ -167,7 +179,8 @@ def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
 
 
 def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tensor:
-    x = te.cast_to(x, "fp32") if x.dtype == "bf16" else x
+    if x.dtype == "bf16" or (x.dtype == "fp16" and not is_half(1 / scale)):
+        x = te.cast_to(x, "fp32")
     return _saturated(_scaled(x, 1 / scale), offset, dtype)
 
 
@@ -184,8 +197,9 @@ def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) ->
 def _dequantise(
     x: te.Tensor, *others: te.Tensor, scale: float, offset: int, dtype: str, small_bias: bool
 ) -> te.Tensor:
-    """Scale in fp32 where the scales are: one rounding at the end."""
-    wide = _wide(x, others[1:], offset, "fp32" if others or dtype != "fp16" else dtype)
+    """Scale in fp32 where the scales are, or where fp16 does not hold one: rounded at the end."""
+    half = dtype == "fp16" and not others and is_half(scale)
+    wide = _wide(x, others[1:], offset, "fp16" if half else "fp32")
     return narrow(_scaled(wide, scale, *others[:1]), dtype)
 
 
@@ -198,8 +212,12 @@ def _requantise(
 
 def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
     half = te.cast_to(q, "fp16")
-    other = _scaled(half if x.dtype == "fp16" else te.cast_to(half, "fp32"), scale)
-    other = te.vadds(other, -offset * scale) if offset else other
+    narrow_factors = x.dtype == "fp16" and is_half(scale)
+    other = half if narrow_factors else te.cast_to(half, "fp32")
+    if abs(offset) <= NEAR_OFFSETS:  # bytes less a zero point are exact in halves
+        other = _scaled(te.vadds(other, -offset) if offset else other, scale)
+    else:
+        other = te.vadds(_scaled(other, scale), -offset * scale)
     return narrow(te.vadd(*stretch(narrow(x, other.dtype), other)), x.dtype)
 
 

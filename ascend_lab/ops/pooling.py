@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -176,11 +177,18 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
 
 
 def _rates(call: Call) -> dict[str, Values]:
+    """Return what the kernel reads beside the image: 1 / count of each window, weights of 1.
+
+    Lanes that pad the last block have weights too: in C1NHWC0 the kernel, which counts blocks image
+    by image, meets whole blocks where it expects the last one.
+    """
     counts, shape = _counts(call), _summed(call)
     found = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
     if shape:
-        ones = np.ones((shape.c, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))
-        found["weight"] = pack_weights(shape, ones)
+        lanes = up(shape.c, C0) * C0
+        every_lane = replace(shape, c=lanes, k=lanes, groups=lanes)
+        ones = np.ones((lanes, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))
+        found["weight"] = pack_weights(every_lane, ones)
     return found
 
 

@@ -20,7 +20,8 @@ import json
 import mmap
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from enum import IntEnum
 from itertools import accumulate
@@ -31,14 +32,16 @@ import numpy as np
 
 from ascend_lab import __version__
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import AscendLabError, CapacityError, InputError
 from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, lower, onnx, tiled
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
 from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
 from ascend_lab.graph.placement import constant_bytes, places_of, plan_network
 from ascend_lab.graph.tasks import CpuKernel
+from ascend_lab.graph.values import writes_int64
 from ascend_lab.isa import Buffer, Kernel, Launch, Part, parse_program
+from ascend_lab.limits import shown
 from ascend_lab.ops.formats import format_of
 
 MAGIC = b"ALMODEL\0"
@@ -64,6 +67,55 @@ class Kind(IntEnum):
 
 
 Parts = Mapping[tuple[Kind, int], memoryview]
+KERNEL_BYTES = 2**27
+"""Of all kernels, unpacked: MobileNetV2's are 2 MB."""
+_FORGED = (
+    *(TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError),
+    *(RecursionError, MemoryError, SyntaxError, RuntimeError, zlib.error),
+)
+"""What other data than `compile_offline` writes lead to in what reads them."""
+
+
+@contextmanager
+def as_written(where: str) -> Iterator[None]:
+    """Raise `InputError` for whatever the data of a forged file lead to.
+
+    Its checksums guard against damage: who writes other data can write their checksums, too.
+    """
+    try:
+        yield
+    except AscendLabError:
+        raise
+    except _FORGED as error:
+        got = f"other data ({type(error).__name__}: {shown(str(error))})"
+        raise InputError(f"{where}: an offline model as `compile` writes it", got, REMEDY) from None
+
+
+def need(fits: bool, what: str) -> None:
+    """Raise `ValueError`, which `as_written` tells, unless data of a file are as they should be."""
+    if not fits:
+        raise ValueError(f"no {what}")
+
+
+def json_of(data: bytes | memoryview) -> Any:
+    """Return plain data; raise `ValueError` for NaN, infinities and halves of characters."""
+    text = bytes(data).decode()
+    found = json.loads(text, parse_constant=_refuse_number)
+    if "\\ud" in text.lower():
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _refuse_number(text: str) -> None:
+    raise ValueError(f"{text}, which is no number")
+
+
+def unpacked(data: bytes | memoryview) -> bytes:
+    """Return compressed bytes unpacked, never more than `KERNEL_BYTES`; raise `ValueError`."""
+    opened = zlib.decompressobj()
+    found = opened.decompress(bytes(data), KERNEL_BYTES)
+    need(opened.eof, f"kernels of at most {KERNEL_BYTES:,} bytes")
+    return found
 
 
 def checksum(data: bytes | memoryview) -> bytes:
@@ -113,7 +165,10 @@ def unpack_parts(data: memoryview, where: str) -> Parts:
     if bytes(data[: _HEAD.size]) != _head(entries, length, table):
         raise InputError(f"{where}: a sound header", "a damaged one: its checksum differs", REMEDY)
     found = {}
+    kinds = set(Kind)
     for number, gear, offset, size, stated in _ENTRY.iter_unpack(table):
+        if number not in kinds or offset + size > length:
+            raise InputError(f"{where}: partitions inside the file", "others", REMEDY)
         kind = Kind(number)
         if checksum(data[offset : offset + size + -size % ALIGN_BYTES]) != stated:
             got = "a damaged one: its checksum differs"
@@ -269,11 +324,16 @@ def _stored(task: Task, graph: Graph, name: str) -> Values:
 
 
 def _bare(compiled: Compiled) -> Graph:
-    """Return the compiled graph; constants that only kernels read, in forms of their own, empty."""
+    """Return the compiled graph; constants that only kernels read, in forms of their own, empty.
+
+    What makes int64 numbers stays: they are computed beside the kernel, too, to see that they fit.
+    """
     graph, kept = compiled.graph, set(compiled.graph.outputs)
     for task in compiled.tasks:
-        if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
-            kept |= {n for node in task.nodes for n in graph.node(node).inputs}
+        nodes = [graph.node(name) for name in task.nodes]
+        apart = task.lowered is None or isinstance(task.lowered.kernel, CpuKernel)
+        if apart or writes_int64(graph, nodes):
+            kept |= {name for node in nodes for name in node.inputs}
     constants = {n: c if n in kept else replace(c, data=Fill(0)) for n, c in
                  graph.constants.items()}  # fmt: skip
     return replace(graph, constants=constants)

@@ -9,9 +9,8 @@ its codes: 0 fine, 1 the type of the operator is not supported, 2 a parameter is
 is repeated, which is only told: here names are labels (CANN documentation, `--mode=3`).
 """
 
-import json
+import math
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,17 +23,21 @@ from ascend_lab import media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, ChipError, InputError
 from ascend_lab.graph import Graph, compile_graph, evaluate, from_text, simulate_graph, zoo
+from ascend_lab.graph.evaluate import Overflow, overflows_in
 from ascend_lab.graph.ir import Values
 from ascend_lab.graph.lower import Lowered, piece_of
 from ascend_lab.graph.onnx import CONVERTERS, Imported, tensors
 from ascend_lab.graph.onnx.model_file import attributes, find, load, opset_of, title
-from ascend_lab.graph.tasks import Compiled, Task, run_tasks
+from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.graph.values import run_tasks
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.runtime import container as file
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+BUFFER_BYTES = 2**31
+"""Of one tensor of a kernel."""
 OPERATORS_OF = (media,)
 """Rooms whose operators may stand in the graphs of a file: reading one needs them."""
 
@@ -55,25 +58,46 @@ class Gear:
     @cached_property
     def times(self) -> dict[str, Any]:
         """The times: `summary` and `table` of `ascend-lab simulate`, `events`, `tasks`."""
-        return self.model.json(file.Kind.TASKS, self.number)
+        found = self.model.json(file.Kind.TASKS, self.number)
+        with file.as_written(self.model.where):
+            float(found["summary"]["time_s"])
+            file.need(_strings(found["table"]), "table of lines")
+            file.need(isinstance(found["events"], list), "events")
+            for name, engine, seconds in found["tasks"]:
+                file.need(_strings([name, engine]) and seconds >= 0, "seconds of tasks")
+        return found
 
     @cached_property
     def memory(self) -> dict[str, Any]:
         """The memory plan: work_bytes, weight_bytes, (address, bytes) of every tensor."""
-        return self.model.json(file.Kind.MEMORY, self.number)
+        found = self.model.json(file.Kind.MEMORY, self.number)
+        with file.as_written(self.model.where):
+            for key in ("work_bytes", "weight_bytes"):
+                file.need(isinstance(found[key], int) and found[key] >= 0, f"{key}")
+        return found
 
     @cached_property
     def imported(self) -> Imported:
         """The graph as the model states it, with its element types."""
         data = self._graphs
-        return Imported(self.model.graph(data["source"]), data["input_types"], data["output_types"])
+        with file.as_written(self.model.where):
+            graph = self.model.graph(data["source"])
+            sides = ((graph.inputs, "input_types"), (graph.outputs, "output_types"))
+            kinds = [dict(data[key]) for _, key in sides]
+            for (names, key), types in zip(sides, kinds, strict=True):
+                file.need(set(types) <= set(names), f"{key} of the graph's own names")
+                file.need(set(types.values()) <= set(tensors.NUMPY), key)
+            file.need(self.inputs.keys() == set(graph.inputs), "inputs of the graph's own names")
+            return Imported(graph, *kinds)
 
     @cached_property
     def compiled(self) -> Compiled:
         """The kernels in order."""
         data, chip = self._graphs, self.model.chip
-        graph = self.model.graph(data["compiled"])
-        return Compiled(graph, chip, tuple(self._task(graph, row) for row in data["tasks"]))
+        with file.as_written(self.model.where):
+            graph = self.model.graph(data["compiled"])
+            tasks = tuple(self._task(graph, row) for row in data["tasks"])
+            return Compiled(graph, chip, tasks, bare=True)
 
     def _task(self, graph: Graph, row: Mapping[str, Any]) -> Task:
         nodes = [graph.node(name) for name in row["nodes"]]
@@ -85,12 +109,50 @@ class Gear:
         op = "+".join(node.op for node in nodes)
         return Task(nodes[-1].name, op, tuple(row["nodes"]), piece_of(graph, nodes), lowered)
 
-    def run(self, inputs: Mapping[str, Any], *, kernels: bool = False) -> dict[str, Values]:
-        """Return the outputs by name: of the model's graph, or as the kernels compute them."""
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        kernels: bool = False,
+        overflows: list[Overflow] | None = None,
+    ) -> dict[str, Values]:
+        """Return the outputs by name: of the model's graph, or as the kernels compute them.
+
+        `overflows` gets the nodes whose numbers leave their format in the kernels.
+        """
         graph = self.imported.graph
-        if kernels:
-            return run_tasks(self.compiled, inputs, graph.outputs)
-        return evaluate(graph, inputs)
+        with file.as_written(self.model.where):
+            if not kernels:
+                return evaluate(graph, inputs)
+            found: list[Overflow] = []
+            values = run_tasks(self.compiled, inputs, graph.outputs, found)
+            if overflows is not None:
+                overflows += self._explained(inputs, found, values)
+            return values
+
+    def _explained(
+        self, inputs: Mapping[str, Any], found: list[Overflow], values: Mapping[str, Values]
+    ) -> list[Overflow]:
+        """Return overflows with their numbers: where weights lie packed, the model's graph tells.
+
+        What it does not know either is inside a kernel, and told if an output shows it.
+        """
+        known = [one for one in found if one.largest is not None]
+        hidden = [one for one in found if one.largest is None]
+        if not hidden:
+            return known
+        names = {one.node for one in known}
+        told = [
+            one
+            for one in overflows_in(self.imported.graph, inputs, hidden[0].dtype)
+            if one.node not in names and any(h.node.startswith(one.node) for h in hidden)
+        ]
+        finite = all(np.isfinite(array.astype(np.float64)).all() for array in values.values())
+        return [*known, *(told or ([] if finite else hidden))]
+
+
+def _strings(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _form(stored: Values) -> Callable[[Values], Values]:
@@ -108,22 +170,32 @@ class OfflineModel:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """Name, chip, number format, options, gears, where the weights lie."""
-        return self.json(file.Kind.META)
+        found = self.json(file.Kind.META)
+        with file.as_written(self.where):
+            file.need(_strings([found["name"], found["chip"], found["chip_checksum"]]), "names")
+            cores = found["cores"]
+            file.need(isinstance(cores, int) and cores >= 1, "number of cores")
+            file.need(bool(found["gears"]) and isinstance(found["weights"], list), "gears")
+        return found
 
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
         """What the model is compiled for, one entry unless it has several batches."""
-        rows = enumerate(self.meta["gears"])
-        return tuple(
-            Gear(self, i, r["batch"], {n: tuple(s) for n, s in r["inputs"].items()})
-            for i, r in rows
-        )
+        with file.as_written(self.where):
+            return tuple(
+                Gear(self, i, row["batch"], {n: tuple(s) for n, s in row["inputs"].items()})
+                for i, row in enumerate(self.meta["gears"])
+            )
 
     @cached_property
     def kernels(self) -> tuple[Any, ...]:
         """All kernels, each once."""
-        rows = json.loads(zlib.decompress(self.parts[file.Kind.KERNELS, 0]))
-        return tuple(map(file.kernel_of, rows))
+        with file.as_written(self.where):
+            rows = file.json_of(file.unpacked(self.part(file.Kind.KERNELS)))
+            found = tuple(map(file.kernel_of, rows))
+            size = max((b.size_bytes for kernel in found for b in kernel.tensors), default=0)
+            file.need(size <= BUFFER_BYTES, f"buffers of at most {BUFFER_BYTES:,} bytes")
+            return found
 
     @cached_property
     def chip(self) -> Chip:
@@ -145,20 +217,32 @@ class OfflineModel:
             raise InputError(needed, f"a {name} with others", file.REMEDY)
         return chip
 
+    def part(self, kind: file.Kind, gear: int = 0) -> memoryview:
+        """Return a partition; raise `InputError` where the file has none."""
+        if (kind, gear) not in self.parts:
+            needed = f"{self.where}: a partition {kind.name} of gear {gear}"
+            raise InputError(needed, "none", file.REMEDY)
+        return self.parts[kind, gear]
+
     def json(self, kind: file.Kind, gear: int = 0) -> dict[str, Any]:
         """Return a partition of plain data."""
-        found: dict[str, Any] = json.loads(bytes(self.parts[kind, gear]))
-        return found
+        with file.as_written(self.where):
+            found: dict[str, Any] = file.json_of(self.part(kind, gear))
+            file.need(isinstance(found, dict), f"object in {kind.name}")
+            return found
 
     def array(self, key: int) -> Values:
         """Return weights by number: a view of the file."""
         offset, dtype, shape = self.meta["weights"][key]
-        kind, size = numpy_type(dtype), int(np.prod(shape, dtype=np.int64))
-        return np.frombuffer(self.parts[file.Kind.WEIGHTS, 0], kind, size, offset).reshape(shape)
+        kind, size = numpy_type(dtype), math.prod(shape)
+        return np.frombuffer(self.part(file.Kind.WEIGHTS), kind, size, offset).reshape(shape)
 
     def graph(self, data: Mapping[str, Any]) -> Graph:
         """Return a graph from its text and weights."""
         graph = from_text(data["text"], {n: self.array(key) for n, key in data["data"].items()})
+        for kind in graph.types.values():
+            size = max(kind.elements, math.prod(kind.stored_shape))
+            file.need(size <= tensors.LARGEST, f"tensor of at most {tensors.LARGEST:,} elements")
         return replace(graph, narrowed=frozenset(data["narrowed"]))
 
     def gear(

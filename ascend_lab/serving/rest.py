@@ -1,165 +1,57 @@
-"""A real server on loopback: the KServe v2 REST protocol around a model and its dynamic batcher.
+"""The KServe v2 REST protocol around a model and its dynamic batcher, with Triton's extensions.
 
-    GET  /v2, /v2/health/live, /v2/health/ready, /metrics
-    GET  /v2/models/NAME[/versions/V], .../ready
-    POST /v2/models/NAME[/versions/V]/infer       tensors as JSON
-    POST /v2/repository/models/NAME/load, .../unload
+    GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/stats, /metrics
+    GET  /v2/models/NAME[/versions/V], and behind it /ready, /config, /stats
+    POST /v2/models/NAME[/versions/V]/infer       tensors as JSON or as bytes (`messages`)
+    POST /v2/repository/index, /v2/repository/models/NAME/load, .../unload
 
-Every request is checked before it waits: 400 wrong, 404 unknown, 405 method, 413 too large, 429 too
-many wait, 503 not served now; each as {"error": one line}. JSON has no infinity: null stands there.
-Protocol: https://github.com/kserve/open-inference-protocol; metric names are Triton's
-(docs/user_guide/metrics.md).
+Every request is checked before it waits: 400 wrong, 404 unknown, 405 method, 413 too large, 415
+unknown compression, 429 too many wait, 503 not served now; each as {"error": one line}. JSON has no
+infinity: null stands there.
+
+Protocol: https://github.com/kserve/open-inference-protocol; configuration, statistics, repository
+and metrics have Triton's names (docs/protocol of github.com/triton-inference-server/server).
 """
 
 import asyncio
 import json
-import math
-import signal
-import socket
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from inspect import isawaitable
 from typing import Any
 
-import numpy as np
-
 from ascend_lab import __version__, errors
-from ascend_lab.limits import json_of, shown
-from ascend_lab.serving.model import Arrays, Model
+from ascend_lab.limits import shown
+from ascend_lab.serving import messages
+from ascend_lab.serving.batcher import Batcher, FullError
+from ascend_lab.serving.messages import Asked, RefusedError
+from ascend_lab.serving.opened import Model
 from ascend_lab.serving.queues import Policy
+from ascend_lab.serving.statistics import OTHER, REJECTED, Statistics, metrics_text
+from ascend_lab.serving.tensors import Arrays, Port
+
+BODY_BYTES = 2**24
+"""Largest body of a request, unpacked: JSON of so many bytes takes about a second to read."""
+NOTE_BYTES = 2**20
+"""Largest body of a request to the repository."""
+SHORT_BYTES = 2**14
+"""A body up to this is read at once; longer ones in a thread, that others be served meanwhile."""
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+NOT_OFFERED = {
+    "systemsharedmemory": "shared memory",
+    "cudasharedmemory": "shared memory",
+    "trace": "tracing",
+    "logging": "settings of the log",
+}
+"""Extensions that clients know, by the beginning of their paths."""
 
 
-class FullError(Exception):
-    """As many requests wait as may."""
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A request in the queue."""
-
-    since_s: float
-    rows: int
-    inputs: Arrays
-    answer: asyncio.Future[Arrays]
-
-
-@dataclass(slots=True)
-class Batcher:
-    """A model's queue and its instances, one thread each; `counts` are the metrics."""
-
-    model: Model
-    policy: Policy
-    counts: Counter[str]
-    queue: deque[Waiting] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    closed: bool = False
-
-    def check(self) -> None:
-        """Raise `FullError` if as many requests wait as may."""
-        limit = self.policy.levels[0].queue_limit
-        if limit and len(self.queue) >= limit:
-            raise FullError
-
-    async def ask(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of a request; raises as `check`."""
-        self.check()
-        if all(task.done() for task in self.tasks):
-            self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.policy.instances)]
-        rows = len(next(iter(inputs.values()))) if self.model.batched else 1
-        answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
-        self.queue.append(Waiting(time.perf_counter(), rows, inputs, answer))
-        self.news.set()
-        return await answer
-
-    def close(self) -> None:
-        """Let the instances end when nothing waits any more."""
-        self.closed = True
-        self.news.set()
-
-    async def _serve(self) -> None:
-        while True:
-            if not self.queue:
-                if self.closed:
-                    return
-                self.news.clear()
-                await self.news.wait()
-            elif (left_s := self._left_s()) > 0 and not self.closed:
-                self.news.clear()
-                try:
-                    await asyncio.wait_for(self.news.wait(), left_s)
-                except TimeoutError:
-                    continue
-            else:
-                await self._run(self._take())
-
-    def _left_s(self) -> float:
-        """Return how long the oldest request may still wait for others."""
-        if sum(one.rows for one in self.queue) >= self.model.max_batch:
-            return 0.0
-        return self.queue[0].since_s + self.policy.max_delay_s - time.perf_counter()
-
-    def _take(self) -> list[Waiting]:
-        batch = [self.queue.popleft()]
-        rows = batch[0].rows
-        while self.queue and rows + self.queue[0].rows <= self.model.max_batch:
-            rows += self.queue[0].rows
-            batch.append(self.queue.popleft())
-        return batch
-
-    async def _run(self, batch: list[Waiting]) -> None:
-        """Run a batch in a thread; after an error each request alone, so that one spoils none."""
-        start_s = time.perf_counter()
-        try:
-            found = await asyncio.to_thread(self._together, batch)
-        except Exception as error:
-            if len(batch) > 1:
-                for one in batch:
-                    await self._run([one])
-            elif not batch[0].answer.done():
-                batch[0].answer.set_exception(error)
-            return
-        took_us = int((time.perf_counter() - start_s) * 1e6)
-        self.counts["exec_count"] += 1
-        first = 0
-        for one in batch:
-            self.counts["count"] += one.rows
-            self.counts["compute_infer_duration_us"] += took_us
-            self.counts["queue_duration_us"] += int((start_s - one.since_s) * 1e6)
-            rows = slice(first, first + one.rows) if self.model.batched else ...
-            first += one.rows
-            if not one.answer.done():  # a client may have gone
-                one.answer.set_result({name: array[rows] for name, array in found.items()})
-
-    def _together(self, batch: list[Waiting]) -> Arrays:
-        inputs = batch[0].inputs
-        if len(batch) > 1:
-            inputs = {name: np.concatenate([one.inputs[name] for one in batch]) for name in inputs}
-        return self.model.run(inputs)
-
-
-BODY_BYTES = 2**26
-GRACE_S = 30
-"""What a server that is told to stop gives the requests on their way."""
-DURATIONS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-COUNTERS = ("request_success", "count", "exec_count", *(f"{n}_duration_us" for n in DURATIONS))
-
-
-class RefusedError(Exception):
-    """An answer that is no success: its status and what it says."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status, self.text = status, " ".join(text.split())
-
-
-def _library() -> Any:
+def library_or_refuse() -> Any:
     """Return starlette's modules; raise `InputError` naming the extra to install."""
     try:
         import starlette.applications
+        import starlette.requests
         import starlette.responses
         import starlette.routing
         import uvicorn  # noqa: F401 - asked for here, so that one message names both
@@ -175,10 +67,22 @@ class Service:
     def __init__(
         self, name: str, load: Callable[[], Model], policy: Policy, body_bytes: int = BODY_BYTES
     ) -> None:
-        self.name, self.load_model, self.policy, self.body_bytes = name, load, policy, body_bytes
-        self.counts: Counter[str] = Counter()
-        self.version = 1
-        self.batcher: Batcher | None = Batcher(load(), policy, self.counts)
+        self.name = name
+        self.load_model = load
+        self.policy = policy
+        self.body_bytes = body_bytes
+        self.version = 0
+        self.versions: list[Statistics] = []
+        self.batcher: Batcher | None = None
+        self.readers = ThreadPoolExecutor(2, "reader")
+        self._serve_next(load())
+
+    def _serve_next(self, model: Model) -> None:
+        """Serve a model as the next version."""
+        self.close()
+        self.version += 1
+        self.versions.append(Statistics(self.name, str(self.version)))
+        self.batcher = Batcher(model, self.policy, self.versions[-1])
 
     def close(self) -> None:
         """Serve no new requests; those on their way are answered."""
@@ -186,7 +90,7 @@ class Service:
             self.batcher.close()
         self.batcher = None
 
-    def found(self, path: Mapping[str, str]) -> Batcher:
+    def batcher_of(self, path: Mapping[str, str]) -> Batcher:
         """Return what serves a path's version; raise `RefusedError` if nothing does."""
         if self.batcher is None:
             raise RefusedError(503, f"{self.name} is not loaded")
@@ -194,191 +98,250 @@ class Service:
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
         return self.batcher
 
+    # -- what it is -------------------------------------------------------------------------------
     def ready(self, request: Any) -> Any:
         """Return that the model can be asked; refused if not."""
-        return {"ready": bool(self.found(request.path_params))}
+        return {"ready": bool(self.batcher_of(request.path_params))}
 
     def metadata(self, request: Any) -> Any:
         """Return the names, datatypes and shapes of the model's tensors."""
-        model = self.found(request.path_params).model
+        model = self.batcher_of(request.path_params).model
         return {
             "name": self.name, "versions": [str(self.version)], "platform": model.platform,
             "inputs": [port.described() for port in model.inputs],
             "outputs": [port.described() for port in model.outputs],
         }  # fmt: skip
 
+    def config(self, request: Any) -> Any:
+        """Return the model's configuration in the words of Triton's model_config.proto."""
+        model = self.batcher_of(request.path_params).model
+        batching = {"max_queue_delay_microseconds": round(self.policy.max_delay_s * 1e6)}
+        group = {"name": self.name, "kind": "KIND_CPU", "count": self.policy.instances}
+        return {
+            "name": self.name,
+            "platform": model.platform,
+            "backend": "ascend_lab",
+            "version_policy": {"latest": {"num_versions": 1}},
+            "max_batch_size": model.max_batch,
+            "input": [_configured(port) for port in model.inputs],
+            "output": [_configured(port) for port in model.outputs],
+            "instance_group": [group],
+            **({"dynamic_batching": batching} if model.batched else {}),
+        }
+
+    def stats(self, request: Any) -> Any:
+        """Return the statistics of the version that is served."""
+        return {"model_stats": [self.batcher_of(request.path_params).statistics.told()]}
+
+    def all_stats(self, request: Any) -> Any:
+        """Return the statistics of all versions that are served: one or none."""
+        return {"model_stats": [self.batcher.statistics.told()] if self.batcher else []}
+
+    def metrics(self, request: Any) -> str:
+        """Return the metrics of all versions there have been, in the text form of Prometheus."""
+        waiting = len(self.batcher.queue) if self.batcher else 0
+        *older, newest = self.versions
+        return metrics_text([*(one.metrics(0) for one in older), newest.metrics(waiting)])
+
+    # -- what it computes -------------------------------------------------------------------------
     async def infer(self, request: Any) -> Any:
-        """Return the model's outputs for the tensors of a request."""
-        times_s = [time.perf_counter()]
-        batcher, version = self.found(request.path_params), self.version
+        """Return the model's outputs for the tensors of a request, as body and headers."""
+        start_ns = time.perf_counter_ns()
+        batcher = self.batcher_of(request.path_params)
+        statistics = batcher.statistics
+        reason = OTHER
         try:
             batcher.check()
-            body = json_of(await self._body(request), "a request")
-            inputs, wanted = read_request(body, batcher.model)
-            times_s.append(time.perf_counter())
-            outputs = await batcher.ask(inputs)
+            answer = await self._answered(request, batcher)
         except FullError:
-            self.counts["REJECTED"] += 1
+            reason = REJECTED
             limit = self.policy.levels[0].queue_limit
             raise RefusedError(429, f"{limit} requests wait already; try again later") from None
         except errors.AscendLabError as error:
-            self.counts["OTHER"] += 1
             raise RefusedError(400, str(error)) from error
-        times_s.append(time.perf_counter())
-        written = [_written(outputs[port.name], port.described()) for port in batcher.model.outputs
-                   if wanted is None or port.name in wanted]  # fmt: skip
-        times_s.append(time.perf_counter())
-        for key, first, last in (("request", 0, 3), ("compute_input", 0, 1),
-                                 ("compute_output", 2, 3)):  # fmt: skip
-            self.counts[f"{key}_duration_us"] += int((times_s[last] - times_s[first]) * 1e6)
-        self.counts["request_success"] += 1
-        own = {"id": body["id"]} if "id" in body else {}
-        named = {"model_name": self.name, "model_version": str(version), **own}
-        return {**named, "outputs": written}
+        else:
+            reason = ""
+        finally:
+            spent = statistics.failures[reason] if reason else statistics.success
+            spent.add(time.perf_counter_ns() - start_ns)
+        return answer
 
-    async def _body(self, request: Any) -> bytes:
+    async def _answered(self, request: Any, batcher: Batcher) -> tuple[bytes, dict[str, str]]:
+        """Return the body and headers of an answer; the time of its parts is counted."""
+        parts = batcher.statistics.parts
+        head = {"model_name": self.name, "model_version": batcher.statistics.version}
+        start_ns = time.perf_counter_ns()
+        body = await self._body(request, self.body_bytes)
+        encoding = request.headers.get("content-encoding", "")
+        length = messages.header_bytes_of(request.headers.get(messages.LENGTH))
+
+        def read() -> Asked:
+            plain = messages.unpacked(body, encoding, self.body_bytes)
+            return messages.read_request(plain, length, batcher.model)
+
+        is_long = len(body) > SHORT_BYTES or bool(encoding)
+        asked: Asked = await self._in_thread(read) if is_long else read()
+        parts["compute_input"].add(time.perf_counter_ns() - start_ns)
+        outputs: Arrays = await batcher.ask(asked.inputs)
+        answered_ns = time.perf_counter_ns()
+        if asked.id is not None:
+            head["id"] = asked.id
+        packing = messages.wanted_encoding(request.headers.get("accept-encoding", ""))
+
+        def write() -> tuple[bytes, dict[str, str]]:
+            text, json_bytes = messages.written(head, asked, outputs)
+            headers = {"Content-Type": "application/json"}
+            if json_bytes is not None:
+                headers["Content-Type"] = "application/octet-stream"
+                headers[messages.LENGTH] = str(json_bytes)
+            if packing:
+                text = messages.packed(text, packing)
+                headers["Content-Encoding"] = packing
+            return text, headers
+
+        size_bytes = sum(outputs[port.name].nbytes for port, _ in asked.outputs)
+        answer = await self._in_thread(write) if size_bytes > SHORT_BYTES else write()
+        parts["compute_output"].add(time.perf_counter_ns() - answered_ns)
+        return answer
+
+    async def _in_thread(self, act: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.readers, act)
+
+    async def _body(self, request: Any, limit_bytes: int) -> bytes:
         """Return what a request carries; no more than the limit is ever held."""
+        stated = request.headers.get("content-length", "")
+        if stated.isascii() and stated.isdigit() and int(stated[:18]) > limit_bytes:
+            raise messages.too_large(limit_bytes)
         data = bytearray()
         async for part in request.stream():
             data += part
-            if len(data) > self.body_bytes:
-                raise RefusedError(413, f"a request of at most {self.body_bytes:,} bytes")
+            if len(data) > limit_bytes:
+                raise messages.too_large(limit_bytes)
         return bytes(data)
+
+    # -- the repository ---------------------------------------------------------------------------
+    async def _note(self, request: Any) -> dict[str, Any]:
+        """Return the object in a request to the repository, whose body may be empty."""
+        body = await self._body(request, NOTE_BYTES)
+        try:
+            encoding = request.headers.get("content-encoding", "")
+            note = messages.decoded(messages.unpacked(body, encoding, NOTE_BYTES)) if body else {}
+            if not isinstance(note, dict):
+                raise errors.InputError("an object", shown(note))
+            messages.parameters_of(note, "the request")
+        except errors.AscendLabError as error:
+            raise RefusedError(400, str(error)) from error
+        return note
+
+    async def index(self, request: Any) -> Any:
+        """Return the models of the repository: the one that there is, ready or not."""
+        note = await self._note(request)
+        ready_only = note.get("ready", False)
+        if not isinstance(ready_only, bool):
+            raise RefusedError(400, f"ready, true or false; got {shown(ready_only)}")
+        if self.batcher is None and ready_only:
+            return []
+        state, reason = ("READY", "") if self.batcher else ("UNAVAILABLE", "unloaded")
+        entry = {"name": self.name, "version": str(self.version), "state": state, "reason": reason}
+        return [entry]
 
     async def load(self, request: Any) -> Any:
         """Read the model again and serve it as the next version; the old stays if that fails."""
+        note = await self._note(request)
+        if given := sorted(note.get("parameters") or {}):
+            text = f"a load without parameters: the model stays the same file; got {shown(given)}"
+            raise RefusedError(400, text)
         try:
-            model = await asyncio.to_thread(self.load_model)
+            model = await self._in_thread(self.load_model)
         except errors.AscendLabError as error:
             raise RefusedError(400, f"the model cannot be loaded: {error}") from error
-        self.close()
-        self.version += 1
-        self.batcher = Batcher(model, self.policy, self.counts)
+        self._serve_next(model)
         return {"name": self.name, "version": str(self.version)}
 
-    def unload(self, request: Any) -> Any:
+    async def unload(self, request: Any) -> Any:
         """Serve the model no more."""
+        await self._note(request)
         self.close()
         return {}
 
-    def metrics(self) -> str:
-        """Return the counters in the text form of Prometheus."""
-        model, text = f"model={json.dumps(self.name)}", ""
-        rows = {f"{key} counter": {model: self.counts[key]} for key in COUNTERS}
-        rows["request_failure counter"] = {f'{model},reason="{reason}"': self.counts[reason]
-                                           for reason in ("REJECTED", "OTHER")}  # fmt: skip
-        waiting = len(self.batcher.queue) if self.batcher else 0
-        for kind, values in (*rows.items(), ("pending_request_count gauge", {model: waiting})):
-            text += f"# TYPE nv_inference_{kind}\n"
-            name = kind.split()[0]
-            for label, value in values.items():
-                text += f"nv_inference_{name}{{{label}}} {value}\n"
-        return text
+
+def _configured(port: Port) -> dict[str, Any]:
+    """Return a tensor as the configuration has it: without the first size of a batch."""
+    word = "STRING" if port.datatype == "BYTES" else port.datatype
+    dims = list(port.shape[1:] if port.batched else port.shape)
+    return {"name": port.name, "data_type": f"TYPE_{word}", "dims": dims}
 
 
-def read_request(body: Any, model: Model) -> tuple[Arrays, set[str] | None]:
-    """Return a request's arrays and the outputs it asks for; raise `InputError` if it is wrong."""
-    if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
-        raise errors.InputError("an object with inputs, a list of tensors", shown(body))
-    if "id" in body and not isinstance(body["id"], str):
-        raise errors.InputError("id, a text", shown(body["id"]))
-    ports, found = {port.name: port for port in model.inputs}, {}
-    for tensor in body["inputs"]:
-        name = tensor.get("name") if isinstance(tensor, dict) else None
-        if not isinstance(name, str) or name not in ports or name in found:
-            raise errors.InputError(f"inputs {', '.join(ports)}, each once", shown(name or tensor))
-        found[name] = ports[name].read(tensor, model.max_batch)
-    if missing := ports.keys() - found.keys():
-        raise errors.InputError(f"inputs {', '.join(ports)}", f"no {', '.join(sorted(missing))}")
-    if model.batched and len({len(array) for array in found.values()}) > 1:
-        raise errors.InputError("inputs with as many rows", shown([len(a) for a in found.values()]))
-    if body.get("outputs") is None:
-        return found, None
-    known = {port.name for port in model.outputs}
-    asked = body["outputs"] if isinstance(body["outputs"], list) else [None]
-    names = [one.get("name") if isinstance(one, dict) else None for one in asked]
-    if wrong := [name for name in names if not isinstance(name, str) or name not in known]:
-        raise errors.InputError(f"outputs among {', '.join(sorted(known))}", shown(wrong[0]))
-    return found, {str(name) for name in names} or None
+# -- the application ------------------------------------------------------------------------------
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """Return a response with JSON in plain ASCII."""
+    from starlette.responses import Response
+
+    text = json.dumps(value, separators=(",", ":"))
+    return Response(text, status, dict(headers or {}), "application/json")
 
 
-def _written(array: Any, described: dict[str, Any]) -> dict[str, Any]:
-    flat = np.asarray(array).ravel()
-    whole = flat.dtype.kind in "biu"
-    data = (flat if whole else flat.astype(np.float64)).tolist()
-    if not whole and not np.isfinite(flat).all():
-        data = [x if math.isfinite(x) else None for x in data]
-    return {**described, "shape": list(array.shape), "data": data}
+def _answer_of(result: Any) -> Any:
+    """Return the response that says what a route found."""
+    from starlette.responses import PlainTextResponse, Response
+
+    if isinstance(result, str):
+        return PlainTextResponse(result)
+    if isinstance(result, tuple):
+        body, headers = result
+        return Response(body, headers=headers)
+    return json_answer(result)
 
 
 def application(service: Service) -> Any:
     """Return the ASGI application of a service."""
-    library = _library()
-    answer_of, text_of = library.responses.JSONResponse, library.responses.PlainTextResponse
+    library = library_or_refuse()
 
     def route(path: str, act: Callable[[Any], Any], method: str = "GET") -> Any:
         async def answer(request: Any) -> Any:
             try:
-                if (name := request.path_params.get("name", service.name)) != service.name:
+                name = request.path_params.get("name", service.name)
+                if name != service.name:
                     raise RefusedError(404, f"no model {shown(name)}; there is {service.name}")
-                found = act(request)
-                found = await found if isawaitable(found) else found
-                return text_of(found) if isinstance(found, str) else answer_of(found)
+                result = act(request)
+                return _answer_of(await result if isawaitable(result) else result)
             except RefusedError as error:
-                return answer_of({"error": error.text}, error.status)
+                return json_answer({"error": error.text}, error.status)
+            except library.requests.ClientDisconnect:
+                return json_answer({"error": "the client has gone"}, 400)  # nobody reads it
 
         return library.routing.Route(path, answer, methods=[method])
 
     async def no_route(request: Any, error: Any) -> Any:
+        first = request.url.path.strip("/").split("/")[1:2]
         text = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        return answer_of({"error": text}, error.status_code, error.headers)
+        if first and first[0] in NOT_OFFERED:
+            text = f"{NOT_OFFERED[first[0]]} is not offered here; got {text}"
+        return json_answer({"error": text}, error.status_code, error.headers)
 
     async def ours(request: Any, error: Any) -> Any:
-        return answer_of({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
+        return json_answer({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
 
-    about = {"name": "ascend_lab", "version": __version__, "extensions": ["model_repository"]}
+    about = {"name": "ascend_lab", "version": __version__, "extensions": list(EXTENSIONS)}
     routes = [
-        route("/v2", lambda _: about), route("/v2/health/live", lambda _: {"live": True}),
-        route("/v2/health/ready", service.ready), route("/metrics", lambda _: service.metrics()),
+        route("/v2", lambda _: about),
+        route("/v2/health/live", lambda _: {"live": True}),
+        route("/v2/health/ready", service.ready),
+        route("/v2/models/stats", service.all_stats),
+        route("/metrics", service.metrics),
+        route("/v2/repository/index", service.index, "POST"),
         route("/v2/repository/models/{name}/load", service.load, "POST"),
         route("/v2/repository/models/{name}/unload", service.unload, "POST"),
-    ]  # fmt: skip
+    ]
     for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        routes += [route(base, service.metadata), route(f"{base}/ready", service.ready),
-                   route(f"{base}/infer", service.infer, "POST")]  # fmt: skip
+        routes += [
+            route(base, service.metadata),
+            route(f"{base}/ready", service.ready),
+            route(f"{base}/config", service.config),
+            route(f"{base}/stats", service.stats),
+            route(f"{base}/infer", service.infer, "POST"),
+        ]
     handlers = {404: no_route, 405: no_route, Exception: ours}
-    return library.applications.Starlette(routes=routes, exception_handlers=handlers)
-
-
-def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
-    """Serve on loopback until SIGTERM or SIGINT, then answer what is on its way and return.
-
-    `port` 0 takes any free one; `told` is called with it. Raises `InputError` for one in use.
-    """
-    app = application(service)
-    import uvicorn
-
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-        except OSError as error:
-            got = f"{port}: {error.strerror}"
-            raise errors.InputError("a free port", got, "0 takes a free one") from None
-        listening.listen(2048)
-        quiet = {"log_config": None, "log_level": "critical", "access_log": False}
-        how: dict[str, Any] = {**quiet, "lifespan": "off", "timeout_graceful_shutdown": GRACE_S}
-        server = uvicorn.Server(uvicorn.Config(app, **how))
-
-        def stop(number: int, frame: object) -> None:
-            server.should_exit = True
-
-        server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
-        before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            told(listening.getsockname()[1])
-            server.run(sockets=[listening])
-        finally:
-            service.close()
-            for one, handler in before.items():
-                signal.signal(one, handler)
+    app = library.applications.Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app

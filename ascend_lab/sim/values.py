@@ -25,15 +25,15 @@ POISON, SHARED, MAX_EVENTS = 0xFF, 50_000, 2_000_000
 
 
 def execute(
-    program: launch.Runnable, tensors: Mapping[str, Values], chip: Chip, *, seed: int | None = None
-) -> dict[str, Values]:
+    program: launch.Runnable, tensors: Mapping[str, Values], chip: Chip, *,
+    seed: int | None = None, overflow: Callable[[], None] = lambda: None,
+) -> dict[str, Values]:  # fmt: skip
     """Run a program on arrays and return every GM tensor after it, by name.
 
-    The phases of a kernel run one after another over the same GM tensors.
-    `tensors` gives the GM tensors the program reads (any shape, C order, right element count);
-    tensors that are missing start poisoned. With `seed`, pipes advance in a random order that the
-    flags still allow: a program free of races gives the same values for every seed. Raises
-    `InputError` for wrong tensors, `SyncError` on deadlock.
+    Phases run in order over the same GM tensors. `tensors` gives those that are read (any shape, C
+    order, right element count); missing ones start poisoned. With `seed`, pipes advance in a random
+    order that the flags allow: without races the values are the same. A finite number that leaves
+    its format calls `overflow`. Raises `InputError` for wrong tensors, `SyncError` on deadlock.
     """
     kernel = as_kernel(program)
     events = kernel.event_count
@@ -53,7 +53,7 @@ def execute(
     rng = random.Random(seed)
     pick, places = first if seed is None else rng.choice, dict[int, Place]()
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore", over="call", call=lambda what, flag: overflow()):
         for phase in kernel.phases:
             crews, orders = launch.crews(phase), dict[int, list[Step]]()
             for crew in crews:

@@ -191,9 +191,13 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
 # ones and keep them in memory after all, so it is left out where something is recomputed.
 MERGING = "CommonSubexpressionEliminationPass"
 TRAINING = graphs.Road(
-    dtype="", apart=(batch_norms_apart, as_convolutions, casts_apart), layouts=images_in_blocks
+    dtype="",
+    apart=(batch_norms_apart, as_convolutions, casts_apart),
+    layouts=images_in_blocks,
+    ordered=False,
 )
-"""The road of a step: number formats are its own, and sums of channels stay with the images."""
+"""The road of a step: number formats and the order of its nodes are its own, and sums of channels
+stay with the images."""
 
 
 def compile_training(

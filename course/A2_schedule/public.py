@@ -13,7 +13,7 @@ import numpy as np
 
 from ascend_lab.aoe.cube import CubeMeasure, cube_space, prove
 from ascend_lab.chip import load_chip
-from ascend_lab.course.assignment import Case, Judged
+from ascend_lab.course.assignment import Case, Judged, draw
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.kernels.conv import conv_launch
@@ -24,6 +24,16 @@ from ascend_lab.sim import execute, simulate
 
 NAMES = ("replays", "values", "quicker")
 TRIALS = 24
+FORESEEN = 2.0
+TWISTS = {
+    "foreseen": {
+        "weights": {"foreseen": 3},
+        "says": "a property, *foreseen*, of weight 3: the table has one more field, `cycles`, the "
+        "whole number of cycles (launch left out) that your own model expects of this schedule. "
+        "It must lie between half and twice of what the simulator takes.",
+    }
+}
+"""What a term may add to the task: no argument of `schedule` says it, the hand-out does."""
 FIELDS = {f.name: f.type for f in fields(GemmSchedule)}
 CHIP = """\
 name = "A2chip"
@@ -47,6 +57,7 @@ def instance(rng, twist):
         "l1_bytes": int(rng.choice([768, 896, 1024])) * 1024,
         "l0c_bytes": 256 * 1024,
         "rate": cores * float(rng.choice([19e9, 20e9, 21e9])),
+        "adds": twist.get("adds", ""),
     }
 
 
@@ -86,7 +97,8 @@ def case(drawn, m, k, n, timed=True, conv=None):
     problem = {"m": m, "k": k, "n": n, "dtype": "fp16"} | ({"conv": conv} if conv else {})
     call = Call("schedule", {"problem": problem, "chip": facts(chip_of(text))})
     name = "{channels} x {height} x {width}, {window} x {window} to ".format(**conv) if conv else ""
-    return Case(f"{name}{n}" if conv else f"{m} x {k} x {n}", call, {"chip": text}, timed)
+    known = {"chip": text, "adds": drawn["adds"]}
+    return Case(f"{name}{n}" if conv else f"{m} x {k} x {n}", call, known, timed)
 
 
 def conv_case(drawn, channels, height, width, n, window=3, stride=1, timed=True):
@@ -144,10 +156,9 @@ WORDS = ("order", "keep", "window", "bypass")
 
 
 def plain(chip):
-    """Return the plain schedule: a middling tile, one slot, all cores along the rows."""
+    """Return the plain schedule: a middling tile, all cores along the rows, slots as they come."""
     return {"base_m": 64, "base_k": 64, "base_n": 64, "step_k": 1, "grid_rows": chip.core_count,
-            "grid_cols": 1, "a_l1_slots": 1, "b_l1_slots": 1, "a_l0_slots": 1, "b_l0_slots": 1,
-            "c_l0_slots": 1}  # fmt: skip
+            "grid_cols": 1}  # fmt: skip
 
 
 @cache
@@ -159,17 +170,23 @@ def least_cycles(text, shape):
 
 
 def judge(case, answer):
-    """Judge a schedule: legal, right, quick."""
+    """Judge a schedule: legal, right, quick; where the term asks for it, foreseen."""
     problem, chip = case.call.arguments["problem"], chip_of(case.known["chip"])
     shape = shape_of(problem)
-    found = dict.fromkeys(NAMES, "")
+    asked = case.known["adds"] == "foreseen"
+    found = dict.fromkeys((*NAMES, *(["foreseen"] if asked else [])), "")
+    rest, expected = apart(answer) if asked else (answer, None)
     try:
-        launch = launch_of(shape, chip, tiling(answer))
+        launch = launch_of(shape, chip, tiling(rest))
     except AscendLabError as error:
-        return Judged(dict.fromkeys(NAMES, str(error)))
+        return Judged(dict.fromkeys(found, str(error)))
     if not case.timed:
-        found["values"] = wrong_values(shape, chip, launch)
+        found["values"] = wrong_values(shape, chip, launch, draw(case, answer))
+    if found["values"]:
+        return Judged(found)
     cycles = simulate(launch, chip).cycles
+    if asked:
+        found["foreseen"] = not_foreseen(expected, cycles)
     base = cost(problem, chip, plain(chip))
     if cycles > base or (case.timed and cycles == base):
         found["quicker"] = f"{cycles} cycles, the plain schedule takes {base}"
@@ -177,9 +194,25 @@ def judge(case, answer):
     return Judged(found, cycles, base, 1.02 * least, least)
 
 
-def wrong_values(shape, chip, launch):
+def apart(answer):
+    """Return (schedule, expected cycles or None) of an answer that may hold both."""
+    if not isinstance(answer, dict):
+        return answer, None
+    rest = {name: value for name, value in answer.items() if name != "cycles"}
+    return rest, answer.get("cycles")
+
+
+def not_foreseen(expected, cycles):
+    """Return "" if the cycles were foreseen, else what is wrong with what was expected."""
+    if type(expected) is not int:
+        return f"a field `cycles`, a whole number, is asked; got {str(expected)[:40]}"
+    if not cycles / FORESEEN <= expected <= cycles * FORESEEN:
+        return f"{expected} cycles were expected, {cycles} it takes"
+    return ""
+
+
+def wrong_values(shape, chip, launch, rng):
     """Return "" if the kernel multiplies or convolves, else the first wrong element."""
-    rng = np.random.default_rng(1)
     conv = isinstance(shape, ConvShape)
     sizes = ((shape.m, shape.k), (shape.k, shape.n)) if not conv else (
         (1, shape.c, shape.h, shape.w), (shape.k, shape.c, shape.r, shape.s))  # fmt: skip
@@ -208,7 +241,8 @@ def chart(case, answer):
 
     chip = chip_of(case.known["chip"])
     shape = shape_of(case.call.arguments["problem"])
-    figure = fig_gantt(simulate(launch_of(shape, chip, tiling(answer)), chip))
+    schedule, _ = apart(answer)
+    figure = fig_gantt(simulate(launch_of(shape, chip, tiling(schedule)), chip))
     text = io.StringIO()
     figure.savefig(text, format="svg")
     return text.getvalue()[text.getvalue().index("<svg") :]

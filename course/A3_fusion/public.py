@@ -1,17 +1,33 @@
-"""A3: graphs, what a group may hold, what it moves, and the least that any grouping moves."""
+"""A3: graphs, what a group may hold, what it moves, and the least that any grouping moves.
 
+The optimum of a large graph is known because it was woven from small ones: only transposes lead
+from one to the next, and a transpose stands alone. The optimum of a cluttered graph is known
+because each value that it had before is an output, and all of them differ: none can be spared.
+"""
+
+import zlib
 from functools import cache
 
 import numpy as np
 
-from ascend_lab.course.assignment import Case, Judged
+from ascend_lab.course.assignment import Case, Judged, draw
 from ascend_lab.course.sandbox import Call
 
 UNARY = {"relu": lambda x: np.maximum(x, 0), "neg": np.negative, "copy": lambda x: x}
 BINARY = {"add": np.add, "mul": np.multiply, "sub": np.subtract}
 ELEMENTWISE = {**UNARY, **BINARY}
 ELEMENT_BYTES = 2
+FULL = 1.05
+"""Bytes over the optimum that earn all points of groups: below is the luck of a graph."""
 NAMES = ("form", "legal", "values", "quicker")
+TWISTS = {
+    "noise": {
+        "says": "an operator of one argument to the graphs that `rewrite` gets, `noise`: its "
+        "argument plus random numbers that the node draws for itself, as dropout does. No two "
+        "nodes draw the same, and every node that counts has to draw under its own name."
+    }
+}
+"""What a term may add to the task: no argument says it, the hand-out does."""
 
 
 def instance(rng, twist):
@@ -20,30 +36,20 @@ def instance(rng, twist):
         "slots": int(twist.get("slots", 8)),
         "launch_bytes": int(rng.choice([4096, 8192, 16384])),
         "side": int(rng.choice([32, 48, 64])),
+        "adds": twist.get("adds", ""),
     }
 
 
 # -- graphs ----------------------------------------------------------------------------------------
 
 
-def graph(rng, n, side, prefix="", matmuls=True):
+def graph(rng, n, side, prefix=""):
     """Return a random graph: inputs {name: shape}, nodes [name, op, arguments], outputs."""
     inputs = {f"{prefix}x{i}": [side, side] for i in range(int(rng.integers(1, 4)))}
     values, nodes = list(inputs), []
     for i in range(n):
-        name, pick = f"{prefix}n{i}", rng.random()
-        recent = values[-4:]
-        if pick < 0.12 and matmuls:
-            op, count = "matmul", 2
-        elif pick < 0.22:
-            op, count = "transpose", 1
-        elif pick < 0.32:
-            op, count = "sum", 1
-        elif pick < 0.62:
-            op, count = str(rng.choice(sorted(UNARY))), 1
-        else:
-            op, count = str(rng.choice(sorted(BINARY))), 2
-        nodes.append([name, op, [str(rng.choice(recent)) for _ in range(count)]])
+        name = f"{prefix}n{i}"
+        nodes.append([name, *operation(rng, values[-4:])])
         values.append(name)
     read = {a for _, _, args in nodes for a in args}
     ends = [name for name, _, _ in nodes if name not in read]
@@ -51,13 +57,54 @@ def graph(rng, n, side, prefix="", matmuls=True):
     return {"inputs": inputs, "nodes": nodes, "outputs": sorted({*ends, *more})}
 
 
-def joined(parts):
-    """Return several graphs side by side as one."""
-    return {
-        "inputs": {k: v for part in parts for k, v in part["inputs"].items()},
-        "nodes": [node for part in parts for node in part["nodes"]],
-        "outputs": [name for part in parts for name in part["outputs"]],
-    }
+def operation(rng, recent):
+    """Return (op, arguments) of a random node that reads some of the recent values."""
+    pick = rng.random()
+    if pick < 0.12:
+        op, count = "matmul", 2
+    elif pick < 0.22:
+        op, count = "transpose", 1
+    elif pick < 0.32:
+        op, count = "sum", 1
+    elif pick < 0.62:
+        op, count = str(rng.choice(sorted(UNARY))), 1
+    else:
+        op, count = str(rng.choice(sorted(BINARY))), 2
+    return op, [str(rng.choice(recent)) for _ in range(count)]
+
+
+def woven(rng, parts):
+    """Return small graphs as one that hangs together, and the parts as they stand in it.
+
+    From the second on, one input of a part is the transpose of a value of an earlier part. Two
+    parts share no group, for a transpose stands alone, and no two groups of different parts can
+    wait for each other, so what is best for each part is best for the whole.
+    """
+    whole = {"inputs": {}, "nodes": [], "outputs": []}
+    placed = []
+    for number, part in enumerate(parts):
+        inputs, nodes = dict(part["inputs"]), part["nodes"]
+        if placed:
+            earlier = placed[int(rng.integers(len(placed)))]
+            source = str(rng.choice([name for name, *_ in earlier["nodes"]]))
+            earlier["outputs"] = sorted({*earlier["outputs"], source})
+            read = {a for _, _, args in nodes for a in args}
+            bridge, replaced = f"t{number}", str(rng.choice(sorted(read & set(inputs))))
+            whole["nodes"].append([bridge, "transpose", [source]])
+            shape = inputs.pop(replaced)
+            nodes = [[name, op, [bridge if a == replaced else a for a in args]]
+                     for name, op, args in nodes]  # fmt: skip
+            part = {"inputs": {**inputs, bridge: shape}, "nodes": nodes, "outputs": part["outputs"]}
+        whole["inputs"] |= inputs
+        whole["nodes"] += nodes
+        whole["outputs"] += part["outputs"]
+        placed.append(dict(part))
+    return whole, placed
+
+
+def noise(name, shape):
+    """Return the numbers that a node of this name draws."""
+    return np.random.default_rng(zlib.crc32(name.encode())).integers(1, 1000, shape)
 
 
 def evaluate(graph, arrays):
@@ -75,6 +122,8 @@ def evaluate(graph, arrays):
             values[name] = given[0].T
         elif op == "sum" and len(given) == 1:
             values[name] = np.broadcast_to(given[0].sum(-1, keepdims=True), given[0].shape)
+        elif op == "noise" and len(given) == 1:
+            values[name] = given[0] + noise(name, given[0].shape)
         else:
             raise ValueError(f"{name}: {op} with {len(given)} arguments is no operator")
     return values
@@ -180,6 +229,39 @@ def least_bytes(graph, slots, launch_bytes):
 # -- a cluttered graph -----------------------------------------------------------------------------
 
 
+def bare(rng, n, side):
+    """Return a random graph of n nodes whose values all differ, every one an output."""
+    graph = {"inputs": {f"x{i}": [side, side] for i in range(3)}, "nodes": [], "outputs": []}
+    values = sample(graph, rng)
+    known = {value.tobytes() for value in values.values()}
+    while len(graph["nodes"]) < n:
+        node = [f"n{len(graph['nodes'])}", *operation(rng, list(values)[-6:])]
+        more = evaluate({"nodes": [node]}, values)
+        made = np.ascontiguousarray(more[node[0]]).tobytes()
+        if made not in known:
+            known.add(made)
+            values = more
+            graph["nodes"].append(node)
+            graph["outputs"].append(node[0])
+    return graph
+
+
+def sample(graph, rng):
+    """Return small whole numbers for each input."""
+    return {name: rng.integers(-3, 4, shape).astype(np.int64)
+            for name, shape in graph["inputs"].items()}  # fmt: skip
+
+
+def noisy(rng, graph):
+    """Return the graph with two nodes that draw numbers for one value, and what sets them apart.
+
+    Only a node of a name draws its numbers, so neither can be spared.
+    """
+    source = str(rng.choice(sorted(graph["inputs"])))
+    nodes = [["z0", "noise", [source]], ["z1", "noise", [source]], ["z2", "sub", ["z0", "z1"]]]
+    return {**graph, "nodes": graph["nodes"] + nodes, "outputs": sorted([*graph["outputs"], "z2"])}
+
+
 def cluttered(rng, graph, share=0.5):
     """Return the same graph with pairs that undo each other, copies, twins and dead nodes."""
     nodes, renamed, extra = [], {}, 0
@@ -190,7 +272,7 @@ def cluttered(rng, graph, share=0.5):
             kind = str(rng.choice(["copy", "neg", "transpose", "twin", "dead"]))
             first, second = f"c{extra}", f"c{extra}b"
             extra += 1
-            if kind == "copy":
+            if kind == "copy" or (kind == "twin" and op == "noise"):
                 nodes.append([first, "copy", [name]])
                 renamed[name] = first
             elif kind in ("neg", "transpose"):
@@ -207,41 +289,44 @@ def cluttered(rng, graph, share=0.5):
 # -- cases and the judge ---------------------------------------------------------------------------
 
 
-def group_case(drawn, rng, sizes, name, timed=True, made=None):
-    """Return a graph to group; several sizes make several graphs side by side."""
-    parts = made or [graph(rng, n, drawn["side"], f"g{i}_") for i, n in enumerate(sizes)]
-    whole = joined(parts)
+def group_case(drawn, whole, least, name, timed=True):
+    """Return a graph to group, and the least that its groups move."""
     arguments = {"graph": whole, "slots": drawn["slots"], "launch_bytes": drawn["launch_bytes"]}
-    rules = drawn["slots"], drawn["launch_bytes"]
-    known = {"least": sum(least_bytes(part, *rules) for part in parts)}
-    return Case(name, Call("groups", arguments), known, timed)
+    return Case(name, Call("groups", arguments), {"least": least}, timed)
 
 
-def rewrite_case(drawn, rng, n, name, timed=True):
-    """Return a cluttered graph to clean."""
-    plain = graph(rng, n, drawn["side"])
-    known = {"least": len(tidy(plain)["nodes"])}
-    return Case(name, Call("rewrite", {"graph": cluttered(rng, plain)}), known, timed)
+def small_case(drawn, made, name):
+    """Return a graph that is small enough to try everything, for the properties."""
+    least = least_bytes(made, drawn["slots"], drawn["launch_bytes"])
+    return group_case(drawn, made, least, name, timed=False)
 
 
-def tidy(graph):
-    """Return the graph without nodes that no output needs: what the clutter was added to."""
-    needed = set(graph["outputs"])
-    kept = []
-    for node in reversed(graph["nodes"]):
-        if node[0] in needed:
-            kept.append(node)
-            needed |= set(node[2])
-    return {**graph, "nodes": kept[::-1]}
+def woven_case(drawn, rng, sizes, least_of=least_bytes):
+    """Return a graph that hangs together, woven from graphs of some sizes, with its optimum."""
+    parts = [graph(rng, n, drawn["side"], f"g{i}_") for i, n in enumerate(sizes)]
+    whole, placed = woven(rng, parts)
+    bridge = 2 * size_bytes(whole) + drawn["launch_bytes"]
+    least = sum(least_of(part, drawn["slots"], drawn["launch_bytes"]) for part in placed)
+    name = f"{len(whole['nodes'])} nodes"
+    return group_case(drawn, whole, least + (len(parts) - 1) * bridge, name)
+
+
+def rewrite_case(drawn, rng, n, timed=True):
+    """Return a cluttered graph to clean, with the number of nodes that none is below."""
+    made = bare(rng, n, drawn["side"])
+    if drawn["adds"] == "noise":
+        made = noisy(rng, made)
+    call = Call("rewrite", {"graph": cluttered(rng, made)})
+    return Case(f"rewrite {n} nodes", call, {"least": len(made["nodes"])}, timed)
 
 
 def cases(drawn, rng):
     """Return the public cases."""
     return [
-        group_case(drawn, rng, [1], "one node", timed=False),
-        group_case(drawn, rng, [8], "8 nodes", timed=False),
-        group_case(drawn, rng, [9] * 8, "72 nodes"),
-        rewrite_case(drawn, rng, 12, "rewrite 12 nodes"),
+        small_case(drawn, graph(rng, 1, drawn["side"]), "one node"),
+        small_case(drawn, graph(rng, 8, drawn["side"]), "8 nodes"),
+        woven_case(drawn, rng, [9] * 8),
+        rewrite_case(drawn, rng, 12),
     ]
 
 
@@ -274,16 +359,14 @@ def judge_groups(case, answer):
     if cost >= base and len(names) > 1 and case.known["least"] < base:
         found["quicker"] = f"{cost} bytes, unfused {base}"
     least = case.known["least"]
-    return Judged(found, cost, max(base, 1.05 * least), 1.02 * least, least)
+    return Judged(found, cost, base, FULL * least, least)
 
 
 def judge_rewrite(case, answer):
     """Judge a graph that should compute the same with fewer nodes."""
     given = case.call.arguments["graph"]
     found = dict.fromkeys(NAMES, "")
-    rng = np.random.default_rng(len(given["nodes"]))
-    arrays = {name: rng.integers(-3, 4, shape).astype(np.int64)
-              for name, shape in given["inputs"].items()}  # fmt: skip
+    arrays = sample(given, draw(case, answer))
     try:
         if answer["inputs"] != given["inputs"] or answer["outputs"] != given["outputs"]:
             return Judged(dict.fromkeys(NAMES, "the same inputs and outputs, by name"))
@@ -292,14 +375,14 @@ def judge_rewrite(case, answer):
     except (ValueError, TypeError, KeyError) as error:
         return Judged(dict.fromkeys(NAMES, f"no graph: {error}"[:200]))
     if lacking:
-        found["legal"] = f"output {lacking[0]} is gone"
+        found["legal"] = found["values"] = f"output {lacking[0]} is gone"
     else:
         wrong = [n for n in given["outputs"] if not np.array_equal(got[n], right[n])]
         found["values"] = f"output {wrong[0]} has other values" if wrong else ""
     cost, base, least = len(answer["nodes"]), len(given["nodes"]), case.known["least"]
     if cost >= base > least:
         found["quicker"] = f"{cost} nodes, given {base}"
-    return Judged(found, cost, max(base, 1.05 * least), 1.02 * least, least)
+    return Judged(found, cost, base, 1.02 * least, least)
 
 
 def chart(case, answer):

@@ -14,11 +14,21 @@ HARD, DRAWS = (1.45, 1.55), 60
 FULL = 1.15
 """Height over the optimum that earns all points: what is left below is the luck of an instance."""
 
+TWISTS = {
+    "guard": {
+        "weights": {"guard": 4},
+        "says": "a property, *guard*, of weight 4: between two tensors that live at once at least "
+        "`align` bytes stay free, where a write beyond an end would be seen. The instances are cut "
+        "so that the least height is known in this case, too.",
+    }
+}
+"""What a term may add to the task: no argument of `offsets` says it, the hand-out does."""
+
 
 def instance(rng, twist):
     """Return what is the same in all of a student's cases: the alignment and the banks."""
     align = int(rng.choice([32, 64, 128]))
-    return {"align": align, "banks": int(twist.get("banks", 1))}
+    return {"align": align, "banks": int(twist.get("banks", 1)), "adds": twist.get("adds", "")}
 
 
 def pieces(rng, n, units, banks=1, equal=False):
@@ -44,13 +54,22 @@ def case(drawn, rng, n, units, align=None, timed=True, equal=False):
     align, banks = align or drawn["align"], drawn["banks"]
     if banks > 1 and units % banks:
         raise ValueError("units a multiple of banks")
-    known = {"height": units * align, "bank_bytes": units * align // banks if banks > 1 else 0}
+    # with a guard a piece is cut twice as high, and gives up its last `align` bytes
+    guard = align if drawn["adds"] == "guard" else 0
+    unit_bytes = align + guard
+    known = {
+        "height": units * unit_bytes - guard,
+        "bank_bytes": units * unit_bytes // banks if banks > 1 else 0,
+        "guard": guard,
+    }
     for _ in range(DRAWS if timed else 1):
         cut = pieces(rng, n, units, banks, equal)
         order = rng.permutation(len(cut))
-        lives = [[cut[i][0], cut[i][1], (cut[i][3] - cut[i][2]) * align] for i in order]
+        lives = [[cut[i][0], cut[i][1], (cut[i][3] - cut[i][2]) * unit_bytes - guard]
+                 for i in order]  # fmt: skip
         arguments = {"lives": lives, "align": align, "bank_bytes": known["bank_bytes"]}
-        if HARD[0] <= height(lives, first_fit(**arguments)) / known["height"] <= HARD[1]:
+        plain = height(lives, first_fit(**arguments, guard=guard))
+        if HARD[0] <= plain / known["height"] <= HARD[1]:
             break
     return Case(f"{n} tensors", Call("offsets", arguments), known, timed)
 
@@ -66,13 +85,14 @@ def cases(drawn, rng):
             *(case(drawn, rng, n, 512) for n in (100, 150))]  # fmt: skip
 
 
-def first_fit(lives, align, bank_bytes=0):
+def first_fit(lives, align, bank_bytes=0, guard=0):
     """Return the plain packing: in the order of their starts, each at the lowest free address."""
     offsets = [0] * len(lives)
     placed = []
     for i in sorted(range(len(lives)), key=lambda i: (lives[i][0], i)):
         start, end, size = lives[i]
-        taken = sorted((o, o + s) for a, b, o, s in placed if a < end and start < b)
+        taken = sorted((o - guard, o + s + guard) for a, b, o, s in placed
+                       if a < end and start < b)  # fmt: skip
         offsets[i] = lowest(taken, size, align, bank_bytes)
         placed.append((start, end, offsets[i], size))
     return offsets
@@ -99,7 +119,8 @@ def clear(at, size, bank_bytes):
 def judge(case, answer):
     """Judge a list of offsets."""
     lives, align = case.call.arguments["lives"], case.call.arguments["align"]
-    names = ("list", "aligned", "apart", "banks", "height")
+    guard = case.known["guard"]
+    names = ("list", "aligned", "apart", "banks", "height", *(["guard"] if guard else []))
     if not (isinstance(answer, list) and len(answer) == len(lives)
             and all(type(o) is int and 0 <= o < 2**40 for o in answer)):  # fmt: skip
         said = f"a list of {len(lives)} whole numbers of at least 0 is needed"
@@ -111,20 +132,25 @@ def judge(case, answer):
     boxes = sorted((o, o + s, a, b, i) for i, ((a, b, s), o) in enumerate(zip(lives, answer)))
     for place, (low, high, start, end, i) in enumerate(boxes):
         for low2, _, start2, end2, j in boxes[place + 1 :]:
-            if low2 >= high:
+            if low2 >= high + guard:
                 break
-            if start < end2 and start2 < end and not found["apart"]:
+            if not (start < end2 and start2 < end):
+                continue
+            if low2 < high and not found["apart"]:
                 found["apart"] = f"tensors {i} and {j} live at once and share bytes {low2}.."
+            elif low2 >= high and not found["guard"]:
+                free = f"{low2 - high} bytes between tensors {i} and {j}, which live at once"
+                found["guard"] = f"{free}; {guard} are asked"
     bank = case.known["bank_bytes"]
     crossing = [(i, o) for (_, _, s), o, i in zip(lives, answer, range(len(lives)))
                 if bank and clear(o, s, bank) != o]  # fmt: skip
     if crossing:
         found["banks"] = f"tensor {crossing[0][0]} at {crossing[0][1]} crosses a border of a bank"
-    cost, base = height(lives, answer), height(lives, first_fit(lives, align, bank))
+    cost, base = height(lives, answer), height(lives, first_fit(lives, align, bank, guard))
     if cost > base:
         found["height"] = f"{cost} bytes, first fit by start takes {base}"
     optimum = case.known["height"]
-    return Judged(found, cost, max(base, 1.2 * optimum), FULL * optimum, optimum)
+    return Judged(found, cost, base, FULL * optimum, optimum)
 
 
 def chart(case, answer):

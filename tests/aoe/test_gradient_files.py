@@ -161,6 +161,74 @@ def test_traces_of_older_releases_have_shapes_only(tmp_path):
     assert trace_rows(tmp_path, events[3:]) == [(0.0, 12, "fp32")]
 
 
+SHAPES = ([8, 8], [8], [8, 8], [8])
+"""Of a model of two equal layers: the row of its gradients repeats itself."""
+ONE_STEP = [(256, "fp32"), (32, "fp32"), (256, "fp32"), (32, "fp32")]
+
+
+def recorded(steps, passes=1, shapes=SHAPES, optimiser=True, forward=True, backward=True):
+    """Events of some steps of so many backward passes, as a CPU records them."""
+    events, now = [], 100.0
+    for _ in range(steps):
+        for _ in range(passes):
+            if forward:
+                events.append(event("aten::linear", now, 40))
+            now += 60
+            for shape in shapes:
+                if backward:
+                    events.append(event(f"autograd::engine::evaluate_function: {shape}", now, 8))
+                    events.append(event("aten::mm", now + 1, 2))  # inside: no forward pass
+                events.append(accumulate(now + 4, shape))
+                now += 50
+        if optimiser:
+            events.append(event("Optimizer.step#SGD.step", now, 30, "user_annotation"))
+        now += 50
+    return events
+
+
+@pytest.mark.parametrize("optimiser", [True, False])
+@pytest.mark.parametrize(("steps", "passes"), [(1, 1), (3, 1), (1, 3), (2, 2)])
+def test_steps_without_marks_are_told_apart(tmp_path, steps, passes, optimiser):
+    rows = trace_rows(tmp_path, recorded(steps, passes, optimiser=optimiser))
+    assert [row[1:] for row in rows] == ONE_STEP
+    assert rows[0][0] == 6.0  # from the first backward function of its own pass
+
+
+def test_a_marked_step_of_several_passes_is_one_pass(tmp_path):
+    marks = [event("ProfilerStep#0", 50, 3000, "user_annotation")]
+    rows = trace_rows(tmp_path, marks + recorded(3))
+    assert [row[1:] for row in rows] == ONE_STEP
+
+
+def test_a_recording_that_ends_in_a_pass_gives_the_last_whole_one(tmp_path):
+    events = [e for e in recorded(3, optimiser=False) if e["ts"] < 700]
+    rows = trace_rows(tmp_path, events)
+    assert [row[1:] for row in rows] == ONE_STEP
+
+
+def test_passes_that_cannot_be_told_apart_are_refused(tmp_path):
+    silent = recorded(3, optimiser=False, forward=False, backward=False)
+    with pytest.raises(InputError, match="schedule"):
+        trace_rows(tmp_path, silent)
+    assert len(trace_rows(tmp_path, recorded(3, forward=False, backward=False))) == len(SHAPES)
+    two_networks = [*recorded(1, shapes=SHAPES)]
+    late = recorded(1, shapes=([3],))
+    two_networks += [{**e, "ts": e["ts"] + 1000} for e in late]
+    mark = [event("ProfilerStep#0", 50, 3000, "user_annotation")]
+    with pytest.raises(InputError, match="same gradients"):
+        trace_rows(tmp_path, mark + two_networks)
+
+
+def test_kernels_of_a_device_go_by_the_passes_of_the_host(tmp_path):
+    host = recorded(3)
+    late = [reduce_event(3000 + 10 * k, 8 + k % 2, "kernel") for k in range(6)]
+    assert len(trace_rows(tmp_path, host[:-1] + late)) == 2
+    host = recorded(3, optimiser=False)
+    assert len(trace_rows(tmp_path, host + late)) == 2
+    with pytest.raises(InputError, match="marks of steps"):
+        trace_rows(tmp_path, host + late[:-1])
+
+
 def test_traces_without_gradients_say_what_is_missing(tmp_path):
     for events in ([], [event("aten::mm", 1)], [1, None, {"ph": "X", "ts": "x"}]):
         with pytest.raises(InputError, match="record_shapes"):

@@ -51,13 +51,21 @@ def lower(
     return _lowered(piece, chip, choice, start)
 
 
+def _by_steps(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
+    """Return the kernel of a chosen schedule, which knows nothing of blocks of two sizes."""
+    if whole := vector.mixed_blocks(piece):
+        needed = "blocks of one size for the steps of a schedule"
+        raise UnsupportedError(needed, f"bytes in {', '.join(whole)}", "leave it as it is")
+    return vector.lower_vector(piece, chip, choice.steps)
+
+
 def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> Lowered:
     """Return the kernel of a piece whose images lie as kernels have them."""
     _check_formats(piece, chip)
     nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
-        return vector.lower_vector(piece, chip, choice.steps)
+        return _by_steps(piece, chip, choice)
     chains = gates_of(piece.graph, nodes)
     scaled = len(nodes) > 1 and nodes[1].op == "conv2d" and scale_of(piece.graph, nodes[0])
     if chains or scaled:
@@ -91,6 +99,8 @@ def mixes(piece: Piece, chip: Chip) -> bool:
     """Tell whether nothing but vector cores, behind the cube, can end a piece's convolution."""
     nodes = piece.graph.nodes
     if chip.combined or len(nodes) < 2 or nodes[0].op not in CONVOLUTIONS or halves_of(nodes)[1]:
+        return False
+    if piece.type(nodes[0].inputs[0]).dtype not in ACCUMULATOR:  # whole numbers, on the AI CPU
         return False
     shape, epilogue, _ = conv_job(piece, chip)
     return not conv.by_vector(shape) and bool(halves(epilogue, chip, ACCUMULATOR[shape.dtype])[1])

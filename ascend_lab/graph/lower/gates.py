@@ -30,11 +30,8 @@ def lower_scaled(piece: Piece, chip: Chip, scaling: Scaling | None = None) -> Lo
 
     Of so many rows of weights `scaling` returns phases that do so, if there are such.
     """
-    first, *after = piece.graph.nodes
-    if not after or after[0].op != "conv2d" or after[0].inputs[0] != first.output:
-        raise UnsupportedError("images times a scale, then a convolution", str(first), "cut here")
+    first, node, *rest = _scale_and_convolution(piece.graph.nodes)
     image, scale = sorted(first.inputs, key=lambda name: -piece.type(name).elements)
-    node, *rest = after
     weight, y = node.inputs[1], piece.graph.outputs[-1]
     conv.refuse_computed(piece, weight)
     plain = replace(node, inputs=(image, *node.inputs[1:]))
@@ -53,6 +50,17 @@ def lower_scaled(piece: Piece, chip: Chip, scaling: Scaling | None = None) -> Lo
     whole = Kernel(node.op, (renamed(launch, names),))
     together = Lowered(whole, forms | {weight: partial(conv.packed_weights, shape)})
     return min((together, apart), key=lambda way: conv.near_cycles(way.kernel, piece, chip))
+
+
+def _scale_and_convolution(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return nodes that begin with a scale of images and the convolution that reads these.
+
+    Raises `UnsupportedError` for others: an activation or a sum may follow the scale instead.
+    """
+    if len(nodes) < 2 or nodes[1].op != "conv2d" or nodes[1].inputs[0] != nodes[0].output:
+        got = " + ".join(node.op for node in nodes)
+        raise UnsupportedError("images times a scale, then a convolution", got, "cut here")
+    return nodes
 
 
 def _weights_scaled(
@@ -126,7 +134,8 @@ def _lower_gates(
 
     if not behind:
         return Lowered(Kernel("gates", launches(y=two[-1].output)), forms)
-    own = {"y": conv.PACKED, "weight": behind[:2][-1].inputs[1]}
+    convolution = _scale_and_convolution(behind)[1]
+    own = {"y": conv.PACKED, "weight": convolution.inputs[1]}
     found = lower_scaled(piece.part(behind), chip, lambda rows: launches(rows, **own))
     return replace(found, forms={**forms, **found.forms})
 

@@ -99,9 +99,9 @@ def choice_of(data: Mapping[str, Any], chip_name: str) -> Choice:
     """Return the choice that `Choice.as_dict` wrote; raise `InputError` for anything else."""
     try:
         if "tiling" in data:
-            return Choice(tiling=kernels.GemmSchedule(**data["tiling"]))
+            return Choice(tiling=kernels.GemmSchedule.of(data["tiling"]))
         return Choice(steps=json.dumps({"chip": chip_name, "steps": data["steps"]}))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise errors.InputError(
             "a tiling or the steps of a schedule", str(data)[:80], "tune it again"
         ) from error

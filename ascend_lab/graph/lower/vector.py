@@ -31,6 +31,7 @@ from ascend_lab.kernels import transpose
 from ascend_lab.kernels.images import ByteImage, SmallImage, byte_image_launch, small_image_launch
 from ascend_lab.layout import AddressMap, maps_launch
 from ascend_lab.layout.maps import Piece as Digits
+from ascend_lab.ops.casts import is_half
 from ascend_lab.ops.conv_gradient import in_blocks
 from ascend_lab.ops.expressions import in_fp32, own_tensor
 from ascend_lab.ops.formats import CUBE_LAYOUTS
@@ -317,12 +318,13 @@ def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
     kind, settings = piece.type(x), operator_of(node.op).settings(node.attrs)
     if (kind.dtype, kind.layout, piece.output.dtype) != ("fp16", "ND", "int8"):
         raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
-    if piece.output.layout == "NC1HWC0":
+    in_halves = is_half(1 / settings["scale"])  # these kernels multiply in fp16
+    if in_halves and piece.output.layout == "NC1HWC0":
         n, c, h, w = kind.shape
         image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
         kernel = as_kernel(byte_image_launch(image, chip))
         return Lowered(named(kernel, {"x": x, "y": last.output}))
-    if piece.output.layout == SMALL_PIXELS:
+    if in_halves and piece.output.layout == SMALL_PIXELS:
         n, c, h, w = kind.shape
         few = SmallImage(n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"])
         with suppress(UnsupportedError):  # few pixels: in two phases

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph import draft, ir
 
@@ -153,6 +155,8 @@ class _Importer:
             made = self.net.input(name, shape, kinds.FORMATS[elems[name]])
             self.tensors[name] = Tensor(elems[name], shape, made, roots=frozenset((name,)))
             self.types[name] = elems[name]
+            if elems[name] == "int64":
+                self.net.narrow_input(made.name)
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
@@ -197,7 +201,9 @@ class _Importer:
             value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
             self.net.output(value if value.name == name else self.net.copy(value, name))
             elems[name] = tensor.elem
-        return Imported(draft.pruned(self.net.build()), self.types, elems)
+        ends = {n: e for n, e in {**self.types, **elems}.items() if e in kinds.WITHOUT_FORMAT}
+        graph = replace(draft.pruned(self.net.build()), elements=ends)
+        return Imported(graph, self.types, elems)
 
 
 # -- one node -------------------------------------------------------------------------------------
@@ -209,10 +215,22 @@ def tensors_of(ctx: Context) -> list[Tensor]:
     """Return what a node writes; whole numbers computed from what is known are known, too."""
     start = ctx.net.node_count
     ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
-    results = _early(ctx, start, _converted(ctx))
-    if ctx.result == "int64":
-        ctx.net.narrow(start)
-    return [r if isinstance(r, Tensor) else ctx.typed(r, ctx.result) for r in results]
+    converted = _converted(ctx)
+    long = _is_int64(ctx)
+    results = _early(ctx, start, converted, long)
+    if long:
+        written = (r for r in results if isinstance(r, draft.Value))
+        ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in written])
+    return [_tensor(ctx, result) for result in results]
+
+
+def _is_int64(ctx: Context) -> bool:
+    """Tell whether whole numbers inside a node are int64: those of the result, or what it reads.
+
+    A cast to a shorter type keeps the last bits only, as the standard has it.
+    """
+    reads = any(t is not None and t.elem == "int64" and t.known is None for t in ctx.inputs)
+    return ctx.result == "int64" or (reads and ctx.op not in ("Cast", "CastLike"))
 
 
 def _converted(ctx: Context) -> Sequence[Result]:
@@ -241,7 +259,7 @@ def _converted(ctx: Context) -> Sequence[Result]:
     return (found,) if isinstance(found, draft.Value | Tensor) else tuple(found)
 
 
-def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Result]:
+def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> Sequence[Result]:
     """Return whole numbers computed from what is known as known: shapes depend on them."""
     fresh = [found.name for found in results if isinstance(found, draft.Value)]
     sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
@@ -250,7 +268,7 @@ def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Resu
         return results
     if sum(sizes) > kinds.SMALL:
         return results
-    arrays = ctx.net.computed(start, fresh)
+    arrays = ctx.net.computed(start, fresh, int64=long)
     return tuple(
         ctx.known(arrays[found.name], ctx.result) if isinstance(found, draft.Value) else found
         for found in results
@@ -260,13 +278,12 @@ def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Resu
 # -- functions of the standard --------------------------------------------------------------------
 _WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "swish")}
 """What attributes may say: bodies take another word for one of these."""
+_ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu")
+"""Functions whose result has the shape of their input."""
 _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 
 
-@converter(
-    "Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu", "MeanVarianceNormalization",
-    "CausalConvWithState", types=(kinds.FLOATS,),
-)  # fmt: skip
+@converter("SwiGLU", "CausalConvWithState", types=(kinds.FLOATS,))
 @converter(
     "NegativeLogLikelihoodLoss",
     "SoftmaxCrossEntropyLoss",
@@ -278,6 +295,11 @@ _NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
 @converter("CenterCropPad")
 def inlined(ctx: Context) -> Sequence[Tensor]:
     """Convert the nodes of the function's body instead of the node."""
+    return _inlined(ctx)
+
+
+def _inlined(ctx: Context) -> list[Tensor]:
+    """Return what the nodes of the function's body write."""
     for key, words in _WORDS.items():
         if ctx.attrs.get(key, words[0]) not in words:
             needed = f"{key} {', '.join(words[:-1])} or {words[-1]}"
@@ -296,7 +318,27 @@ def inlined(ctx: Context) -> Sequence[Tensor]:
             within=ctx.within or ctx.op,
         )
         found |= zip(node.output, tensors_of(inner), strict=False)
-    return [tensor for name in body.output if (tensor := found.get(name)) is not None]
+    results = [tensor for name in body.output if (tensor := found.get(name)) is not None]
+    if ctx.op in _ELEMENTWISE:  # constants of a body have one axis, what they meet may have none
+        wanted = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
+        results = [_tensor(ctx, shapes.reshaped(ctx, results[0], wanted))]
+    return results
+
+
+def _tensor(ctx: Context, result: Result) -> Tensor:
+    return result if isinstance(result, Tensor) else ctx.typed(result, ctx.result)
+
+
+@converter("Celu", "Mish", "Shrink", "Softsign", "ThresholdedRelu", types=(kinds.FLOATS,))
+def inlined_lanes(ctx: Context) -> Sequence[Result]:
+    """Convert the body of an elementwise function; its result has the shape of its operand.
+
+    Some bodies hold their numbers as lists of one, which make a scalar a list.
+    """
+    (found,) = _inlined(ctx)
+    if found.shape == ctx.shape(0):
+        return (found,)
+    return (ctx.reshape(ctx.value(found), ctx.shape(0)),)
 
 
 def _body(ctx: Context) -> FunctionProto:

@@ -39,6 +39,8 @@ class Builder(GraphBuilder):
         self.emitted: dict[int, tuple[Value, Any]] = {}
         """Known tensors that are constants of the graph by now, by identity."""
         self._narrowed: set[str] = set()
+        self.truths: set[str] = set()
+        """Numbers that are 0 or 1: booleans that the model casts to a number."""
 
     def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
         """Declare a constant under the model's name for it, or a free one."""
@@ -51,14 +53,20 @@ class Builder(GraphBuilder):
         """Return the type of a tensor by name."""
         return self._types[name]
 
-    def computed(self, start: int, results: Iterable[str]) -> dict[str, Any]:
-        """Return what the nodes from `start` on, which read only constants, compute; drop them."""
+    def computed(
+        self, start: int, results: Iterable[str], *, int64: bool = False
+    ) -> dict[str, Any]:
+        """Return what the nodes from `start` on, which read only constants, compute; drop them.
+
+        `int64`: their whole numbers have 64 bits.
+        """
         nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
         written = self.written(start)
         names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
         constants = {name: self._constants[name] for name in names if name in self._constants}
-        found = evaluate(Graph(self.name, (), outs, nodes, types, constants), {})
+        long = self._whole(written) if int64 else frozenset[str]()
+        found = evaluate(Graph(self.name, (), outs, nodes, types, constants, long), {})
         del self._nodes[start:]
         for name in written:
             del self._types[name]
@@ -69,9 +77,16 @@ class Builder(GraphBuilder):
         """Return what the nodes from `start` on write."""
         return [name for node in self._nodes[start:] for name in node.outputs]
 
-    def narrow(self, start: int) -> None:
-        """Note that what the nodes from `start` on write is int64 in the model."""
-        self._narrowed.update(self.written(start))
+    def _whole(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(name for name in names if self._types[name].dtype == "int32")
+
+    def narrow(self, start: int, others: Iterable[str] = ()) -> None:
+        """Note that what the nodes from `start` on write in int32, but `others`, is int64."""
+        self._narrowed |= self._whole(self.written(start)).difference(others)
+
+    def narrow_input(self, name: str) -> None:
+        """Note that a graph input is int64 in the model."""
+        self._narrowed.add(name)
 
     def build(self) -> Graph:
         """Return the verified graph."""
@@ -94,9 +109,10 @@ class Builder(GraphBuilder):
             self._numbers.clear()
         for old, name in new.items():
             self._types[name] = self._types.pop(old)
-            if old in self._narrowed:
-                self._narrowed.remove(old)
-                self._narrowed.add(name)
+            for names in (self._narrowed, self.truths):
+                if old in names:
+                    names.remove(old)
+                    names.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(self._nodes[start:], start):
             own = title if main in node.outputs else f"{title}/{node.op}"

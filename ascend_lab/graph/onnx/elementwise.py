@@ -35,7 +35,9 @@ SAME = {**_FLOAT, **_NUMBER, **_BIT, **_ARITHMETIC, "Pow": "pow", "Max": "max", 
 @converter(*_NUMBER, types=(NUMBERS,), since=6)
 @converter(*_BIT, types=(BITS,))
 @converter(*_COMPARED, types=(WHOLE,), result="bool", since=7)
-def _same(ctx: Context) -> Value:
+def _same(ctx: Context) -> Result:
+    if ctx.op in ("Round", "Floor", "Ceil") and ctx.input(0).name in ctx.net.truths:
+        return ctx.tensor(0)
     return ctx.emit(SAME[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
 
 
@@ -189,17 +191,34 @@ def _mod(ctx: Context) -> Value:
 def _pow(ctx: Context) -> Result:
     """Return powers; small whole exponents by multiplication, which takes negative bases."""
     x, y = ctx.input(0), ctx.tensor(1)
-    number = y.known is not None and y.elements == 1 and len(y.shape) <= len(x.shape)
-    exponent = float(ctx.scalar(1)) if number else None
+    if y.known is None:
+        return ctx.emit("pow", x, _second(ctx, x.type.dtype))
+    extra_axes = len(y.shape) - len(x.shape)
+    if y.elements == 1 and extra_axes > 0:
+        x = ctx.reshape(x, (1,) * extra_axes + x.shape)
+    exponent = float(ctx.scalar(1)) if y.elements == 1 else None
     named = {2.0: "square", 0.5: "sqrt", -1.0: "rec", -0.5: "rsqrt"}
     if exponent == 1:
-        return ctx.tensor(0)
+        return x if extra_axes > 0 else ctx.tensor(0)
     if exponent in named:
         return ctx.emit(named[exponent], x)
     if exponent in (3.0, 4.0):
         square = ctx.emit("square", x)
         return ctx.emit("mul", square, x if exponent == 3 else square)
-    return ctx.emit("pow", x, _second(ctx, x.type.dtype))
+    return _known_power(ctx, x)
+
+
+def _known_power(ctx: Context, x: Value) -> Result:
+    """Return x^y for known y; whole ones without a logarithm of negative numbers.
+
+    A kernel computes x^y = e^(y ln x), for x > 0: |x|^y is x^y where y is even, and lacks the sign
+    of x where it is odd.
+    """
+    remainders = np.unique(np.mod(ctx.const(1).astype(np.float64), 2.0))
+    if len(remainders) != 1 or remainders[0] not in (0.0, 1.0):
+        return ctx.emit("pow", x, _second(ctx, x.type.dtype))
+    power = ctx.emit("pow", ctx.emit("abs", x), _second(ctx, x.type.dtype))
+    return power if remainders[0] == 0.0 else ctx.emit("mul", power, ctx.emit("sign", x))
 
 
 @converter("Sum", types=(NUMBERS,), since=6)
@@ -296,7 +315,18 @@ def folded(ctx: Context) -> Tensor | None:
             found = None
         else:
             found = _element_by_element(ctx, *arrays)
+            _check_64_bits(ctx, found, *arrays)
     return None if found is None else kinds.known(found)
+
+
+def _check_64_bits(ctx: Context, found: Values, *arrays: Values) -> None:
+    """Raise `GraphError` where NumPy's int64 has wrapped: the same in fp64 is far from it."""
+    if found.dtype != np.int64 or ctx.op not in ("Add", "Sub", "Mul", "Pow", "Sum", "Neg", "Abs"):
+        return
+    wide = _element_by_element(ctx, *(array.astype(np.float64) for array in arrays))
+    if not np.allclose(wide, found.astype(np.float64), rtol=1e-9, atol=0.5):
+        got = f"numbers from {wide.min():g} to {wide.max():g}"
+        raise GraphError("int64 numbers that fit in 64 bits", got, "mend the model")
 
 
 def _element_by_element(ctx: Context, x: Values, *more: Values) -> Values:

@@ -6,6 +6,7 @@ knows no layouts: a `trans_data` becomes an Identity.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import onnx
 
 from ascend_lab import chip, output
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Fill, Graph, operator_of
+from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
 from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its rules
 from ascend_lab.graph.onnx.elementwise import COMPARISONS, SAME
 from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
+from ascend_lab.graph.onnx.tensors import free_name
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 
 OPSET = 22
@@ -49,15 +51,16 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
             needed = f"node {node.name}: an operator with an ONNX form"
             remedy = "add a rule to graph.onnx.export_writer.RULES"
             raise UnsupportedError(needed, node.op, remedy)
-        settings = operator_of(node.op).settings(node.attrs)
-        types = graph.in_types(node), graph.out_types(node)
         writer.begin(node.name)
-        found = RULES[node.op](Site(node.op, writer, node.inputs, *types, settings))
-        writer.finish((found,) if isinstance(found, str) else found, node.outputs)
+        site = _site(graph, node, writer)
+        found = RULES[node.op](site)
+        many = (found,) if isinstance(found, str) else found
+        writer.finish(_stated(graph, node, site, many), node.outputs)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
     named, inside = graph.name or "graph", _infos(graph, inner)
     made = onnx.helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
+    _keep_elements(made, graph)
     how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
     return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], **how)
 
@@ -82,11 +85,96 @@ def _check_size(graph: Graph, fill_nodes: bool) -> None:
 
 
 def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-    types = ((name, graph.types[name]) for name in names)
     return [
-        onnx.helper.make_tensor_value_info(n, export_writer.ONNX_TYPES[t.dtype], t.shape)
-        for n, t in types
+        onnx.helper.make_tensor_value_info(
+            name, export_writer.ONNX_TYPES[_format(graph, name)], graph.types[name].shape
+        )
+        for name in names
     ]
+
+
+# -- int64 and bool of a model ---------------------------------------------------------------------
+def _format(graph: Graph, name: str) -> str:
+    """Return the format of a tensor in the file: that of the graph, or int64 as in the model."""
+    dtype = graph.types[name].dtype
+    return "int64" if dtype == "int32" and name in graph.narrowed else dtype
+
+
+def _site(graph: Graph, node: Node, writer: Writer) -> Site:
+    """Return the site of a node, which computes in int64 if that is what it reads or writes.
+
+    Other whole numbers that it reads are cast, so that all of its types are one.
+    """
+    settings = operator_of(node.op).settings(node.attrs)
+    names = (*node.inputs, *node.outputs)
+    if not any(_format(graph, name) == "int64" for name in names):
+        types = graph.in_types(node), graph.out_types(node)
+        return Site(node.op, writer, node.inputs, *types, settings)
+    if node.op == "cast":
+        given, wanted = ([_format(graph, n) for n in side] for side in (node.inputs, node.outputs))
+        settings = {**settings, "dtype": wanted[0]}
+        inputs = node.inputs
+    else:
+        given, wanted = (
+            ["int64" if graph.types[n].dtype == "int32" else graph.types[n].dtype for n in side]
+            for side in (node.inputs, node.outputs)
+        )
+        inputs = tuple(
+            name if _format(graph, name) == dtype else writer.emit("Cast", name, to=INT64)[0]
+            for name, dtype in zip(node.inputs, given, strict=True)
+        )
+    sides = [
+        tuple(replace(graph.types[n], dtype=d) for n, d in zip(names, dtypes, strict=True))
+        for names, dtypes in ((node.inputs, given), (node.outputs, wanted))
+    ]
+    return Site(node.op, writer, inputs, sides[0], sides[1], settings)
+
+
+INT64 = export_writer.ONNX_TYPES["int64"]
+
+
+def _stated(graph: Graph, node: Node, site: Site, found: Sequence[str]) -> Sequence[str]:
+    """Return what a rule wrote, cast to int32 where it computed in int64 what is none."""
+    kinds = [_format(graph, name) for name in node.outputs]
+    return [
+        name if kind.dtype == dtype else site.cast(name, dtype)
+        for name, kind, dtype in zip(found, site.wanted, kinds, strict=True)
+    ]
+
+
+def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
+    """Let inputs and outputs have the element types of the model that the graph is from.
+
+    Inside they are in the graph's formats: a Cast stands behind each such input, and in front of
+    each such output.
+    """
+    taken = set(graph.types) | {name for node in made.node for name in node.output}
+    inner: dict[str, str] = {}
+    first: list[onnx.NodeProto] = []
+    last: list[onnx.NodeProto] = []
+    for entry in (*made.input, *made.output):
+        elem = graph.elements.get(entry.name)
+        kind = entry.type.tensor_type
+        fmt = kind.elem_type
+        if elem is None or fmt == export_writer.ONNX_TYPES[elem]:
+            continue
+        kind.elem_type = export_writer.ONNX_TYPES[elem]
+        if entry.name in inner:  # an input that is an output, too
+            continue
+        new = inner[entry.name] = free_name(f"{entry.name}/{graph.types[entry.name].dtype}", taken)
+        if entry.name in graph.inputs:
+            first.append(onnx.helper.make_node("Cast", [entry.name], [new], new, to=fmt))
+        else:
+            cast = onnx.helper.make_node("Cast", [new], [entry.name], entry.name, to=kind.elem_type)
+            last.append(cast)
+    for node in made.node:
+        node.input[:] = [inner.get(name, name) for name in node.input]
+        node.output[:] = [inner.get(name, name) for name in node.output]
+    for tensor in made.initializer:  # an output that is constant
+        tensor.name = inner.get(tensor.name, tensor.name)
+    nodes = [*first, *made.node, *last]
+    del made.node[:]
+    made.node.extend(nodes)
 
 
 # -- element by element ---------------------------------------------------------------------------
@@ -166,14 +254,14 @@ def _cast(site: Site) -> Result:
     fp32 has no 2^31 - 1 to limit to: floats beyond int32 stay undefined.
     """
     source, target, name = site.dtype, site.attrs["dtype"], site.inputs[0]
-    if is_float(target):
+    if is_float(target) or (not is_float(source) and "int64" in (source, target)):
         return site.cast(name, target)
-    limits = np.iinfo(numpy_type(target))
+    limits = np.iinfo(np.int64 if target == "int64" else numpy_type(target))
     low, high = int(limits.min), int(limits.max)
     if is_float(source):
         rounding = {"rint": "Round", "floor": "Floor", "ceil": "Ceil"}.get(site.attrs["round"])
         name = site.one(rounding, name) if rounding else name
-        inside = target == "int32"
+        inside = target in ("int32", "int64")
     else:
         own = np.iinfo(numpy_type(source))
         inside = low <= own.min and own.max <= high
@@ -323,6 +411,13 @@ def _convolution(site: Site) -> Result:
     op = "Conv"
     if "output_padding" in a:
         op, attrs["output_padding"] = "ConvTranspose", pair("", a["output_padding"], least=0)
+    border = a.get("pad_value", 0)
+    if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
+        top, left, bottom, right = attrs["pads"]
+        around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
+        image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
+        attrs["pads"] = (0, 0, 0, 0)
+        site = replace(site, inputs=(image, *site.inputs[1:]))
     if site.dtype == "int8":
         return _whole_convolution(site, op, attrs)
     return site.one(op, *site.growing(), **attrs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ONNX_TYPES = {"fp16": 10, "bf16": 16, "fp32": 1, "int8": 3, "uint8": 2, "int32": 6, "int64": 7,
               "bool": 9}  # fmt: skip
-"""`TensorProto.DataType` of each format; int64 and bool only between nodes of one rule."""
+"""`TensorProto.DataType` of each format, and of int64 and bool, which no format says."""
 
 
 class Writer:
@@ -75,7 +75,8 @@ class Writer:
 
     def number(self, value: float | Sequence[float], dtype: str) -> str:
         """Return the name of an initialiser, a scalar or a list; equal ones are shared."""
-        return self._shared(np.asarray(value).astype(numpy_type(dtype)), dtype)
+        kind = np.dtype(np.int64) if dtype == "int64" else numpy_type(dtype)
+        return self._shared(np.asarray(value).astype(kind), dtype)
 
     def ints(self, values: Sequence[int]) -> str:
         """Return the name of an int64 initialiser: a shape, axes or bounds."""

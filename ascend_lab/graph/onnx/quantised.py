@@ -145,45 +145,110 @@ def _dequantize(ctx: Context) -> Value:
     return ctx.emit("mul", ctx.cast(x, scale.type.dtype), scale)
 
 
-def _shifted(ctx: Context, i: int, zero: int, column: bool = False) -> Value:
-    """Return whole numbers less their zero point in int32; int8 as they are where it is 0."""
-    x = ctx.input(i)
+def _point(ctx: Context, zero: int, *, each: bool = False) -> Value | int:
+    """Return a zero point, 0 where there is none: a number if one is known, else in int32.
+
+    Raises `UnsupportedError` for several, but with `each`.
+    """
     if not ctx.has(zero):
-        return x
-    known = ctx.tensor(zero).known is not None
-    if known and not ctx.const(zero).any() and ctx.elem(i) == "int8":
-        return x
-    point = ctx.input(zero, "int32")
-    if point.type.elements == 1:
-        point = ctx.reshape(point, ())
-    elif column and len(point.shape) == 1:
-        point = ctx.reshape(point, (*point.shape, *(1,) * (len(x.shape) - 1 if i else 1)))
-    return ctx.emit("sub", ctx.cast(x, "int32"), point)
+        return 0
+    tensor = ctx.tensor(zero)
+    points = np.unique(ctx.const(zero)) if tensor.known is not None else np.zeros(0)
+    if points.size == 1:
+        return int(points[0])
+    if tensor.elements == 1:
+        return ctx.reshape(ctx.input(zero, "int32"), ())
+    if not each:
+        ctx.unsupported(f"input {zero}: one zero point", str(tensor.shape))
+    return ctx.input(zero, "int32")
 
 
-def _alike(ctx: Context, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return two operands for the cube: both in int8, else both in int32."""
-    if (a.type.dtype, b.type.dtype) == ("int8", "int8"):
-        return a, b
-    return ctx.cast(a, "int32"), ctx.cast(b, "int32")
+def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | int]:
+    """Return input i in int8, and its zero point there: those of uint8 are 128 lower."""
+    x = ctx.input(i)
+    if x.type.dtype == "int8":
+        return x, point
+    half = ctx.table(128, "int32", "half")
+    moved = ctx.cast(ctx.emit("sub", ctx.cast(x, "int32"), half), "int8")
+    return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
 
 
-def _product(ctx: Context, a: Value, b: Value) -> Value:
-    if min(len(a.shape), len(b.shape)) < 2:
-        ctx.unsupported("matrices", f"{a.shape} and {b.shape}")
-    flat = len(a.shape) == len(b.shape) == 2
-    return ctx.emit("matmul" if flat else "batch_matmul", *_alike(ctx, a, b))
+def _less(ctx: Context, total: Value, sums: Value, point: Value | int) -> Value:
+    """Return total - sums x point."""
+    number = ctx.table(point, "int32", "point") if isinstance(point, int) else point
+    return ctx.emit("sub", total, ctx.emit("mul", sums, number))
+
+
+def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> Value:
+    """Return sum (a - oa) (b - ob) of the inputs `factors` and their zero points `zeros`.
+
+    The cube multiplies bytes: sum a b - oa sum b - ob sum (a - oa).
+    """
+    (i, j), rows = factors, ctx.shape(factors[0])
+    if min(len(rows), len(ctx.shape(j))) < 2:
+        ctx.unsupported("matrices", f"{rows} and {ctx.shape(j)}")
+    op = "matmul" if len(rows) == len(ctx.shape(j)) == 2 else "batch_matmul"
+    a, low_a = _in_int8(ctx, i, _point(ctx, zeros[0], each=True))
+    b, low_b = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
+    if not isinstance(low_a, int) and len(low_a.shape) == 1:  # one a row
+        low_a = ctx.reshape(low_a, (*low_a.shape, 1))
+    total = ctx.emit(op, a, b)
+    if low_a != 0:
+        columns = ctx.emit("reduce_sum", ctx.cast(b, "int32"), axis=-2, keepdims=True)
+        total = _less(ctx, total, columns, low_a)
+    if low_b != 0:
+        sums = ctx.emit("reduce_sum", ctx.cast(a, "int32"), axis=-1, keepdims=True)
+        if low_a != 0:
+            sums = _less(ctx, sums, ctx.table(rows[-1], "int32", "terms"), low_a)
+        total = _less(ctx, total, sums, low_b)
+    return total
 
 
 @converter("MatMulInteger", types=(_NARROW,), result="int32", since=10)
 def _matmul_integer(ctx: Context) -> Value:
-    return _product(ctx, _shifted(ctx, 0, 2, column=True), _shifted(ctx, 1, 3))
+    return _product(ctx, (0, 1), (2, 3))
+
+
+def _convolved(
+    ctx: Context, factors: tuple[int, int], zeros: tuple[int, int], *bias: Value
+) -> Value:
+    """Return the convolution in int32 of the inputs `factors` less their zero points `zeros`.
+
+    The cube multiplies bytes: sum (x - ox) w - ow sum (x - ox), the last by ones for weights.
+    """
+    i, j = factors
+    x, low = _in_int8(ctx, i, _point(ctx, zeros[0]))
+    w, points = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
+    total = _above(ctx, x, low, w, *bias)
+    if points == 0:
+        return total
+    if not isinstance(points, int) and points.shape:  # one a channel
+        points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
+    ones = ctx.table(np.ones(w.shape), "int8", "ones")
+    return _less(ctx, total, _above(ctx, x, low, ones), points)
+
+
+def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> Value:
+    """Return sum (x - low) w + bias of bytes, nothing around the image.
+
+    A zero point that is known stands around the image, in sums that are the bias of the layer; one
+    that is not is taken off times the sums of the weights that lie on the image.
+    """
+    if not isinstance(low, int):
+        inside = ctx.table(np.ones((1, *x.shape[1:])), "int8", "inside")
+        counts = windows.convolved(ctx, inside, w)
+        return _less(ctx, windows.convolved(ctx, x, w, *bias), counts, low)
+    if low:
+        axes = tuple(range(1, len(w.shape)))
+        sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
+        more = ctx.emit("mul", sums, ctx.table(-low, "int32", "point"))
+        bias = (ctx.emit("add", bias[0], more) if bias else more,)
+    return windows.convolved(ctx, x, w, *bias, border=low)
 
 
 @converter("ConvInteger", types=(_NARROW,), result="int32", since=10)
 def _conv_integer(ctx: Context) -> Value:
-    sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 1, 3, column=True))
-    return windows.convolved(ctx, *sides)
+    return _convolved(ctx, (0, 1), (2, 3))
 
 
 def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
@@ -207,14 +272,13 @@ _EIGHT = (_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW)
 
 @converter("QLinearMatMul", types=_EIGHT, since=10)
 def _qlinear_matmul(ctx: Context) -> Value:
-    total = _product(ctx, _shifted(ctx, 0, 2, column=True), _shifted(ctx, 3, 5))
+    total = _product(ctx, (0, 3), (2, 5))
     return _rescaled(ctx, total, (1 if len(ctx.shape(1)) == 1 else 0, 0))
 
 
 @converter("QLinearConv", types=(*_EIGHT, ("int32",)), since=10)
 def _qlinear_conv(ctx: Context) -> Value:
-    sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 3, 5, column=True))
-    total = windows.convolved(ctx, *sides, *((ctx.input(8),) if ctx.has(8) else ()))
+    total = _convolved(ctx, (0, 3), (2, 5), *((ctx.input(8),) if ctx.has(8) else ()))
     return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))
 
 

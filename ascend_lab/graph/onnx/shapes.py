@@ -135,12 +135,20 @@ def _cast(ctx: Context) -> Result:
     if elem not in kinds.FORMATS:
         ctx.unsupported(f"a cast to {', '.join(kinds.FORMATS)}", elem)
     value, dtype = ctx.value(x), kinds.FORMATS[elem]
+    if x.elem == "bool" or value.name in ctx.net.truths:
+        if elem == "bool":
+            return value
+        number = ctx.cast(value, dtype)
+        ctx.net.truths.add(number.name)
+        return number
     if elem == "bool":
         return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
     if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
     if elem in ("int8", "uint8") and x.elem not in (*kinds.FLOATS, "bool"):
         return quantised.wrapped(ctx, value, dtype)
+    if x.elem == "int64" and dtype == "int32":  # a node of its own: evaluation checks the numbers
+        return ctx.emit("cast", value, dtype=dtype)
     return ctx.cast(value, dtype)
 
 
@@ -148,8 +156,16 @@ def _recast(tensor: Tensor, elem: str) -> Tensor:
     """Return a known tensor in another element type, as C and NumPy cast."""
 
     def made(source: Tensor = tensor) -> Values:
+        array = source.array()
+        if elem == "int64" and array.dtype.kind == "f":
+            wide = array.astype(np.float64)
+            if not np.all((wide >= -(2.0**63)) & (wide < 2.0**63)):  # False for NaN, too
+                where = f"{tensor.name or 'a constant'}: numbers that int64 holds"
+                raise GraphError(
+                    where, "NaN" if np.isnan(wide).any() else f"{wide.max():g}", "rewrite it"
+                )
         with np.errstate(all="ignore"):
-            return source.array().astype(kinds.NUMPY[elem])
+            return array.astype(kinds.NUMPY[elem])
 
     if isinstance(tensor.known, ir.Fill):
         value = made(Tensor(tensor.elem, (), known=tensor.known)).item()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.context import Context, converter
+from ascend_lab.graph.onnx.context import Context, Result, converter
 from ascend_lab.graph.onnx.model_file import NEWEST_OPSET, signature
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
 
@@ -37,17 +37,28 @@ class _Axis:
     start: float = 0.0
     end: float = 1.0
 
-    def coordinates(self, how: str) -> Values:
-        """Return where each output element lies on the input axis, by the standard's formulas."""
-        at, wanted = np.arange(self.out, dtype=np.float64), self.scale * self.length
-        centred: Values = (at + 0.5) / self.scale - 0.5
+    def coordinates(self, how: str, kind: type[np.floating[Any]]) -> Values:
+        """Return where each output element lies on the input axis, by the standard's formulas.
+
+        `kind` is the float type they are computed in: fp32 decides which pixel is nearest in ONNX
+        Runtime and PyTorch, neighbours are weighed in fp64.
+        """
+        at = np.arange(self.out).astype(kind)
+        scale = kind(self.scale)
+        half = kind(0.5)
+        centred: Values = (at + half) / scale - half
         last = self.length - 1
         if how == "half_pixel_symmetric":
-            return centred + self.length / 2 * (1 - self.out / wanted)
+            share = kind(self.out) / (scale * kind(self.length))
+            offset = float(kind(self.length / 2) * (1 - share))
+            exact = (at.astype(np.float64) + 0.5) / float(scale) - 0.5
+            return np.asarray(offset + exact, kind)
         if how == "align_corners":
-            return at * (last / (wanted - 1)) if self.out > 1 else at * 0
+            return at * kind(last) / kind(self.out - 1) if self.out > 1 else at * 0
         if how == "asymmetric":
-            return at / self.scale
+            return np.asarray(at / scale)
+        if how == "tf_half_pixel_for_nn":
+            return np.asarray((at + half) / scale)
         if how == CROP:
             span = self.end - self.start
             if self.out == 1:
@@ -56,26 +67,44 @@ class _Axis:
         return centred if how == "half_pixel" or self.out > 1 else at * 0
 
 
-_HOW = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+_HOW = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+        "tf_half_pixel_for_nn")  # fmt: skip
+"""Ways to place coordinates; the last belongs to opsets 11 and 12."""
+
+
+_TIE = 1e-6
+"""How far from half a pixel ONNX Runtime still calls a coordinate in fp32 halfway."""
+
+
+def _halved(x: Values) -> Values:
+    """Return coordinates in fp64, those on half a pixel that only rounding moved put back."""
+    wide = np.asarray(x, np.float64)
+    half = np.floor(wide) + 0.5
+    return np.where(np.abs(wide - half) <= _TIE, half, wide)
+
+
 _NEAREST: dict[str, Callable[[Values], Values]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "round_prefer_floor": lambda x: np.ceil(_halved(x) - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(_halved(x) + 0.5),
     "floor": np.floor,
     "ceil": np.ceil,
 }
+_DOWN_TO_VERSION_10 = "ceil"
+"""Which pixel version 10 takes where it makes an axis smaller; where larger, the one before."""
 
 
 @converter("Resize", types=(ANY, FLOATS, FLOATS, ("int64",)), since=10)
 @converter("Upsample", types=(ANY, FLOATS), since=7)
-def _resize(ctx: Context) -> Value:
-    """Resize by scales or to sizes; before opset 11 enlarge, coordinates rounded down."""
+def _resize(ctx: Context) -> Result:
+    """Resize by scales or to sizes; before opset 11 coordinates are at / scale."""
     newest = signature("Resize", NEWEST_OPSET)
     attrs = {**(newest.defaults if newest else {}), **ctx.attrs}
     if ctx.op == "Resize" and ctx.opset >= 11:
         return _resized(ctx, _axes(ctx, attrs), attrs)
     shape, scales = ctx.shape(0), ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales")
-    if len(scales) != len(shape) or min(scales, default=1) < 1:
-        ctx.unsupported("a scale of at least 1 for each axis", str(scales))
+    least = 1 if ctx.op == "Upsample" else 0
+    if len(scales) != len(shape) or min(scales, default=1) < least or 0 in scales:
+        ctx.unsupported(f"a scale above 0, at least {least}, for each axis", str(scales))
     changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(shape, scales, strict=True))}
     attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return _resized(ctx, changes, attrs)
@@ -118,36 +147,57 @@ def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int],
     return [math.floor(common * n + 0.5) for n in shape], [common] * len(shape)
 
 
-def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> Value:
-    """Return x with every axis changed; what a crop leaves outside has a value of its own."""
+def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> Result:
+    """Return x with every axis changed; what a crop leaves outside has a value of its own.
+
+    Where no size changes nothing is mixed either, whatever the scales say: so ONNX Runtime and
+    PyTorch have it.
+    """
     x, how, mode = ctx.input(0), attrs["coordinate_transformation_mode"], attrs["mode"]
-    if how not in (*_HOW, CROP) or attrs["nearest_mode"] not in _NEAREST:
-        ctx.unsupported("a mode of the standard", f"{how}, {attrs['nearest_mode']}")
-    mixes = mode in ("linear", "cubic") and ctx.elem(0) in FLOATS
-    if not mixes and mode != "nearest":
-        ctx.unsupported("mode nearest, for floats linear or cubic", f"{mode} of {ctx.elem(0)}")
+    _check_modes(ctx, attrs)
+    mixes = mode in ("linear", "cubic")
     if any(change.out < 1 for change in changes.values()):
         ctx.unsupported("sizes of at least 1", str([c.out for c in changes.values()]))
     _check_sizes(ctx, changes, mixes)
+    same = all(change.out == change.length for change in changes.values())
+    if same and how not in (CROP, "half_pixel_symmetric"):
+        return ctx.tensor(0)
     rank = len(x.shape)
     outside = np.zeros((1,) * rank, bool)
     for axis, change in changes.items():
         if how != CROP and change.out == change.length and change.scale == 1:
             continue
-        at = change.coordinates(how)
-        _sure(ctx, change, at, how, "" if mixes else attrs["nearest_mode"])
+        at = change.coordinates(how, np.float64 if mixes else np.float32)
+        _sure(ctx, change, at, how, mixes)
         if how == CROP:
             beyond = (at < 0) | (at > change.length - 1)
             outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
         if mixes:
             x = _mixed(ctx, x, axis, _weights(at, change, attrs))
         else:
-            rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.length - 1)
+            shrinks = ctx.opset == 10 and change.scale < 1
+            nearest = _DOWN_TO_VERSION_10 if shrinks else attrs["nearest_mode"]
+            rows = np.clip(_NEAREST[nearest](at), 0, change.length - 1)
             x = ctx.emit("gather", x, ctx.table(rows, "int32", "rows"), axis=axis)
     if not outside.any():
         return x
     fill = ctx.table(attrs["extrapolation_value"], x.type.dtype, "fill")
     return ctx.emit("select", ctx.table(outside, x.type.dtype, "outside"), fill, x)
+
+
+def _check_modes(ctx: Context, attrs: dict[str, Any]) -> None:
+    """Refuse modes that the standard does not have, or not in the node's version."""
+    how, nearest, mode = (
+        attrs[key] for key in ("coordinate_transformation_mode", "nearest_mode", "mode")
+    )
+    known = tuple(h for h in (*_HOW, CROP) if h != "tf_half_pixel_for_nn" or ctx.opset < 13)
+    if how not in known:
+        ctx.unsupported(f"coordinates {', '.join(known)}", str(how), "export another mode")
+    if nearest not in _NEAREST:
+        ctx.unsupported(f"nearest_mode {', '.join(_NEAREST)}", str(nearest), "export another mode")
+    mixes = mode in ("linear", "cubic") and ctx.elem(0) in FLOATS
+    if not mixes and mode != "nearest":
+        ctx.unsupported("mode nearest, for floats linear or cubic", f"{mode} of {ctx.elem(0)}")
 
 
 def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
@@ -159,21 +209,14 @@ def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
         ctx.unsupported(f"sizes of at most {ROWS}, old times new at most {WEIGHTS}", got)
 
 
-def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> None:
-    """Refuse sizes and coordinates that decide differently in fp32 and in fp64."""
-    whole = how in ("align_corners", CROP)
-    if whole and abs(change.scale * change.length - change.out) > 2.0**-12:
-        ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.length))
+def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> None:
+    """Refuse crops whose edges decide differently in fp32 and in fp64."""
     ends = np.minimum(np.abs(at), np.abs(at - (change.length - 1)))
     edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
     kept = change.scale == 1 and (change.start, change.end) != (0, 1)
-    if how == CROP and (nearest or kept or edge):
+    whole = abs(change.scale * change.length - change.out) <= 2.0**-12
+    if how == CROP and (not mixes or kept or edge or not whole):
         ctx.unsupported("a crop that interpolates to another size", f"roi {change.start} ...")
-    half = 0.5 if nearest.startswith("round") else 0.0
-    tie = np.abs(at + half - np.rint(at + half)) < 2.0**-16
-    exact = change.scale * 2.0**12 % 1 == 0 and how != "half_pixel_symmetric"
-    if nearest and tie.any() and not exact:
-        ctx.unsupported("coordinates that round for sure", f"scale {change.scale}")
 
 
 def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:

@@ -304,3 +304,19 @@ def _group_norm(ctx: Context) -> draft.Value:
     column = (split[1], *(1,) * (len(split) - 2))
     scale, bias = (ctx.emit("reshape", ctx.input(i), shape=column) for i in (1, 2))
     return ctx.reshape(ctx.emit("add", ctx.emit("mul", wide, scale), bias), shape)
+
+
+@converter("MeanVarianceNormalization", types=(kinds.FLOATS,))
+def _mean_variance_norm(ctx: Context) -> draft.Value:
+    """Return (x - m) / (s + 1e-9), m the mean over `axes` and s the standard deviation.
+
+    The standard writes s^2 = E[x^2] - m^2, whose digits cancel where m is large beside s, all of
+    them in fp16; the mean of (x - m)^2 is the same number without that.
+    """
+    x, rank = ctx.input(0), len(ctx.shape(0))
+    axes = tuple(ctx.axis(axis, rank) for axis in ctx.attr("axes"))
+    mean = ctx.emit("reduce_mean", x, axis=axes, keepdims=True)
+    centred = ctx.emit("sub", x, mean)
+    variance = ctx.emit("reduce_mean", ctx.emit("square", centred), axis=axes, keepdims=True)
+    deviation = ctx.emit("adds", ctx.emit("sqrt", variance), number=1e-9)
+    return ctx.emit("div", centred, deviation)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph import draft, ir
 from ascend_lab.isa.memory import numpy_type
 
@@ -42,6 +42,8 @@ FORMATS = {
     "int8": "int8", "uint8": "uint8", "bool": "int32",
 }  # fmt: skip
 """Format in a graph; element types that are missing can be computed before it runs only."""
+WITHOUT_FORMAT = ("int64", "bool")
+"""Element types that no format says: a graph's files need to be told (`Graph.elements`)."""
 FLOATS = ("float32", "float16", "bfloat16")
 NUMBERS = (*FLOATS, "int32", "int64")
 """Types a graph computes with; evaluation refuses int64 results that int32 does not hold."""
@@ -60,10 +62,19 @@ LARGEST = 2**28
 
 
 def in_type(values: Any, kind: str) -> Any:
-    """Return an array in an ONNX element type, such as an output's."""
+    """Return an array in an ONNX element type, such as an output's.
+
+    Raises `GraphError` for whole numbers that the type does not hold.
+    """
+    array = np.asarray(values)
     if kind == "bool":
-        return np.asarray(values) != 0
-    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
+        return array != 0
+    wanted = NUMPY.get(kind, array.dtype)
+    if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < np.iinfo(wanted).min or high > np.iinfo(wanted).max:
+            raise GraphError(f"an output in {kind}", f"numbers from {low} to {high}", "cast it")
+    return array.astype(wanted, copy=False)
 
 
 def beyond_32_bits(array: Values) -> str:

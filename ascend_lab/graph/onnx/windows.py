@@ -102,8 +102,7 @@ def _pads(
     found = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
-        if total < 0 and ctx.op.endswith("Pool"):  # the standard's pads are negative here
-            ctx.unsupported("windows with auto_pad SAME that leave no gap", f"{k} every {s}")
+        # A stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut.
         found.append(_halves(max(total, 0), auto))
     return tuple(found)
 
@@ -137,11 +136,16 @@ def plain(value: Any) -> Any:
 
 # -- convolutions ---------------------------------------------------------------------------------
 def convolved(
-    ctx: Context, x: Value, weight: Value, *bias: Value, groups: int | None = None
+    ctx: Context, x: Value, weight: Value, *bias: Value, groups: int | None = None, border: int = 0
 ) -> Value:
-    """Return the convolution of rows or images that the node's attributes describe."""
+    """Return the convolution of rows or images that the node's attributes describe.
+
+    `border` stands around the image, as what bytes have for 0.
+    """
     window = window_of(ctx, weight.shape[2:], x.shape[2:])
     settings = {"groups": ctx.attr("group") if groups is None else groups, **window.settings()}
+    if border and any(map(any, window.pads)):
+        settings["pad_value"] = border
     out = ctx.emit("conv2d", as_image(ctx, x), as_image(ctx, weight), *bias, **settings)
     return as_row(ctx, out, len(x.shape))
 

@@ -6,9 +6,12 @@
     dequantise(q) + y                            add_dequantised(y, q)         a residual in bytes
     quantise(dequantise(q)), equal scales        q
     quantise(max_pool(x))                        max_pool(quantise(x))
-    t + y, where quantise(t) is there            dequantise(quantise(t)) + y
 
-y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)); pads of x hold ox.
+y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)); pads of x hold ox. Sums that int32
+might not hold stay in floating point; a bias too large for it is added to dequantised sums.
+
+A summand in floats is never read as the bytes that a layer beside it reads: bytes end where their
+scale does, the summand does not.
 Source: github hicann/amct, graph_based; the vendor's V100/V200RequantFusionPass.
 """
 
@@ -32,6 +35,12 @@ MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
 WINDOW = ("stride", "pad", "dilation")
 MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
+MOST_PRODUCT, MOST_SUM = 255 * 128, 2**31 - 1
+"""The largest |(q - offset) w| of bytes, and the largest sum of such that int32 holds."""
+ZERO_STEPS = 2**18
+"""Most steps that the bias of a channel of zeros becomes."""
+COARSEST = 0.25
+"""The largest step of sums, in steps of bytes, to which what is taken off bytes is rounded."""
 SHALLOW = 512
 """Products a result up to which the vector unit may have more to do than the cube."""
 
@@ -81,16 +90,21 @@ def integer_layer(draft: Draft, node: Node) -> bool:
         return False
     if options.get("trans_a") or options.get("alpha", 1.0) != 1 or options.get("beta", 1.0) != 1:
         return False
-    bias = _bias(draft, node)
-    if len(node.inputs) > 2 and bias is None:
-        return False
     whole, scales = weight
     conv, title = node.op in CONVOLUTIONS, node.name
     shape = (whole.type.shape[0], 1, 1) if conv else (draft.type(node.output).shape[-1],)
+    products = whole.type.elements // shape[0]
+    if products * MOST_PRODUCT > MOST_SUM:
+        return False
+    biased, bias = len(node.inputs) > 2, _bias(draft, node, shape[0])
+    if biased and bias is None:
+        return False
+    room = MOST_SUM - products * MOST_PRODUCT
+    beside = bias is not None and not _bias_fits(bias, scales, x.scale, room)
+    given = [scales, whole, *([bias] if bias and not beside else [])]
     axes: tuple[int, ...] = (1, 2, 3) if conv else (-1 if options.get("trans_b") else 0,)
     kind, name = TensorType(shape, "fp32"), draft.add(whole, f"{title}_weight")
-    given = [scales, whole, *([bias] if bias else [])]
-    scale = draft.add(derived(kind, partial(_scales, x.scale, shape), scales), f"{title}_scales")
+    step = derived(kind, partial(_scales, x.scale, shape, axes), *given)
     total = partial(_whole_bias, x, shape, axes)
     added = draft.add(derived(replace(kind, dtype="int32"), total, *given), f"{title}_bias")
     attrs: dict[str, Any] = {key: options[key] for key in (*WINDOW, "trans_b") if key in options}
@@ -103,7 +117,26 @@ def integer_layer(draft: Draft, node: Node) -> bool:
     kept: dict[str, Any] = {"dtype": draft.type(node.output).dtype}
     if conv and whole.type.elements <= SHALLOW * shape[0]:
         kept |= _small(draft.constants[added])
-    return draft.become(node, "dequantise", (sums, scale, added), kept)
+    reads = (sums, draft.add(step, f"{title}_scales"), added)
+    if not beside:
+        return draft.become(node, "dequantise", reads, kept)
+    assert bias is not None
+    found = draft.insert("dequantise", reads, kept, f"{title}_floats")
+    column = derived(
+        TensorType(shape, draft.type(node.output).dtype),
+        lambda b: np.broadcast_to(b.reshape(-1), (shape[0],)).reshape(shape),
+        bias,
+    )
+    return draft.become(node, "add", (found, draft.add(column, f"{title}_summand")))
+
+
+def _bias_fits(bias: Constant, scales: Constant, step: float, room: int) -> bool:
+    """Tell whether a bias in steps of the sums leaves them within int32."""
+    with np.errstate(all="ignore"):
+        whole = bias.array().astype(np.float64).reshape(-1) / (
+            scales.array().astype(np.float64).reshape(-1) * step
+        )
+    return bool(np.all(np.abs(whole) <= room))
 
 
 def _small(bias: Constant) -> dict[str, bool]:
@@ -140,11 +173,14 @@ def _weight(
     return (whole, scales) if fits else None
 
 
-def _bias(draft: Draft, node: Node) -> Constant | None:
-    """Return a constant bias in floats, if there is one: of its own, or dequantised."""
+def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
+    """Return a constant bias in floats, one number or one a channel: its own, or dequantised."""
     if len(node.inputs) < 3:
         return None
     name = node.inputs[2]
+    kind = draft.type(name)
+    if kind.elements != 1 and (kind.elements, kind.shape[-1]) != (channels, channels):
+        return None
     maker = draft.maker(name)
     if maker is None:
         return draft.constant(name)
@@ -162,10 +198,22 @@ def _bias(draft: Draft, node: Node) -> Constant | None:
     return derived(kind, floats, *[g for g in given if g])
 
 
-def _scales(step: float, shape: tuple[int, ...], scales: Values) -> Values:
-    flat = scales.astype(np.float64).reshape(-1) * step
-    full: Values = np.broadcast_to(flat, (math.prod(shape),)).reshape(shape)
-    return full
+def _scales(
+    step: float, shape: tuple[int, ...], axes: tuple[int, ...], scales: Values, weight: Values,
+    *bias: Values,
+) -> Values:  # fmt: skip
+    """Return the steps of sums: sx sw; of a channel of zeros a sixteenth of those of the others.
+
+    Such a channel is its bias, and any scale of zeros will do. What exporters write there, 1 or
+    1e-12 for instance, would round the bias to steps as large as sx, or not hold it.
+    """
+    flat = np.broadcast_to(scales.astype(np.float64).reshape(-1) * step, (math.prod(shape),))
+    idle = ~weight.any(axes).reshape(-1)
+    if not idle.any():
+        return flat.reshape(shape)
+    usual = np.median(flat[~idle]) if not idle.all() else step / 127
+    size = np.abs(bias[0].astype(np.float64).reshape(-1)) if bias else 0.0
+    return np.where(idle, np.maximum(usual / 16, size / ZERO_STEPS), flat).reshape(shape)
 
 
 def _whole_bias(
@@ -175,7 +223,7 @@ def _whole_bias(
     """round(b / (sx sw)) - ox sum qw, as int32 holds it."""
     total: Values = -x.offset * weight.astype(np.float64).sum(axes).reshape(-1)
     if bias:
-        step = scales.astype(np.float64).reshape(-1) * x.scale
+        step = _scales(x.scale, shape, axes, scales, weight, *bias).reshape(-1)
         total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step)
     return total.reshape(shape)
 
@@ -270,6 +318,8 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
         heads = [draft.only(name, "dequantise") for name in top.inputs]
         if not all(h is not None and len(h.inputs) == 3 for h in heads):
             return False
+        if not all(h and _takes(draft, h, own.scale, shift) for h in heads):
+            return False
         for head, own_shift in zip(heads, (shift, 0.0), strict=True):
             assert head is not None
             _head_in_steps(draft, head, own.scale, own_shift)
@@ -282,11 +332,25 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
             return False
         scale = top.attr("scale", 1.0) / own.scale
         shift += top.attr("offset", 0.0) * scale
+        if not _takes(draft, head, own.scale, shift):
+            return False
         left = _head_in_steps(draft, head, own.scale, shift)
         pair = {"scale": scale, "offset": left / scale}
         draft.become(top, "add_dequantised", draft.current(top.name).inputs, pair)
+    if relu:  # what is cut at 0 is in steps now; bytes cut it above
+        source = draft.insert("relu", (source,), {}, f"{node.name}_relu")
     kept = {"offset": own.offset} if relu else {}
-    return draft.become(node, "quantise", node.inputs if relu else (source,), kept)
+    return draft.become(node, "quantise", (source,), kept)
+
+
+def _takes(draft: Draft, head: Node, step: float, shift: float) -> bool:
+    """Tell whether sums are fine enough for a shift in steps of bytes, and int32 holds it."""
+    if len(head.inputs) == 1:
+        return True
+    scales, bias = (draft.constants[name].array().astype(np.float64) for name in head.inputs[1:])
+    steps = scales * (head.attr("scale", 1.0) / step)
+    fits = np.abs(bias) + abs(shift) / steps <= MOST_SUM // 2
+    return bool(np.all(fits) and np.all(steps <= COARSEST))
 
 
 def _head_in_steps(draft: Draft, head: Node, step: float, shift: float) -> float:
@@ -328,6 +392,9 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
         if np.all(steps(other) <= MOST_APART * steps(one)):
             numbers = [draft.constants[n] for head in (one, other) for n in head.inputs[1:]]
             total = derived(numbers[1].type, _both, *numbers)
+            moved = _both(*(constant.array().astype(np.float64) for constant in numbers))
+            if np.abs(moved).max() > MOST_SUM // 2:
+                continue
             kinds = [{"dtype": draft.type(head.output).dtype} for head in (one, other)]
             small = _small(total) if one.attr("small_bias") else {}
             bias = draft.add(total, f"{one.name}_bias")
@@ -339,19 +406,6 @@ def _one_bias(draft: Draft, heads: list[Node]) -> None:
 def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Values:
     """Return a bias of sums and what is added to the other's, in the first's steps."""
     return np.asarray(bias + np.rint(other * (other_scale / scale.astype(np.float64))))
-
-
-def shared(draft: Draft, node: Node) -> bool:
-    """Let a sum read a tensor as the layer beside it does: in bytes, half a step off at most."""
-    inputs = list(node.inputs)
-    for place, name in enumerate(node.inputs):
-        readers = draft.graph.readers.get(name, ())
-        byte = next((r for r in readers if r.op == "quantise"), None)
-        if byte is not None and byte.attr("dtype", "int8") == "int8":
-            attrs = {key: byte.attr(key) for key in ("scale", "offset") if byte.attr(key)}
-            attrs["dtype"] = draft.type(name).dtype
-            inputs[place] = draft.insert("dequantise", (byte.output,), attrs, f"{name}_shared")
-    return tuple(inputs) != node.inputs and draft.become(node, "add", inputs)
 
 
 def before_pool(draft: Draft, node: Node) -> bool:
@@ -370,7 +424,6 @@ def fold(graph: Graph) -> tuple[Graph, int]:
         simplify.COMMON.apply,
         sweep(in_int8, "quantise"),
         sweep(before_pool, "quantise"),
-        sweep(shared, "add"),
         sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCTS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),

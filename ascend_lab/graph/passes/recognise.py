@@ -155,7 +155,8 @@ def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) ->
     attrs = {key: product.attr(key, False) for key in ("trans_a", "trans_b")}
     reads = (*product.inputs, bias)
     if split:
-        if shape not in ((kind.shape[1],), ()) or wanted.shape[-1] != kind.shape[1]:
+        columns = kind.shape[1:]
+        if shape not in (columns, ()) or wanted.shape[-1:] != columns:  # () once it is a scalar
             return False
         made = draft.insert("gemm", reads, attrs, f"{node.name}_product")
         return draft.become(node, "reshape", [made], {"shape": wanted.shape})
@@ -239,6 +240,7 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
         number = settings(node)["number"] if node.op == "muls" else draft.number(other)
         if number is None and node.op == "mul":
             name, number = node.inputs[1], draft.number(node.inputs[0])
-        if not number:
+        widens = draft.type(name).shape != draft.type(node.output).shape
+        if not number or widens:
             return None
         scale *= 1 / number if node.op == "div" else number

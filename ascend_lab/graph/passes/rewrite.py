@@ -157,7 +157,8 @@ def _tensor(draft: Draft, reader: Node, name: str, part: Pattern, found: Found) 
             yield {**found, part: name}
     elif isinstance(part, float):
         number = draft.number(name)
-        if number is not None and math.isclose(number, part, rel_tol=CLOSE):
+        alike = number is not None and math.isclose(number, part, rel_tol=CLOSE)
+        if alike and not _widens(draft, reader, name):
             yield found
     else:
         maker = draft.maker(name)
@@ -165,6 +166,16 @@ def _tensor(draft: Draft, reader: Node, name: str, part: Pattern, found: Found) 
             readers = found.get("", {})
             seen = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
             yield from _node(draft, maker, part, seen)
+
+
+def _widens(draft: Draft, reader: Node, constant: str) -> bool:
+    """Tell whether a constant operand gives a node's result a shape that no other operand has.
+
+    x of shape (3,) times [[2.0]] is of shape (1, 3), which nothing made of x alone would be.
+    """
+    shape = draft.type(reader.output).shape
+    others = [name for name in map(draft.resolve, reader.inputs) if name != constant]
+    return all(draft.type(name).shape != shape for name in others)
 
 
 def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Found | None:

@@ -1,0 +1,232 @@
+"""Measured times held against the model, row by row.
+
+`compare` reads a table of measured rows, or a profile that msprof wrote, and stands beside every
+row what the model says of it, the bound that no schedule beats, and
+
+    error = model / measured - 1.
+
+A row that the model cannot time is refused with the reason; no row stops another.
+
+    from ascend_lab.compare import compare
+    found = compare("mine.csv")
+    print("; ".join(found.lines()))
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.compare import profile, table
+from ascend_lab.compare.model import Estimate, estimate
+from ascend_lab.compare.rows import Measured, Work, reasons_in
+from ascend_lab.errors import InputError
+from ascend_lab.limits import COLUMNS, ROWS, TABLE_BYTES, csv_of, labelled, read_file, refuse_above
+
+__all__ = ["Compared", "Comparison", "Group", "compare", "compare_rows", "read_measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A measured row beside the model's answer; `refused` says why there is none.
+
+    `limit` is what takes longest in the model. Shares of pipes are of the own time of each side.
+    """
+
+    case: str
+    group: str
+    measured_s: float | None
+    model_s: float | None = None
+    bound_s: float | None = None
+    refused: str | None = None
+    limit: str = ""
+    marks: tuple[str, ...] = ()
+    busy: Mapping[str, float] = field(default_factory=dict)
+    model_busy: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float | None:
+        """model / measured - 1."""
+        if self.model_s is None or not self.measured_s:
+            return None
+        return self.model_s / self.measured_s - 1.0
+
+    @property
+    def is_below_bound(self) -> bool:
+        """Whether it was measured quicker than the model says is possible."""
+        both = self.measured_s is not None and self.bound_s is not None
+        return both and self.measured_s < self.bound_s  # type: ignore[operator]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row as plain data, ready for JSON."""
+        return {
+            "case": self.case,
+            "group": self.group,
+            "measured_s": self.measured_s,
+            "model_s": self.model_s,
+            "bound_s": self.bound_s,
+            "error": self.error,
+            "refused": self.refused,
+            "limit": self.limit or None,
+            "marks": list(self.marks),
+            "busy": dict(self.busy),
+            "model_busy": dict(self.model_busy),
+        }
+
+    def line(self) -> str:
+        """Return the row as a line of text."""
+        name = labelled(self.case, self.group, 52)
+        marks = f"  [{'; '.join(self.marks)}]" if self.marks else ""
+        if self.error is None:
+            return f"{name:<52}  refused: {self.refused}"
+        times = (self.measured_s, self.model_s, self.bound_s)
+        told = "".join(f" {time_s * 1e6:>12.2f}" for time_s in times if time_s is not None)
+        below = "  below our bound" * self.is_below_bound
+        return f"{name:<52}{told} {self.error:>+8.0%}  {self.limit}{below}{marks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rows of one group: how many, how many timed, and how far off those are.
+
+    `bias` is the geometric mean of model / measured, less 1: that of errors which cancel is 0.
+    `median` and `p90` are of the error without its sign; `below_bound` counts rows that were
+    measured below the bound.
+    """
+
+    group: str
+    rows: int
+    timed: int
+    bias: float | None
+    median: float | None
+    p90: float | None
+    below_bound: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the group as plain data, ready for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def line(self) -> str:
+        """Return the group as a line of text."""
+        bias = "-" if self.bias is None else f"{self.bias:+.0%}"
+        median = "-" if self.median is None else f"{self.median:.0%}"
+        p90 = "-" if self.p90 is None else f"{self.p90:.0%}"
+        counts = f"{self.group:<24}{self.rows:>6}{self.timed:>7}"
+        return f"{counts}{bias:>9} {median:>8} {p90:>8}{self.below_bound:>13}"
+
+
+HEAD = f"{'group':<24}{'rows':>6}{'timed':>7}{'bias':>9}{'median':>9}{'p90':>9}{'below bound':>13}"
+ROW_HEAD = f"{'row':<52}{'measured us':>13}{'model us':>13}{'bound us':>13}{'error':>9}  limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All rows of a file beside the model's answers, in the file's order."""
+
+    name: str
+    rows: tuple[Compared, ...]
+
+    def groups(self) -> tuple[Group, ...]:
+        """Return the groups in the order of their first rows."""
+        names = dict.fromkeys(row.group for row in self.rows)
+        members: dict[str, list[Compared]] = {name: [] for name in names}
+        for row in self.rows:
+            members[row.group].append(row)
+        return tuple(group_of(name, rows) for name, rows in members.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return rows and groups as plain data, ready for JSON."""
+        return {
+            "rows": [row.as_dict() for row in self.rows],
+            "groups": [group.as_dict() for group in self.groups()],
+        }
+
+    def group_lines(self) -> list[str]:
+        """Return the groups as lines of text."""
+        return [HEAD, *(group.line() for group in self.groups())]
+
+    def lines(self) -> list[str]:
+        """Return rows, then groups, as lines of text."""
+        timed = sum(row.error is not None for row in self.rows)
+        title = f"{self.name}: {len(self.rows)} rows, {timed} timed; error = model / measured - 1"
+        return [title, ROW_HEAD, *(row.line() for row in self.rows), "", *self.group_lines()]
+
+
+def group_of(name: str, rows: list[Compared]) -> Group:
+    """Return the figures of some rows; errors are None where no row is timed."""
+    errors = np.array([row.error for row in rows if row.error is not None])
+    below = sum(row.is_below_bound for row in rows)
+    if not len(errors):
+        return Group(name, len(rows), 0, None, None, None, below)
+    bias = math.expm1(float(np.mean(np.log1p(np.maximum(errors, -1 + 1e-12)))))
+    median, p90 = (float(q) for q in np.percentile(np.abs(errors), (50, 90)))
+    return Group(name, len(rows), len(errors), bias, median, p90, below)
+
+
+def compare(path: str | Path, chip: Chip | None = None) -> Comparison:
+    """Return the rows of a file beside the model's answers.
+
+    `chip` is the chip of a profile, which names none, and that of a table's rows which name it or
+    none. Raises `InputError` for a file that is no table of either kind, or has no rows.
+    """
+    return Comparison(Path(path).name, tuple(compare_rows(read_measured(path, chip), chip)))
+
+
+def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
+    """Return the measured rows of a table or a profile; raises `InputError` for other files."""
+    data = read_file(path, "a table of measured rows", TABLE_BYTES)
+    lines = [(line, row) for line, row in csv_of(data, path) if not row[0].startswith("#")]
+    if not lines:
+        raise InputError(f"{path}: a header and rows", "an empty file", "write at least one row")
+    refuse_above(f"{path}: rows", len(lines) - 1, ROWS)
+    header = lines[0][1]
+    if profile.is_profile(header):
+        if chip is None:
+            needed = f"{path}: the chip that this profile was recorded on"
+            raise InputError(needed, "none", "name it: a profile does not")
+        found = profile.read_rows(lines, chip.name, str(path))
+    else:
+        refuse_above(f"{path}: columns", len(header), COLUMNS)
+        found = table.read_rows(lines, str(path))
+    if not found:
+        raise InputError(f"{path}: rows below the header", "none", "write at least one row")
+    return found
+
+
+def compare_rows(rows: list[Measured], chip: Chip | None = None) -> Iterator[Compared]:
+    """Yield each measured row beside the model's answer; equal work is timed once."""
+    known: dict[str, Estimate | str] = {}
+    for row in rows:
+        if row.work is None or row.refused:
+            yield Compared(row.case, row.group, row.measured_s, refused=row.refused or "no work")
+            continue
+        key = repr(row.work)
+        if key not in known:
+            known[key] = _answer(row.work, chip)
+        answer = known[key]
+        if isinstance(answer, str):
+            yield Compared(row.case, row.group, row.measured_s, refused=answer, marks=row.marks)
+            continue
+        yield Compared(
+            row.case,
+            row.group,
+            row.measured_s,
+            answer.model_s,
+            answer.bound_s,
+            limit=answer.limit,
+            marks=(*row.marks, *answer.marks),
+            busy=row.busy,
+            model_busy=answer.busy,
+        )
+
+
+def _answer(work: Work, chip: Chip | None) -> Estimate | str:
+    """Return what the model says, or why it says nothing."""
+    reasons: list[str] = []
+    with reasons_in(reasons):
+        return estimate(work, chip)
+    return "; ".join(reasons)

@@ -1,0 +1,155 @@
+"""Measured times as a table of ours: one row a measurement, read without trusting any of it.
+
+The columns are those of `COLUMNS`. A row that cannot be read is refused with the reason and stands
+among the others; a table that is none, or has a column nobody knows, is refused as a whole.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from ascend_lab.compare.rows import (
+    L2_STATES,
+    TIMINGS,
+    Measured,
+    Work,
+    pipe_of,
+    reasons_in,
+    shape_of,
+)
+from ascend_lab.errors import InputError
+from ascend_lab.limits import number_of, shown
+
+NEEDED = ("case", "chip", "operator", "inputs", "dtype", "timing", "measured_us")
+COLUMNS = (
+    *("group", "case", "chip", "operator", "inputs", "dtype", "attributes", "l2", "timing"),
+    *("measured_us", "kernels", "source", "note"),
+)
+"""Columns of a table; those of `NEEDED` have to be there, in any order."""
+COLLECTIVES = ("all_reduce", "all_to_all")
+LONGEST_S = 1e6
+"""Most seconds a row may have taken: a slip of units lands above it."""
+MOST_BYTES = 1e18
+"""Most bytes a rank of a collective may hold."""
+MOST_ATTRIBUTES = 64
+LONGEST_VALUE = 200
+"""Characters of one attribute's value."""
+
+
+def columns_of(header: Sequence[str], where: str) -> None:
+    """Raise `InputError` for columns that are unknown, written twice or missing."""
+    for name in header:
+        if name not in COLUMNS:
+            near = get_close_matches(name, COLUMNS, 1)
+            remedy = f"did you mean {near[0]}?" if near else "drop it"
+            raise InputError(f"{where}: columns among {', '.join(COLUMNS)}", shown(name), remedy)
+    twice = [name for name in COLUMNS if header.count(name) > 1]
+    if twice:
+        raise InputError(f"{where}: each column once", f"{twice[0]} twice", "keep one of them")
+    missing = [name for name in NEEDED if name not in header]
+    if missing:
+        raise InputError(f"{where}: the columns {', '.join(missing)}", "none", "add them")
+
+
+def read_rows(rows: Sequence[tuple[int, list[str]]], where: str) -> list[Measured]:
+    """Return the measurements of a table's lines, the header first; raises `InputError`."""
+    (_, header), *lines = rows
+    columns_of(header, where)
+    return [_row(header, cells, line) for line, cells in lines]
+
+
+def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
+    """Return one measurement, refused by name if it cannot be read."""
+    row = dict(zip(header, cells, strict=False))
+    case = row.get("case", "") or f"line {line}"
+    group = row.get("group", "") or row.get("operator", "") or "no group"
+    reasons: list[str] = []
+    measured_s: float | None = None
+    work: Work | None = None
+    marks: list[str] = []
+    busy: dict[str, float] = {}
+    if len(cells) != len(header):
+        reasons.append(f"{len(header)} cells in a row; got {len(cells)}; quote cells with commas")
+    else:
+        with reasons_in(reasons):
+            measured_s = _seconds(row["measured_us"])
+        with reasons_in(reasons):
+            work = _work(row, group)
+    if work and measured_s:
+        busy = _busy(work.attributes, measured_s)
+    if kernels := row.get("kernels", ""):
+        marks.append(f"measured: a sum of kernels ({kernels})")
+    return Measured(case, group, measured_s, work, tuple(marks), busy, "; ".join(reasons))
+
+
+def _seconds(text: str) -> float:
+    value = number_of(text)
+    if value is None or not 0 < value * 1e-6 <= LONGEST_S:
+        needed = f"measured_us: microseconds above 0, at most {LONGEST_S * 1e6:g}"
+        raise InputError(needed, shown(text), "mend that row")
+    return value * 1e-6
+
+
+def _work(row: Mapping[str, str], group: str) -> Work:
+    """Return what a row timed; raises `InputError` that names the column at fault."""
+    operator = row["operator"]
+    l2 = row.get("l2", "") or "unknown"
+    for name, value, known in (("l2", l2, L2_STATES), ("timing", row["timing"], TIMINGS)):
+        if value not in known:
+            raise InputError(f"{name}: one of {', '.join(known)}", shown(value), "mend that row")
+    attributes = attributes_of(row.get("attributes", ""))
+    if not operator:
+        raise InputError("operator: one that computes the same", "none", "none is guessed")
+    shapes: tuple[tuple[int, ...], ...] = ()
+    size_bytes: float | None = None
+    if row["inputs"].startswith("bytes="):
+        size_bytes = number_of(row["inputs"].removeprefix("bytes="))
+        if size_bytes is None or not 0 < size_bytes <= MOST_BYTES:
+            needed = f"inputs: bytes=N above 0, at most {MOST_BYTES:g}"
+            raise InputError(needed, shown(row["inputs"]), "mend that row")
+    elif row["inputs"]:
+        shapes = tuple(shape_of(part.strip(), "x", "inputs") for part in row["inputs"].split(";"))
+    dtypes = tuple(part.strip() for part in row["dtype"].split(";")) if row["dtype"] else ()
+    return Work(
+        operator, row["chip"], shapes, size_bytes, dtypes, attributes, l2, row["timing"], group
+    )
+
+
+def attributes_of(text: str) -> dict[str, Any]:
+    """Return the attributes of a text such as `axis=-1;perm=(1,0)`, numbers and tuples read.
+
+    Raises `InputError` for what is no `key=value`, a key written twice, or too many of them.
+    """
+    found: dict[str, Any] = {}
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if len(parts) > MOST_ATTRIBUTES:
+        raise InputError(f"attributes: at most {MOST_ATTRIBUTES}", str(len(parts)), "drop some")
+    for part in parts:
+        key, equals, value = part.partition("=")
+        key, value = key.strip(), value.strip()
+        if not equals or not key or len(value) > LONGEST_VALUE:
+            raise InputError("attributes: key=value;key=value", shown(part), "mend that row")
+        if key in found:
+            raise InputError(f"attributes: {key} once", "it twice", "keep one of them")
+        try:
+            found[key] = ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            found[key] = value  # a word such as tanh stays one
+    return found
+
+
+def _busy(attributes: Mapping[str, Any], measured_s: float) -> dict[str, float]:
+    """Return the shares of pipes that attributes tell, as `mac_us` or as `cube_share` in per cent.
+
+    An `aicore_us` is no pipe. Shares count from the measured time, as the model's do.
+    """
+    found: dict[str, float] = {}
+    for key, value in attributes.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if pipe := pipe_of(key.removesuffix("_us")) if key.endswith("_us") else "":
+            found[pipe] = value * 1e-6 / measured_s
+        elif pipe := pipe_of(key.removesuffix("_share")) if key.endswith("_share") else "":
+            found[pipe] = value / 100.0
+    return found

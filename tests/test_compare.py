@@ -1,0 +1,447 @@
+"""`ascend-lab compare`: measured rows against the model; every row and file here is made up."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from command_lines import refused, run, run_json
+
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+from ascend_lab.cluster import collective_time, load_topology
+from ascend_lab.compare import Compared, compare, group_of
+from ascend_lab.compare.profile import Task, reading
+from ascend_lab.compare.table import COLUMNS
+from ascend_lab.errors import InputError
+from ascend_lab.graph import bound_of, compile_stages, zoo
+from bench.compared import VARIABLE, compared_figures
+
+DATA = Path(__file__).parent / "data" / "compare"
+B2 = load_chip("Ascend910B2")
+PLAIN = {
+    "group": "made up",
+    "chip": "Ascend910B2",
+    "operator": "add",
+    "inputs": "512x1024;512x1024",
+    "dtype": "fp16",
+    "attributes": "",
+    "l2": "cold",
+    "timing": "kernel",
+    "measured_us": "10",
+    "kernels": "",
+    "source": "nobody",
+    "note": "",
+}
+
+
+def table(folder: Path, *rows: dict[str, str]) -> Path:
+    """Write a table of the plain row with what each of some rows says instead."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for place, row in enumerate(rows):
+        writer.writerow({"case": f"row {place}", **PLAIN, **row})
+    path = folder / "rows.csv"
+    path.write_text(text.getvalue(), "utf-8")
+    return path
+
+
+def one(folder: Path, **row: str) -> Compared:
+    """Return the only row of a table."""
+    (found,) = compare(table(folder, row)).rows
+    return found
+
+
+# -- what the model says ---------------------------------------------------------------------------
+SHAPES = ((512, 1024), (512, 1024))
+
+
+def test_a_kernel_is_without_the_launch_of_the_host_and_a_wall_clock_with_it(
+    tmp_path: Path,
+) -> None:
+    line = ops.time("add", SHAPES, ("fp16", "fp16"), B2)
+    kernel, wall = one(tmp_path), one(tmp_path, timing="wall")
+    assert wall.model_s == pytest.approx(line.time_s)
+    assert kernel.model_s == pytest.approx(line.time_s - B2.launch_overhead_s)
+    assert wall.bound_s == pytest.approx(kernel.bound_s + B2.launch_overhead_s)
+    assert kernel.error == pytest.approx(kernel.model_s / 10e-6 - 1)
+
+
+def test_a_kernel_on_cores_of_two_kinds_keeps_their_start(tmp_path: Path) -> None:
+    shapes = ((1, 2, 256, 64),) * 3
+    line = ops.time("flash_attention", shapes, ("fp16",) * 3, B2)
+    assert line.mix_cycles > 0
+    found = one(tmp_path, operator="flash_attention", inputs=";".join(["1x2x256x64"] * 3))
+    assert found.model_s == pytest.approx(line.time_s - B2.launch_overhead_s)
+
+
+def test_a_warm_l2_is_obeyed_and_an_unknown_one_is_marked(tmp_path: Path) -> None:
+    product = {"operator": "add", "inputs": "4096x4096;4096x4096"}
+    cold, warm, unknown = compare(
+        table(tmp_path, *({**product, "l2": state} for state in ("cold", "warm", "unknown")))
+    ).rows
+    shapes = ((4096, 4096), (4096, 4096))
+    line = ops.time("add", shapes, ("fp16", "fp16"), B2, warm_l2=True)
+    assert warm.model_s == pytest.approx(line.cycles / B2.clock_hz)
+    assert warm.model_s < cold.model_s and warm.bound_s < cold.bound_s
+    assert unknown.model_s == cold.model_s
+    assert (cold.marks, unknown.marks) == ((), ("l2 unknown: timed cold",))
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "dtype", "attributes"),
+    [
+        ("add", "512x1024;512x1024", "fp32", ""),
+        ("matmul", "512x1024;512x1024", "bf16", "trans_b=True"),
+        ("softmax", "100x1000", "fp32", "axis=0"),
+        ("transpose", "64x96x128", "fp16", "perm=(2,0,1)"),
+        ("adam", ";".join(["256x512"] * 4), "fp32", "beta1=0.5;weight_decay=0.1"),
+        ("conv2d", "2x32x28x28;64x32x3x3", "fp16", "pad=((1,1),(1,1));stride=(1,1)"),
+        ("scatter_add", "64x128;64;64x128", "fp16", "segments=64"),
+        ("flash_attention", "1x2x256x64;1x2x256x64;1x2x256x64", "fp16", "heads=2"),
+        ("reduce_prod", "16x256x256", "fp32", "axis=1"),
+        ("gather", "100x64;32", "fp16;int32", "axis=0"),
+        ("scatter_update", "2064x512;496;496x512", "int32", ""),
+        ("square", "528x272", "fp16", ""),
+        ("concat", "32x80x64;16x80x64", "int32", "axis=0"),
+    ],
+)
+@pytest.mark.parametrize("chip", ["Ascend910B2", "Ascend310"])  # an L2 of each kind
+def test_no_model_time_is_below_its_bound(
+    tmp_path: Path, chip: str, operator: str, inputs: str, dtype: str, attributes: str
+) -> None:
+    if chip == "Ascend310" and "bf16" in dtype:
+        dtype = "fp16"
+    said = {"operator": operator, "inputs": inputs, "dtype": dtype, "attributes": attributes}
+    said["chip"] = chip
+    rows = [{**said, "timing": timing} for timing in ("kernel", "wall")]
+    rows += [{**said, "l2": "warm"}]
+    for row in compare(table(tmp_path, *rows)).rows:
+        assert row.refused is None
+        assert row.limit
+        assert 0 <= row.bound_s <= row.model_s
+
+
+def test_a_move_is_bounded_by_its_bytes(tmp_path: Path) -> None:
+    found = one(tmp_path, operator="transpose", inputs="4096x8192", attributes="perm=(1,0)")
+    read_s = 4096 * 8192 * 2 / B2.device_memory.rate_bytes_per_s
+    assert found.bound_s >= read_s
+
+
+def test_fewer_cores_are_used_and_more_are_another_chip(tmp_path: Path) -> None:
+    product = {"operator": "matmul", "inputs": "2048x2048;2048x2048"}
+    rows = [{**product, "attributes": text} for text in ("", "cores=8", "cores=32", "cores=x")]
+    whole, eight, more, word = compare(table(tmp_path, *rows)).rows
+    assert eight.model_s > 2 * whole.model_s
+    assert "cores from 1 to 24" in more.refused and "got 32" in more.refused
+    assert "cores from 1 to 24" in word.refused
+
+
+def test_a_network_takes_its_batch_and_its_sizes(tmp_path: Path) -> None:
+    said = {"operator": "zoo:squeezenet", "chip": "Ascend310", "timing": "step"}
+    rows = [
+        {**said, "inputs": "2x3x224x224", "attributes": "batch=2;printed_fps=7.5"},
+        {**said, "inputs": "", "attributes": "batch=2"},
+        {**said, "inputs": "2x3x224x224", "timing": "kernel"},
+        {**said, "inputs": "4x3x224x224", "attributes": "batch=2"},
+        {**said, "inputs": "2x3x200", "attributes": "batch=2"},
+        {**said, "inputs": "2x3x224x224", "attributes": "batch=2;cards=8"},
+        {**said, "inputs": "2x3x224x224", "attributes": "batch=2", "dtype": "fp32"},
+        {**said, "inputs": "2x3x224x224", "attributes": "batch=2", "group": "training step"},
+    ]
+    whole, short, kernels, *others = compare(table(tmp_path, *rows)).rows
+    chip = load_chip("Ascend310")
+    stages = compile_stages(zoo.build("squeezenet", batch=2), chip)
+    times, bound = stages.timeline(), bound_of(stages.rewritten, chip)
+    assert whole.model_s == short.model_s == pytest.approx(times.time_s)
+    assert kernels.model_s == pytest.approx(times.time_s - times.launch_s)
+    assert (whole.bound_s, kernels.bound_s) == pytest.approx((bound.time_s, bound.work_s))
+    for row, word in zip(others, ("batch", "2, 3", "cards=8", "fp32", "training"), strict=True):
+        assert word in row.refused
+
+
+def test_a_collective_is_that_of_its_topology(tmp_path: Path) -> None:
+    said = {"chip": "8 boards", "operator": "all_reduce", "inputs": "bytes=4194304"}
+    rows = [
+        {**said, "attributes": text}
+        for text in (
+            "ranks=8;topology=910b-server",
+            "ranks=9;topology=910b-server",
+            "ranks=8;topology=a pod",
+            "topology=910b-server",
+            "ranks=8;topology=910b-server;overlap=True",
+        )
+    ]
+    right, *wrong = compare(table(tmp_path, *rows, {**rows[0], "timing": "wall"})).rows
+    timed = collective_time("all_reduce", load_topology("910b-server"), 4194304)
+    assert (right.model_s, right.bound_s) == (timed.time_s, timed.lower_bound_s)
+    words = ("got 9", "a topology among", "got None", "overlap=True")
+    for row, word in zip(wrong[:-1], words, strict=True):
+        assert word in row.refused
+    assert any("launch" in mark for mark in wrong[-1].marks)
+
+
+# -- refused or marked, never guessed --------------------------------------------------------------
+QKV = "1x2x256x64;1x2x256x64;1x2x256x64"
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ({"operator": ""}, "operator"),
+        ({"operator": "adds_up"}, "adds_up"),
+        ({"chip": "a board with 20 cores"}, "a board with 20 cores"),
+        ({"chip": ""}, "chip"),
+        ({"chip": "/etc/passwd.toml"}, "chip: one of"),
+        ({"measured_us": "nan"}, "measured_us"),
+        ({"measured_us": "-1"}, "measured_us"),
+        ({"measured_us": "0"}, "measured_us"),
+        ({"measured_us": "1e300"}, "measured_us"),
+        ({"measured_us": "ten"}, "measured_us"),
+        ({"l2": "hot"}, "l2"),
+        ({"timing": "cpu"}, "timing"),
+        ({"inputs": "512by1024"}, "inputs"),
+        ({"inputs": "0x4;0x4"}, "inputs"),
+        ({"inputs": "bytes=12"}, "shape per input"),
+        ({"inputs": "bytes=all", "operator": "all_reduce"}, "bytes=N"),
+        ({"inputs": "512x1024"}, "2 inputs"),
+        ({"inputs": "3000000000;3000000000"}, "2147483647"),
+        ({"inputs": "512x1024;3x7"}, "add"),
+        ({"dtype": "int64"}, "int64"),
+        ({"dtype": "fp16;fp16;fp16"}, "dtype"),
+        ({"attributes": "axis"}, "attributes"),
+        ({"attributes": "a=1;a=2"}, "a once"),
+        ({"attributes": "epilogue=gelu"}, "epilogue"),
+        ({"attributes": "metric=us per token"}, "per unit"),
+        ({"operator": "flash_attention", "inputs": QKV, "attributes": "window=64"}, "window=64"),
+        ({"operator": "batch_matmul", "inputs": "4x32x64;4x64x32", "attributes": "groups=5"}, "5"),
+        ({"operator": "softmax", "inputs": "4x8", "attributes": "axis=7"}, "axis"),
+        ({"operator": "softmax", "inputs": "4x8", "attributes": "axis={1: [2]}"}, "axis"),
+    ],
+)
+def test_a_row_that_cannot_be_timed_says_why_and_stops_no_other(
+    tmp_path: Path, row: dict[str, str], word: str
+) -> None:
+    first, bad, last = compare(table(tmp_path, {}, row, {})).rows
+    assert first.error == last.error is not None
+    assert bad.error is None and bad.model_s is None
+    assert word in bad.refused
+    assert "mistake of ours" not in bad.refused
+
+
+def test_what_the_model_computes_more_or_otherwise_is_marked(tmp_path: Path) -> None:
+    rows = [
+        {"operator": "flash_attention", "inputs": QKV, "attributes": "causal=True"},
+        {"operator": "flash_attention", "inputs": QKV, "attributes": "causal=False"},
+        {"operator": "gelu", "inputs": "64x64", "attributes": "approximate=none"},
+        {"operator": "matmul", "inputs": "64x64;64x64", "attributes": "base=128,256,64"},
+        {"kernels": "Mul*2+Add"},
+    ]
+    found = [row.marks for row in compare(table(tmp_path, *rows)).rows]
+    assert "in full" in found[0][0] and found[1] == ()
+    assert "tanh form" in found[2][0] and "base" in found[3][0] and "Mul*2+Add" in found[4][0]
+
+
+def test_a_mistake_of_ours_stops_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object, **attributes: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(ops, "time", fails)
+    found = compare(table(tmp_path, {}, {"operator": ""}))
+    assert "mistake of ours" in found.rows[0].refused and "operator" in found.rows[1].refused
+
+
+def test_equal_work_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    timed = ops.time
+    monkeypatch.setattr(ops, "time", lambda *a, **k: seen.append(a) or timed(*a, **k))
+    rows = compare(table(tmp_path, {}, {"measured_us": "20"}, {"dtype": "fp32"}, {})).rows
+    assert len(seen) == 2
+    assert rows[0].model_s == rows[1].model_s and rows[0].error > rows[1].error
+
+
+# -- groups ----------------------------------------------------------------------------------------
+def test_groups_say_bias_and_spread() -> None:
+    def row(model_s: float | None, bound_s: float = 0.5) -> Compared:
+        return Compared("x", "g", 1.0, model_s, bound_s if model_s else None)
+
+    group = group_of("g", [row(2.0), row(0.5), row(1.0, 1.5), row(None)])
+    assert (group.rows, group.timed, group.below_bound) == (4, 3, 1)
+    assert group.bias == pytest.approx(0.0)  # twice and half cancel
+    assert group.median == pytest.approx(0.5)
+    assert group.p90 == pytest.approx(0.9)
+    empty = group_of("g", [row(None)])
+    assert (empty.timed, empty.bias, empty.median, empty.p90) == (0, None, None, None)
+
+
+# -- profiles --------------------------------------------------------------------------------------
+def test_a_profile_is_read_row_by_row() -> None:
+    found = compare(DATA / "op_summary.csv", B2)
+    dense, add, total, turn, conv, host, reduce = found.rows
+    line = ops.time("matmul", ((1024, 512), (2048, 512)), ("fp16", "fp16"), B2, trans_b=True)
+    assert dense.model_s == pytest.approx(line.cycles / B2.clock_hz)
+    assert dense.measured_s == pytest.approx(31.5e-6)
+    assert dense.busy == {"AIC.M": 0.41, "AIC.MTE2": 0.83}
+    assert {"M", "MTE2"} <= set(dense.model_busy)
+    line = ops.time("add", ((1024, 2048), (1,)), ("fp16", "fp16"), B2)
+    assert add.model_s == pytest.approx(line.cycles / B2.clock_hz)  # a scalar has no sizes
+    line = ops.time("reduce_sum", ((1024, 2048),), ("fp32",), B2, axis=(1,), keepdims=True)
+    assert total.model_s == pytest.approx(line.cycles / B2.clock_hz)
+    for row, word in (
+        (turn, "one permutation"),
+        (conv, "a format"),
+        (host, "AI_CPU"),
+        (reduce, "HCCL"),
+    ):
+        assert word in row.refused, row
+    assert [group.group for group in found.groups()][:2] == ["MatMulV2", "Add"]
+
+
+def test_columns_of_torch_npu_are_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "kernel_details.csv"
+    path.write_text(
+        "Name,Type,Accelerator Core,Duration(us),Input Shapes,Input Data Types,Input Formats\n"
+        'relu,Relu,AI_VECTOR_CORE,5.5,"64,1024",DT_BF16,ND\n',
+        "utf-8",
+    )
+    (row,) = compare(path, B2).rows
+    line = ops.time("relu", ((64, 1024),), ("bf16",), B2)
+    assert row.model_s == pytest.approx(line.cycles / B2.clock_hz)
+
+
+def test_what_follows_from_shapes_is_read_and_what_does_not_is_refused() -> None:
+    half = ("fp16",) * 3
+
+    def read(kind: str, shapes: tuple, output: tuple | None) -> tuple[str, dict, tuple]:
+        found = reading(Task(kind, shapes, half[: len(shapes)], output, ""))
+        return found.operator, dict(found.attributes), found.marks
+
+    square = ((64, 64), (64, 64))
+    name, attributes, marks = read("MatMulV3", square, (64, 64))
+    assert (name, attributes) == ("matmul", {}) and "transposes" in marks[0]
+    assert read("MatMulV3", ((8, 64), (32, 64)), (8, 32))[1] == {"trans_b": True}
+    assert read("MatMul", ((8, 64), (64, 32), (32,)), (8, 32))[2] == ("the bias is left out",)
+    turned = read("Transpose", ((2, 3, 4),), (4, 2, 3))
+    assert turned[1] == {"perm": (2, 0, 1)}
+    assert read("ReduceMaxD", ((2, 3, 4),), (2, 4))[1] == {"axis": (1,), "keepdims": False}
+    assert "last" in read("SoftmaxV2", ((2, 3),), (2, 3))[2][0]
+    assert read("RmsNorm", ((2, 3), (3,)), (2, 3))[0] == "rms_norm"
+    for kind, shapes, output in (
+        ("MatMul", ((8, 64), (63, 32)), (8, 32)),
+        ("MatMul", ((8, 64),), (8, 32)),
+        ("Transpose", ((4, 4),), (4, 4)),
+        ("Transpose", ((2, 3),), None),
+        ("ReduceSum", ((4, 4),), (4,)),
+        ("RmsNorm", ((2, 3), (2,)), (2, 3)),
+        ("Conv2D", ((1, 16, 8, 8), (16, 16, 3, 3)), None),
+        ("FusedInferAttentionScore", ((1, 2, 3, 4),) * 3, None),
+        ("MyOwnKernel", ((2, 3),), (2, 3)),
+    ):
+        with pytest.raises(InputError):
+            read(kind, shapes, output)
+
+
+# -- the command -----------------------------------------------------------------------------------
+def test_the_command_answers_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_json(capsys, "compare", DATA / "measured.csv")
+    keys = {"case", "group", "measured_s", "model_s", "bound_s", "error", "refused"}
+    assert all(keys <= row.keys() for row in data["rows"])
+    keys = {"group", "rows", "timed", "bias", "median", "p90", "below_bound"}
+    assert all(keys == group.keys() for group in data["groups"])
+    assert len(data["rows"]) == sum(group["rows"] for group in data["groups"]) == 7
+    for row in data["rows"]:
+        assert (row["refused"] is None) == (row["error"] is not None)
+        if row["error"] is not None:
+            assert row["error"] == pytest.approx(row["model_s"] / row["measured_s"] - 1)
+    (refusal,) = (row for row in data["rows"] if row["refused"])
+    assert refusal["case"] == "mine/window" and "window=256" in refusal["refused"]
+
+
+def test_the_command_draws_and_says_what_it_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = tmp_path / "compared.svg"
+    code, out, err = run(capsys, "compare", DATA / "measured.csv", "--figure", figure)
+    assert (code, err) == (0, "")
+    assert "refused: flash_attention" in out and "below bound" in out
+    svg = figure.read_text("utf-8")
+    assert svg.startswith("<svg") and 'role="img"' in svg
+    assert "<title>Model over measured times of measured.csv" in svg and "gemm: 2 rows" in svg
+    nothing = table(tmp_path, {"operator": ""})
+    assert run(capsys, "compare", nothing, "--figure", figure)[0] == 0
+    assert "No row is timed" in figure.read_text("utf-8")
+
+
+def test_a_chip_of_ones_own_takes_the_rows_that_name_it_or_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chip = tmp_path / "half.toml"
+    count = 'count = { value = 12, source = "TEAM", trust = "assumed" }'
+    chip.write_text(
+        'base = "Ascend910B2"\nname = "Half"\nsummary = "half"\ncombined = false\n'
+        f"[core]\n{count}\n",
+        "utf-8",
+    )
+    rows = [{"chip": name, "inputs": "4096x4096;4096x4096"} for name in ("Half", "", "Ascend910B2")]
+    data = run_json(capsys, "compare", table(tmp_path, *rows), "--chip", chip)["rows"]
+    assert data[0]["model_s"] == data[1]["model_s"]
+    assert all(row["refused"] is None for row in data)
+
+
+def test_files_that_are_no_tables_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    head = "case,chip,operator,inputs,dtype,timing,measured_us\n"
+    for text, word in (
+        ("", "empty"),
+        ("\n\n,,\n", "empty"),
+        (head, "at least one row"),
+        (head.replace("chip", "chp"), "did you mean chip"),
+        (head.replace("chip", "colour"), "colour"),
+        (head.replace("chip", "case"), "case twice"),
+        (head.replace("chip,", ""), "the columns chip"),
+        ('a,"b', "CSV"),
+        (f"{','.join(map(str, range(70)))}\nx\n", "columns"),
+        ("OP Type,Task Duration(us)\nAdd,3\n", "op name"),
+    ):
+        path.write_text(text, "utf-8")
+        assert word in refused(capsys, "compare", path, "--chip", "Toy")
+    path.write_bytes(b"\xff\xfe\x00case")
+    refused(capsys, "compare", path)
+    refused(capsys, "compare", tmp_path / "none.csv")
+    refused(capsys, "compare", tmp_path)
+    assert "profile" in refused(capsys, "compare", DATA / "op_summary.csv")
+    refused(capsys, "compare", DATA / "measured.csv", "--figure", tmp_path / "x.gif")
+    refused(capsys, "compare", DATA / "measured.csv", "--figure", "-")
+    refused(capsys, "compare", DATA / "measured.csv", "--chip", "Ascend911")
+
+
+def test_a_file_that_is_too_large_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ascend_lab.compare.ROWS", 3)
+    assert "at most 3" in refused(capsys, "compare", table(tmp_path, *[{}] * 4))
+    monkeypatch.setattr("ascend_lab.compare.TABLE_BYTES", 100)
+    assert "at most 100 bytes" in refused(capsys, "compare", table(tmp_path, {}))
+
+
+# -- bench -----------------------------------------------------------------------------------------
+def test_bench_tells_groups_of_a_folder_and_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert list(compared_figures()) == []
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
+    assert list(compared_figures()) == []
+    with pytest.raises(InputError):
+        list(compared_figures(str(tmp_path / "absent")))
+    table(tmp_path, {}, {"operator": ""})
+    (tmp_path / "words.csv").write_text("a,b\n1,2\n", "utf-8")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    head, group, words = compared_figures()
+    assert "measured tables" in head.name
+    assert group.name == "  rows, made up" and group.measured.startswith("1 of 2 rows: -")
+    assert "not read" in words.measured
+    assert all(figure.met is None for figure in (head, group, words))

@@ -1,0 +1,143 @@
+"""What leaves fp16 inside a compiled network is named, though the outputs look well."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_lines import run
+from onnx_models import model_of, run_onnx
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Road, compile_graph, run_tasks
+from ascend_lab.graph.evaluate import Overflow
+from ascend_lab.graph.onnx import import_model
+
+CHIP = "Ascend310"
+
+
+def normal(*shape, scale=1.0):
+    drawn = np.random.default_rng(len(shape) * shape[-1]).standard_normal(shape)
+    return (scale * drawn).astype(np.float32)
+
+
+HIDDEN = {
+    "sigmoid": ("mm: MatMul x w -> h; sg: Sigmoid h -> y", "mm"),
+    "softmax": ("mm: MatMul x w -> h; sm: Softmax h -> y", "mm"),
+    "relu6": ("fc: Gemm x w b -> h; cl: Clip h lo hi -> y", "fc"),
+    "tanh": ("sq: Mul x x -> h; th: Tanh h -> y", "sq"),
+}
+WEIGHTS = {
+    "w": normal(32, 16, scale=100),
+    "b": normal(16),
+    "lo": np.float32(0),
+    "hi": np.float32(6),
+}
+X = normal(4, 32, scale=1000)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def overflows(made, feed):
+    """Return what overflows when kernels compute a model, and the outputs."""
+    graph, found = import_model(made).graph, list[Overflow]()
+    values = run_tasks(compile_graph(graph, CHIP), feed, graph.outputs, found)
+    return found, values
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+def test_a_hidden_overflow_is_told_and_its_remedy_works(capsys, how):
+    text, title = HIDDEN[how]
+    used = {n: w for n, w in WEIGHTS.items() if f" {n} " in text}
+    made = model_of(text, {"x": X.shape}, ["y"], used)
+    onnx.save(made, "m.onnx")
+    np.savez("in.npz", x=X)
+    words = ("run", "m.onnx", "--compiled", "--chip", CHIP, "--inputs", "in.npz", "--json", "j")
+    code, _, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    data = json.loads(Path("j").read_text())
+    (found,) = data["overflows"]
+    exact = X * X if how == "tanh" else X @ WEIGHTS["w"]
+    beyond = np.abs(exact) >= 65520
+    assert found["node"].startswith(title)
+    assert found["largest"] == pytest.approx(np.abs(exact).max(), rel=1e-2)
+    assert found["share"] == pytest.approx(beyond.mean(), abs=0.05)
+    _, out, _ = run(capsys, *words[:-2])
+    assert f"overflow: node {found['node']}" in out
+    assert "--keep_dtype F" in out
+    Path("keep.txt").write_text("\n".join(data["keep_in_fp32"]))
+    code, _, err = run(capsys, *words, "--keep_dtype", "keep.txt", "--outputs", "o.npz")
+    assert (code, err) == (0, "")
+    assert "overflows" not in json.loads(Path("j").read_text())
+    want = run_onnx(made, {"x": X})["y"]
+    np.testing.assert_allclose(np.load("o.npz")["y"], want, atol=2e-3)
+
+
+def test_a_compiled_file_tells_the_same(capsys):
+    made = model_of(HIDDEN["sigmoid"][0], {"x": X.shape}, ["y"], {"w": WEIGHTS["w"]})
+    onnx.save(made, "m.onnx")
+    np.savez("in.npz", x=X)
+    assert run(capsys, "compile", "m.onnx", "--chip", CHIP, "--output", "m.alm")[0] == 0
+    words = ("run", "m.alm", "--compiled", "--inputs", "in.npz", "--json", "j")
+    assert run(capsys, *words)[0] == 0
+    (found,) = json.loads(Path("j").read_text())["overflows"]
+    assert (found["node"], found["format"]) == ("mm", "fp16")
+    assert found["largest"] == pytest.approx(np.abs(X @ WEIGHTS["w"]).max(), rel=1e-2)
+    Path("keep.txt").write_text("mm\nsg\n")
+    keep = ("--keep_dtype", "keep.txt")
+    assert run(capsys, "compile", "m.onnx", "--chip", CHIP, "--output", "m.alm", *keep)[0] == 0
+    assert run(capsys, *words)[0] == 0
+    assert "overflows" not in json.loads(Path("j").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "scale"),
+    [
+        ("Sigmoid x -> y", 30),  # e^-x is infinite, 1 / (1 + e^-x) is right
+        ("Softmax x -> y", 1000),
+        ("Add x m -> h; Softmax h -> y", 90),  # a mask: minus infinity is meant
+        ("MatMul x w -> h; Sigmoid h -> s; Mul h s -> y", 1),
+    ],
+)
+def test_what_is_right_is_no_overflow(text, scale):
+    x = normal(4, 32, scale=scale)
+    masked = np.where(np.arange(32) % 3, 0, -3.4e38).astype(np.float32)
+    weights = {"m": masked, "w": normal(32, 16)}
+    used = {n: w for n, w in weights.items() if f" {n} " in text}
+    assert overflows(model_of(text, {"x": x.shape}, ["y"], used), {"x": x})[0] == []
+
+
+def test_an_input_beyond_fp16_is_told():
+    x = np.array([1.0, 1e5, -2e5, 3.0], np.float32)
+    found, _ = overflows(model_of("Sigmoid x -> y", {"x": (4,)}, ["y"]), {"x": x})
+    assert found == [Overflow("x", "input", "fp16", 2e5, 0.5)]
+
+
+def test_nodes_to_keep_must_exist():
+    graph = import_model(model_of("gate: Sigmoid x -> y", {"x": (4,)}, ["y"])).graph
+    with pytest.raises(InputError, match=r"gat, which is none; did you mean gate\?"):
+        Road(keep=frozenset(["gat"])).stages(graph, load_chip(CHIP))
+
+
+@pytest.mark.parametrize("behind", ["Mul c sc -> y", "Mul c s -> d; Mul d ws -> y"])
+def test_sums_of_dynamically_quantised_products_are_scaled_before_they_are_halves(behind):
+    text = (
+        "DynamicQuantizeLinear x -> q s z; MatMulInteger q w z -> a; Cast a -> c to=FLOAT; "
+        f"Mul s ws -> sc; {behind}"
+    )
+    weights = {
+        "w": np.random.default_rng(0).integers(-127, 128, (256, 16)).astype(np.int8),
+        "ws": np.float32(7e-4),
+    }
+    x = normal(8, 256, scale=5)
+    made = model_of(text, {"x": x.shape}, ["y"], weights)
+    found, values = overflows(made, {"x": x})
+    want = run_onnx(made, {"x": x})["y"]
+    assert found == []
+    off = np.abs(values["y"].astype(np.float32) - want).max()
+    assert off <= 1e-2 * np.abs(want).max()  # x in fp16 may round to the next byte
