@@ -65,7 +65,7 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
     lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
     lines = [
         f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
-        f"  at least {found.lower_bound_bytes} bytes live or end there, gap {found.gap:.2%}",
+        f"  no plan takes less than {found.lower_bound_bytes} bytes; gap to that {found.gap:.2%}",
     ]
     if capacity is not None:
         verdict = "packed" if fits else "NOT packed"

@@ -107,18 +107,23 @@ def migrate(
         if after_s > before_s * (1 + PAYS):
             model = _as_it_was(whole, feed)
             became = _verdicts(imported.graph, imported.graph, titles)
-            data["passes"] = {}
-            data["kept"] = (
-                f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
-                f"{before_s * 1e6:.2f} us"
-            )
-            data["time_s"]["after"] = before_s
+            _say_kept(data, before_s, after_s)
     errors = _errors(whole, feed, model, data, imported)
     data["rows"] = _rows(became, errors, titles, whole)
     data["totals"] = {
         v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
     }
     return Migration(data, model)
+
+
+def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
+    """Note in the report that the source's nodes stay, for the rewritten ones take longer."""
+    data["passes"] = {}
+    data["kept"] = (
+        f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
+        f"{before_s * 1e6:.2f} us"
+    )
+    data["time_s"]["after"] = before_s
 
 
 def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:

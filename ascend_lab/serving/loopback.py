@@ -141,6 +141,8 @@ def _http_protocol() -> Any:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class JsonProtocol(H11Protocol):
+        """HTTP whose answer to what is no HTTP is JSON, too."""
+
         def send_400_response(self, msg: str) -> None:
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 text = json.dumps({"error": msg}).encode("ascii")
