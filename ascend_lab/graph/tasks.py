@@ -296,8 +296,10 @@ def _lowered(
 def _cycles(
     piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool, start: Start
 ) -> tuple[int, int]:
-    kernel, memory = _lowered(piece, chip, None, operators, start).kernel, None
+    lowered, memory = _lowered(piece, chip, None, operators, start), None
+    if warm and lowered.near is not None:
+        return lowered.near
     if warm:
-        memory = near_memory(kernel, piece, chip)
-    timeline = sim.simulate_kernel(kernel, chip, memory)
+        memory = near_memory(lowered.kernel, piece, chip)
+    timeline = sim.simulate_kernel(lowered.kernel, chip, memory)
     return timeline.cycles, timeline.mix_cycles

@@ -32,6 +32,12 @@ C0 = 16
 """Channels of a pixel's block in two-byte formats."""
 PIXELS = 8
 """Pixels of one repeat of a vector instruction: 8 blocks of 32 bytes."""
+IMAGE_ROWS_BESIDE = 1.5
+"""Image rows that a block of a depthwise convolution costs beside the rows it moves on.
+
+Of 0 to 3 the best for 105 random ones on four chips: kernels took 0.5 % longer than with the best
+of all divisions on average, 9 % at most, where counting no such rows took 9 % and 161 % longer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +56,27 @@ class Own:
 
 
 def dealt(
-    totals: tuple[int, int, int], cores: int, *, large_folds: bool = False
+    totals: tuple[int, int, int],
+    cores: int,
+    *,
+    large_folds: bool = False,
+    rows_beside: float = 0.0,
 ) -> tuple[list[int], list[int], list[int]]:
     """Divide channel blocks, images and rows over cores: least work of a core, then fewest bands.
 
-    Among equals few channel blocks go together, with `large_folds` many.
+    A block of rows takes as long as its rows and `rows_beside` more: loads that reach beyond it,
+    and what begins and ends with it. Among equals few channel blocks go together, with
+    `large_folds` many.
     """
     options = []
     for c in range(1, min(totals[0], cores) + 1):
         for n in range(1, min(totals[1], cores // c) + 1):
             rows = min(totals[2], cores // (c * n))
             fold = up(totals[0], c)
-            work = fold * up(totals[1], n) * up(totals[2], rows)
+            planes = fold * up(totals[1], n)
+            high = up(totals[2], rows)
+            blocks = up(high, _rows_of_four_blocks(high, planes))
+            work = planes * (high + rows_beside * blocks)
             options.append((work, rows, fold if large_folds else 0, (c, n, rows)))
     grid = min(options)[-1]
     channels, images, bands = (chunks(t, 1, g) for t, g in zip(totals, grid, strict=True))
@@ -144,7 +159,12 @@ def row_blocks(
 def rows_per_block(own: Own, most: int) -> int:
     """Rows of a block: as many as fit, but four blocks a core where that is possible."""
     rows = own.rows[1] - own.rows[0]
-    return max(1, min(most, up(rows, up(4, own.planes))))
+    return max(1, min(most, _rows_of_four_blocks(rows, own.planes)))
+
+
+def _rows_of_four_blocks(rows: int, planes: int) -> int:
+    """Return the rows of a block if a core has four, so many `rows` of each of its planes."""
+    return up(rows, up(4, planes))
 
 
 def columns_seen(shape: ConvShape) -> tuple[int, int, int]:
@@ -156,7 +176,9 @@ def columns_seen(shape: ConvShape) -> tuple[int, int, int]:
 
 def image_sizes(shape: ConvShape, chip: Chip) -> tuple[list[int], list[int], list[int]]:
     """Divide channel blocks, images and output rows of a convolution over the vector cores."""
-    return dealt((shape.blocks[0], shape.n, shape.out_hw[0]), chip.cores_of("vector"))
+    totals = (shape.blocks[0], shape.n, shape.out_hw[0])
+    beside = IMAGE_ROWS_BESIDE / shape.strides[0]
+    return dealt(totals, chip.cores_of("vector"), rows_beside=beside)
 
 
 # -- means of planes -------------------------------------------------------------------------------

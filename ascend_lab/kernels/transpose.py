@@ -130,11 +130,11 @@ def maps_phases(
 def block_launch(
     chip: Chip, dtype: str, plan: Permutation, elements: int, written: int, *, relu: bool = False
 ) -> Launch:
-    """Cut over the cores an outer counter, y's rows or y's columns: whichever keeps them busiest.
+    """Turn blocks on all vector cores, cut along the counter that `simulate` finds quickest.
 
-    The tensors are `elements` and `written` long. Rows may end ragged on any core; the last core's
-    columns take the ragged end as well, so that a block written twice is written by one core. With
-    `relu` the tiles are rectified too.
+    Tried are the counter that keeps the cores busiest, and of the outer ones, whose tiles stay
+    long, the busiest. The tensors are `elements` and `written` long. With `relu` the tiles are
+    rectified too.
     """
     turn, cores = turn_of(dtype), chip.cores_of("vector")
     counts = [d.count for d in (*plan.outer, plan.column, plan.row)]
@@ -145,18 +145,36 @@ def block_launch(
         """Share of the cores' time that is work when the units of counter i are dealt out."""
         return units[i] / (cores * -(-units[i] // cores)), -i
 
-    along = max(range(len(units)), key=busy)
-    per = -(-units[along] // cores) * steps[along]
-    sizes = [per] * (units[along] * steps[along] // per)
-    left = counts[along] - sum(sizes)
-    if left and left < steps[along]:
+    def cut(along: int) -> Launch:
+        sizes = _shares(counts[along], steps[along], cores)
+
+        def program(own: Share) -> Program:
+            return _Writer(chip, plan, dtype, (elements, written), along, own, relu).program()
+
+        return spread("transpose", {"core": sizes}, program)
+
+    tried = {max(range(len(units)), key=busy)}
+    if plan.outer:
+        tried.add(max(range(len(plan.outer)), key=busy))
+    launches = [cut(along) for along in sorted(tried)]
+    if len(launches) == 1:
+        return launches[0]
+    return min(launches, key=lambda launch: sim.simulate(launch, chip).cycles)
+
+
+def _shares(count: int, step: int, cores: int) -> list[int]:
+    """Deal out a counter in multiples of `step`; the ragged end goes to the last core.
+
+    Rows may end ragged on any core; the last core's columns take the ragged end as well, so that a
+    block written twice is written by one core.
+    """
+    units = count // step
+    per = -(-units // cores) * step
+    sizes = [per] * (units * step // per)
+    left = count - sum(sizes)
+    if left and left < step:
         left += sizes.pop()
-    sizes += [left] if left else []
-
-    def program(own: Share) -> Program:
-        return _Writer(chip, plan, dtype, (elements, written), along, own, relu).program()
-
-    return spread("transpose", {"core": sizes}, program)
+    return [*sizes, left] if left else sizes
 
 
 # -- one core -------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def among_blocks(piece: Piece, plain: Piece, found: Lowered, chip: Chip) -> Lowe
         phases = [readdressed(piece, phase) for phase in found.kernel.phases]
     except UnsupportedError:
         phases = _converted(piece, plain, found.kernel, chip)
-    return replace(found, kernel=replace(found.kernel, phases=tuple(phases)))
+    return replace(found, kernel=replace(found.kernel, phases=tuple(phases)), near=None)
 
 
 def _converted(piece: Piece, plain: Piece, kernel: isa.Kernel, chip: Chip) -> list[isa.Launch]:

@@ -1,7 +1,7 @@
 """Convolutions, plain and transposed, with what follows them lane by lane, on NC1HWC0 images."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -98,27 +98,52 @@ def lower_conv(
             failure = error
     if not found and failure:
         raise failure
-    return min(found, key=lambda way: near_cycles(way.kernel, piece, chip, start))
+    if len(found) == 1:
+        return found[0]
+    return min(
+        (_timed(way, piece, chip) for way in found),
+        key=lambda way: way.near[0] + start_cycles(chip, start, way.near[1]) if way.near else 0,
+    )
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
-    """Return the convolution on the cube; without a tiling, other windows are timed, too."""
+    """Return the convolution on the cube; without a tiling, promising others are timed, too."""
     best = _lower_conv(piece, chip, vector=False, tiling=tiling)
     if tiling:
         return best
-    shape, epilogue, _ = conv_job(piece, chip)
-    least = 0
-    for window in conv_schedules.CHANGED:
-        if found := conv_schedules.window_schedule(shape, chip, window, epilogue):
-            way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
-            least = least or near_cycles(best.kernel, piece, chip)
-            near = near_cycles(way.kernel, piece, chip)
-            # in a network L2 may hold more than it does for a kernel that is timed alone
-            if near < least and (
-                window == "stacked" or _held(way, piece, chip) <= _held(best, piece, chip)
-            ):
-                best, least = way, near
+    for found in _promising(piece, chip):
+        best = _timed(best, piece, chip)
+        way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
+        way = _timed(way, piece, chip)
+        assert best.near and way.near
+        # in a network L2 may hold more than it does for a kernel that is timed alone
+        if way.near < best.near and (
+            found.window == "stacked" or _held(way, piece, chip) <= _held(best, piece, chip)
+        ):
+            best = way
     return best
+
+
+def _promising(piece: Piece, chip: Chip) -> Iterator[kernels.GemmSchedule]:
+    """Yield tilings of a convolution beside the default: for an image in L2, for other windows."""
+    shape, epilogue, _ = conv_job(piece, chip)
+    image = piece.type(piece.graph.nodes[0].inputs[0])
+    if 2 * image.size_bytes <= chip.l2.size_bytes:
+        near = conv_schedules.near_schedule(shape, chip, epilogue)
+        if near is not None:
+            yield near
+    for window in conv_schedules.CHANGED:
+        found = conv_schedules.window_schedule(shape, chip, window, epilogue)
+        if found is not None:
+            yield found
+
+
+def _timed(way: Lowered, piece: Piece, chip: Chip) -> Lowered:
+    """Return a way with its cycles where L2 holds what other kernels wrote."""
+    if way.near is not None:
+        return way
+    timeline = sim.simulate_kernel(way.kernel, chip, near_memory(way.kernel, piece, chip))
+    return replace(way, near=(timeline.cycles, timeline.mix_cycles))
 
 
 def _held(way: Lowered, piece: Piece, chip: Chip) -> int:

@@ -72,13 +72,15 @@ class Lowered:
     """The kernel of a piece: GM tensors bear canonical names.
 
     `forms` says how constants are stored where that is not their type's layout; `extra` are small
-    tensors of the kernel's own; `tiling` is a product's, or one of stacked tiles.
+    tensors of the kernel's own; `tiling` is a product's, or one of stacked tiles. `near` are its
+    cycles, and those of a mix launch, on `near_memory`, where it was timed to be chosen.
     """
 
     kernel: isa.Kernel
     forms: Mapping[str, Form] = field(default_factory=dict)
     extra: Mapping[str, Values] = field(default_factory=dict)
     tiling: kernels.GemmSchedule | None = None
+    near: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
