@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
+from ascend_lab.compare.chains import CHAINS
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -55,6 +56,8 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
     chip = _chip(work.chip, own)
     if work.operator.startswith(ZOO):
         return _network(work, chip)
+    if work.operator in CHAINS:
+        return _chain(work, chip)
     return _operator(work, chip)
 
 
@@ -256,6 +259,25 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> floa
 
 READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
 """Operators without a bound as a graph (a graph may do without a move), alone they read it all."""
+
+
+# -- chains of operators ---------------------------------------------------------------------------
+def _chain(work: Work, chip: Chip) -> Estimate:
+    """Time the kernels of a small graph, each tensor in the format that the row gives it."""
+    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages
+    from ascend_lab.graph.compile import account
+
+    road = Road(dtype="")
+    front = front_stages(CHAINS[work.operator](work), chip, road)
+    times = finish_stages(front, chip, road).timeline()
+    bound = bound_of(front.rewritten, chip)
+    marks = (f"{len(times.operators)} kernels of ours, fused by our rules",)
+    ledger: dict[str, float] = account(times, bound)["ledger"]
+    if work.timing == "kernel":
+        ledger = {part: time_s for part, time_s in ledger.items() if part != "launches"}
+        time_s = times.time_s - times.launch_s
+        return Estimate(time_s, bound.work_s, _largest(ledger), {}, marks)
+    return Estimate(times.time_s, bound.time_s, _largest(ledger), {}, marks)
 
 
 # -- networks --------------------------------------------------------------------------------------

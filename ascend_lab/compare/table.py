@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from ascend_lab.compare.chains import CHAINS
 from ascend_lab.compare.rows import (
     L2_STATES,
     TIMINGS,
@@ -20,6 +21,7 @@ from ascend_lab.compare.rows import (
 )
 from ascend_lab.errors import InputError
 from ascend_lab.limits import number_of, shown
+from ascend_lab.ops import OPERATORS
 
 NEEDED = ("case", "chip", "operator", "inputs", "dtype", "timing", "measured_us")
 COLUMNS = (
@@ -93,7 +95,7 @@ def _seconds(text: str) -> float:
 
 def _work(row: Mapping[str, str], group: str) -> Work:
     """Return what a row timed; raises `InputError` that names the column at fault."""
-    operator = row["operator"]
+    operator = row["operator"] or _name_in(row["case"])
     l2 = row.get("l2", "") or "unknown"
     for name, value, known in (("l2", l2, L2_STATES), ("timing", row["timing"], TIMINGS)):
         if value not in known:
@@ -114,6 +116,13 @@ def _work(row: Mapping[str, str], group: str) -> Work:
     return Work(
         operator, row["chip"], shapes, size_bytes, dtypes, attributes, l2, row["timing"], group
     )
+
+
+def _name_in(case: str) -> str:
+    """Return the kernel that a case is named after, source/KERNEL/number, if it is known here."""
+    parts = case.split("/")
+    name = parts[1] if len(parts) > 2 else ""
+    return name if name in OPERATORS or name in CHAINS else ""
 
 
 def attributes_of(text: str) -> dict[str, Any]:
