@@ -33,6 +33,7 @@ LIMITS = {
     "bytes": 1e14,
     "rate_bytes_per_cycle": 1e5,
     "rate_bytes_per_s": 1e14,
+    "peak_bytes_per_s": 1e14,
     "cycles": 1e5,
     "s": 1.0,
     "count": 4096,
@@ -219,7 +220,7 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
 def _record(reader: Reader, kind: type[Record], key: str, /, **given: Any) -> Record:
     """Read a dataclass whose fields are the entries of the table at `key`."""
     own = {field.name: field.type for field in fields(kind)}
-    reader.table(key, set(own))
+    reader.table(key, set(own) | ({"peak_bytes_per_s"} if key == "memory" else set()))
     read: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
     numbers = {n: read[t](f"{key}.{n}") for n, t in own.items() if n not in given}
     return kind(**given, **numbers)
@@ -231,6 +232,18 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
     if kind not in kinds:
         raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "mend it")
     return _record(reader, Memory, key, kind=kind)
+
+
+def _peak(reader: Reader) -> float:
+    """Return what the memory interface could move: the rate that is reached, if nothing is said."""
+    reached = reader.number("memory.rate_bytes_per_s")
+    if "peak_bytes_per_s" not in reader.table("memory"):
+        return reached
+    peak = reader.number("memory.peak_bytes_per_s")
+    if peak < reached:
+        needed = f"at least memory.rate_bytes_per_s, {reached:g}"
+        raise reader.fail("memory.peak_bytes_per_s", needed, peak, "mend one of them")
+    return peak
 
 
 def _launches(
@@ -333,6 +346,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         paths=MappingProxyType(paths),
         l2=l2,
         device_memory=_memory(reader, "memory", "memory"),
+        memory_peak_bytes_per_s=_peak(reader),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=reader.number("power.typical_w") if "power" in data else None,

@@ -86,9 +86,12 @@ class Chip:
 
     `facts` keeps every number once more with source and trust, keyed like the file
     ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A rate
-    of 0 for the AI CPU: the file has none. A kernel costs a `launch_overhead_s` if the host starts
-    it, a `queued_launch_s` if it waits in the device's queue, and a `barrier_s` over all cores if
-    it follows another one inside the same launch; one in which cube and vector cores work together
+    of 0 for the AI CPU: the file has none. `device_memory` has the rate that kernels reach,
+    `memory_peak_bytes_per_s` is what the interface could move at best.
+
+    A task takes `queued_launch_s` to start on the device, which a profiler counts as its own time;
+    started by the host it takes `launch_overhead_s` in all, and `barrier_s` over all cores if it
+    follows another kernel inside the same launch. One in which cube and vector cores work together
     takes `mix_start_s` more, and a flag between them arrives `cross_flag_cycles` later (0 where a
     core is both).
     """
@@ -121,6 +124,7 @@ class Chip:
     paths: Mapping[tuple[str, str], Path]
     l2: Memory
     device_memory: Memory
+    memory_peak_bytes_per_s: float
     mac_energy_pj: Mapping[str, float]
     vector_energy_pj_per_byte: float
     power_w: float | None
@@ -195,6 +199,7 @@ def chip_dict(chip: Chip) -> dict[str, Any]:
         "l2_bytes": chip.l2.size_bytes,
         "memory_bytes": chip.device_memory.size_bytes,
         "memory_rate_bytes_per_s": chip.device_memory.rate_bytes_per_s,
+        "memory_peak_bytes_per_s": chip.memory_peak_bytes_per_s,
         "paths": {
             f"{src}->{dst}": {n: v for n, v in asdict(path).items() if n != "energy_pj_per_byte"}
             for (src, dst), path in chip.paths.items()

@@ -74,7 +74,8 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
     return [
         f"{name} on {timeline.core_count} cores of {timeline.chip.name} (model result)",
         (
-            f"  {timeline.time_s * 1e6:.2f} us with a {timeline.start} launch, "
+            f"  {timeline.task_s * 1e6:.2f} us on the device, "
+            f"{timeline.time_s * 1e6:.2f} us with a launch by the host; "
             f"{timeline.cycles} cycles in {phases} phase{'s' * (phases > 1)}, "
             f"bound by {timeline.bound_by}"
         ),
@@ -268,7 +269,8 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> i
     lines = [
         f"{title} on {timeline.core_count} cores of {chip.name} (model result)",
         (
-            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
+            f"  {timeline.task_s * 1e6:.2f} us on the device, "
+            f"{timeline.time_s * 1e6:.2f} us with a launch by the host; {timeline.cycles} cycles, "
             f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
         ),
         f"  bound by {timeline.bound_by}; busy, launch included: {shares}",

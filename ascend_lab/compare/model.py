@@ -1,8 +1,11 @@
 """What the model says of a measured row: seconds, a bound that no schedule beats, what limits it.
 
-`timing` says what counts. `kernel` is a profiler's task on the device: all but what the host takes
-to launch it (`launch_overhead_s` of the chip); the start of cores of two kinds stays in, because a
-profiler's task holds it. `wall` and `step` are with the launch. `l2` says where operands lie.
+`timing` says what counts. `kernel` is a profiler's task on the device, from the start of the task
+there (`queued_launch_s` of the chip, more on cores of two kinds) to its end. `wall` is with all of
+a launch by the host, `step` that of a whole network. `l2` says where operands lie.
+
+The bound is that of memory's peak rate (`memory_peak_bytes_per_s`), whatever rate kernels reach: no
+board may beat it.
 
 Attributes are of three kinds: those that the operator knows, those that describe (they change no
 result, or are checked), and all others. A row with one of the others is refused by name: what it
@@ -24,7 +27,7 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Graph
+    from ascend_lab.graph import Bound, Graph, NetworkTimeline
 
 ZOO = "zoo:"
 
@@ -167,7 +170,6 @@ def _cores(chip: Chip, word: str, value: Any) -> int:
 def _operator(work: Work, chip: Chip) -> Estimate:
     """Time one operator of the library by its default schedule, as the command `op` does."""
     from ascend_lab import ops
-    from ascend_lab.sim.timeline import start_cycles
 
     operator = ops.get(work.operator)
     if not work.shapes:
@@ -179,21 +181,22 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     dtypes = _dtypes(work, settings.own)
     warm = work.l2 == "warm"
     line = ops.time(operator, work.shapes, dtypes, chip, warm_l2=warm, **settings.own)
-    line = replace(line, start="cold")
-    launch = start_cycles(chip, "cold")
-    with_launch = work.timing != "kernel"
-    cycles = line.total_cycles - (0 if with_launch else min(launch, line.launch_cycles))
-    bound_s = _bound_s(work, chip, dtypes, settings.own)
+    line = replace(line, start="queued" if work.timing == "kernel" else "cold")
+    bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
     limits = Counter({"sync": line.sync_cycles, "start": line.launch_cycles})
-    if not with_launch:
-        limits["start"] -= min(launch, line.launch_cycles)
     for phase in line.phases:
         limits[phase.limit] += phase.cycles
-    busy = {pipe: busy / max(cycles, 1) for pipe, busy in line.busy_cycles.items()}
+    busy = {pipe: busy / max(line.total_cycles, 1) for pipe, busy in line.busy_cycles.items()}
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
     limit = max(limits, key=lambda name: limits[name])
-    return Estimate(cycles / chip.clock_hz, bound_s, limit, busy, tuple(settings.marks))
+    return Estimate(line.time_s, bound_s, limit, busy, tuple(settings.marks))
+
+
+def at_peak(chip: Chip) -> Chip:
+    """Return a chip whose memory moves what its interface could at best: nothing is quicker."""
+    memory = replace(chip.device_memory, rate_bytes_per_s=chip.memory_peak_bytes_per_s)
+    return replace(chip, device_memory=memory)
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -265,19 +268,33 @@ READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
 def _chain(work: Work, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages
-    from ascend_lab.graph.compile import account
 
     road = Road(dtype="")
     front = front_stages(CHAINS[work.operator](work), chip, road)
     times = finish_stages(front, chip, road).timeline()
-    bound = bound_of(front.rewritten, chip)
+    bound = bound_of(front.rewritten, at_peak(chip))
     marks = (f"{len(times.operators)} kernels of ours, fused by our rules",)
-    ledger: dict[str, float] = account(times, bound)["ledger"]
+    return _of_tasks(work, chip, times, bound, marks)
+
+
+def _of_tasks(
+    work: Work,
+    chip: Chip,
+    times: NetworkTimeline,
+    bound: Bound,
+    marks: tuple[str, ...] = (),
+) -> Estimate:
+    """Return what a chain of kernels takes; a sum of a profiler's tasks is without the host's part.
+
+    The host starts the first one only: the others wait in the device's queue.
+    """
+    from ascend_lab.graph.compile import account
+
+    limit = _largest(account(times, bound)["ledger"])
     if work.timing == "kernel":
-        ledger = {part: time_s for part, time_s in ledger.items() if part != "launches"}
-        time_s = times.time_s - times.launch_s
-        return Estimate(time_s, bound.work_s, _largest(ledger), {}, marks)
-    return Estimate(times.time_s, bound.time_s, _largest(ledger), {}, marks)
+        by_host_s = chip.launch_overhead_s - chip.queued_launch_s
+        return Estimate(times.time_s - by_host_s, bound.work_s, limit, {}, marks)
+    return Estimate(times.time_s, bound.time_s, limit, {}, marks)
 
 
 # -- networks --------------------------------------------------------------------------------------
@@ -287,7 +304,6 @@ NETWORK_DTYPES = ("fp16", "bf16", "int8")
 def _network(work: Work, chip: Chip) -> Estimate:
     """Time a network of the zoo, compiled as the command `simulate` does."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, placement, tiled
-    from ascend_lab.graph.compile import account
 
     if "training" in work.group:
         needed = f"{work.operator}: inference"
@@ -303,12 +319,8 @@ def _network(work: Work, chip: Chip) -> Estimate:
         times, _ = tiled.simulate_within(front, chip, None, road)
     else:
         times = finish_stages(front, chip, road).timeline()
-    bound = bound_of(front.rewritten, chip)
-    ledger: dict[str, float] = account(times, bound)["ledger"]
-    if work.timing == "kernel":
-        ledger = {part: time_s for part, time_s in ledger.items() if part != "launches"}
-        return Estimate(times.time_s - times.launch_s, bound.work_s, _largest(ledger))
-    return Estimate(times.time_s, bound.time_s, _largest(ledger))
+    bound = bound_of(front.rewritten, at_peak(chip))
+    return _of_tasks(work, chip, times, bound)
 
 
 def _largest(ledger: Mapping[str, float]) -> str:

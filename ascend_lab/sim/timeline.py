@@ -87,6 +87,15 @@ class Timed:
         return self.total_cycles / self.chip.clock_hz
 
     @property
+    def task_s(self) -> float:
+        """Seconds of the task on the device as a profiler counts them: its start and its work.
+
+        task_s = (queued start + cycles) / clock; the host's part of a cold launch comes before it.
+        """
+        start = start_cycles(self.chip, "queued", int(self.mix_cycles))
+        return (int(self.cycles) + start) / self.chip.clock_hz
+
+    @property
     def ops_per_s(self) -> float:
         """Cube operations per second, 1 MAC = 2 ops; zeros that pad fractals count."""
         return 2.0 * int(self.macs) / self.time_s
@@ -103,6 +112,7 @@ class Timed:
             "chip": self.chip.name,
             "cycles": self.cycles,
             "launch_cycles": self.launch_cycles,
+            "task_s": self.task_s,
             "time_s": self.time_s,
             "cores": self.core_count,
             "busy": self.busy,

@@ -90,8 +90,17 @@ MODEL_VERSION = 3
 """Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
 LARGEST_LOG2 = 1000
 """Of a feature: no size is near it, and 2 to that power is a number."""
-_WORDS_ONLY = frozenset(("name", "summary", "facts", "sources",
-                         "ai_cpu_overhead_s", "ai_cpu_rate_bytes_per_s"))  # fmt: skip
+_WORDS_ONLY = frozenset(
+    {
+        "name",
+        "summary",
+        "facts",
+        "sources",
+        "ai_cpu_overhead_s",
+        "ai_cpu_rate_bytes_per_s",
+        "memory_peak_bytes_per_s",
+    }
+)
 """Chip fields that say nothing of kernels (`facts` repeats numbers with their sources)."""
 
 
