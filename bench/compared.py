@@ -1,7 +1,7 @@
 """Tables of measured rows beside the model, group by group: part of `lab.py bench`.
 
-The tables stand outside the project: in a folder named with `--measured`, or by the variable
-`ASCEND_LAB_MEASURED`. Without one there is nothing to tell.
+The tables are those that come with the package, or those of a folder named with `--measured` or by
+the variable `ASCEND_LAB_MEASURED`.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ascend_lab.compare import Comparison, Group, compare
+from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError, InputError
 from bench.table import Figure
 
 VARIABLE = "ASCEND_LAB_MEASURED"
 
 
-def folder_of(given: str | None) -> Path | None:
-    """Return the folder of measured tables that was named, None without one that exists."""
+def folder_of(given: str | None) -> Path:
+    """Return the folder of measured tables; raises `InputError` for one that does not exist."""
     name = given or os.environ.get(VARIABLE, "")
-    return Path(name) if name and Path(name).is_dir() else None
+    if not name:
+        return FOLDER / "measured"
+    if not Path(name).is_dir():
+        raise InputError("a folder of measured tables", name, "name one that exists")
+    return Path(name)
 
 
 def compared_figures(given: str | None = None) -> Iterator[Figure]:
-    """Yield, for each table of the folder, how far off its groups are; nothing without a folder."""
+    """Yield, for each table of the folder, how far off its groups are."""
     folder = folder_of(given)
-    if folder is None:
-        if given:
-            raise InputError("a folder of measured tables", given, "name one that exists")
-        return
     yield Figure("model over measured tables", "bias, median, p90", "", None)
     for path in sorted(folder.glob("*.csv")):
         try:

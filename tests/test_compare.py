@@ -15,7 +15,7 @@ from ascend_lab.compare.profile import Task, reading
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.errors import InputError
 from ascend_lab.graph import bound_of, compile_stages, zoo
-from bench.compared import VARIABLE, compared_figures
+from bench.compared import VARIABLE, compared_figures, folder_of
 
 DATA = Path(__file__).parent / "data" / "compare"
 B2 = load_chip("Ascend910B2")
@@ -428,15 +428,13 @@ def test_a_file_that_is_too_large_is_refused(
 
 
 # -- bench -----------------------------------------------------------------------------------------
-def test_bench_tells_groups_of_a_folder_and_needs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_tells_groups_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert list(compared_figures()) == []
+    assert (folder_of(None) / "kernels_910b2.csv").is_file()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
-    assert list(compared_figures()) == []
-    with pytest.raises(InputError):
-        list(compared_figures(str(tmp_path / "absent")))
+    for given in (None, str(tmp_path / "missing")):
+        with pytest.raises(InputError):
+            list(compared_figures(given))
     table(tmp_path, {}, {"operator": ""})
     (tmp_path / "words.csv").write_text("a,b\n1,2\n", "utf-8")
     monkeypatch.setenv(VARIABLE, str(tmp_path))
