@@ -1,0 +1,60 @@
+"""The measured tables that come with the package beside the model: groups, worst rows, refusals."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ascend_lab.compare import Compared, Comparison, compare
+from ascend_lab.data import data_path
+
+KERNEL_TABLES = ("kernels_910b2", "gemm_910b2_warm", "kernelbench_a2", "pipe_shares")
+"""Tables of single kernels; that of networks and that of collectives stand for themselves."""
+GAVE_A_NUMBER = {
+    "cb/sigmoid/4": "rate of memory",
+    "cb/sigmoid/5": "rate of memory",
+    "cb/maximum/4": "rate of memory",
+    "tb/gemm/9": "rate of memory",
+    "tb/gemm/10": "rate of memory",
+}
+"""Rows that a number of a chip file was taken from: they cannot judge that number."""
+
+
+def measured(*tables: str) -> Comparison:
+    """Return the rows of some tables of the package beside the model, as one comparison."""
+    rows: list[Compared] = []
+    for table in tables:
+        rows.extend(compare(data_path(f"measured/{table}.csv")).rows)
+    return Comparison(", ".join(tables), tuple(rows))
+
+
+def worst_lines(found: Comparison, each: int = 2) -> list[str]:
+    """Return, group by group, the rows that miss the most: measured, model, error, what limits."""
+    lines = [f"{'group':<22}{'row':<30}{'measured':>11}{'model':>11}{'error':>8}  limit"]
+    for group in found.groups():
+        timed = [row for row in found.rows if row.group == group.group and row.error is not None]
+        lines += [_line(row) for row in sorted(timed, key=_miss, reverse=True)[:each]]
+    return lines
+
+
+def _miss(row: Compared) -> float:
+    return abs(row.error or 0.0)
+
+
+def _line(row: Compared) -> str:
+    times = [f"{1e6 * (time_s or 0.0):.1f} µs" for time_s in (row.measured_s, row.model_s)]
+    return (
+        f"{row.group:<22}{row.case:<30}{times[0]:>11}{times[1]:>11}{row.error or 0.0:>+8.0%}"
+        f"  {row.limit}"
+    )
+
+
+def refusal_lines(found: Comparison, most: int = 8) -> list[str]:
+    """Return why rows are refused, the commonest reason first, and how many rows it concerns."""
+    reasons = Counter(row.refused for row in found.rows if row.refused)
+    lines = [f"{count:4}  {reason[:90]}" for reason, count in reasons.most_common(most)]
+    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
+    return [*lines, *([f"{rest:4}  other reasons"] if rest else [])]
+
+
+def marked(found: Comparison, cases: Sequence[str] = tuple(GAVE_A_NUMBER)) -> list[str]:
+    """Return the rows that gave a number of a chip file, with their errors."""
+    return [_line(row) for row in found.rows if row.case in cases]
