@@ -157,6 +157,8 @@ def _mark(work: Work, word: str, value: Any) -> str:
     if word == "causal":
         masked = value not in (False, "False", "false", 0)
         return "causal=True computed in full, with all that is masked" if masked else ""
+    if word == "ranks":
+        return f"shapes taken as those of one rank of {value}"
     if word == "layout":
         return f"measured on {value} tensors"
     if word == "approximate" and work.operator == "gelu":
@@ -373,6 +375,8 @@ def _says_again(work: Work, word: str, value: Any) -> bool:
 # -- collectives -----------------------------------------------------------------------------------
 OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
 """Words on the experts whose tokens a collective moves: the bytes are what counts."""
+OTHER_TOPOLOGIES = {"A3 pod, HCCS": "a3-pod"}
+"""Words of a source for its topology -> the preset, with as many devices as ranks."""
 
 
 def _collective(work: Work, own: Chip | None) -> Estimate:
@@ -387,6 +391,10 @@ def _collective(work: Work, own: Chip | None) -> Estimate:
     name, ranks = work.attributes.get("topology"), work.attributes.get("ranks")
     if work.size_bytes is None:
         raise InputError(f"{work.operator}: inputs as bytes=N", "none", "mend that row")
+    marks = []
+    if name in OTHER_TOPOLOGIES and type(ranks) is int:
+        marks.append(f"topology: as {OTHER_TOPOLOGIES[name]}")
+        name = f"{OTHER_TOPOLOGIES[name]}:{ranks}"
     if not isinstance(name, str) or name.partition(":")[0] not in TOPOLOGIES:
         needed = f"{work.operator}: a topology among {', '.join(TOPOLOGIES)}"
         raise InputError(needed, shown(name), "none is guessed")
@@ -395,7 +403,7 @@ def _collective(work: Work, own: Chip | None) -> Estimate:
         needed = f"{work.operator}: ranks from 2 to {topology.size}, the devices of {name}"
         raise InputError(needed, shown(ranks), "mend that row")
     found = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
-    marks = [f"{found.algorithm}, the quickest of the model"]
+    marks.append(f"{found.algorithm}, the quickest of the model")
     launch_s = 0.0
     if work.timing != "kernel":
         try:
