@@ -188,6 +188,10 @@ def test_a_collective_is_that_of_its_topology(tmp_path: Path) -> None:
     for row, word in zip(wrong[:-1], words, strict=True):
         assert word in row.refused
     assert any("launch" in mark for mark in wrong[-1].marks)
+    named = one(tmp_path, **rows[0] | {"chip": "Ascend910B2", "timing": "wall"})
+    launch_s = load_chip("Ascend910B2").launch_overhead_s
+    assert named.model_s == pytest.approx(timed.time_s + launch_s)
+    assert "of the host's work a launch, no library's" in named.marks
 
 
 @pytest.mark.parametrize("words", list(OTHER_WORDS))
@@ -198,12 +202,6 @@ def test_a_chip_in_other_words_is_timed_as_a_preset_and_marked(tmp_path: Path, w
     (mark,) = set(as_words.marks) - set(as_preset.marks)
     assert mark.startswith(f"chip: as {preset}") and mark.endswith(doubt)
     assert bool(doubt) == (", " in mark)
-
-
-def test_the_work_of_one_of_several_ranks_is_marked(tmp_path: Path) -> None:
-    alone, beside = compare(table(tmp_path, {}, {"attributes": "ranks=8"})).rows
-    assert alone.model_s == beside.model_s
-    assert set(beside.marks) - set(alone.marks) == {"shapes taken as those of one rank of 8"}
 
 
 # -- refused or marked, never guessed --------------------------------------------------------------

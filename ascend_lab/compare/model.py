@@ -157,8 +157,6 @@ def _mark(work: Work, word: str, value: Any) -> str:
     if word == "causal":
         masked = value not in (False, "False", "false", 0)
         return "causal=True computed in full, with all that is masked" if masked else ""
-    if word == "ranks":
-        return f"shapes taken as those of one rank of {value}"
     if word == "layout":
         return f"measured on {value} tensors"
     if word == "approximate" and work.operator == "gelu":
@@ -412,7 +410,7 @@ def _collective(work: Work, own: Chip | None) -> Estimate:
             marks.append("the launch of this chip is unknown: none counted")
         else:
             launch_s = chip.launch_overhead_s
-            marks += of_chip
+            marks += [*of_chip, "of the host's work a launch, no library's"]
     return Estimate(
         found.time_s + launch_s, found.lower_bound_s + launch_s, "links", {}, tuple(marks)
     )
