@@ -172,6 +172,17 @@ def facts_of(table, before=""):
     return found
 
 
+def test_a_file_that_borrows_says_so_of_what_its_base_states(tmp_path):
+    mine = 'base = "Ascend910A"\nname = "Mine"\nsummary = "a chip"\ncombined = true\n'
+    key = "buffer.L1.size_bytes"
+    assert load(tmp_path, mine + '[about]\nINI = ["Mine"]\n').facts[key].trust == "published"
+    lent = load(tmp_path, f'borrows = true\n{mine}[about]\nINI = ["Mine"]\n')
+    assert lent.facts[key].trust == "borrowed"
+    for wrong in (f"borrows = 1\n{mine}", "borrows = true\n" + TOY.replace("base", "# base", 1)):
+        with pytest.raises(ChipError, match="borrows as true or false"):
+            load(tmp_path, wrong)
+
+
 def test_an_empty_table_takes_away_what_the_base_has():
     assert "hccs" in load_chip("Ascend910B3").links
     assert not load_chip("Ascend950PR").links

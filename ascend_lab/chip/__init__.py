@@ -348,12 +348,17 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
 
 
 def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return a file's tables over those of its base; `borrows` says that this is another chip."""
     base = data.pop("base", None)
+    borrows = data.pop("borrows", False)
+    if not isinstance(borrows, bool) or (borrows and base is None):
+        needed = f"{file}: borrows as true or false, true beside a base"
+        raise ChipError(needed, shown(borrows), "mend or remove it")
     if base is None:
         return data
     if base not in (*PRESETS, "common"):
         raise ChipError(f"{file}: base names a preset", shown(base), f"use {', '.join(PRESETS)}")
-    return _merge(_preset(base, lent=base != "common"), data)
+    return _merge(_preset(base, lent=borrows), data)
 
 
 def _lent(node: Any) -> Any:
