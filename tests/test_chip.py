@@ -27,7 +27,12 @@ PEAKS = {
     "Ascend310DK": 11.14e12,
     "Ascend310P3": 69.47e12,
     "Ascend910A": 262.144e12,
+    "Ascend910B1": 363.7e12,
     "Ascend910B2": 353.9e12,
+    "Ascend910B3": 294.9e12,
+    "Ascend910B4": 245.8e12,
+    "Ascend910C": 363.7e12,
+    "Ascend950PR": 432.5e12,
     "Toy": 16.384e12,
 }
 
@@ -48,12 +53,15 @@ def test_vector_peak_of_the_split_chip():
 
 
 KIB = 1024
+BINS = ("Ascend910B1", "Ascend910B3", "Ascend910B4", "Ascend910C")
+"""Presets that state where they differ from the 910B2."""
 SIZES = {
     "Ascend310": (64, 64, 256, 1024, 248),
     "Ascend310DK": (64, 64, 256, 1024, 248),
     "Ascend310P3": (64, 64, 256, 1024, 256),
     "Ascend910A": (64, 64, 256, 1024, 256),
-    "Ascend910B2": (64, 64, 128, 512, 192),
+    **dict.fromkeys((*BINS, "Ascend910B2"), (64, 64, 128, 512, 192)),
+    "Ascend950PR": (64, 64, 256, 512, 248),
     "Toy": (8, 8, 16, 64, 32),
 }
 
@@ -73,14 +81,19 @@ def test_buffers_agree_with_the_published_ones(name):
         ("Ascend310", 2, 5e8, 8),
         ("Ascend310P3", 8, 1.06e9, 16),
         ("Ascend910A", 32, 1e9, 32),
+        ("Ascend910B1", 24, 1.85e9, 192),
         ("Ascend910B2", 24, 1.8e9, 192),
+        ("Ascend910B3", 20, 1.8e9, 192),
+        ("Ascend910B4", 20, 1.5e9, 96),
+        ("Ascend910C", 24, 1.85e9, 192),
+        ("Ascend950PR", 32, 1.65e9, 128),
     ],
 )
 def test_cores_clock_and_l2_agree_with_the_published_ones(name, cores, clock_hz, l2_mib):
     chip = load_chip(name)
     assert (chip.core_count, chip.clock_hz) == (cores, clock_hz)
     assert chip.l2.size_bytes == l2_mib * KIB * KIB
-    assert chip.combined == (name != "Ascend910B2")
+    assert chip.combined == (name[:9] not in ("Ascend910", "Ascend950") or name == "Ascend910A")
     assert chip.cores_of("vector") == cores * (1 if chip.combined else 2)
     assert chip.cores_of("cube") == chip.cores_of("core") == cores
 
@@ -134,6 +147,45 @@ def test_reports_hold_every_number():
         lines = "\n".join(chip_lines(chip))
         assert all(key in lines for key in chip.facts)
         assert name in chip_table([chip])[1]
+
+
+@pytest.mark.parametrize("name", [*BINS, "Ascend950PR"])
+def test_what_a_bin_does_not_state_is_the_910b2s_and_borrowed(name):
+    own = tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
+    lender = tomllib.loads((FOLDER / "Ascend910B2.toml").read_text("utf-8"))
+    chip = load_chip(name)
+    for key in facts_of(lender):
+        if key in facts_of(own) or (key.startswith("link.") and not chip.links):
+            continue
+        assert chip.facts[key].value == load_chip("Ascend910B2").facts[key].value, key
+        assert chip.facts[key].trust in ("borrowed", "assumed"), key
+    assert all(chip.facts[key].trust in ("published", "derived") for key in facts_of(own))
+
+
+def facts_of(table, before=""):
+    """Return the dotted keys of the facts in a table of a chip file."""
+    found = set()
+    for key, value in table.items():
+        if isinstance(value, dict):
+            here = f"{before}{key}"
+            found |= {here} if "value" in value else facts_of(value, f"{here}.")
+    return found
+
+
+def test_a_file_that_borrows_says_so_of_what_its_base_states(tmp_path):
+    mine = 'base = "Ascend910A"\nname = "Mine"\nsummary = "a chip"\ncombined = true\n'
+    key = "buffer.L1.size_bytes"
+    assert load(tmp_path, mine + '[about]\nINI = ["Mine"]\n').facts[key].trust == "published"
+    lent = load(tmp_path, f'borrows = true\n{mine}[about]\nINI = ["Mine"]\n')
+    assert lent.facts[key].trust == "borrowed"
+    for wrong in (f"borrows = 1\n{mine}", "borrows = true\n" + TOY.replace("base", "# base", 1)):
+        with pytest.raises(ChipError, match="borrows as true or false"):
+            load(tmp_path, wrong)
+
+
+def test_an_empty_table_takes_away_what_the_base_has():
+    assert "hccs" in load_chip("Ascend910B3").links
+    assert not load_chip("Ascend950PR").links
 
 
 # -- files of one's own ----------------------------------------------------------------------------

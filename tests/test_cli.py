@@ -199,7 +199,7 @@ def test_a_message_names_the_verb_once(capsys, arguments, start):
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("Ascend910b", "Ascend910B2"),
+        ("Ascend910b", "Ascend910B4"),
         ("ascend910a", "Ascend910A"),
         ("910B2", "Ascend910B2"),
         ("toy", "Toy"),

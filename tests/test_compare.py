@@ -11,6 +11,7 @@ from ascend_lab import ops
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.compare import Compared, compare, group_of
+from ascend_lab.compare.model import OTHER_WORDS
 from ascend_lab.compare.profile import Task, reading
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.errors import InputError
@@ -176,10 +177,31 @@ def test_a_collective_is_that_of_its_topology(tmp_path: Path) -> None:
     right, *wrong = compare(table(tmp_path, *rows, {**rows[0], "timing": "wall"})).rows
     timed = collective_time("all_reduce", load_topology("910b-server"), 4194304)
     assert (right.model_s, right.bound_s) == (timed.time_s, timed.lower_bound_s)
+    said_so = one(
+        tmp_path,
+        **{**said, "operator": "all_to_all", "attributes": "ranks=32;topology=A3 pod, HCCS;ep=32"},
+    )
+    pod = collective_time("all_to_all", load_topology("a3-pod:32"), 4194304)
+    assert said_so.model_s == pod.time_s
+    assert "topology: as a3-pod" in said_so.marks
     words = ("got 9", "a topology among", "got None", "overlap=True")
     for row, word in zip(wrong[:-1], words, strict=True):
         assert word in row.refused
     assert any("launch" in mark for mark in wrong[-1].marks)
+    named = one(tmp_path, **rows[0] | {"chip": "Ascend910B2", "timing": "wall"})
+    launch_s = load_chip("Ascend910B2").launch_overhead_s
+    assert named.model_s == pytest.approx(timed.time_s + launch_s)
+    assert "of the host's work a launch, no library's" in named.marks
+
+
+@pytest.mark.parametrize("words", list(OTHER_WORDS))
+def test_a_chip_in_other_words_is_timed_as_a_preset_and_marked(tmp_path: Path, words: str) -> None:
+    preset, doubt = OTHER_WORDS[words]
+    as_words, as_preset = compare(table(tmp_path, {"chip": words}, {"chip": preset})).rows
+    assert as_words.model_s == as_preset.model_s is not None
+    (mark,) = set(as_words.marks) - set(as_preset.marks)
+    assert mark.startswith(f"chip: as {preset}") and mark.endswith(doubt)
+    assert bool(doubt) == (", " in mark)
 
 
 # -- refused or marked, never guessed --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Chips as data: five presets and a loader for your own TOML file.
+"""Chips as data: presets and a loader for your own TOML file.
 
 Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}.
 """
@@ -133,7 +133,11 @@ def _range(key: str) -> tuple[float, float]:
 
 
 # -- the chip --------------------------------------------------------------------------------------
-PRESETS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
+PRESETS = (
+    *("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A"),
+    *("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910C", "Ascend950PR"),
+    "Toy",
+)
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
@@ -163,11 +167,12 @@ OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables of a base with those of a file over them; an empty table takes away."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
         is_fact = isinstance(value, dict) and "value" in value
-        if isinstance(old, dict) and isinstance(value, dict) and not is_fact:
+        if isinstance(old, dict) and isinstance(value, dict) and value and not is_fact:
             out[key] = _merge(old, value)
         else:
             out[key] = value
@@ -357,20 +362,35 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
 
 
 def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return a file's tables over those of its base; `borrows` says that this is another chip."""
     base = data.pop("base", None)
+    borrows = data.pop("borrows", False)
+    if not isinstance(borrows, bool) or (borrows and base is None):
+        needed = f"{file}: borrows as true or false, true beside a base"
+        raise ChipError(needed, shown(borrows), "mend or remove it")
     if base is None:
         return data
     if base not in (*PRESETS, "common"):
         raise ChipError(f"{file}: base names a preset", shown(base), f"use {', '.join(PRESETS)}")
-    return _merge(_preset(base), data)
+    return _merge(_preset(base, lent=borrows), data)
+
+
+def _lent(node: Any) -> Any:
+    """Return a table of a chip file as another chip borrows it."""
+    if not isinstance(node, dict):
+        return node
+    if "value" in node and node.get("trust") != "assumed":
+        return {**node, "trust": "borrowed"}
+    return {key: _lent(value) for key, value in node.items()}
 
 
 def _preset_text(name: str) -> str:
     return (resources.files("ascend_lab.chip") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
-def _preset(name: str) -> dict[str, Any]:
-    return _with_base(tomllib.loads(_preset_text(name)), f"{name}.toml")
+def _preset(name: str, lent: bool = False) -> dict[str, Any]:
+    data = tomllib.loads(_preset_text(name))
+    return _with_base(_lent(data) if lent else data, f"{name}.toml")
 
 
 @cache

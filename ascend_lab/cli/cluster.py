@@ -173,7 +173,7 @@ def _topologies(arguments: argparse.Namespace) -> int:
     return 0
 
 
-CHIPS = {"910b": "Ascend910B2"}
+CHIPS = {"910b": "Ascend910B2", "a3": "Ascend910C"}
 """Chip by the start of a cluster's name; Ascend910A for all others."""
 SAMPLES = 8
 """Default batch of a device."""

@@ -332,7 +332,8 @@ _FLAGS = {
 }
 CLUSTER_FILE = (
     "A cluster of your own is a .toml file with name, devices (names or a count), switches, "
-    "servers (lists of devices), gamma_s_per_byte (adding a byte), and entries [[links]] with "
+    "servers (lists of devices), gamma_s_per_byte (adding a byte), call_s (before a collective), "
+    "round_s (before each of its rounds), and entries [[links]] with "
     "from, to, alpha_us or alpha_s, gbytes_per_s or beta_s_per_byte, one_way. An example stands "
     "in book/bring_your_own.md."
 )

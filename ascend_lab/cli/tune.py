@@ -294,7 +294,7 @@ def _save(run: _Run, name: str, tuning: engine.Tuning) -> None:
 
 
 # -- job 4, gradients ------------------------------------------------------------------------------
-CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
+CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A", "a3": "Ascend910C"}
 """What the names of chips begin with, by what those of clusters begin with."""
 
 

@@ -1,16 +1,19 @@
 """Topologies by name or from a TOML file, and as text and data.
 
 By name: servers of NPUs as built, clusters of them, and three shapes to think with. Rates and
-latencies of links are the chip's own (`ascend_lab/chip/presets`, with sources). What no source
-states is assumed as follows. A rate holds in each direction; nothing is taken off for protocols.
-HCCS and PCIe cost their latency a link; the chip's RoCE latency is from NPU to NPU over one switch,
-half of it a hop. Switches are never the bottleneck. Adding a received byte reads two bytes and
-writes one: gamma = 3 / memory rate.
+latencies of links are the chip's own (`ascend_lab/chip/presets`, with sources). Of the A2 and A3
+series it is known how much of a link's rate arrives, and what a collective costs before its bytes
+flow: `rates.toml` says so, with sources. Of the first generation it is not: links carry what they
+are rated at, a call and a round cost nothing. What no source states is assumed as follows. A rate
+holds in each direction. HCCS and PCIe cost their latency a link; the chip's RoCE latency is from
+NPU to NPU over one switch, half of it a hop. Switches are never the bottleneck. Adding a received
+byte reads two bytes and writes one: gamma = 3 / memory rate.
 
 A file is checked entry by entry; its keys stand in book/bring_your_own.md, with an example.
 """
 
 import math
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +39,8 @@ ETHERNET_ALPHA_S = 30e-6
 """TCP through two hosts: all-reduce on 16 servers by 10G Ethernet starts in 908 us = 2 * 15 alpha
 (Shi et al. 2019, MG-WFBP)."""
 BYTES_PER_ADD = 3
+POD_SERVER_DIES = 16
+"""Dies of one server of an A3 pod: eight packages of two, each a device of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,34 @@ def _two_meshes(group: range, chip: Chip, hosts: tuple[int, int]) -> list[Link]:
     return links
 
 
+@cache
+def rates() -> Mapping[str, model.Fact]:
+    """Return what `rates.toml` knows, with source and trust, by dotted key ("share.hccs")."""
+    data = tomllib.loads(Path(__file__).with_name("rates.toml").read_text("utf-8"))
+    sources = data.pop("sources")
+    found = {}
+    for section, entries in data.items():
+        for key, entry in entries.items():
+            source = sources[entry["source"]]
+            found[f"{section}.{key}"] = model.Fact(entry["value"], source, entry["trust"])
+    return MappingProxyType(found)
+
+
+def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
+    """Return a topology of the A2 or A3 series with what its links and collectives achieve.
+
+    `direct` and `by_switch` say of what kind the links between devices are, and all others.
+    """
+    known = rates()
+    links = []
+    for link in topology.links:
+        between_devices = max(link.source, link.target) < topology.size
+        share = known[f"share.{direct if between_devices else by_switch}"].value
+        links.append(replace(link, beta_s_per_byte=link.beta_s_per_byte / share, share=share))
+    call_s, round_s = known["call.time_s"].value, known["round.time_s"].value
+    return replace(topology, links=tuple(links), call_s=call_s, round_s=round_s)
+
+
 def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Topology:
     """Return servers of eight (the last may be smaller), wired inside, and network switches.
 
@@ -122,9 +155,13 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
             hosts += [f"host{i}.0", f"host{i}.1"]
         else:
             links += _mesh(group, chip.links["hccs"])
-    gamma = BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
+    gamma = _gamma(chip)
     devices, servers = tuple(f"npu{i}" for i in range(count)), tuple(map(tuple, groups))
     return Topology(name, devices, (*hosts, *network), tuple(links), servers, gamma)
+
+
+def _gamma(chip: Chip) -> float:
+    return BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
 
 
 def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
@@ -140,6 +177,47 @@ def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
     return replace(inside, links=(*inside.links, *links))
 
 
+def _server_910b(count: int) -> Topology:
+    return _achieved(_room("910b-server", count, load_chip("Ascend910B2")), "hccs", "hccs")
+
+
+def _roce_910b(count: int) -> Topology:
+    rated = _roce("910b-roce", count, load_chip("Ascend910B2"), SERVER_DEVICES)
+    return _achieved(rated, "hccs", "roce")
+
+
+def _pod(count: int) -> Topology:
+    """Return dies of A3 servers: joined two by two, each at its server's switch, those at a spine.
+
+    A server has a switch for each port of a die, and a message is spread over all of them: here
+    they are one, with the rate of all ports. The network above has no less.
+    """
+    chip, known = load_chip("Ascend910C"), rates()
+    hccs = chip.links["hccs"]
+    near_s, far_s = known["a3.near_latency_s"].value, known["a3.far_latency_s"].value
+    port = replace(hccs, latency_s=near_s)
+    up = replace(hccs, latency_s=(far_s - near_s) / 2)
+    sio_rate, sio_s = known["a3.sio_rate_bytes_per_s"].value, known["a3.sio_latency_s"].value
+    sio = model.Link(sio_rate, sio_s, 1)
+    servers = [
+        range(start, min(start + POD_SERVER_DIES, count))
+        for start in range(0, count, POD_SERVER_DIES)
+    ]
+    switches = [f"server{i}" for i in range(len(servers))]
+    links: list[Link] = []
+    for i, dies in enumerate(servers):
+        switch = count + i
+        links += [x for a in dies[:-1:2] for x in _cable(a, a + 1, sio)]
+        links += [x for die in dies for x in _cable(die, switch, port, 2, port.count)]
+        if len(servers) > 1:
+            links += _cable(switch, count + len(servers), up, 1, port.count * len(dies))
+    switches += ["spine"] if len(servers) > 1 else []
+    devices, groups = tuple(f"npu{i}" for i in range(count)), tuple(map(tuple, servers))
+    name = f"a3-pod:{count}"
+    rated = Topology(name, devices, tuple(switches), tuple(links), groups, _gamma(chip))
+    return _achieved(rated, "sio", "hccs")
+
+
 def _ethernet(count: int) -> Topology:
     """Return 910 servers with one card each, on the first host, to one switch."""
     room = _room(f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"])
@@ -150,22 +228,25 @@ def _ethernet(count: int) -> Topology:
 
 
 CHIP_910A, CHIP_910B = "chip file Ascend910A", "chip file Ascend910B2"
+ACHIEVED = "point to point 119 of 196 GB/s by HCCS, 22 of 25 by RoCE; a call 10 us, a round 5.85"
 ROUND = "round numbers, chosen: 5 us, 10 GB/s a direction, adding is free"
 _ALL = (
     Preset("910a-server", 0, lambda n: _room("910a-server", n, load_chip("Ascend910A")),
            "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
            f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)"),
-    Preset("910b-server", 0, lambda n: _room("910b-server", n, load_chip("Ascend910B2")),
-           "8 Ascend 910B in one HCCS full mesh, 28 GB/s a link and direction",
-           f"{CHIP_910B} (56 GB/s a link both directions together); no efficiency taken off"),
+    Preset("910b-server", 0, _server_910b,
+           "8 Ascend 910B in one HCCS full mesh, 28 GB/s a link and direction, of which 17 arrive",
+           f"{CHIP_910B} (56 GB/s a link both directions together); {ACHIEVED}"),
     Preset("910a-roce", 1024,
            lambda n: _roce("910a-roce", n, load_chip("Ascend910A"), HALF_DEVICES),
            "910a-servers; NPU d of each on RoCE rail d mod 4, rails joined by a spine",
            f"{CHIP_910A} (100 Gbit/s a NPU); spine without oversubscription: assumed"),
-    Preset("910b-roce", 1024,
-           lambda n: _roce("910b-roce", n, load_chip("Ascend910B2"), SERVER_DEVICES),
+    Preset("910b-roce", 1024, _roce_910b,
            "910b-servers; NPU d of each on RoCE rail d mod 8, rails joined by a spine",
-           f"{CHIP_910B} (200 Gbit/s a NPU); spine without oversubscription: assumed"),
+           f"{CHIP_910B} (200 Gbit/s a NPU); {ACHIEVED}; spine without oversubscription: assumed"),
+    Preset("a3-pod", 768, _pod,
+           "dies of 910C, 16 a server; each 7 HCCS ports to switches: 119 of 196 GB/s arrive",
+           f"chip file Ascend910C; {ACHIEVED}; network without oversubscription: assumed"),
     Preset("ethernet-25g", 1024, _ethernet,
            "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
            f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)"),
@@ -179,7 +260,8 @@ TOPOLOGIES: Mapping[str, Preset] = MappingProxyType({preset.name: preset for pre
 
 
 # -- from a file ----------------------------------------------------------------------------------
-KEYS = ("name", "devices", "switches", "servers", "gamma_s_per_byte", "links")
+TIMES = ("gamma_s_per_byte", "call_s", "round_s")
+KEYS = ("name", "devices", "switches", "servers", *TIMES, "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
 DEVICE_LIMIT = 1024
 """Also of switches: routes are kept for every pair."""
@@ -211,9 +293,9 @@ def read_topology(file: str) -> Topology:
     for i, entry in enumerate(entries):
         links += _links(f"{file}: links[{i}]", entry, nodes)
         refuse_above(f"{file}: links", len(links), LINKS, "join nodes by switches", ClusterError)
-    gamma = checked(f"{file}: gamma_s_per_byte", data.get("gamma_s_per_byte", 0.0), LARGEST)
+    times = {key: checked(f"{file}: {key}", data.get(key, 0.0), LARGEST) for key in TIMES}
     groups = _servers(file, data.get("servers"), nodes, len(devices))
-    found = Topology(title, devices, switches, tuple(links), groups, gamma)
+    found = Topology(title, devices, switches, tuple(links), groups, **times)
     _check_reach(file, found)
     return found
 
@@ -360,7 +442,7 @@ def topology_dict(topology: Topology) -> dict[str, Any]:
         "devices": list(topology.devices),
         "switches": list(topology.switches),
         "servers": [[label(d) for d in group] for group in topology.groups],
-        "gamma_s_per_byte": topology.gamma_s_per_byte,
+        **{key: getattr(topology, key) for key in TIMES},
         "bisection_bytes_per_s": topology.bisection_bytes_per_s(),
         "links": [
             {
@@ -381,6 +463,9 @@ def topology_text(topology: Topology) -> list[str]:
     lines = [f"{topology.name}: {counts}, {len(topology.switches)} switches"]
     across = rate_text(topology.bisection_bytes_per_s())
     lines.append(f"  bisection {across}, adding {gamma_ps:.3g} ps/B")
+    if topology.call_s or topology.round_s:
+        call_us, round_us = topology.call_s * 1e6, topology.round_s * 1e6
+        lines.append(f"  before a call {call_us:.3g} us, before each round {round_us:.3g} us")
     lines.append("  links, each a direction:")
     for (ends, alpha_s, rate), count in kinds[:SHOWN]:
         lines.append(f"    {count:6} {ends:<18} {alpha_s * 1e6:7.3f} us  {rate_text(rate)}")

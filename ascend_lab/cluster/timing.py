@@ -5,7 +5,11 @@ messages that leave a device by the same link are issued one after another, alph
 bytes flow, all messages of the round sharing the links (`finish_times`). What
 arrives to be added takes gamma a byte more.
 
-    round = max over messages (issue + alpha + bytes / fair rate) + max over ranks gamma * bytes
+    round = start + max over messages (issue + alpha + bytes / fair rate)
+            + max over ranks gamma * bytes
+    time  = call + sum of the rounds
+
+What a call and the start of a round cost is the topology's (`call_s`, `round_s`; mostly 0).
 
 The barrier between rounds makes this an upper bound for schedules whose ranks could run ahead.
 
@@ -40,7 +44,10 @@ BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTime:
-    """A collective timed: seconds in all and of each round, and the least any schedule needs."""
+    """A collective timed: seconds in all and of each round, and the least any schedule needs.
+
+    In all are also those before the first round.
+    """
 
     op: str
     algorithm: str
@@ -291,17 +298,20 @@ class Prepared:
         block_bytes = size_bytes / self.parts
         last, first, busiest, added = self.floors.T
         adding = added * self.topology.gamma_s_per_byte * block_bytes
-        return float((np.maximum(last, first + busiest * block_bytes) + adding).sum())
+        rounds_s = np.maximum(last, first + busiest * block_bytes) + adding + self.topology.round_s
+        return self.topology.call_s + float(rounds_s.sum())
 
     def time_s(self, size_bytes: float) -> float:
-        """Return the seconds of all rounds."""
-        return float(self.rounds_s(size_bytes).sum()) if size_bytes else 0.0
+        """Return the seconds of the call and all rounds."""
+        if not size_bytes:
+            return 0.0
+        return self.topology.call_s + float(self.rounds_s(size_bytes).sum())
 
     def rounds_s(self, size_bytes: float) -> Floats:
         """Return the seconds of every round."""
         block_bytes = size_bytes / self.parts
         times = np.array([p.time_s(block_bytes, self.topology) for p in self.patterns])
-        return np.asarray(times[self.rounds])
+        return np.asarray(times[self.rounds] + self.topology.round_s)
 
 
 def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
@@ -339,7 +349,8 @@ def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> Collect
     rounds = tuple(ready.rounds_s(size_bytes).tolist())
     slope, latency_s = _bounds(op, ready.topology, ready.places, root)
     bound = float(max(slope * size_bytes, latency_s))
-    return CollectiveTime(op, name, ranks, size_bytes, sum(rounds), rounds, bound)
+    time_s = ready.topology.call_s + sum(rounds)
+    return CollectiveTime(op, name, ranks, size_bytes, time_s, rounds, bound)
 
 
 # -- bounds ---------------------------------------------------------------------------------------
@@ -389,6 +400,7 @@ def _parts_s_per_byte(
 def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
     """Return the bytes a second that can leave and that can reach each part of the devices.
 
+    Links carry what they are rated at: what arrives of it may come to be more than is known.
     A switch whose devices are all of one part belongs to it.
     """
     part = np.full(topology.size + len(topology.switches), -1)
@@ -406,7 +418,7 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
     sides = part[nodes].T
     for row, side in zip(rates, sides, strict=True):
         counts = (sides[0] != sides[1]) & (side >= 0)
-        np.add.at(row, side[counts], topology.rate_bytes_per_s[links[counts]])
+        np.add.at(row, side[counts], topology.rated_bytes_per_s[links[counts]])
     return rates[0], rates[1]
 
 

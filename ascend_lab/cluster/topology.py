@@ -36,19 +36,24 @@ ROUTE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a cable: from node to node, latency, seconds per byte."""
+    """One direction of a cable: from node to node, latency, seconds per byte.
+
+    `share`: of the rate that the cable is rated at, the part that arrives; in beta already.
+    """
 
     source: int
     target: int
     alpha_s: float
     beta_s_per_byte: float
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
 class Topology:
     """Devices, switches, links; `groups` are the devices of each server, in order.
 
-    `gamma_s_per_byte` is what a device takes to add one received byte to its own.
+    `gamma_s_per_byte` is what a device takes to add one received byte to its own; `call_s` passes
+    before the first round of a collective, `round_s` before the messages of each.
     Raises `ClusterError` for links that lead nowhere and for times that are not numbers >= 0.
     """
 
@@ -58,14 +63,18 @@ class Topology:
     links: tuple[Link, ...]
     groups: tuple[tuple[int, ...], ...] = ()
     gamma_s_per_byte: float = 0.0
+    call_s: float = 0.0
+    round_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check every link, the groups and gamma."""
+        """Check every link, the groups and the other times."""
         if not self.devices:
             raise ClusterError(f"{self.name}: at least one device", "none", "name the devices")
         for link in self.links:
             self._check(link)
         checked(f"{self.name}: gamma", self.gamma_s_per_byte)
+        checked(f"{self.name}: call_s", self.call_s)
+        checked(f"{self.name}: round_s", self.round_s)
         groups = self.groups or (tuple(range(self.size)),)
         if sorted(d for group in groups for d in group) != list(range(self.size)):
             what = f"{self.name}: each of {self.size} devices in one server"
@@ -109,6 +118,12 @@ class Topology:
         betas = np.array([link.beta_s_per_byte for link in self.links])
         with np.errstate(divide="ignore", over="ignore"):
             return 1.0 / betas
+
+    @cached_property
+    def rated_bytes_per_s(self) -> Floats:
+        """Bytes a second that every link is rated at: no less than arrive."""
+        rated: Floats = self.rate_bytes_per_s / np.array([link.share for link in self.links])
+        return rated
 
     @cached_property
     def between(self) -> dict[tuple[int, int], int]:

@@ -56,23 +56,44 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         raise InputError(needed, f"metric={work.attributes['metric']}", "it is a time per unit")
     if work.operator in COLLECTIVES:
         return _collective(work, own)
-    chip = _chip(work.chip, own)
+    chip, marks = _chip(work.chip, own)
     if work.operator.startswith(ZOO):
-        return _network(work, chip)
-    if work.operator in CHAINS:
-        return _chain(work, chip)
-    return _operator(work, chip)
+        found = _network(work, chip)
+    elif work.operator in CHAINS:
+        found = _chain(work, chip)
+    else:
+        found = _operator(work, chip)
+    return replace(found, marks=(*marks, *found.marks))
 
 
-def _chip(name: str, own: Chip | None) -> Chip:
-    """Return the chip of a row: one of one's own by its name, or where a row names none; a preset.
+# -- chips -----------------------------------------------------------------------------------------
+OTHER_WORDS = {
+    "A3 die, 24 cores": ("Ascend910C", ""),
+    "Ascend950 (32 cores)": ("Ascend950PR", ""),
+    "A3 die": ("Ascend910C", "bin not printed"),
+    "A3 (pod)": ("Ascend910C", "bin not printed"),
+    "A2, 20 cores": ("Ascend910B3", "bin not printed"),
+    "A2, bin not named": ("Ascend910B2", "bin not printed"),
+    "A2 (8 cards)": ("Ascend910B2", "bin not printed"),
+    "unknown 910B4 class": ("Ascend910B4", "bin not printed, class concluded from its times"),
+    "310P class, not named": ("Ascend310P3", "bin not printed"),
+}
+"""Words of a source for its chip -> the preset that it is timed as, and what is not certain."""
 
-    Raises `InputError` for other names: what a board in other words has is not guessed.
+
+def _chip(name: str, own: Chip | None) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip of a row, and a mark where the row does not name it by a preset's name.
+
+    It is one of one's own by its name, or where a row names none; a preset; or a preset that stands
+    for a source's words. Raises `InputError` for others: what another board has is not guessed.
     """
     if own is not None and name in ("", own.name):
-        return own
+        return own, ()
     if name in PRESETS:
-        return load_chip(name)
+        return load_chip(name), ()
+    if name in OTHER_WORDS:
+        preset, doubt = OTHER_WORDS[name]
+        return load_chip(preset), (f"chip: as {preset}" + (f", {doubt}" if doubt else ""),)
     raise InputError(f"chip: one of {', '.join(PRESETS)}", shown(name), "none is guessed")
 
 
@@ -364,6 +385,8 @@ def _says_again(work: Work, word: str, value: Any) -> bool:
 # -- collectives -----------------------------------------------------------------------------------
 OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
 """Words on the experts whose tokens a collective moves: the bytes are what counts."""
+OTHER_TOPOLOGIES = {"A3 pod, HCCS": "a3-pod"}
+"""Words of a source for its topology -> the preset, with as many devices as ranks."""
 
 
 def _collective(work: Work, own: Chip | None) -> Estimate:
@@ -378,6 +401,10 @@ def _collective(work: Work, own: Chip | None) -> Estimate:
     name, ranks = work.attributes.get("topology"), work.attributes.get("ranks")
     if work.size_bytes is None:
         raise InputError(f"{work.operator}: inputs as bytes=N", "none", "mend that row")
+    marks = []
+    if name in OTHER_TOPOLOGIES and type(ranks) is int:
+        marks.append(f"topology: as {OTHER_TOPOLOGIES[name]}")
+        name = f"{OTHER_TOPOLOGIES[name]}:{ranks}"
     if not isinstance(name, str) or name.partition(":")[0] not in TOPOLOGIES:
         needed = f"{work.operator}: a topology among {', '.join(TOPOLOGIES)}"
         raise InputError(needed, shown(name), "none is guessed")
@@ -386,13 +413,16 @@ def _collective(work: Work, own: Chip | None) -> Estimate:
         needed = f"{work.operator}: ranks from 2 to {topology.size}, the devices of {name}"
         raise InputError(needed, shown(ranks), "mend that row")
     found = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
-    marks = [f"{found.algorithm}, the quickest of the model"]
+    marks.append(f"{found.algorithm}, the quickest of the model")
     launch_s = 0.0
     if work.timing != "kernel":
-        if work.chip in PRESETS or (own is not None and work.chip == own.name):
-            launch_s = _chip(work.chip, own).launch_overhead_s
-        else:
+        try:
+            chip, of_chip = _chip(work.chip, own)
+        except InputError:
             marks.append("the launch of this chip is unknown: none counted")
+        else:
+            launch_s = chip.launch_overhead_s
+            marks += [*of_chip, "of the host's work a launch, no library's"]
     return Estimate(
         found.time_s + launch_s, found.lower_bound_s + launch_s, "links", {}, tuple(marks)
     )

@@ -30,7 +30,7 @@ LEAST_CHANNELS = 3
 """Layers of fewer input channels are left alone."""
 LAYERS = {"conv2d": 1, "matmul": 0, "gemm": 0}
 """Operators that can be sparse, and the axis of their weights along which input channels lie."""
-CHIPS = ("Ascend910B2",)
+CHIPS = ("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910C")
 """Chips whose cube reads packed weights (A2, A3, 200I/500 A2 by the source)."""
 INDEX_BITS = 2
 """Bits of an index; a group's first index lies in the lower bits, the first group of a byte too."""

@@ -249,7 +249,8 @@ def test_the_digest_of_a_chip_follows_its_numbers_only():
         replace(chip, power_w=None),
     ]
     digests = {chip_digest(c) for c in [*presets().values(), *edited]}
-    assert len(digests) == len(presets()) + len(edited)
+    assert chip_digest(load_chip("Ascend910B1")) == chip_digest(load_chip("Ascend910C"))
+    assert len(digests) == len(presets()) - 1 + len(edited)
     turned = replace(chip, buffers=dict(reversed(chip.buffers.items())))
     assert chip_digest(replace(turned, clock_hz=int(chip.clock_hz))) == chip_digest(chip)
 

@@ -1,5 +1,6 @@
 """Collectives: names, values, patterns, choices and times against formulas."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -391,16 +392,21 @@ def test_levels_add_up() -> None:
         + closed_form_s("all_gather", "mesh", server.size, n, a1, b1)
     )
     found = collective_time("all_reduce", topology, n, "hierarchical(mesh,halving-doubling)")
-    assert np.isclose(found.time_s, parts_s, rtol=1e-9)
+    start_s = topology.call_s + len(found.rounds_s) * topology.round_s
+    assert np.isclose(found.time_s, start_s + parts_s, rtol=1e-9)
     share = n / 32
     step_s = max(share * b2 + a2, share * b1 + a1)
     pipeline_s = 2 * (step_s * (4 - 1) + share * b1 + a1)
     found = collective_time("all_reduce", topology, n, "pipeline")
     adding_s = (32 - 1) / 32 * n * g
-    assert np.isclose(found.time_s, pipeline_s + adding_s, rtol=1e-9)
+    start_s = topology.call_s + len(found.rounds_s) * topology.round_s
+    assert np.isclose(found.time_s, start_s + pipeline_s + adding_s, rtol=1e-9)
 
 
-TOPOLOGIES = ("910a-server", "910b-server", "910a-roce:16", "910b-roce:16", "ethernet-25g:16")
+TOPOLOGIES = (
+    *("910a-server", "910b-server", "910a-roce:16", "910b-roce:16", "ethernet-25g:16"),
+    *("a3-pod:16", "a3-pod:20"),
+)
 SHAPES = (*TOPOLOGIES, "star:9", "mesh:6", "ring:7", "star:1", "ring:2")
 
 
@@ -432,8 +438,8 @@ def test_bounds_are_reached() -> None:
     ):
         found = collective_time(op, topology, n, name)
         assert 1 - 1e-9 <= found.time_s / found.lower_bound_s <= 1.001
-    for op, shape in (("all_reduce", "ethernet-25g:64"), ("all_gather", "910b-roce:64")):
-        found = collective_time(op, load_topology(shape), n)
+    for op in ("all_reduce", "all_gather"):
+        found = collective_time(op, load_topology("ethernet-25g:64"), n)
         assert found.time_s <= found.lower_bound_s * 1.15, "servers bound it, not ranks"
     tiny = collective_time("broadcast", star(8, *COSTS[:2]), 1e-6, "tree")
     assert np.isclose(tiny.time_s, tiny.lower_bound_s, rtol=1e-6)
@@ -481,7 +487,36 @@ def test_the_published_kernel_on_eight_910b_takes_longer_than_the_model() -> Non
     found = collective_time("all_reduce", load_topology("910b-server"), 5504 * 1536 * 2)
     assert found.algorithm == "mesh"
     assert found.lower_bound_s < found.time_s < 437.3e-6
-    assert 0.3 < found.time_s / 437.3e-6 < 0.5
+    assert 0.6 < found.time_s / 437.3e-6 < 0.8
+
+
+def test_the_vendors_all_reduce_on_eight_910b() -> None:
+    """1071 us for 64 MiB, measured alone (asc-devkit of 2026): nothing in the model knows it."""
+    found = collective_time("all_reduce", load_topology("910b-server"), 2**26)
+    assert found.time_s == pytest.approx(1071e-6, rel=0.1)
+    assert found.bus_bandwidth == pytest.approx(7 * 17e9, rel=0.15)
+
+
+def test_a_call_and_its_rounds_cost_what_the_topology_says() -> None:
+    free = full_mesh(8, *COSTS)
+    costly = replace(free, call_s=1e-5, round_s=2e-6)
+    for name in ("mesh", "ring", "recursive-doubling"):
+        quick = collective_time("all_reduce", free, 1e6, name)
+        slow = collective_time("all_reduce", costly, 1e6, name)
+        rounds = len(quick.rounds_s)
+        assert slow.time_s == pytest.approx(quick.time_s + 1e-5 + rounds * 2e-6)
+        assert slow.rounds_s == pytest.approx([time_s + 2e-6 for time_s in quick.rounds_s])
+        assert slow.lower_bound_s == quick.lower_bound_s
+    assert collective_time("all_reduce", costly, 0).time_s == 0
+
+
+def test_what_arrives_of_a_link_slows_and_leaves_the_bound() -> None:
+    free = full_mesh(4, 0.0, 1e-9)
+    links = tuple(replace(link, beta_s_per_byte=2e-9, share=0.5) for link in free.links)
+    half = replace(free, links=links)
+    whole, slow = (collective_time("all_gather", t, 1e9, "mesh") for t in (free, half))
+    assert slow.time_s == pytest.approx(2 * whole.time_s)
+    assert slow.lower_bound_s == pytest.approx(whole.lower_bound_s)
 
 
 Case = tuple[list[list[int]], list[int]]

@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from ascend_lab.chip import load_chip
+from ascend_lab.chip.model import Trust
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology
-from ascend_lab.cluster.loader import ETHERNET_ALPHA_S, usage
+from ascend_lab.cluster.loader import ETHERNET_ALPHA_S, rates, usage
 from ascend_lab.errors import ClusterError
 
 GBYTES_PER_S = 1e9
@@ -47,10 +49,10 @@ def test_a_910_server_is_two_meshes_joined_over_the_hosts() -> None:
 def test_a_910b_server_is_one_mesh_of_seven_links_each() -> None:
     chip, server = load_chip("Ascend910B2"), load_topology("910b-server")
     assert chip.links["hccs"].count == 7
-    assert sum(server.rate_bytes_per_s[list(server.leaving[0])]) == pytest.approx(
-        196 * GBYTES_PER_S
-    )
-    assert server.bisection_bytes_per_s() == pytest.approx(16 * 28 * GBYTES_PER_S)
+    leaving = list(server.leaving[0])
+    assert sum(server.rated_bytes_per_s[leaving]) == pytest.approx(196 * GBYTES_PER_S)
+    assert sum(server.rate_bytes_per_s[leaving]) == pytest.approx(119 * GBYTES_PER_S, rel=1e-3)
+    assert server.bisection_bytes_per_s() == pytest.approx(16 * 17 * GBYTES_PER_S, rel=1e-3)
     assert server.switches == ()
     assert (server.alpha_s == chip.links["hccs"].latency_s).all()
 
@@ -63,10 +65,34 @@ def test_roce_takes_the_ports_latency_over_one_rail_and_its_rate(
     cluster = load_topology(f"{kind}-roce:64")
     path = cluster.route(0, 8)
     assert sum(cluster.alpha_s[i] for i in path) == pytest.approx(port.latency_s)
-    assert cluster.rate_bytes_per_s[list(path)].min() == pytest.approx(port.rate_bytes_per_s)
+    assert cluster.rated_bytes_per_s[list(path)].min() == pytest.approx(port.rate_bytes_per_s)
+    share = {"910a": 1.0, "910b": 22 / 25}[kind]
+    arrives = cluster.rate_bytes_per_s[list(path)].min()
+    assert arrives == pytest.approx(share * port.rate_bytes_per_s)
     assert sum(name.startswith("rail") for name in cluster.switches) == rails
-    assert cluster.bisection_bytes_per_s() == pytest.approx(32 * port.rate_bytes_per_s)
+    assert cluster.bisection_bytes_per_s() == pytest.approx(32 * share * port.rate_bytes_per_s)
     assert cluster.groups[3] == tuple(range(24, 32))
+
+
+def test_dies_of_an_a3_pod_reach_each_other_as_published() -> None:
+    """Point to point 119 GB/s; 0.2 us inside a package, 0.5 in a server, 5.5 between servers."""
+    pod = load_topology("a3-pod:48")
+    for target, latency_us, gbytes in ((1, 0.2, 136), (2, 0.5, 119), (16, 5.5, 119)):
+        path = list(pod.route(0, target))
+        assert sum(pod.alpha_s[path]) == pytest.approx(latency_us * 1e-6)
+        assert pod.rate_bytes_per_s[path].min() == pytest.approx(gbytes * GBYTES_PER_S, rel=1e-3)
+    assert pod.groups[2] == tuple(range(32, 48))
+    assert load_topology("a3-pod:16").switches == ("server0",)
+    assert pod.bisection_bytes_per_s() == pytest.approx(24 * 119 * GBYTES_PER_S, rel=1e-3)
+
+
+def test_every_rate_that_is_achieved_has_a_source_and_a_trust() -> None:
+    for key, fact in rates().items():
+        assert fact.value > 0, key
+        assert fact.trust in get_args(Trust), key
+        assert len(fact.source) > 10, key
+    assert rates()["share.hccs"].value == pytest.approx(119 / 196, abs=1e-3)
+    assert rates()["round.time_s"].value == pytest.approx(9 * (150e-9 + 500e-9))
 
 
 def test_ethernet_is_one_card_a_server() -> None:

@@ -207,9 +207,9 @@ def test_a_server_shows_every_device_and_every_cable() -> None:
     assert len(fig.axes[0].lines) == 28
     assert {str(d) for d in range(8)} <= set(texts(fig))
     (label,) = [text.get_text() for text in fig.legends[0].get_texts()]
-    assert label == "npu - npu: 28 GB/s, 0.5 µs (56 links)"
-    assert "56 links npu - npu of 28 GB/s" in fig.alt_text
-    assert "448 GB/s between the halves" in fig.alt_text
+    assert label == "npu - npu: 17 GB/s, 0.5 µs (56 links)"
+    assert "56 links npu - npu of 17 GB/s" in fig.alt_text
+    assert "271.9 GB/s between the halves" in fig.alt_text
 
 
 def test_1024_devices_are_drawn_by_three_servers() -> None:
