@@ -280,9 +280,7 @@ def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: 
     return te.reshape(rows(_rows(x, axis), scale, *bias, epsilon=epsilon), x.shape)
 
 
-def _norm_of_rows(
-    rows: te.Tensor, scale: te.Tensor, *bias: te.Tensor, epsilon: float
-) -> te.Tensor:
+def _norm_of_rows(rows: te.Tensor, scale: te.Tensor, *bias: te.Tensor, epsilon: float) -> te.Tensor:
     centred = te.vsub(rows, _row_mean(rows)) if bias else rows
     variance = _row_mean(te.vmul(centred, centred))
     normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
