@@ -253,6 +253,20 @@ def test_a_gather_of_rows_is_still_the_operator(tmp_path):
 _ROTARY = {length: ((2, 3, 4, 8),) * 2 + ((length, 4),) * 2 for length in (3, 9)}
 
 
+def test_a_transpose_of_int64_moves_its_bytes_as_pairs(tmp_path):
+    said = {"operator": "transpose", "dtype": "int64"}
+    wide = one(tmp_path, inputs="96x200x3", attributes="perm=(1,2,0)", **said)
+    assert "int64 moved as pairs of int32" in wide.marks
+    pairs = {"inputs": "96x200x3x2", "dtype": "int32", "attributes": "perm=(1,2,0,3)"}
+    assert wide.model_s == one(tmp_path, operator="transpose", **pairs).model_s
+    unsaid = one(tmp_path, inputs="96x200x3", **said)
+    reversed_axes = one(tmp_path, inputs="96x200x3", attributes="perm=(2,1,0)", **said)
+    assert unsaid.model_s == reversed_axes.model_s
+    for perm in ("(1,0)", "(1,1,0)", "word"):
+        row = one(tmp_path, inputs="96x200x3", attributes=f"perm={perm}", **said)
+        assert "perm with each of 0..2 once" in row.refused
+
+
 @pytest.mark.parametrize(
     "work",
     [

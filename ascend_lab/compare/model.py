@@ -58,6 +58,9 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         return _network(work, chip)
     if work.operator in CHAINS:
         return _chain(work, chip)
+    if work.operator == "transpose" and work.dtypes == ("int64",):
+        found = _operator(_in_pairs(work), chip)
+        return replace(found, marks=(*found.marks, "int64 moved as pairs of int32"))
     return _operator(work, chip)
 
 
@@ -194,6 +197,23 @@ def _operator(work: Work, chip: Chip) -> Estimate:
         settings.marks.append("l2 unknown: timed cold")
     limit = max(limits, key=lambda name: limits[name])
     return Estimate(cycles / chip.clock_hz, bound_s, limit, busy, tuple(settings.marks))
+
+
+def _in_pairs(work: Work) -> Work:
+    """Return a transpose of int64 as one of int32: halves of a number are a last axis, which stays.
+
+    (a, b) with perm (1, 0) becomes (a, b, 2) with perm (1, 0, 2).
+    """
+    if len(work.shapes) != 1:
+        raise InputError("transpose: one input", str(len(work.shapes)), "mend that row")
+    (shape,) = work.shapes
+    rank = len(shape)
+    perm = work.attributes.get("perm") or tuple(reversed(range(rank)))
+    if not isinstance(perm, tuple) or sorted(perm) != list(range(rank)):
+        needed = f"transpose: perm with each of 0..{rank - 1} once"
+        raise InputError(needed, shown(perm), "mend that row")
+    attributes = {**work.attributes, "perm": (*perm, rank)}
+    return replace(work, shapes=((*shape, 2),), dtypes=("int32",), attributes=attributes)
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
