@@ -102,9 +102,11 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
     gamma = draft.input("gamma", work.shapes[2])
     total = draft.add(x1, x2)
     normal = draft.rms_norm(total, gamma)
-    if work.dtypes[0] != "fp32":
-        normal = draft.cast(normal, dtype="fp32")
     largest = draft.reduce_max(draft.abs(normal), axis=-1, keepdims=True)
+    if work.dtypes[0] != "fp32":
+        # Cast late: the norm lies in memory in its own two bytes, and is divided in fp32.
+        normal = draft.cast(normal, dtype="fp32")
+        largest = draft.cast(largest, dtype="fp32")
     scale = draft.muls(largest, number=1 / INT8_MOST)
     draft.output(total, scale, draft.quantise(draft.div(normal, scale)))
     return draft.build()
