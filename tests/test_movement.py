@@ -346,6 +346,44 @@ def test_all_ways_to_scatter_agree(chip, dtype, table, picks, way, seed):
     assert np.array_equal(got, scattered(y, index, u, "add"))
 
 
+@given(chips, st.sampled_from(["fp16", "fp32", "int32"]), tables, seeds)
+def test_the_quicker_way_to_scatter_adds_the_same(chip, dtype, table, seed):
+    rows, columns, picks = table
+    picks = min(picks, 65)
+    rng = np.random.default_rng(seed)
+    y, u = (rng.integers(-1, 2, (n, columns)).astype(numpy_type(dtype)) for n in (rows, picks))
+    index = rng.integers(0, rows, picks, dtype=np.int32)
+    ways = {
+        way: scatter_launch(chip, rows, columns, picks, dtype, mode="add", method=way)
+        for way in ("auto", "owner")
+    }
+    got = run(ways["auto"], {"y": y, "index": index, "u": u}, chip, seed=seed)["y"]
+    assert np.array_equal(got, scattered(y, index, u, "add"))
+    assert simulate(ways["auto"], chip).cycles <= simulate(ways["owner"], chip).cycles
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "picks"),
+    [(2048, 2048, 2048), (2049, 513, 2049), (11, 300001, 11), (300, 1000, 5000), (64, 511, 40)],
+)
+def test_added_rows_take_about_as_long_as_their_bytes(rows, columns, picks):
+    chip = CHIPS["Ascend910B2"]
+    launch = scatter_launch(chip, rows, columns, picks, "fp32", mode="add", method="auto")
+    timed = simulate(launch, chip)
+    moved = timed.path_bytes
+    assert moved["UB", "GM"] <= 1.1 * picks * columns * 4  # rounded up to blocks
+    memory = chip.device_memory.rate_bytes_per_s / chip.clock_hz
+    each = chip.cores_of("vector")
+    ports = sum(
+        moved[way] / (each * chip.path(*way).rate_bytes_per_cycle)
+        for way in (("GM", "UB"), ("UB", "GM"))
+    )
+    # Twice, for uneven shares; a copy a row to start on every core; the first bytes to arrive.
+    starts = -(-picks // each) * 2 * chip.path("UB", "GM").startup_cycles
+    floor = max(picks * columns * 4 / memory, ports)
+    assert timed.cycles <= 2 * floor + starts + 4 * chip.device_memory.latency_cycles
+
+
 def test_sorting_writes_every_row_once():
     chip, rows, columns, picks = CHIPS["Ascend910A"], 64, 64, 512
     index = np.arange(picks) % rows

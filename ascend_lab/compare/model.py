@@ -61,6 +61,9 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         found = _network(work, chip)
     elif work.operator in CHAINS:
         found = _chain(work, chip)
+    elif work.operator == "transpose" and work.dtypes == ("int64",):
+        found = _operator(_in_pairs(work), chip)
+        marks = (*marks, "int64 moved as pairs of int32")
     else:
         found = _operator(work, chip)
     return replace(found, marks=(*marks, *found.marks))
@@ -218,6 +221,23 @@ def at_peak(chip: Chip) -> Chip:
     """Return a chip whose memory moves what its interface could at best: nothing is quicker."""
     memory = replace(chip.device_memory, rate_bytes_per_s=chip.memory_peak_bytes_per_s)
     return replace(chip, device_memory=memory)
+
+
+def _in_pairs(work: Work) -> Work:
+    """Return a transpose of int64 as one of int32: halves of a number are a last axis, which stays.
+
+    (a, b) with perm (1, 0) becomes (a, b, 2) with perm (1, 0, 2).
+    """
+    if len(work.shapes) != 1:
+        raise InputError("transpose: one input", str(len(work.shapes)), "mend that row")
+    (shape,) = work.shapes
+    rank = len(shape)
+    perm = work.attributes.get("perm") or tuple(reversed(range(rank)))
+    if not isinstance(perm, tuple) or sorted(perm) != list(range(rank)):
+        needed = f"transpose: perm with each of 0..{rank - 1} once"
+        raise InputError(needed, shown(perm), "mend that row")
+    attributes = {**work.attributes, "perm": (*perm, rank)}
+    return replace(work, shapes=((*shape, 2),), dtypes=("int32",), attributes=attributes)
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:

@@ -202,7 +202,8 @@ def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     rows, columns = stage.shape[0], math.prod(stage.shape[1:])
     picks, mode = math.prod(stage.shapes[1]), attrs["mode"]
     copy = layout.copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
-    launch = kernels.scatter_launch(chip, rows, columns, picks, stage.dtype, mode=mode)
+    table = rows, columns, picks, stage.dtype
+    launch = kernels.scatter_launch(chip, *table, mode=mode, method="auto")
     return [(copy, {"x": start}), (launch, {"u": updates, "index": index})]
 
 

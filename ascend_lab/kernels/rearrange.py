@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import isa, layout
+from ascend_lab import isa, layout, sim
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa.operands import ATOMIC_FORMATS
@@ -214,14 +214,25 @@ def scatter_launch(
     Duplicates are defined: an update leaves the last one in the order of i, an add sums them all.
     `method` "owner" cuts the columns over the cores, so each element has one owner, who goes
     through all indices in order. "atomic" (add only, fp32 fp16 int32) cuts the updates instead and
-    lets memory add, in no certain order. Raises `InputError`, `ShapeError`, `TypeMismatchError`.
+    lets memory add, in no certain order. "auto" takes the one that `simulate` finds faster of those
+    that can do it. Raises `InputError`, `ShapeError`, `TypeMismatchError`.
     """
     table = _table(rows, columns, picks, dtype)
-    if mode not in ("update", "add") or method not in ("owner", "atomic"):
-        wanted, got = "mode update or add, method owner or atomic", f"{mode}, {method}"
+    if mode not in ("update", "add") or method not in ("owner", "atomic", "auto"):
+        wanted, got = "mode update or add, method owner, atomic or auto", f"{mode}, {method}"
         raise InputError(wanted, got, "choose one of each")
     if method == "atomic":
         return _atomic_launch(chip, table, mode)
+    owner = _owner_launch(chip, table, mode)
+    if method == "owner" or not _memory_adds(chip, table, mode):
+        return owner
+    atomic = _atomic_launch(chip, table, mode)
+    return min(atomic, owner, key=lambda launch: sim.simulate(launch, chip).cycles)
+
+
+def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
+    """Cut the columns over the cores: an owner goes through all indices."""
+    columns, picks = table.columns, table.picks
     narrow = chip.combined and columns < table.block
     write = indexed_rows.single_program if narrow else indexed_rows.scatter_program
     most = -(-columns // min(columns, chip.cores_of("vector")))
@@ -232,7 +243,14 @@ def scatter_launch(
     )
 
 
+def _memory_adds(chip: Chip, table: indexed_rows.Table, mode: str) -> bool:
+    """Tell whether memory can add the updates: the mode, the format and the ends of rows."""
+    ragged = table.columns % table.block != 0
+    return mode == "add" and table.dtype in ATOMIC_FORMATS and not (chip.combined and ragged)
+
+
 def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
+    """Cut the updates over the cores, or their columns where that keeps more cores busy."""
     if mode != "add" or table.dtype not in ATOMIC_FORMATS:
         wanted, got = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}", f"{mode} in {table.dtype}"
         raise TypeMismatchError(wanted, got, 'use method="owner"')
@@ -240,11 +258,17 @@ def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Laun
         wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
         raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
 
+    by_picks, by_columns = _pick_shares(chip, table.picks), _column_shares(chip, table)
+    wide = len(by_columns) > 2 * len(by_picks)
+
     def program(share: isa.Share) -> isa.Program:
         own = indexed_rows.Own(share, (table.columns, 0, 0))
+        if wide:
+            own = indexed_rows.Own((table.picks, 0, 0), share)
         return indexed_rows.scatter_program(chip, table, own, mode="add", atomic=True)
 
-    return isa.spread("scatter_add_atomic", {"core": _pick_shares(chip, table.picks)}, program)
+    shares = by_columns if wide else by_picks
+    return isa.spread("scatter_add_atomic", {"core": shares}, program)
 
 
 def _table(rows: int, columns: int, picks: int, dtype: str) -> indexed_rows.Table:

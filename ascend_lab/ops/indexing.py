@@ -191,7 +191,8 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
     def build(call: Call, chip: Chip) -> isa.Launch:
         x, indices, _ = call.shapes
         columns, picks = forms.elements(x[1:]), forms.elements(indices)
-        return rearrange.scatter_launch(chip, x[0], columns, picks, call.dtypes[0], mode=mode)
+        table = x[0], columns, picks, call.dtypes[0]
+        return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
 
     define(
         f"scatter_{mode}", ("x", "indices", "updates"), formula,

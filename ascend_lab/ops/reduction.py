@@ -271,13 +271,21 @@ def _beside(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
 
 
 def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: float) -> te.Tensor:
-    """Return the layer norm, or without a bias the root-mean-square norm, which is not centred."""
-    rows = _rows(x, axis)
+    """Return the layer norm, or without a bias the root-mean-square norm, which is not centred.
+
+    All that is computed is folded to rows, casts as well: only views stand at both ends, so that
+    x (16, 256, n) is one nest as x (4096, n) is.
+    """
+    rows = expressions.in_fp32(_norm_of_rows)
+    return te.reshape(rows(_rows(x, axis), scale, *bias, epsilon=epsilon), x.shape)
+
+
+def _norm_of_rows(rows: te.Tensor, scale: te.Tensor, *bias: te.Tensor, epsilon: float) -> te.Tensor:
     centred = te.vsub(rows, _row_mean(rows)) if bias else rows
     variance = _row_mean(te.vmul(centred, centred))
     normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
     y = te.vmul(normal, _beside(rows, scale))
-    return te.reshape(te.vadd(y, _beside(rows, bias[0])) if bias else y, x.shape)
+    return te.vadd(y, _beside(rows, bias[0])) if bias else y
 
 
 def _norm_values(x: Values, scale: Values, *bias: Values, axis: int, epsilon: float) -> Values:
@@ -314,7 +322,7 @@ def _norm_slopes(s: gradients.Site) -> Grads:
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
 define(
-    "layer_norm", ("x", "scale", "bias"), _norm_values, expressions.in_fp32(_norm),
+    "layer_norm", ("x", "scale", "bias"), _norm_values, _norm,
     "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
@@ -322,7 +330,7 @@ define(
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
 define(
-    "rms_norm", ("x", "scale"), _norm_values, expressions.in_fp32(_norm),
+    "rms_norm", ("x", "scale"), _norm_values, _norm,
     "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,

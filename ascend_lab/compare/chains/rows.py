@@ -1,0 +1,373 @@
+"""Measured kernels that work on rows: norms, losses, rotary embedding, routing, resizing, picking.
+
+Names of builders are those of the measured tables. Numbers that stand in tensors and change no
+time (which expert, which place) are inputs: a row says how many there are, not what they are.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.compare.rows import Shape, Work
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import Graph, GraphBuilder, Value
+from ascend_lab.limits import shown
+
+INT8_MOST = 127
+"""The largest number of int8: rows are scaled so that their largest element becomes it."""
+
+
+def _check(work: Work, fewest: int, most: int, *attributes: str) -> None:
+    """Raise for too few or many inputs, and for attributes whose meaning for the time is unknown.
+
+    Those named have to be there.
+    """
+    if not fewest <= len(work.shapes) <= most:
+        needed = f"{work.operator}: {fewest} to {most} inputs"
+        raise InputError(needed, str(len(work.shapes)), "write them in the source's order")
+    for word in attributes:
+        if word not in work.attributes:
+            raise InputError(f"{work.operator}: attribute {word}", "none", "none is guessed")
+    for word, value in work.attributes.items():
+        if word not in attributes:
+            needed = f"{work.operator}: no attributes but {', '.join(attributes) or 'none'}"
+            raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
+
+
+def _sizes(work: Work, place: int, rank: int) -> Shape:
+    """Return the shape of an input that has to have `rank` axes."""
+    shape = work.shapes[place]
+    if len(shape) != rank:
+        needed = f"{work.operator}: input {place + 1} with {rank} axes"
+        raise InputError(needed, "x".join(map(str, shape)), "mend that row")
+    return shape
+
+
+def _draft(work: Work) -> GraphBuilder:
+    """Start a graph whose tensors have the format of the row's first input."""
+    if not work.dtypes:
+        raise InputError(f"{work.operator}: a dtype", "none", "mend that row")
+    return GraphBuilder(work.operator, work.dtypes[0])
+
+
+def _axis(work: Work, rank: int) -> int:
+    """Return the attribute `axis`, counted from 0."""
+    axis = work.attributes["axis"]
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise InputError(f"{work.operator}: axis of {rank} axes", shown(axis), "mend that row")
+    return axis % rank
+
+
+# -- norms and losses ------------------------------------------------------------------------------
+def group_norm(work: Work) -> Graph:
+    """SiLU of the norm over groups of channels: x (n, c, ...), scale (c), bias (c).
+
+    The measured kernel is GroupNormSilu; that SiLU was on is taken from its name.
+    """
+    _check(work, 3, 3, "groups")
+    shape, groups = work.shapes[0], work.attributes["groups"]
+    if len(shape) < 3 or not isinstance(groups, int) or groups < 1 or shape[1] % groups:
+        needed = "group_norm: x (n, c, ...) and groups that divide c"
+        raise InputError(needed, f"{shape}, {shown(groups)}", "mend that row")
+    row = math.prod(shape[1:]) // groups
+    draft = _draft(work)
+    x = draft.input("x", shape)
+    scale = draft.input("scale", work.shapes[1])
+    bias = draft.input("bias", work.shapes[2])
+    rows = draft.reshape(x, shape=(shape[0] * groups, row))
+    normal = draft.layer_norm(rows, draft.fill((row,), 1.0), draft.fill((row,), 0.0))
+    channels = (shape[1], *(1 for _ in shape[2:]))
+    scaled = draft.mul(
+        draft.reshape(normal, shape=shape),
+        draft.reshape(scale, shape=channels),
+    )
+    shifted = draft.add(scaled, draft.reshape(bias, shape=channels))
+    draft.output(draft.silu(shifted))
+    return draft.build()
+
+
+def add_rms_norm_dynamic_quant(work: Work) -> Graph:
+    """x1 + x2, its RMS norm times gamma in int8, and the scale of each row.
+
+    x1, x2 (rows, n), gamma (n); scale = max |norm| / 127, q = round(norm / scale).
+    """
+    _check(work, 3, 3)
+    shape = work.shapes[0]
+    draft = _draft(work)
+    x1 = draft.input("x1", shape)
+    x2 = draft.input("x2", work.shapes[1])
+    gamma = draft.input("gamma", work.shapes[2])
+    total = draft.add(x1, x2)
+    normal = draft.rms_norm(total, gamma)
+    largest = draft.reduce_max(draft.abs(normal), axis=-1, keepdims=True)
+    if work.dtypes[0] != "fp32":
+        # Cast late: the norm lies in memory in its own two bytes, and is divided in fp32.
+        normal = draft.cast(normal, dtype="fp32")
+        largest = draft.cast(largest, dtype="fp32")
+    scale = draft.muls(largest, number=1 / INT8_MOST)
+    draft.output(total, scale, draft.quantise(draft.div(normal, scale)))
+    return draft.build()
+
+
+def arg_max(work: Work) -> Graph:
+    """The place of the first largest element along an axis, in int32.
+
+    Places are compared in fp32, which holds them exactly up to 2^24.
+    """
+    _check(work, 1, 1, "axis")
+    shape = work.shapes[0]
+    axis = _axis(work, len(shape))
+    if shape[axis] > 2**24:
+        got = str(shape[axis])
+        raise UnsupportedError("arg_max: at most 2^24 places", got, "fp32 holds no more")
+    draft = _draft(work)
+    x = draft.input("x", shape)
+    largest = draft.reduce_max(x, axis=axis, keepdims=True)
+    ends = [size if place == axis else 1 for place, size in enumerate(shape)]
+    places = draft.constant(np.arange(shape[axis], dtype=np.float32).reshape(ends))
+    beyond = draft.constant(np.full((1,) * len(shape), shape[axis], np.float32))
+    marked = draft.select(draft.equal(x, largest), places, beyond)
+    first = draft.reduce_min(marked, axis=axis)
+    draft.output(draft.cast(first, dtype="int32"))
+    return draft.build()
+
+
+def cross_entropy_loss(work: Work) -> Graph:
+    """-log softmax(x)[i, class[i]] of x (rows, classes), or the mean over rows.
+
+    A class is one of all classes: that of row i is element i classes + class[i] of the table of
+    logarithms. Labels of int64 are read as int32, the only indices that our kernels take.
+    """
+    _check(work, 2, 2, "reduction")
+    rows, classes = _sizes(work, 0, 2)
+    reduction = work.attributes["reduction"]
+    if reduction not in ("mean", "none"):
+        needed = "cross_entropy_loss: reduction mean or none"
+        raise UnsupportedError(needed, shown(reduction), "sums are not built")
+    draft = _draft(work)
+    x = draft.input("x", (rows, classes))
+    labels = draft.input("labels", work.shapes[1], "int32")
+    logs = draft.reshape(draft.log_softmax(x), shape=(rows * classes, 1))
+    starts = draft.constant(np.arange(rows, dtype=np.int32) * np.int32(classes))
+    picked = draft.gather(logs, draft.add(labels, starts))
+    loss = draft.muls(picked, number=-1.0)
+    draft.output(draft.reduce_mean(loss) if reduction == "mean" else loss)
+    return draft.build()
+
+
+# -- rotary embedding ------------------------------------------------------------------------------
+def apply_rotary_pos_emb(work: Work) -> Graph:
+    """Pairs (a, b) of q and k turned: (a cos - b sin, b cos + a sin), cos and sin (length, d / 2).
+
+    `mode` half pairs element i with i + d / 2, interleaved 2 i with 2 i + 1.
+    """
+    _check(work, 4, 4, "layout", "mode")
+    layout, mode = work.attributes["layout"], work.attributes["mode"]
+    if layout not in ("BSND", "BNSD") or mode not in ("half", "interleaved"):
+        needed = "apply_rotary_pos_emb: layout BSND or BNSD, mode half or interleaved"
+        raise UnsupportedError(needed, f"{shown(layout)}, {shown(mode)}", "no other is built")
+    if mode == "interleaved" and layout != "BSND":
+        needed = "apply_rotary_pos_emb: layout BSND with mode interleaved"
+        raise UnsupportedError(needed, layout, "no other is built")
+    length, half = _sizes(work, 2, 2)
+    draft = _draft(work)
+    cos = draft.input("cos", (length, half))
+    sin = draft.input("sin", work.shapes[3])
+    turn = _turn_halves if mode == "half" else _turn_neighbours
+    for place, name in enumerate("qk"):
+        shape = _sizes(work, place, 4)
+        at = layout.index("S")
+        if shape[at] != length or shape[3] != 2 * half:
+            needed = f"apply_rotary_pos_emb: {name} with {length} places of {2 * half} elements"
+            raise InputError(needed, "x".join(map(str, shape)), "mend that row")
+        draft.output(turn(draft, draft.input(name, shape), (cos, sin), at))
+    return draft.build()
+
+
+Tables = tuple[Value, Value]
+"""Cosines and sines."""
+
+
+def _turned(draft: GraphBuilder, a: Value, b: Value, tables: Tables) -> tuple[Value, Value]:
+    """Return the pairs (a, b) turned by the angles of the tables."""
+    cos, sin = tables
+    first = draft.sub(draft.mul(a, cos), draft.mul(b, sin))
+    second = draft.add(draft.mul(b, cos), draft.mul(a, sin))
+    return first, second
+
+
+def _turn_halves(draft: GraphBuilder, x: Value, tables: Tables, at: int) -> Value:
+    """Turn element i of each row with i + d / 2; places lie along axis `at`."""
+    half = x.shape[3] // 2
+    table = [x.shape[at] if axis == at else 1 for axis in range(3)]
+    cos, sin = (draft.reshape(t, shape=(*table, half)) for t in tables)
+    a, b = draft.split(x, sizes=(half, half), axis=3)
+    first, second = _turned(draft, a, b, (cos, sin))
+    whole: Value = draft.concat(first, second, axis=3)
+    return whole
+
+
+def _turn_neighbours(draft: GraphBuilder, x: Value, tables: Tables, at: int) -> Value:
+    """Turn neighbours 2 i and 2 i + 1 of x (b, s, n, d).
+
+    Neighbours lie in different lanes of a vector. With places as the last axis, (b, n, d, s), they
+    lie in different rows, and a row of angles serves all heads.
+    """
+    b, s, n, d = x.shape
+    half = d // 2
+    rows = (draft.transpose(t, perm=(1, 0)) for t in tables)
+    cos, sin = (draft.reshape(t, shape=(half, 1, s)) for t in rows)
+    turned = draft.transpose(x, perm=(0, 2, 3, 1))
+    pairs = draft.reshape(turned, shape=(b * n, half, 2, s))
+    even, odd = draft.split(pairs, sizes=(1, 1), axis=2)
+    first, second = _turned(draft, even, odd, (cos, sin))
+    joined = draft.concat(first, second, axis=2)
+    back: Value = draft.transpose(draft.reshape(joined, shape=(b, n, d, s)), perm=(0, 3, 1, 2))
+    return back
+
+
+# -- mixtures of experts ---------------------------------------------------------------------------
+def moe_re_routing(work: Work) -> Graph:
+    """Tokens (and a scale of each), grouped by rank, put in the order of experts.
+
+    Tokens (count, hidden); counts (ranks, experts); scales (count). The place of every token is an
+    input: what the few counts say of it is summed up in far less time.
+    """
+    _check(work, 2, 3)
+    count, hidden = _sizes(work, 0, 2)
+    draft = _draft(work)
+    tokens = draft.input("tokens", (count, hidden))
+    places = draft.input("places", (count,), "int32")
+    draft.output(draft.gather(tokens, places))
+    if len(work.shapes) == 3:
+        scales = draft.input("scales", (count, 1), work.dtypes[-1])
+        draft.output(draft.gather(scales, places))
+    return draft.build()
+
+
+def moe_finalize_routing(work: Work) -> Graph:
+    """y[i] = skips + sum over k of scale[i, k] (x[place[k, i]] + bias[expert[i, k]]).
+
+    Expanded rows x (.., hidden), places (k tokens), one or two skips (tokens, hidden), and where
+    they are given bias (experts, hidden), scales (tokens, k), numbers of experts (tokens, k).
+    A bias needs its experts: of a bias and one tensor of k columns, that is those.
+    """
+    _check(work, 4, 7, *(("drop_pad_mode",) if "drop_pad_mode" in work.attributes else ()))
+    hidden = work.shapes[0][-1]
+    tokens, picks = _sizes(work, len(work.shapes) - 1, 2)
+    wide = [shape for shape in work.shapes[2:] if shape[-1] == hidden]
+    narrow = [shape for shape in work.shapes[2:] if shape == (tokens, picks)]
+    if picks == hidden or len(wide) + len(narrow) != len(work.shapes) - 2:
+        needed = "moe_finalize_routing: skips and bias of one width, then scales and experts"
+        raise InputError(needed, shown(work.shapes), "write them in the source's order")
+    has_bias = len(narrow) == 2 or wide[-1][0] != tokens
+    draft = _draft(work)
+    x = draft.input("x", work.shapes[0])
+    table = draft.reshape(x, shape=(math.prod(work.shapes[0][:-1]), hidden))
+    places = draft.input("places", (picks * tokens,), "int32")
+    sums = draft.reshape(draft.gather(table, places), shape=(picks, tokens, hidden))
+    if has_bias:
+        bias = draft.input("bias", wide.pop())
+        experts = draft.input("experts", (tokens, picks), "int32")
+        sums = draft.add(sums, draft.gather(bias, draft.transpose(experts, perm=(1, 0))))
+    if len(narrow) == 2 or not has_bias:
+        scales = draft.transpose(draft.input("scales", (tokens, picks)), perm=(1, 0))
+        sums = draft.mul(sums, draft.reshape(scales, shape=(picks, tokens, 1)))
+    y = draft.reduce_sum(sums, axis=0)
+    for number, shape in enumerate(wide):
+        y = draft.add(y, draft.input(f"skip{number}", shape))
+    draft.output(y)
+    return draft.build()
+
+
+# -- resizing and picking --------------------------------------------------------------------------
+def resize_bilinear(work: Work) -> Graph:
+    """x (n, c, h, w) mixed from the four nearest pixels of every new one.
+
+    Rows first, which leaves less to do where pictures get smaller; columns as rows of the
+    transposed picture.
+    """
+    _check(work, 1, 1, "output_size", "align_corners")
+    n, c, h, w = _sizes(work, 0, 4)
+    out = work.attributes["output_size"]
+    if not isinstance(out, tuple) or len(out) != 2 or min(out) < 1:
+        raise InputError("resize_bilinear: output_size (height, width)", shown(out), "mend it")
+    aligned = bool(work.attributes["align_corners"])
+    images = n * c
+    draft = _draft(work)
+    x = draft.reshape(draft.input("x", (n, c, h, w)), shape=(images * h, w))
+    starts = np.arange(images)[:, None] * h
+    rows = _mixed(draft, x, starts, _between(h, out[0], aligned))
+    columns = draft.transpose(rows, perm=(1, 0))
+    mixed = _mixed(draft, columns, np.zeros((1, 1), np.int64), _between(w, out[1], aligned))
+    y = draft.transpose(mixed, perm=(1, 0))
+    draft.output(draft.reshape(y, shape=(n, c, *out)))
+    return draft.build()
+
+
+Numbers = NDArray[np.floating[Any]]
+
+
+def _between(size: int, out: int, aligned: bool) -> Numbers:
+    """Return where the centres of `out` pixels lie among `size`, within the first and the last.
+
+    With `aligned` the outermost centres meet, otherwise the edges do.
+    """
+    if aligned:
+        return np.arange(out) * ((size - 1) / max(out - 1, 1))
+    centres: Numbers = (np.arange(out) + 0.5) * (size / out) - 0.5
+    return np.clip(centres, 0.0, size - 1.0)
+
+
+def _mixed(draft: GraphBuilder, x: Value, starts: NDArray[np.int64], at: Numbers) -> Value:
+    """Return rows of x mixed at the places `at` behind each of `starts`: the two beside it."""
+    low = np.minimum(np.floor(at), np.max(at)).astype(np.int64)
+    high = np.minimum(low + 1, int(np.ceil(np.max(at))))
+    share = np.broadcast_to(at - low, (len(starts), len(at))).reshape(-1, 1)
+    before = draft.gather(x, draft.constant((starts + low).reshape(-1).astype(np.int32)))
+    after = draft.gather(x, draft.constant((starts + high).reshape(-1).astype(np.int32)))
+    weight = draft.constant(share.astype(np.float32))
+    if draft.dtype != "fp32":
+        weight = draft.cast(weight, dtype=draft.dtype)
+    mixed: Value = draft.add(before, draft.mul(draft.sub(after, before), weight))
+    return mixed
+
+
+def gather_elements(work: Work) -> Graph:
+    """y[i, j] = x[index[i, j], j]: one index per element, along axis 0 of a matrix.
+
+    As a table of single elements, with index[i, j] columns + j for an index.
+    """
+    _check(work, 2, 2, "axis")
+    (rows, columns), picks = _sizes(work, 0, 2), _sizes(work, 1, 2)
+    if _axis(work, 2) != 0 or picks[1] != columns:
+        needed = "gather_elements: axis 0, as many columns in both"
+        raise UnsupportedError(needed, shown(work.attributes), "other axes are not built")
+    draft = _draft(work)
+    x = draft.reshape(draft.input("x", (rows, columns)), shape=(rows * columns, 1))
+    index = draft.input("index", picks, "int32")
+    wide = draft.mul(index, draft.constant(np.full((1, 1), columns, np.int32)))
+    flat = draft.add(wide, draft.constant(np.arange(columns, dtype=np.int32)))
+    picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(picks),)))
+    draft.output(draft.reshape(picked, shape=picks))
+    return draft.build()
+
+
+BUILDERS: Mapping[str, Callable[[Work], Graph]] = {
+    build.__name__: build
+    for build in (
+        group_norm,
+        add_rms_norm_dynamic_quant,
+        arg_max,
+        cross_entropy_loss,
+        apply_rotary_pos_emb,
+        moe_re_routing,
+        moe_finalize_routing,
+        resize_bilinear,
+        gather_elements,
+    )
+}
+"""The table's name for a kernel -> what builds its graph."""

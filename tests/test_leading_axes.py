@@ -1,0 +1,53 @@
+"""Leading axes are rows: norms and softmax of (a, b, n) are those of (a b, n)."""
+
+import numpy as np
+import pytest
+
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+
+CHIPS = {name: load_chip(name) for name in ("Ascend910B2", "Ascend310P3")}
+SCALES = {"layer_norm": 2, "rms_norm": 1, "softmax": 0, "log_softmax": 0}
+"""Operators along the last axis -> how many scales as long as a row they take."""
+SHAPES = [(2, 3, 33), (16, 64, 512), (3, 5, 7, 129), (31, 1, 1000), (1, 77, 96)]
+
+
+def time_of(operator, shape, dtype, chip):
+    shapes = (shape, *((shape[-1],) for _ in range(SCALES[operator])))
+    return ops.time(operator, shapes, (dtype,) * len(shapes), chip)
+
+
+@pytest.mark.parametrize("operator", SCALES)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_leading_axes_cost_no_more_than_folded_ones(operator, dtype, shape):
+    for name, chip in CHIPS.items():
+        if dtype == "bf16" and name == "Ascend310P3":
+            continue
+        apart = time_of(operator, shape, dtype, chip)
+        folded = time_of(operator, (int(np.prod(shape[:-1])), shape[-1]), dtype, chip)
+        assert len(apart.phases) == len(folded.phases)
+        assert apart.total_cycles <= folded.total_cycles
+
+
+@pytest.mark.parametrize("operator", SCALES)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("seed", range(3))
+def test_values_do_not_see_leading_axes(operator, dtype, seed):
+    rng = np.random.default_rng(seed)
+    shape = (*rng.integers(1, 9, 2).tolist(), int(rng.integers(1, 140)))
+    kind = np.float16 if dtype == "fp16" else np.float32
+    arrays = [rng.normal(size=shape).astype(kind)]
+    arrays += [rng.normal(size=shape[-1:]).astype(kind) for _ in range(SCALES[operator])]
+    found = ops.run(operator, *arrays, chip=CHIPS["Ascend910B2"])
+    wide = [np.float64(array) for array in arrays]
+    if operator in ("softmax", "log_softmax"):
+        power = np.exp(wide[0] - wide[0].max(-1, keepdims=True))
+        wanted = power / power.sum(-1, keepdims=True)
+        wanted = wanted if operator == "softmax" else np.log(wanted)
+    else:
+        centred = wide[0] - (wide[0].mean(-1, keepdims=True) if len(wide) > 2 else 0.0)
+        wanted = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * wide[1]
+        wanted = wanted + (wide[2] if len(wide) > 2 else 0.0)
+    slack = 4e-3 if dtype == "fp16" else 1e-5
+    np.testing.assert_allclose(np.float64(found), wanted, rtol=slack, atol=slack)
