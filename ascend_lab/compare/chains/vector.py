@@ -83,9 +83,9 @@ def mish(work: Work) -> Graph:
 def exp(work: Work) -> Graph:
     """Return y = base^(scale x + shift), a base of -1 meaning e.
 
-    The three numbers are tensors of one element, as for the measured kernels Mul and Add: their
-    values change no time, and a scale of 1 is multiplied by, too. So is ln(base), unless it is 1
-    or base is 1, for which the measured chain has no second product.
+    Scale, shift and ln(base) are tensors of one element, as for the measured kernels Mul and Add:
+    their values change no time, and a scale of 1 is multiplied by, too. The measured chain has no
+    product by ln(base) where base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
     """
     _refuse_others(work, "base", "scale", "shift")
     base = _number(work, "base", -1.0)
