@@ -39,7 +39,10 @@ def values_of(work, *arrays):
     """Return a chain's results as the kernels it is cut into compute them on the chip."""
     front = front_stages(vector.BUILDERS[work.operator](work), B2, Road(dtype=""))
     laid_out = front.laid_out
-    feed = dict(zip(laid_out.inputs, arrays, strict=True))
+    feed = {
+        name: array.reshape(laid_out.types[name].shape)
+        for name, array in zip(laid_out.inputs, arrays, strict=True)
+    }
     compiled = tasks.compile_tasks(laid_out, B2, KERNELS[work.operator](work, laid_out))
     known = run_tasks(compiled, feed)
     return tuple(known[name] for name in laid_out.outputs)

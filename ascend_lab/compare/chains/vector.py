@@ -146,23 +146,19 @@ def _one_format(work: Work) -> str:
     return kinds.pop()
 
 
-def _halves(net: GraphBuilder, x: Any, axis: int) -> tuple[Any, Any]:
-    """Return both halves of a tensor along an axis of even size, as matrices.
-
-    Their rows are what lies before the axis: one row if that is the first.
-    """
-    rows = forms.elements(x.shape[:axis])
-    half = x.shape[axis] // 2 * forms.elements(x.shape[axis + 1 :])
-    matrix = net.reshape(x, shape=(rows, 2 * half))
-    left = net.slice(matrix, begin=(0, 0), end=(rows, half))
-    right = net.slice(matrix, begin=(0, half), end=(rows, 2 * half))
+def _halves(net: GraphBuilder, x: Any) -> tuple[Any, Any]:
+    """Return both halves, (rows, 1, n) each, of a tensor (rows, 2, n)."""
+    rows, _, half = x.shape
+    left = net.slice(x, begin=(0, 0, 0), end=(rows, 1, half))
+    right = net.slice(x, begin=(0, 1, 0), end=(rows, 2, half))
     return left, right
 
 
 def swi_glu(work: Work) -> Graph:
     """Return y = silu(left half) right half of a tensor cut along an axis.
 
-    Of an odd size the last element is sliced off first, as in the measured chain.
+    It is read as (rows, 2, n): rows are what lies before the axis, one if that is the first. Of an
+    odd size the last element is sliced off first, as in the measured chain.
     """
     _refuse_others(work, "axis")
     shape, axis = _only_shape(work), _glu_axis(work)
@@ -171,12 +167,16 @@ def swi_glu(work: Work) -> Graph:
         needed = f"{work.operator}: an axis of at least 2"
         raise InputError(needed, str(shape[axis]), "there are no halves")
     (dtype,) = _dtypes(work, 1)
+    rows = forms.elements(shape[:axis])
+    inner = forms.elements(shape[axis + 1 :])
     net = GraphBuilder(work.operator)
-    x = net.input("x", shape, dtype)
     if shape[axis] % 2:
-        begin, end = forms.span(shape, axis, 0, 2 * half)
-        x = net.slice(x, begin=begin, end=end)
-    left, right = _halves(net, x, axis)
+        whole = net.input("x", (rows, shape[axis] * inner), dtype)
+        even = net.slice(whole, begin=(0, 0), end=(rows, 2 * half * inner))
+        x = net.reshape(even, shape=(rows, 2, half * inner))
+    else:
+        x = net.input("x", (rows, 2, half * inner), dtype)
+    left, right = _halves(net, x)
     y = net.mul(net.silu(_wide(net, left)), _wide(net, right))
     out = (*shape[:axis], half, *shape[axis + 1 :])
     net.output(net.reshape(_narrow(net, y, dtype), shape=out))
@@ -244,11 +244,11 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
 
 # -- quantised rows --------------------------------------------------------------------------------
 def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
-    """Declare what leaves a matrix in fp32: rows in int8, and the scale of each.
+    """Declare what leaves rows in fp32, along the last axis: int8 of a shape, scales of each row.
 
     scale = max |row| / 127, q = round(x / scale).
     """
-    top = net.reduce_max(net.abs(x), axis=1, keepdims=True)
+    top = net.reduce_max(net.abs(x), axis=-1, keepdims=True)
     scale = net.muls(top, number=1.0 / LARGEST_BYTE)
     scale = net.clip(scale, low=LEAST_SCALE, high=math.inf)
     q = net.cast(net.mul(x, net.rec(scale)), dtype="int8")
@@ -261,9 +261,8 @@ def dynamic_quant(work: Work) -> Graph:
     _refuse_others(work)
     shape = _only_shape(work)
     net = GraphBuilder(work.operator)
-    x = net.input("x", shape, _dtypes(work, 1)[0])
-    matrix = net.reshape(x, shape=(forms.elements(shape[:-1]), shape[-1]))
-    _quantised_rows(net, _wide(net, matrix), shape)
+    x = net.input("x", (forms.elements(shape[:-1]), shape[-1]), _dtypes(work, 1)[0])
+    _quantised_rows(net, _wide(net, x), shape)
     return net.build()
 
 
@@ -271,7 +270,8 @@ def dequant_swiglu_quant(work: Work) -> Graph:
     """Return silu(one half of a row) times the other in int8, and a scale for each row.
 
     A matrix (rows, columns) of int32 comes with factors (1, columns) and (rows,), by which it is
-    multiplied first; any may come with a factor (1, columns / 2) for what is to be quantised.
+    multiplied first; any may come with a factor (1, columns / 2) for what is to be quantised. The
+    matrix is read as (rows, 2, columns / 2).
     """
     _refuse_others(work, "activate_left")
     shapes, dtypes = work.shapes, _dtypes(work, len(work.shapes))
@@ -285,27 +285,19 @@ def dequant_swiglu_quant(work: Work) -> Graph:
         needed = f"{work.operator}: factors of shapes {before}, and {after} or none"
         raise InputError(needed, shown(shapes[1:]), "mend that row")
     net = GraphBuilder(work.operator)
-    x, *factors = (
-        net.input(f"x{place}", shape, dtype)
-        for place, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
-    )
-    y = _glu(net, x, factors[: len(before)], work.attributes.get("activate_left", False))
-    if len(factors) > len(before):
-        y = net.mul(y, factors[-1])
-    _quantised_rows(net, y, y.shape)
+    x = net.input("x", (rows, 2, columns // 2), dtypes[0])
+    halves = [_wide(net, half) for half in _halves(net, x)]
+    if before:
+        by_column = net.input("by_column", (1, 2, columns // 2), dtypes[1])
+        by_row = net.input("by_row", (rows, 1, 1), dtypes[2])
+        parts = zip(halves, _halves(net, by_column), strict=True)
+        halves = [net.mul(net.mul(half, factor), by_row) for half, factor in parts]
+    gate, linear = halves if work.attributes.get("activate_left", False) else halves[::-1]
+    y = net.mul(net.silu(gate), linear)
+    if len(shapes) > 1 + len(before):
+        y = net.mul(y, net.input("smooth", (1, 1, columns // 2), dtypes[-1]))
+    _quantised_rows(net, y, (rows, columns // 2))
     return net.build()
-
-
-def _glu(net: GraphBuilder, x: Any, factors: Sequence[Any], activate_left: bool) -> Any:
-    """Return silu(one half) times the other in fp32, of a matrix times its two factors."""
-    halves = [_wide(net, half) for half in _halves(net, x, 1)]
-    if factors:
-        by_column, by_row = factors
-        column = net.reshape(by_row, shape=(x.shape[0], 1))
-        parts = zip(halves, _halves(net, by_column, 1), strict=True)
-        halves = [net.mul(net.mul(half, factor), column) for half, factor in parts]
-    active, linear = halves if activate_left else halves[::-1]
-    return net.mul(net.silu(active), linear)
 
 
 # -- kernels ---------------------------------------------------------------------------------------
