@@ -253,7 +253,7 @@ def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
     scale = net.clip(scale, low=LEAST_SCALE, high=math.inf)
     q = net.cast(net.mul(x, net.rec(scale)), dtype="int8")
     net.output(net.reshape(q, shape=shape))
-    net.output(net.reshape(scale, shape=shape[:-1] or (1,)))
+    net.output(scale)
 
 
 def dynamic_quant(work: Work) -> Graph:
