@@ -133,6 +133,16 @@ def test_norms_of_lists(power, kernels, shape, dtype):
     assert (np.abs(wide(found) - wanted) <= room).all()
 
 
+@settings(max_examples=16, deadline=None)
+@given(SHAPES, DTYPES, st.integers(0, 2), st.sampled_from(("", "ArgMaxV2+Cast")))
+def test_where_the_first_largest_is(shape, dtype, axis, kernels):
+    axis %= len(shape)
+    x = np.random.default_rng(0).integers(-5, 5, shape).astype(numpy_type(dtype))
+    work = replace(work_of("arg_max", [shape], [dtype], axis=axis), kernels=kernels)
+    (index,) = values_of(work, x)
+    np.testing.assert_array_equal(index, wide(x).argmax(axis).reshape(index.shape))
+
+
 def quantised(y):
     scale = np.maximum(np.abs(y).max(axis=-1, keepdims=True) / 127, 2.0**-126)
     return y / scale, scale[..., 0]
@@ -192,10 +202,11 @@ ROWS = {
     "foreach_addcdiv_scalar": (";".join(["512x1001"] * 6), "bf16", "scalar=nan", ""),
     "swi_glu": ("512x1001", "bf16", "axis=-1", "Slice+SwiGlu"),
     "foreach_norm": ("512x1001;512x1001", "fp16", "p=2.5;tensors=2", "LpNormV2*2"),
+    "arg_max": ("512x1001", "fp32", "axis=-1", "ArgMaxV2+Cast"),
     "dynamic_quant": ("3x7x1001", "bf16", "", ""),
     "dequant_swiglu_quant": ("127x514;1x514;127", "int32;fp32;fp32", "activate_left=True", ""),
 }
-KERNELS_OF = {"exp": 4, "masked_scale": 3, "swi_glu": 2, "foreach_norm": 2}
+KERNELS_OF = {"exp": 4, "masked_scale": 3, "swi_glu": 2, "foreach_norm": 2, "arg_max": 2}
 
 
 @pytest.mark.parametrize("name", vector.BUILDERS)
@@ -227,6 +238,7 @@ def test_one_program_reads_what_it_needs_once():
         ("swi_glu", {"shapes": ((3, 1),)}, InputError),
         ("foreach_norm", {"attributes": {"p": 0.0}}, UnsupportedError),
         ("foreach_norm", {"attributes": {"tensors": 2}}, InputError),
+        ("arg_max", {"shapes": ((1, 2**25),)}, UnsupportedError),
         ("dynamic_quant", {"dtypes": ("fp16", "fp32")}, InputError),
         ("dequant_swiglu_quant", {"shapes": ((4, 5),)}, InputError),
         ("dequant_swiglu_quant", {"shapes": ((4, 6),), "dtypes": ("int32",)}, InputError),

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.dsl.tensor import ALIASES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -18,6 +20,7 @@ from ascend_lab.ops import formats as forms
 LARGEST_BYTE = 127.0
 LEAST_SCALE = 2.0**-126
 """The least normal number of fp32: rows of zeros are divided by it and stay zeros."""
+LONGEST_INDEX = 2**24
 LARGEST_PRODUCT = 8
 """Whole powers up to here are products, as in p-norms of 3 or 5; others e^(p ln x)."""
 
@@ -242,6 +245,30 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
     return net.rec(result) if power < 0 else result
 
 
+# -- where the largest is --------------------------------------------------------------------------
+def arg_max(work: Work) -> Graph:
+    """Return the index of the first largest number along an axis, int32.
+
+    Indices are counted in fp32, which holds whole numbers up to 2^24; the vendor's are int64.
+    """
+    _refuse_others(work, "axis")
+    shape = _only_shape(work)
+    axis = forms.axis_of(work.operator, work.attributes.get("axis", -1), shape)
+    count = shape[axis]
+    if count > LONGEST_INDEX:
+        needed = f"{work.operator}: at most {LONGEST_INDEX} numbers along the axis"
+        raise UnsupportedError(needed, str(count), "fp32 counts no further")
+    along = tuple(n if at == axis else 1 for at, n in enumerate(shape))
+    net = GraphBuilder(work.operator)
+    x = _wide(net, net.input("x", shape, _dtypes(work, 1)[0]))
+    hits = net.equal(x, net.reduce_max(x, axis=axis, keepdims=True))
+    indices = net.constant(np.arange(count, dtype=np.float32).reshape(along))
+    beyond = net.constant(np.full((1,) * len(shape), count, np.float32))
+    first = net.reduce_min(net.select(hits, indices, beyond), axis=axis)
+    net.output(net.cast(first, dtype="int32"))
+    return net.build()
+
+
 # -- quantised rows --------------------------------------------------------------------------------
 def _quantised_rows(net: GraphBuilder, x: Any, shape: Shape) -> None:
     """Declare what leaves rows in fp32, along the last axis: int8 of a shape, scales of each row.
@@ -329,7 +356,13 @@ def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
     return [graph.nodes[: place + 1], graph.nodes[place + 1 :]]
 
 
+def _cast_behind(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
+    """Return one kernel, or two where the row names several: the last node is a Cast."""
+    return [graph.nodes[:-1], graph.nodes[-1:]] if work.kernels else [graph.nodes]
+
+
 KERNELS = {
+    "arg_max": _cast_behind,
     "mish": one_program,
     "exp": _as_named,
     "masked_scale": _as_named,
@@ -341,6 +374,7 @@ KERNELS = {
 }
 """The same names -> what cuts their graphs into kernels."""
 BUILDERS = {
+    "arg_max": arg_max,
     "mish": mish,
     "exp": exp,
     "masked_scale": masked_scale,
