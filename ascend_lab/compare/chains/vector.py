@@ -17,6 +17,8 @@ from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.limits import shown
 from ascend_lab.ops import formats as forms
 
+FORMATS = {**ALIASES, "bool": "uint8"}
+"""Other names of number formats; a truth value is a byte of 0 or 1."""
 LARGEST_BYTE = 127.0
 LEAST_SCALE = 2.0**-126
 """The least normal number of fp32: rows of zeros are divided by it and stay zeros."""
@@ -48,7 +50,7 @@ def _number(work: Work, word: str, usual: float | None = None) -> float:
 
 def _dtypes(work: Work, count: int) -> tuple[str, ...]:
     """Return a number format for each of `count` tensors, of which one may stand for all."""
-    given = tuple(ALIASES.get(dtype, dtype) for dtype in work.dtypes)
+    given = tuple(FORMATS.get(dtype, dtype) for dtype in work.dtypes)
     if len(given) == 1:
         given = given * count
     if len(given) != count:
@@ -192,9 +194,10 @@ def _glu_axis(work: Work) -> int:
 
 # -- norms of lists --------------------------------------------------------------------------------
 def foreach_norm(work: Work) -> Graph:
-    """Return (sum |x|^p)^(1 / p) of each tensor of a list; p may be infinite, not 0.
+    """Return (sum |x|^p)^(1 / p) of each tensor of a list; p may be infinite.
 
-    Where one kernel served the list and the shapes are equal, the tensors are the rows of one.
+    With p = 0 numbers that are not 0 are counted. Where one kernel served the list and the shapes
+    are equal, the tensors are the rows of one.
     """
     _refuse_others(work, "p", "tensors")
     count = work.attributes.get("tensors", len(work.shapes))
@@ -202,9 +205,8 @@ def foreach_norm(work: Work) -> Graph:
         needed = f"{work.operator}: as many shapes as tensors"
         raise InputError(needed, f"tensors={shown(count)}", "mend that row")
     power = _number(work, "p", 2.0)
-    if power == 0 or math.isnan(power):
-        needed = f"{work.operator}: a power p that is not 0"
-        raise UnsupportedError(needed, shown(power), "a count of elements is no such sum")
+    if math.isnan(power):
+        raise InputError(f"{work.operator}: a power p", "nan", "mend that row")
     dtype = _one_format(work)
     sizes = [forms.elements(shape) for shape in work.shapes]
     net = GraphBuilder(work.operator)
@@ -219,6 +221,8 @@ def foreach_norm(work: Work) -> Graph:
 
 def _norm_of_rows(net: GraphBuilder, x: Any, power: float) -> Any:
     """Return the p-norms of the rows of a matrix."""
+    if power == 0:
+        return net.reduce_sum(net.not_equal(x, net.fill((1,), 0.0)), axis=1)
     if power == 1:
         return net.reduce_sum(net.abs(x), axis=1)
     if power == 2:
