@@ -61,6 +61,21 @@ def adam(count):
 
 # -- how near the roofline -------------------------------------------------------------------------
 @pytest.mark.parametrize("chip", REAL)
+@pytest.mark.parametrize("shape", [(99, 300), (97, 3, 40), (1, 4000), (128, 16), (50, 9)])
+def test_a_number_of_each_row_is_stored_beside_the_row(chip, shape):
+    """Rows over half their largest element, and this: one nest, but for rows fewer than cores."""
+    values = array(np.random.default_rng(0), shape, "fp16", 0.5)
+    x = known(values, "fp16", "x")
+    top = fold("max", x, len(shape) - 1, keepdims=True)
+    halves = scalar("vmuls", top, 0.5)
+    quotients = binary("vdiv", x, broadcast(halves, shape))
+    kernel = check_auto([quotients, halves], {"x": values}, chip)
+    cores = chip_of(chip).core_count * chip_of(chip).vector_cores_per_core
+    rows = values.size // shape[-1]
+    assert (len(kernel.phases) == 1) == (rows >= cores)
+
+
+@pytest.mark.parametrize("chip", REAL)
 def test_a_large_add_runs_at_the_speed_of_memory(chip):
     chip = chip_of(chip)
     for count, dtype in ((1 << 27, "fp16"), (1 << 26, "fp32"), (130_000_001, "fp16")):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
-from ascend_lab.compare.chains import CHAINS
+from ascend_lab.compare.chains import CHAINS, KERNELS
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -308,14 +308,23 @@ READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
 # -- chains of operators ---------------------------------------------------------------------------
 def _chain(work: Work, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
-    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages
+    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, network, tasks
 
     road = Road(dtype="")
     front = front_stages(CHAINS[work.operator](work), chip, road)
-    times = finish_stages(front, chip, road).timeline()
+    if cut := KERNELS.get(work.operator):
+        groups = cut(work, front.laid_out)
+        compiled = tasks.compile_tasks(front.laid_out, chip, groups, road.start)
+        times = network.simulate_graph(compiled)
+        cut_by = "cut as the source's"
+    else:
+        times = finish_stages(front, chip, road).timeline()
+        cut_by = "fused by our rules"
     bound = bound_of(front.rewritten, at_peak(chip))
-    marks = (f"{len(times.operators)} kernels of ours, fused by our rules",)
-    return _of_tasks(work, chip, times, bound, marks)
+    marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
+    if work.l2 != "cold":
+        marks.append(f"l2 {work.l2}: timed cold")
+    return _of_tasks(work, chip, times, bound, tuple(marks))
 
 
 def _of_tasks(

@@ -20,7 +20,8 @@ class Work:
 
     `operator` is a name of the operator library, `zoo:NAME`, `all_reduce` or `all_to_all`; `shapes`
     those of its inputs, or `size_bytes` what each rank of a collective holds. `dtypes` are one for
-    all inputs, or one for each. `group` is the kind of work, in the words of who measured it.
+    all inputs, or one for each. `group` is the kind of work, in the words of who measured it,
+    `kernels` the names of those whose times were added up, "" for one.
     """
 
     operator: str
@@ -32,6 +33,7 @@ class Work:
     l2: str = "unknown"
     timing: str = "kernel"
     group: str = ""
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,16 @@ def _work(row: Mapping[str, str], group: str) -> Work:
         shapes = tuple(shape_of(part.strip(), "x", "inputs") for part in row["inputs"].split(";"))
     dtypes = tuple(part.strip() for part in row["dtype"].split(";")) if row["dtype"] else ()
     return Work(
-        operator, row["chip"], shapes, size_bytes, dtypes, attributes, l2, row["timing"], group
+        operator,
+        row["chip"],
+        shapes,
+        size_bytes,
+        dtypes,
+        attributes,
+        l2,
+        row["timing"],
+        group,
+        row.get("kernels", ""),
     )
 
 

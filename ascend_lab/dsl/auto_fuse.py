@@ -1,5 +1,6 @@
 """What the default schedule fuses: stages into the nests of others, neighbouring axes into one."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from dataclasses import dataclass, replace
 from ascend_lab import errors, isa
 from ascend_lab.dsl import boxes, primitives_loops, primitives_tiles, tensor
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Fixed, Stage, State, bare
+from ascend_lab.dsl.stages import Fixed, Stage, State, bare, fits_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,12 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     """
     for stage in s.state.stages:
         s = _inlined(s, stage) if _inlines(s.state, stage) else s
-    groups = _groups(s.state)
+    cores = s.chip.core_count * s.chip.vector_cores_per_core
+    groups = _groups(s.state, cores)
     for stage in s.state.stages:
         if groups[stage.name] == stage.name and _inlines(s.state, stage, cheap=True):
             s = _inlined(s, stage)
-            groups = _groups(s.state)
+            groups = _groups(s.state, cores)
     loops = [x for x in s.state.stages if isinstance(x, Stage)]
     phases = []
     for root in (x.name for x in loops if groups[x.name] == x.name):
@@ -51,12 +53,12 @@ def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
     return s
 
 
-def _groups(state: State) -> dict[str, str]:
-    """Return in whose nest each stage is computed."""
+def _groups(state: State, cores: int) -> dict[str, str]:
+    """Return in whose nest each stage is computed, by so many cores."""
     groups: dict[str, str] = {}
     for stage in reversed(state.stages):
         groups[stage.name] = _root(state, stage, groups)
-    return _join_outputs(state, groups)
+    return _join_outputs(state, groups, cores)
 
 
 def _reads(state: State, name: str) -> list[tensor.Read] | None:
@@ -98,18 +100,25 @@ def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
     return found.pop() if len(found) == 1 and not any(x.view for x in reads) else stage.name
 
 
-def _join_outputs(state: State, groups: dict[str, str]) -> dict[str, str]:
-    """Compute outputs of one shape that feed each other in one nest, the last one's."""
+def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str, str]:
+    """Compute outputs of one shape that feed each other in one nest, the last one's.
+
+    Numbers of rows, one each, are computed where the rows are, unless these are fewer than cores:
+    then apart, where cores share a row.
+    """
     loops = [s for s in state.stages if isinstance(s, Stage)]
     roots = [s for s in loops if groups[s.name] == s.name and not s.is_cube and not s.fold]
     for i, one in enumerate(roots):
         for two in reversed(roots[i + 1 :]):
-            if one.output and one.shape == two.shape and _only_read_in(state, one, two, groups):
+            fits = one.shape == two.shape or (fits_in(one, two) and math.prod(one.shape) >= cores)
+            if one.output and fits and _only_read_in(state, one, two, groups):
                 groups = {n: two.name if r == one.name else r for n, r in groups.items()}
                 break
     for stage in reversed(loops):
         if not stage.output and groups[stage.name] == stage.name:
             groups[stage.name] = _root(state, stage, groups)
+        elif not stage.output:  # its nest may have become a part of another one
+            groups[stage.name] = groups[groups[stage.name]]
     return groups
 
 
@@ -163,12 +172,17 @@ def _mixes(stage: Stage, tiles: Sequence[str]) -> bool:
 
 
 def row_axes(state: State, phase: Phase) -> list[str]:
-    """Return the axes of the root that all its tiles depend on; these can be cut without waste."""
+    """Return the axes of the root that all its tiles depend on; these can be cut without waste.
+
+    Outputs beside the root do, but those with one number a row not on the last axis.
+    """
     root = state.stage(phase.root)
     for name in phase.outputs:
         output = state.stage(name)
         state = state.put(replace(output, attach=(phase.root, root.axes[0].name)))
     names = [a.name for a in root.axes]
+    if any(state.stage(name).shape != root.shape for name in phase.outputs):
+        names.pop()
     return [n for n in names if all(_follows(state, root, t, n) for t in phase.tiles)]
 
 

@@ -24,6 +24,7 @@ Box = dict[str, Range]
 """A range per axis name of a stage."""
 
 ZERO = Affine()
+ONCE = Range(ZERO, 1)
 NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
 SHIFT_BYTES = 1024
@@ -69,7 +70,7 @@ def needed(
     """
     known = {} if known is None else known
     host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
-    ranges = [active[host.name][a.name] for a in host.axes] if host else None
+    ranges = _beside(stage, host, active[host.name]) if host else None
     for reader in () if host else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
@@ -95,6 +96,12 @@ def needed(
     ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
     extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}
     return data | {name: Range(ZERO, extent) for name, extent in extents.items()}
+
+
+def _beside(stage: Stage, host: Stage, box: Box) -> list[Range]:
+    """Return the part of an output that stands for a part of its host; axes of size 1 are whole."""
+    pairs = zip(stage.axes, host.axes, strict=True)
+    return [box[its.name] if own.extent == its.extent else ONCE for own, its in pairs]
 
 
 # -- bytes of UB, before a program is written -----------------------------------------------------

@@ -3,7 +3,17 @@
 from dataclasses import replace
 
 from ascend_lab.dsl import fractals, primitives_loops, schedule
-from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
+from ascend_lab.dsl.stages import (
+    Fixed,
+    Stage,
+    State,
+    bare,
+    copy_of,
+    fits_in,
+    fresh,
+    identity,
+    redirect,
+)
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, leaves, rewrite, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of, launch, var
@@ -113,7 +123,7 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     if outside and not s.output:
         needed = f"compute_at: all readers of {stage} inside {consumer}"
         raise ScheduleError(needed, f"{', '.join(outside)} outside", "attach or inline them first")
-    if s.output and (s.shape != c.shape or c.scope != "GM"):
+    if s.output and not (fits_in(s, c) and c.scope == "GM"):
         needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
         got = f"{consumer} of shape {c.shape} in {c.scope}"
         raise ScheduleError(needed, got, "keep them apart")

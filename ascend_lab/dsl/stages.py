@@ -240,6 +240,15 @@ class State:
         return name
 
 
+def fits_in(one: Stage, host: Stage) -> bool:
+    """True if an output can be computed beside another: of its shape, or with a last axis of 1.
+
+    The scale of each row, (rows, 1), is stored where the row is, (rows, columns).
+    """
+    same = len(one.shape) == len(host.shape) and one.shape[:-1] == host.shape[:-1]
+    return same and (one.shape[-1] in (1, host.shape[-1]))
+
+
 def initial_state(outputs: Sequence[Tensor]) -> State:
     """Return the unscheduled state of a tensor program: every stage in GM, axes in order."""
     names = exprs.unique_names(exprs.topological(outputs))

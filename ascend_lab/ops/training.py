@@ -336,7 +336,7 @@ define(
     "v' = momentum v + g + weight_decay p; p' = p - lr v' (nesterov: - lr (g + momentum v'))",
     outputs=("param", "velocity"),
     attrs={"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
-    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16")), slicing=_update_slices,
+    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16", "bf16")), slicing=_update_slices,
     tolerances=_UPDATE,
     examples=(
         *(Example((s,) * 3) for s in _SHAPES),
@@ -352,7 +352,7 @@ define(
         "lr": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0, "step": 1,
     },
     ranges={**EPSILON, "beta1": forms.BELOW_ONE, "beta2": forms.BELOW_ONE, "step": (1, 2**31 - 1)},
-    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16")), slicing=_update_slices,
+    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16", "bf16")), slicing=_update_slices,
     domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)}, tolerances=_UPDATE,
     examples=(
         *(Example((s,) * 4) for s in _SHAPES),
