@@ -262,12 +262,20 @@ READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
 
 
 # -- chains of operators ---------------------------------------------------------------------------
+def ends_as_given(graph: Graph) -> Graph:
+    """Return a graph with layouts; where an input lies in blocks, so do the cube's results."""
+    from ascend_lab.graph.layout import Assigner
+
+    blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
+    return Assigner(graph).assigned(None if blocked else "ND")
+
+
 def _chain(work: Work, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages
     from ascend_lab.graph.compile import account
 
-    road = Road(dtype="")
+    road = Road(dtype="", layouts=ends_as_given)
     front = front_stages(CHAINS[work.operator](work), chip, road)
     times = finish_stages(front, chip, road).timeline()
     bound = bound_of(front.rewritten, chip)

@@ -8,11 +8,12 @@ kernel is timed.
 
 from collections.abc import Callable, Mapping
 
+from ascend_lab.compare.chains import products
 from ascend_lab.compare.rows import Work
 from ascend_lab.graph import Graph
 
 Builder = Callable[[Work], Graph]
 """Work of a row -> a graph that computes the same; raises `AscendLabError` for what it cannot."""
 
-CHAINS: Mapping[str, Builder] = {}
+CHAINS: Mapping[str, Builder] = {**products.BUILDERS}
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
