@@ -7,11 +7,14 @@ import pytest
 from test_compare import one
 
 from ascend_lab.chip import load_chip
-from ascend_lab.compare.chains import CHAINS, products
+from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.model import ends_as_given
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Graph, Road, random_inputs, run_tasks
+from ascend_lab.layout import address_map, pack
+from ascend_lab.ops.grouped import GroupedShape, default_grouped, grouped_kernel
+from ascend_lab.sim import execute, simulate_kernel
 
 B2 = load_chip("Ascend910B2")
 
@@ -142,7 +145,102 @@ def test_a_filter_gradient_is_planes_of_taps(shapes, strides, pads, dilations):
     np.testing.assert_allclose(np.stack(got, 2), wanted, rtol=2.0**-9, atol=scale * 2.0**-9)
 
 
+# -- groups of rows --------------------------------------------------------------------------------
+def fractals(layout: str, x: np.ndarray, dtype: str, c0: int | None = None) -> np.ndarray:
+    """Return a matrix as it lies in memory."""
+    return pack(address_map(layout, x.shape, dtype, c0=c0), x).reshape(-1)
+
+
+def grouped(found: groups.Groups, beside: int, x: np.ndarray, w: np.ndarray, **columns: np.ndarray):
+    """Return what the kernel makes of x and w: rows of groups, one after another."""
+    shape, dtype = found.shape, found.shape.dtype
+    kernel = grouped_kernel(shape, B2, beside, found.epilogue)
+    filled = np.zeros((shape.whole.m, shape.k), x.dtype)
+    kept = [
+        np.arange(first, first + rows)
+        for (first, _), rows in zip(groups.spans(shape), shape.rows, strict=True)
+    ]
+    filled[np.concatenate(kept)] = x
+    tensors = {"a": fractals("FRACTAL_NZ", filled, dtype)}
+    tensors["b"] = np.concatenate([fractals("FRACTAL_ZN", matrix, dtype) for matrix in w])
+    width = -(-shape.n // 16) * 16
+    for name, numbers in columns.items():
+        for group, row in enumerate(numbers):
+            tensors[f"{name}{group}"] = np.pad(row, (0, width - shape.n)).astype(np.float32)
+    memory = execute(
+        kernel, {b.name: tensors[b.name] for b in kernel.tensors if b.name in tensors}, B2
+    )
+    c = np.asarray(memory["c"], np.float64).reshape(-1, shape.whole.m, 16)
+    return c.transpose(1, 0, 2).reshape(shape.whole.m, -1)[np.concatenate(kept), : shape.n]
+
+
+def many_groups(rows: tuple[int, ...], x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the rows of each group times its matrix."""
+    parts = np.split(x.astype(np.float64), np.cumsum(rows)[:-1])
+    return np.concatenate([p @ m.astype(np.float64) for p, m in zip(parts, w, strict=True)])
+
+
+@pytest.mark.parametrize("beside", [1, 2, 3, 4])
+def test_groups_of_rows_have_a_matrix_each(beside):
+    rows, rng = (22, 0, 17, 1, 40), np.random.default_rng(beside)
+    row = work("grouped_matmul", "80x70;5x70x40;5x40", "fp16;fp16;fp32", groups=5, rows=rows)
+    found = groups.grouped_matmul(row)
+    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((80, 70), (5, 70, 40)))
+    bias = rng.standard_normal((5, 40)).astype(np.float32)
+    got = grouped(found, beside, x, w, bias=bias)
+    wanted = many_groups(rows, x, w) + np.repeat(bias, rows, 0)
+    np.testing.assert_allclose(got, wanted, rtol=2.0**-10, atol=2.0**-6)
+
+
+@pytest.mark.parametrize("beside", [1, 2])
+def test_gated_groups_in_bytes(beside):
+    rows, rng = (16, 5), np.random.default_rng(beside)
+    shapes = "21x64;2x64x64;2x64;21"
+    row = work("grouped_matmul_swiglu_quant", shapes, "int8;int8;fp32;fp32", groups=2, rows=rows)
+    found = groups.swiglu_quant(row)
+    x, w = (rng.integers(-99, 99, shape, np.int8) for shape in ((21, 64), (2, 64, 64)))
+    scale = rng.uniform(1e-5, 2e-5, (2, 64)).astype(np.float32)
+    sums = grouped(found, beside, x, w, scale=scale)
+    wanted = many_groups(rows, x, w) * np.repeat(scale, rows, 0)
+    np.testing.assert_allclose(sums, wanted, rtol=2.0**-20, atol=1e-6)
+    assert found.behind is not None
+    given, (q, step) = computed(found.behind)
+    left, right = np.split(given["y"] * given["token"], 2, 1)
+    gated = left / (1 + np.exp(-left)) * right
+    np.testing.assert_allclose(step[:, 0], np.abs(gated).max(1) / 127, rtol=1e-4)
+    assert np.abs(q * step - gated).max() <= 0.51 * step.max()
+
+
+def test_groups_side_by_side_are_timed_and_take_no_less_than_their_weights():
+    shape = GroupedShape((16,) * 8, 1024, 2048, "int8")
+    cycles = [simulate_kernel(grouped_kernel(shape, B2, n), B2).cycles for n in (1, 4)]
+    best = simulate_kernel(default_grouped(shape, B2), B2).cycles
+    weights_s = 8 * 1024 * 2048 / B2.device_memory.rate_bytes_per_s
+    assert weights_s * B2.clock_hz <= best <= min(cycles)
+
+
+def test_a_product_and_the_steps_it_names():
+    row = work("grouped-int8", "33x64;64x48", "int8", epilogue="dequantise+gelu+cast", mac_us=1.0)
+    graph = products.with_epilogue(row)
+    x, (got,) = computed(graph)
+    y = x["x"] @ x["w"] * constant(graph, "scale")
+    wanted = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
+    plain = products.with_epilogue(work("matmul-relu", "33x64;64x48", "bf16", epilogue="relu"))
+    x, (got,) = computed(plain)
+    np.testing.assert_allclose(got, np.maximum(x["x"] @ x["w"], 0), rtol=2.0**-7, atol=2e-2)
+
+
 ROWS = [
+    ("grouped_matmul", "70x64;3x64x48;3x48", "bf16;bf16;fp32", "groups=3;rows=40,0,30"),
+    (
+        "grouped_matmul_swiglu_quant",
+        "64x512;2x512x1024;2x1024;64",
+        "int8;int8;fp32;fp32",
+        "groups=2;rows=40,24",
+    ),
+    ("grouped-int8", "512x256;256x512", "int8", "epilogue=dequantise+gelu+cast;mix=1:2;cores=8"),
+    ("matmul-relu", "512x512;512x512", "fp16", "epilogue=relu;base=128,128,64"),
     ("quant_matmul", "1024x2048;2048x2048;2048", "int8;int8;fp32", "out_dtype=fp16;with=scale"),
     ("weight_quant_batch_matmul", "8x2048;2048x2048;2048", "bf16;int8;bf16", ""),
     (
@@ -179,6 +277,12 @@ WRONG = [
     work("quant_matmul", "4x8;8x8;8;4", "int8;int8;fp32;fp32", **{"with": "scale"}),
     work("weight_quant_batch_matmul", "4x8;8x8;8", "int8;int8;fp32"),
     work("mla_prolog", "4x8;8x8;8", "fp16"),
+    work("grouped_matmul", "9x8;2x8x8", "fp16", groups=2, rows=(4, 4)),
+    work("grouped_matmul", "9x8;2x8x8", "fp16", groups=3, rows=(4, 5)),
+    work("grouped_matmul", "9x8;2x8x8", "int8", groups=2, rows=(4, 5)),
+    work("grouped_matmul_swiglu_quant", "9x8;2x8x8", "int8;int8", groups=2, rows=(4, 5)),
+    work("grouped-int8", "9x8;8x8", "int8", epilogue="relu"),
+    work("matmul-relu", "9x8;8x8", "fp16", epilogue="dance"),
     work("conv_3d_backprop_filter", "1x16x4x8x8;1x16x4x8x8", "fp16", strides=(1, 1, 1)),
 ]
 
@@ -186,4 +290,4 @@ WRONG = [
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_no_such_product_is_refused_by_name(wrong):
     with pytest.raises(AscendLabError, match=wrong.operator):
-        CHAINS[wrong.operator](wrong)
+        {**CHAINS, **GROUPS}[wrong.operator](wrong)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
-from ascend_lab.compare.chains import CHAINS
+from ascend_lab.compare.chains import CHAINS, GROUPS
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -58,6 +58,8 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         return _network(work, chip)
     if work.operator in CHAINS:
         return _chain(work, chip)
+    if work.operator in GROUPS:
+        return _groups(work, chip)
     return _operator(work, chip)
 
 
@@ -275,6 +277,9 @@ def _chain(work: Work, chip: Chip) -> Estimate:
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages
     from ascend_lab.graph.compile import account
 
+    if "cores" in work.attributes:
+        cores = _cores(chip, "cores", work.attributes["cores"])
+        chip = replace(chip, core_count=cores)
     road = Road(dtype="", layouts=ends_as_given)
     front = front_stages(CHAINS[work.operator](work), chip, road)
     times = finish_stages(front, chip, road).timeline()
@@ -286,6 +291,36 @@ def _chain(work: Work, chip: Chip) -> Estimate:
         time_s = times.time_s - times.launch_s
         return Estimate(time_s, bound.work_s, _largest(ledger), {}, marks)
     return Estimate(times.time_s, bound.time_s, _largest(ledger), {}, marks)
+
+
+def _groups(work: Work, chip: Chip) -> Estimate:
+    """Time a grouped product, and what stands before and behind it; each starts on its own."""
+    from ascend_lab.graph import bound_of, simulate_graph
+    from ascend_lab.graph.compile import Front, Road, finish_stages
+    from ascend_lab.ops.grouped import default_grouped
+    from ascend_lab.sim import simulate_kernel
+
+    found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
+    bound = bound_of(found.products, chip)
+    line = simulate_kernel(default_grouped(found.shape, chip, found.epilogue), chip)
+    parts = {"products": (line.cycles + line.mix_cycles) / chip.clock_hz}
+    kernels = 1
+    if found.before:
+        stages = finish_stages(Front({}, found.before, found.before), chip, road)
+        times = stages.timeline()
+        parts["weights"] = times.time_s - times.launch_s
+        kernels += len(times.operators)
+    if found.behind:
+        times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))
+        parts["behind"] = times.time_s - times.launch_s
+        kernels += len(times.operators)
+    marks = (f"{kernels} kernels of ours, the groups in one",)
+    limit = max(parts, key=lambda part: parts[part])
+    model_s = sum(parts.values())
+    if work.timing == "kernel":
+        return Estimate(model_s, bound.work_s, limit, {}, marks)
+    queued_s = (kernels - 1) * chip.queued_launch_s
+    return Estimate(model_s + chip.launch_overhead_s + queued_s, bound.time_s, limit, {}, marks)
 
 
 # -- networks --------------------------------------------------------------------------------------

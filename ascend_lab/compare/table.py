@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from ascend_lab.compare.chains import CHAINS
+from ascend_lab.compare.chains import CHAINS, GROUPS
 from ascend_lab.compare.rows import (
     L2_STATES,
     TIMINGS,
@@ -122,7 +122,7 @@ def _name_in(case: str) -> str:
     """Return the kernel that a case is named after, source/KERNEL/number, if it is known here."""
     parts = case.split("/")
     name = parts[1] if len(parts) > 2 else ""
-    return name if name in OPERATORS or name in CHAINS else ""
+    return name if any(name in known for known in (OPERATORS, CHAINS, GROUPS)) else ""
 
 
 def attributes_of(text: str) -> dict[str, Any]:

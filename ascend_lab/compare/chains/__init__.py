@@ -8,7 +8,7 @@ kernel is timed.
 
 from collections.abc import Callable, Mapping
 
-from ascend_lab.compare.chains import products
+from ascend_lab.compare.chains import groups, products
 from ascend_lab.compare.rows import Work
 from ascend_lab.graph import Graph
 
@@ -17,3 +17,5 @@ Builder = Callable[[Work], Graph]
 
 CHAINS: Mapping[str, Builder] = {**products.BUILDERS}
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
+GROUPS: Mapping[str, Callable[[Work], groups.Groups]] = groups.BUILDERS
+"""The table's name for a kernel that multiplies groups of rows -> its builder."""

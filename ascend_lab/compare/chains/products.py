@@ -2,6 +2,7 @@
 
     quant_matmul                y = (x w + bias) scale [token]                   x, w in int8
     weight_quant_batch_matmul   y = x ((w + offset) scale) + bias                w in int8
+    grouped-int8, matmul-relu   y = x w, then what `epilogue` names, one after another
     mla_prolog                  queries and keys of latent attention, made from hidden states
     conv_3d_backprop_filter     dw = sum over images of dy x, one plane of taps after another
 
@@ -169,6 +170,45 @@ def _stretches(depth: int, columns: int) -> list[int]:
     return [min(rows, depth - first) for first in range(0, depth, rows)]
 
 
+# -- one product and what it names -----------------------------------------------------------------
+STEPS = ("dequantise", "relu", "gelu", "cast")
+DESCRIBING = ("base", "single", "mix", "depth", "cores")
+"""Words on how a measured kernel was written; the model sees to the cores."""
+
+
+def with_epilogue(work: Work) -> Graph:
+    """Return y = x w and the steps that `epilogue` names: x (m, k), w (k, n) of one format.
+
+    Sums of bytes are dequantised by column to fp32 first; a cast goes to fp16, or to the format of
+    x.
+    """
+    told = [word for word in work.attributes if word.endswith(("_us", "_share"))]
+    known_words(work, ("epilogue", *DESCRIBING, *told))
+    steps = str(work.attributes.get("epilogue", "")).split("+")
+    whole = work.dtypes == ("int8",)
+    unknown = [step for step in steps if step not in STEPS]
+    if unknown or len(work.shapes) != 2 or whole != (steps[0] == "dequantise"):
+        needed = f"{work.operator}: x, w and an epilogue of {', '.join(STEPS)}, bytes dequantised"
+        raise UnsupportedError(needed, f"{'+'.join(steps)}", "none is guessed")
+    if len(work.dtypes) != 1 or work.dtypes[0] not in ("int8", *FLOATS):
+        needed = f"{work.operator}: one of int8, {', '.join(FLOATS)}"
+        raise UnsupportedError(needed, ", ".join(work.dtypes), "none is guessed")
+    x, w = work.shapes
+    check_product(work, x, w)
+    (main,), net = work.dtypes, GraphBuilder(work.operator)
+    y = net.matmul(net.input("x", x, main), net.input("w", w, main))
+    for step in steps:
+        if step == "dequantise":
+            scale = net.constant(SCALE, TensorType((w[-1],), "fp32"), "scale")
+            y = net.add_node("dequantise", y, scale, dtype="fp32")
+        elif step == "cast":
+            y = net.cast(y, dtype="fp16" if whole else main)
+        else:
+            y = net.add_node(step, y)
+    net.output(y)
+    return in_fractals(net.build(), CUBE_READS)
+
+
 # -- latent attention, up to its queries and keys --------------------------------------------------
 HALF = 2
 """Rotary embedding turns the first half of a row against the second."""
@@ -298,6 +338,8 @@ def _numbers(work: Work, word: str, count: int) -> tuple[int, ...]:
 BUILDERS = {
     "quant_matmul": quant_matmul,
     "weight_quant_batch_matmul": weight_quant,
+    "grouped-int8": with_epilogue,
+    "matmul-relu": with_epilogue,
     "mla_prolog": mla_prolog,
     "conv_3d_backprop_filter": filter_gradient,
 }
