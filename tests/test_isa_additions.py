@@ -103,8 +103,8 @@ def test_the_mmad_error_names_what_the_chip_multiplies():
             mmad(
                 chip,
                 Buffer("c", "L0C", "fp32", 256).region(0, four),
-                Buffer("a", "L0A", "fp32", 256).region(0, four),
-                Buffer("b", "L0B", "fp32", 256).region(0, four),
+                Buffer("a", "L0A", "int32", 256).region(0, four),
+                Buffer("b", "L0B", "int32", 256).region(0, four),
             )
 
 

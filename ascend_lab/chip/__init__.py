@@ -142,8 +142,10 @@ PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
 Record = TypeVar("Record", Path, Memory, Link, VectorCost)
-CUBE_FORMATS = ("fp16", "int8", "bf16")
-"""Inputs a cube may multiply; bf16 is optional, the others every chip has."""
+CUBE_FORMATS = ("fp16", "int8", "bf16", "fp32")
+"""Inputs a cube may multiply."""
+CUBE_OPTIONAL = ("bf16", "fp32")
+"""Those of them that a chip may lack."""
 
 AI_CPU = ("overhead_s", "rate_bytes_per_s")
 SECTIONS = {
@@ -182,14 +184,18 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
     shapes = {}
     for dtype in CUBE_FORMATS:
-        if dtype == "bf16" and dtype not in reader.table("cube"):
+        if dtype in CUBE_OPTIONAL and dtype not in reader.table("cube"):
             continue
         reader.table(f"cube.{dtype}", {"m", "k", "n"})
-        shapes[dtype] = sides = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)
-        for axis, side in zip("mkn", sides, strict=True):
-            if (got := reader.integer(f"cube.{dtype}.{axis}")) != side:
+        fractal = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)
+        m, k, n = (reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn")
+        for axis, side, got in zip("mkn", fractal, (m, k, n), strict=True):
+            # fp32 takes a fractal in several steps of k: 4 of its 8 columns a cycle on the 910B
+            in_steps = dtype == "fp32" and axis == "k" and 0 < got < side and side % got == 0
+            if got != side and not in_steps:
                 needed = f"{side}, the side of a fractal"
                 raise reader.fail(f"cube.{dtype}.{axis}", needed, got, "layouts have no other")
+        shapes[dtype] = (m, k, n)
     return shapes
 
 

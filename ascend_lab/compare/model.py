@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
-from ascend_lab.compare.chains import CHAINS, KERNELS
+from ascend_lab.compare.chains import CHAINS, GROUPS, KERNELS
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -61,6 +61,8 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         found = _network(work, chip)
     elif work.operator in CHAINS:
         found = _chain(work, chip)
+    elif work.operator in GROUPS:
+        found = _groups(work, chip)
     elif work.operator == "transpose" and work.dtypes == ("int64",):
         found = _operator(_in_pairs(work), chip)
         marks = (*marks, "int64 moved as pairs of int32")
@@ -306,11 +308,22 @@ READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
 
 
 # -- chains of operators ---------------------------------------------------------------------------
+def ends_as_given(graph: Graph) -> Graph:
+    """Return a graph with layouts; where an input lies in blocks, so do the cube's results."""
+    from ascend_lab.graph.layout import Assigner
+
+    blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
+    return Assigner(graph).assigned(None if blocked else "ND")
+
+
 def _chain(work: Work, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, network, tasks
 
-    road = Road(dtype="")
+    if "cores" in work.attributes:
+        cores = _cores(chip, "cores", work.attributes["cores"])
+        chip = replace(chip, core_count=cores)
+    road = Road(dtype="", layouts=ends_as_given)
     front = front_stages(CHAINS[work.operator](work), chip, road)
     if cut := KERNELS.get(work.operator):
         groups = cut(work, front.laid_out)
@@ -345,6 +358,36 @@ def _of_tasks(
         by_host_s = chip.launch_overhead_s - chip.queued_launch_s
         return Estimate(times.time_s - by_host_s, bound.work_s, limit, {}, marks)
     return Estimate(times.time_s, bound.time_s, limit, {}, marks)
+
+
+def _groups(work: Work, chip: Chip) -> Estimate:
+    """Time a grouped product, and what stands before and behind it; each starts on its own."""
+    from ascend_lab.graph import bound_of, simulate_graph
+    from ascend_lab.graph.compile import Front, Road, finish_stages
+    from ascend_lab.ops.grouped import default_grouped
+    from ascend_lab.sim import simulate_kernel
+
+    found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
+    bound = bound_of(found.products, at_peak(chip))
+    line = simulate_kernel(default_grouped(found.shape, chip, found.epilogue), chip)
+    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
+    parts = {"products": line.task_s}
+    kernels = 1
+    if found.before:
+        stages = finish_stages(Front({}, found.before, found.before), chip, road)
+        times = stages.timeline()
+        parts["weights"] = times.time_s - by_host_s
+        kernels += len(times.operators)
+    if found.behind:
+        times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))
+        parts["behind"] = times.time_s - by_host_s
+        kernels += len(times.operators)
+    marks = (f"{kernels} kernels of ours, the groups in one",)
+    limit = max(parts, key=lambda part: parts[part])
+    model_s = sum(parts.values())
+    if work.timing == "kernel":
+        return Estimate(model_s, bound.work_s, limit, {}, marks)
+    return Estimate(model_s + by_host_s, bound.time_s, limit, {}, marks)
 
 
 # -- networks --------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def reduce_prod(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) ->
 
 
 # -- the cube: matmul, conv2d; and pooling, which shares their windows ----------------------------
-SUMS = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
+SUMS = {"fp16": "fp32", "bf16": "fp32", "fp32": "fp32", "int8": "int32"}
 """Format the cube adds in, per operand format."""
 
 

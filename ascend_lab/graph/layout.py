@@ -50,11 +50,13 @@ class Assigner:
         self.padding: dict[str, Bounds] = {}
         self.dirty: set[str] = set()
 
-    def assigned(self, layout: str = "ND") -> Graph:
-        """Return the graph, its outputs in a layout, row-major by default."""
+    def assigned(self, layout: str | None = "ND") -> Graph:
+        """Return the graph, its outputs in a layout, row-major by default; None: as made."""
         for node in self.graph.nodes:
             self.add(node)
-        outs = tuple(self.convert(name, layout) for name in self.graph.outputs)
+        outs = self.graph.outputs
+        if layout is not None:
+            outs = tuple(self.convert(name, layout) for name in outs)
         nodes = tuple(self.draft.nodes.values())
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outs)
 

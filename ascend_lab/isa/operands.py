@@ -14,7 +14,12 @@ ROUNDINGS = ("rint", "floor", "ceil", "trunc")
 """How vconv reaches a whole number; rint, to nearest even, is the default."""
 ATOMIC_FORMATS = ("fp32", "fp16", "int32")
 """Number formats a copy can add in memory."""
-CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "bf16": ("fp32",), "int8": ("int32",)}
+CUBE_OUTPUT = {
+    "fp16": ("fp32", "fp16"),
+    "bf16": ("fp32",),
+    "int8": ("int32",),
+    "fp32": ("fp32",),
+}
 """Accumulator formats per input format (hardware facts, mmad types)."""
 ACCUMULATOR = {dtype: formats[0] for dtype, formats in CUBE_OUTPUT.items()}
 FRACTAL, FRACTAL_BYTES = 16, 512
@@ -269,17 +274,17 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
         needed = f"mmad: a number format of the {chip.name} cube"
         got = f"{formats[0]} x {formats[1]} -> {formats[2]}"
         raise PathError(needed, got, f"use {_products(chip)}")
-    m0, k0, n0 = chip.cube_shape(formats[0])
+    c0 = BLOCK_BYTES // a.buffer.itemsize
     wanted = None
     if len(a.sizes) == len(b.sizes) == 4:
         m1, k1, n1 = a.sizes[0], a.sizes[1], b.sizes[1]
-        wanted = ((m1, k1, m0, k0), (k1, n1, n0, k0), (n1, m1, m0, n0))
+        wanted = ((m1, k1, FRACTAL, c0), (k1, n1, FRACTAL, c0), (n1, m1, FRACTAL, FRACTAL))
     if (a.sizes, b.sizes, c.sizes) != wanted:
         needed = "mmad: A (M1,K1,16,C0), B (K1,N1,16,C0), C (N1,M1,16,16)"
         got = f"{a.sizes}, {b.sizes}, {c.sizes}"
         raise ProgramError(needed, got, "reshape the regions; K1, M1, N1 must agree")
     if len(instruction.srcs) == 3:
-        _check_bias(instruction.srcs[2], c, b.sizes[1] * n0)
+        _check_bias(instruction.srcs[2], c, b.sizes[1] * FRACTAL)
 
 
 def _products(chip: Chip) -> str:

@@ -22,7 +22,7 @@ Attrs = Mapping[str, Any]
 
 FLOATS = ("fp16", "fp32", "bf16")
 NUMBERS = (*FLOATS, "int32")
-CUBE_INPUTS = ("fp16", "bf16", "int8")
+CUBE_INPUTS = ("fp16", "bf16", "int8", "fp32")
 CUBE_LAYOUTS = ("NC1HWC0", "C1NHWC0", "FRACTAL_NZ")
 """Layouts in which the cube's results lie."""
 _NAMES = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float64": "fp64"}

@@ -10,7 +10,7 @@ Some chains are cut into kernels as the source's was, not by our fusion: `KERNEL
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ascend_lab.compare.chains import rows, vector
+from ascend_lab.compare.chains import groups, products, rows, vector
 from ascend_lab.compare.rows import Work
 from ascend_lab.graph import Graph, Node
 
@@ -20,9 +20,11 @@ Builder = Callable[[Work], Graph]
 Cut = Callable[[Work, Graph], Sequence[Sequence[Node]]]
 """Work of a row, its graph with layouts -> the nodes of each kernel, in an order that can run."""
 
-CHAINS: Mapping[str, Builder] = {**rows.BUILDERS, **vector.BUILDERS}
+CHAINS: Mapping[str, Builder] = {**products.BUILDERS, **rows.BUILDERS, **vector.BUILDERS}
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
 KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
 """The table's name -> what cuts the graph into kernels; without one our fusion does."""
+GROUPS: Mapping[str, Callable[[Work], groups.Groups]] = groups.BUILDERS
+"""The table's name for a kernel that multiplies groups of rows -> its builder."""
 CASE_NAMES = {"gather": "gather_elements"}
 """Names that a case has for a kernel, where an operator of ours with that name does otherwise."""

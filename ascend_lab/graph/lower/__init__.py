@@ -11,7 +11,7 @@ from functools import partial
 from itertools import pairwise
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import UnsupportedError
+from ascend_lab.errors import TypeMismatchError, UnsupportedError
 from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.lower import blocks, conv, matmul, vector
 from ascend_lab.graph.lower.conv import added_convolutions, conv_job, near_cycles, packed_weights
@@ -138,6 +138,10 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
             main = operator.types.main(operator.names(len(dtypes)), dtypes)
             where = f"{piece.names.get(node.output, node.op)} ({node.op})"
             check_chip(where, operator.types, main, chip)
+            if operator.types.unit == "cube" and main == "fp32":
+                # in a graph, blocks of fp32 are the 16 lanes that the cube writes: it reads 8
+                needed = f"{where} in a graph: {' or '.join(d for d in chip.cube if d != main)}"
+                raise TypeMismatchError(needed, main, "cast the inputs, or run it on its own")
 
 
 # -- rows in fractals ------------------------------------------------------------------------------

@@ -1,0 +1,345 @@
+"""Products with what surrounds them in one measured kernel, as graphs.
+
+    quant_matmul                y = (x w + bias) scale [token]                   x, w in int8
+    weight_quant_batch_matmul   y = x ((w + offset) scale) + bias                w in int8
+    grouped-int8, matmul-relu   y = x w, then what `epilogue` names, one after another
+    mla_prolog                  queries and keys of latent attention, made from hidden states
+    conv_3d_backprop_filter     dw = sum over images of dy x, one plane of taps after another
+
+Scales and biases are constants, what is multiplied are inputs, so that no compiler computes it
+beforehand. Inputs of the cube lie as it reads them, as those of an operator do that is timed alone;
+its results stay as it writes them.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ascend_lab.compare.rows import Shape, Work
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import Graph, GraphBuilder, Seeded, TensorType, Value
+from ascend_lab.limits import shown
+
+FLOATS = ("fp16", "bf16")
+SCALE = Seeded(1, 1e-3, 1e-2)
+"""Of sums of bytes: they lie in the range of fp16 then."""
+WHOLE_BIAS = Seeded(2, 100.0)
+FLOAT_BIAS = Seeded(3)
+
+
+def known_words(work: Work, words: Collection[str]) -> None:
+    """Raise `UnsupportedError` for an attribute of a row whose meaning is unknown here."""
+    for word, value in work.attributes.items():
+        if word not in words:
+            needed = f"{work.operator}: attributes {', '.join(words) or '(none)'}"
+            raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
+
+
+def one_dtype_each(work: Work) -> tuple[str, ...]:
+    """Return a number format for each input; raise `InputError` where their number differs."""
+    if len(work.dtypes) != len(work.shapes):
+        needed = f"{work.operator}: a dtype for each of {len(work.shapes)} inputs"
+        raise InputError(needed, str(len(work.dtypes)), "mend that row")
+    return work.dtypes
+
+
+def in_fractals(graph: Graph, layouts: Mapping[str, str]) -> Graph:
+    """Return a graph some inputs of which lie in other layouts."""
+    types = dict(graph.types)
+    for name, layout in layouts.items():
+        types[name] = replace(types[name], layout=layout)
+    return replace(graph, types=types)
+
+
+def check_product(work: Work, x: Shape, w: Shape) -> None:
+    """Raise `InputError` unless x w is a product of two matrices, or of batches of them."""
+    if len(x) != len(w) or len(x) < 2 or x[-1] != w[-2] or x[:-2] != w[:-2]:
+        needed = f"{work.operator}: x (..., m, k) and w (..., k, n)"
+        raise InputError(needed, f"{x} and {w}", "mend that row")
+
+
+def column(work: Work, shape: Shape, columns: int, dtype: str) -> TensorType:
+    """Return the type of a number per column; raise `InputError` for other sizes."""
+    if shape not in ((columns,), (1,), (1, columns)):
+        needed = f"{work.operator}: one number, or one for each of {columns} columns"
+        raise InputError(needed, str(shape), "mend that row")
+    return TensorType((columns,), dtype)
+
+
+# -- bytes times bytes -----------------------------------------------------------------------------
+def quant_matmul(work: Work) -> Graph:
+    """Return y = (x w + bias) scale, then times a number per row: x (.., m, k), w (.., k, n).
+
+    `with` names the inputs behind x and w, joined by "+": scale, bias, pertoken.
+    """
+    known_words(work, ("out_dtype", "with"))
+    dtypes = one_dtype_each(work)
+    parts = str(work.attributes.get("with", "scale")).split("+")
+    if len(work.shapes) != 2 + len(parts) or set(parts) - {"scale", "bias", "pertoken"}:
+        needed = f"{work.operator}: inputs x, w and {', '.join(parts)}"
+        raise InputError(needed, f"{len(work.shapes)} shapes", "mend that row")
+    if dtypes[:2] != ("int8", "int8") or "scale" not in parts:
+        raise UnsupportedError(
+            f"{work.operator}: bytes and a scale", str(dtypes), "none is guessed"
+        )
+    x, w = work.shapes[:2]
+    check_product(work, x, w)
+    given = dict(zip(parts, zip(work.shapes[2:], dtypes[2:], strict=True), strict=True))
+    net = GraphBuilder(work.operator)
+    op = "matmul" if len(x) == 2 else "batch_matmul"
+    sums = net.add_node(op, net.input("x", x, "int8"), net.input("w", w, "int8"))
+    out = str(work.attributes.get("out_dtype", "fp16"))
+    return in_fractals(_dequantised(net, work, sums, given, out), CUBE_READS)
+
+
+CUBE_READS = {"x": "FRACTAL_NZ", "w": "FRACTAL_ZN"}
+Given = Mapping[str, tuple[Shape, str]]
+
+
+def _dequantised(net: GraphBuilder, work: Work, sums: Value, given: Given, out: str) -> Graph:
+    """Return the graph of sums scaled by column and by row; a bias in int32 is one of the sums."""
+    columns, numbers = sums.shape[-1], list[Value]()
+    shape, _ = given["scale"]
+    numbers.append(net.constant(SCALE, column(work, shape, columns, "fp32"), "scale"))
+    shape, dtype = given.get("bias", ((1,), ""))
+    if dtype == "int32":
+        numbers.append(net.constant(WHOLE_BIAS, column(work, shape, columns, dtype), "bias"))
+    late = "pertoken" in given or dtype in ("fp32", *FLOATS)
+    y = net.add_node("dequantise", sums, *numbers, dtype="fp32" if late else out)
+    if "pertoken" in given:
+        rows, _ = given["pertoken"]
+        if rows != (sums.shape[-2],):
+            needed = f"{work.operator}: a number for each of {sums.shape[-2]} rows"
+            raise InputError(needed, str(rows), "mend that row")
+        y = net.mul(y, net.input("token", (*rows, 1), "fp32"))
+    if dtype in ("fp32", *FLOATS):
+        kind = column(work, shape, columns, "fp32")
+        y = net.add(y, net.constant(FLOAT_BIAS, kind, "bias"))
+    net.output(net.cast(y, dtype=out) if late else y)
+    return net.build()
+
+
+def weight_quant(work: Work) -> Graph:
+    """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
+
+    Behind w come a scale, then an offset and a bias: where one of both is there, it is a bias if it
+    is in fp32, which offsets are never.
+    """
+    known_words(work, ())
+    dtypes = one_dtype_each(work)
+    main = dtypes[0]
+    if not 3 <= len(dtypes) <= 5 or main not in FLOATS or dtypes[1] != "int8":
+        needed = f"{work.operator}: x in fp16 or bf16, w in int8, a scale, an offset, a bias"
+        raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
+    x, w = work.shapes[:2]
+    check_product(work, x, w)
+    columns = w[-1]
+    biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
+    offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
+    net = GraphBuilder(work.operator)
+    y = total = None
+    for place, depth in enumerate(_stretches(*w)):
+        data = net.input(f"x{place}", (x[0], depth), main)
+        # bytes are exact in both formats
+        weight = net.cast(net.input(f"w{place}", (depth, columns), "int8"), dtype=main)
+        part = net.matmul(data, weight, out_dtype="fp32")
+        y = part if y is None else net.add(y, part)
+        if offset:  # x (w + o) = x w + (sum of x) o
+            sums = net.reduce_sum(net.cast(data, dtype="fp32"), axis=-1, keepdims=True)
+            total = sums if total is None else net.add(total, sums)
+    if total is not None:
+        kind = column(work, work.shapes[3], columns, "fp32")
+        y = net.add(y, net.mul(total, net.constant(FLOAT_BIAS, kind, "offset")))
+    kind = column(work, work.shapes[2], columns, "fp32")
+    y = net.mul(y, net.constant(SCALE, kind, "scale"))
+    if biased:
+        kind = column(work, work.shapes[-1], columns, "fp32")
+        y = net.add(y, net.constant(FLOAT_BIAS, kind, "bias"))
+    net.output(net.cast(y, dtype=main))
+    graph = net.build()
+    return in_fractals(graph, {name: "FRACTAL_NZ" for name in graph.inputs if name[0] == "x"})
+
+
+STRETCH_BYTES = 2**26
+"""Of weights that are converted before the cube reads them; in two layouts they fit in 192 MiB."""
+
+
+def _stretches(depth: int, columns: int) -> list[int]:
+    """Return the rows of weights that are converted at a time: converted ones never leave L2."""
+    rows = max(STRETCH_BYTES // (2 * columns) // 32 * 32, 32)
+    return [min(rows, depth - first) for first in range(0, depth, rows)]
+
+
+# -- one product and what it names -----------------------------------------------------------------
+STEPS = ("dequantise", "relu", "gelu", "cast")
+DESCRIBING = ("base", "single", "mix", "depth", "cores")
+"""Words on how a measured kernel was written; the model sees to the cores."""
+
+
+def with_epilogue(work: Work) -> Graph:
+    """Return y = x w and the steps that `epilogue` names: x (m, k), w (k, n) of one format.
+
+    Sums of bytes are dequantised by column to fp32 first; a cast goes to fp16, or to the format of
+    x.
+    """
+    told = [word for word in work.attributes if word.endswith(("_us", "_share"))]
+    known_words(work, ("epilogue", *DESCRIBING, *told))
+    steps = str(work.attributes.get("epilogue", "")).split("+")
+    whole = work.dtypes == ("int8",)
+    unknown = [step for step in steps if step not in STEPS]
+    if unknown or len(work.shapes) != 2 or whole != (steps[0] == "dequantise"):
+        needed = f"{work.operator}: x, w and an epilogue of {', '.join(STEPS)}, bytes dequantised"
+        raise UnsupportedError(needed, f"{'+'.join(steps)}", "none is guessed")
+    if len(work.dtypes) != 1 or work.dtypes[0] not in ("int8", *FLOATS):
+        needed = f"{work.operator}: one of int8, {', '.join(FLOATS)}"
+        raise UnsupportedError(needed, ", ".join(work.dtypes), "none is guessed")
+    x, w = work.shapes
+    check_product(work, x, w)
+    (main,), net = work.dtypes, GraphBuilder(work.operator)
+    y = net.matmul(net.input("x", x, main), net.input("w", w, main))
+    for step in steps:
+        if step == "dequantise":
+            scale = net.constant(SCALE, TensorType((w[-1],), "fp32"), "scale")
+            y = net.add_node("dequantise", y, scale, dtype="fp32")
+        elif step == "cast":
+            y = net.cast(y, dtype="fp16" if whole else main)
+        else:
+            y = net.add_node(step, y)
+    net.output(y)
+    return in_fractals(net.build(), CUBE_READS)
+
+
+# -- latent attention, up to its queries and keys --------------------------------------------------
+HALF = 2
+"""Rotary embedding turns the first half of a row against the second."""
+
+
+def mla_prolog(work: Work) -> Graph:
+    """Return queries and keys of multi-head latent attention made from hidden states.
+
+    Inputs: states (batch, tokens, hidden); weights down to a short query, up to all heads, from
+    each head to the latent size, down to latent key and rotary key; scales of two norms; sine and
+    cosine. Results: queries (tokens, heads, latent), their rotary part, latent keys, rotary keys.
+    """
+    known_words(work, ("heads",))
+    if len(work.shapes) != 9 or len(work.dtypes) != 1 or work.dtypes[0] not in FLOATS:
+        needed = f"{work.operator}: nine inputs in one of {', '.join(FLOATS)}"
+        raise UnsupportedError(needed, f"{len(work.shapes)} in {work.dtypes}", "none is guessed")
+    (batch, tokens, hidden), down, up, latent, down_key, *_, sine, cosine = work.shapes
+    heads, size, width = latent
+    rows, turned, each = batch * tokens, sine[-1], up[1] // heads
+    told = (down[0], up[0], down_key, work.shapes[5], work.shapes[6], cosine)
+    wanted = (hidden, down[1], (hidden, width + turned), (down[1],), (width,), sine)
+    if told != wanted or each * heads != up[1] or each != size + turned:
+        needed = f"{work.operator}: weights whose sizes go together"
+        raise InputError(needed, str(work.shapes), "mend that row")
+    net = GraphBuilder(work.operator, work.dtypes[0])
+    x = net.input("x", (rows, hidden))
+    turns = net.input("sine", (rows, 1, turned)), net.input("cosine", (rows, 1, turned))
+    short = net.rms_norm(net.matmul(x, net.weight(down, "down")), _ones(net, down[1]))
+    queries = net.reshape(net.matmul(short, net.weight(up, "up")), shape=(rows, heads, each))
+    plain = net.transpose(_cut(net, queries, 0, size), perm=(1, 0, 2))
+    wide = net.batch_matmul(plain, net.weight(latent, "latent"))
+    net.output(net.transpose(wide, perm=(1, 0, 2)))
+    net.output(_rotated(net, _cut(net, queries, size, each), *turns))
+    keys = net.matmul(x, net.weight(down_key, "down_key"))
+    net.output(net.rms_norm(_cut(net, keys, 0, width), _ones(net, width)))
+    rotary = net.reshape(_cut(net, keys, width, width + turned), shape=(rows, 1, turned))
+    net.output(_rotated(net, rotary, *turns))
+    return in_fractals(net.build(), {"x": "FRACTAL_NZ"})
+
+
+def _ones(net: GraphBuilder, size: int) -> Value:
+    """Return the scales of a norm."""
+    return net.fill((size,), 1.0, "scale")
+
+
+def _cut(net: GraphBuilder, x: Value, first: int, end: int) -> Value:
+    """Return columns of the last axis."""
+    whole = len(x.shape) - 1
+    begin = (*(0,) * whole, first)
+    part: Value = net.slice(x, begin=begin, end=(*x.shape[:-1], end))
+    return part
+
+
+def _rotated(net: GraphBuilder, x: Value, sine: Value, cosine: Value) -> Value:
+    """Return x cosine + (-x2, x1) sine, for the halves x1 and x2 of each row."""
+    middle, end = x.shape[-1] // HALF, x.shape[-1]
+    other = net.concat(net.neg(_cut(net, x, middle, end)), _cut(net, x, 0, middle), axis=-1)
+    turned: Value = net.add(net.mul(x, cosine), net.mul(other, sine))
+    return turned
+
+
+# -- weight gradients of convolutions in three dimensions ------------------------------------------
+def filter_gradient(work: Work) -> Graph:
+    """Return dw (planes of taps) of a 3-D convolution: x (n, c, d, h, w), dy (n, k, d', h', w').
+
+    A plane of taps is the weight gradient of images: dw[t] = sum over frames f of dy[f] with
+    x[f stride + t dilation - pad]. Images of a frame lie together, as blocks of channels do.
+    """
+    known_words(work, ("strides", "pads", "dilations", "filter"))
+    if len(work.shapes) != 2 or len(work.dtypes) != 1 or work.dtypes[0] not in FLOATS:
+        needed = f"{work.operator}: x and dy in one of {', '.join(FLOATS)}"
+        raise UnsupportedError(needed, f"{len(work.shapes)} in {work.dtypes}", "none is guessed")
+    (n, c, depth, *image), (_, k, frames, *small) = work.shapes
+    words = {"strides": 3, "pads": 6, "dilations": 3, "filter": 5}
+    stride, pads, dilation, taps = (_numbers(work, word, size) for word, size in words.items())
+    if taps[:2] != (k, c):
+        raise InputError(f"{work.operator}: a filter of {k}, {c}", str(taps), "mend that row")
+    net = GraphBuilder(work.operator, work.dtypes[0])
+    x, dy = net.input("x", (depth * n, c, *image)), net.input("dy", (frames * n, k, *small))
+    window: dict[str, Any] = {"kernel": taps[3:], "stride": stride[1:], "dilation": dilation[1:]}
+    window["pad"] = (pads[2:4], pads[4:6])
+    shifts = [tap * dilation[0] - pads[0] for tap in range(taps[2])]
+    used = {
+        shift: [f for f in range(frames) if 0 <= f * stride[0] + shift < depth] for shift in shifts
+    }
+    planes: dict[int, Value] = {}
+    # most frames first: what they were converted to is cut for the others
+    for shift in sorted(shifts, key=lambda shift: -len(used[shift])):
+        count = len(used[shift])
+        if not count:
+            raise UnsupportedError(f"{work.operator}: taps inside x", str(taps), "none is guessed")
+        first = used[shift][0]
+        images = _frames(net, x, (first * stride[0] + shift, count, stride[0]), n)
+        slopes = _frames(net, dy, (first, count, 1), n)
+        planes[shift] = net.conv2d_grad_weight(images, slopes, **window)
+    for shift in shifts:
+        net.output(planes[shift])
+    return net.build()
+
+
+def _frames(net: GraphBuilder, x: Value, frames: tuple[int, int, int], images: int) -> Value:
+    """Return (first, count, step) frames of x (frames x images, ...)."""
+    first, count, step = frames
+    if (first, count * images, step) == (0, x.shape[0], 1):
+        return x
+    if step == 1:
+        begin, end = first * images, (first + count) * images
+        part: Value = net.slice(x, begin=(begin, 0, 0, 0), end=(end, *x.shape[1:]))
+        return part
+    each = [_frames(net, x, (first + i * step, 1, 1), images) for i in range(count)]
+    joined: Value = each[0] if count == 1 else net.concat(*each, axis=0)
+    return joined
+
+
+def _numbers(work: Work, word: str, count: int) -> tuple[int, ...]:
+    """Return the whole numbers of an attribute; raise `InputError` for anything else."""
+    found = work.attributes.get(word)
+    if (
+        not isinstance(found, tuple)
+        or len(found) != count
+        or not all(type(v) is int for v in found)
+    ):
+        raise InputError(f"{work.operator}: {word}, {count} whole numbers", shown(found), "mend it")
+    return found
+
+
+BUILDERS = {
+    "quant_matmul": quant_matmul,
+    "weight_quant_batch_matmul": weight_quant,
+    "grouped-int8": with_epilogue,
+    "matmul-relu": with_epilogue,
+    "mla_prolog": mla_prolog,
+    "conv_3d_backprop_filter": filter_gradient,
+}

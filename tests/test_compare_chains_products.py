@@ -1,0 +1,293 @@
+"""Measured kernels around products: the graphs that stand for them compute what they say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_compare import one
+
+from ascend_lab.chip import load_chip
+from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
+from ascend_lab.compare.model import ends_as_given
+from ascend_lab.compare.rows import Work
+from ascend_lab.errors import AscendLabError
+from ascend_lab.graph import Graph, Road, random_inputs, run_tasks
+from ascend_lab.layout import address_map, pack
+from ascend_lab.ops.grouped import GroupedShape, default_grouped, grouped_kernel
+from ascend_lab.sim import execute, simulate_kernel
+
+B2 = load_chip("Ascend910B2")
+
+
+def work(operator: str, shapes: str, dtypes: str, **attributes: object) -> Work:
+    """Return the work of a row."""
+    sizes = tuple(tuple(map(int, part.split("x"))) for part in shapes.split(";"))
+    return Work(operator, "Ascend910B2", sizes, None, tuple(dtypes.split(";")), attributes)
+
+
+def constant(graph: Graph, name: str) -> np.ndarray:
+    """Return the values of the constant whose name begins so."""
+    (found,) = (c for n, c in graph.constants.items() if n.startswith(name))
+    return found.array().astype(np.float64)
+
+
+def computed(graph: Graph) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Return inputs drawn at random, and what the kernels of a graph make of them, wide."""
+    inputs = random_inputs(graph)
+    stages = Road(dtype="", layouts=ends_as_given).stages(graph, B2)
+    got = run_tasks(stages.compiled, inputs, stages.laid_out.outputs)
+    wide = {name: np.asarray(x).astype(np.float64) for name, x in inputs.items()}
+    return wide, [np.asarray(got[n]).astype(np.float64) for n in stages.laid_out.outputs]
+
+
+QUANT = [
+    ("33x70;70x40;40", "int8;int8;fp32", "scale", "fp16"),
+    ("33x70;70x40;1", "int8;int8;fp32", "scale", "bf16"),
+    ("5x64;64x33;33;33", "int8;int8;bf16;int32", "scale+bias", "bf16"),
+    ("17x64;64x48;48;17", "int8;int8;fp32;fp32", "scale+pertoken", "fp16"),
+    ("17x64;64x48;48;48;17", "int8;int8;fp32;bf16;fp32", "scale+bias+pertoken", "bf16"),
+    ("3x17x64;3x64x48;48", "int8;int8;fp32", "scale", "fp16"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "dtypes", "parts", "out"), QUANT)
+def test_a_product_of_bytes_is_scaled_by_column_and_row(shapes, dtypes, parts, out):
+    row = work("quant_matmul", shapes, dtypes, out_dtype=out, **{"with": parts})
+    graph = products.quant_matmul(row)
+    x, (got,) = computed(graph)
+    sums = x["x"] @ x["w"]
+    whole = "int32" in dtypes
+    sums = sums + constant(graph, "bias") if whole else sums
+    wanted = sums * constant(graph, "scale") * x.get("token", 1.0)
+    if "bias" in parts and not whole:
+        wanted = wanted + constant(graph, "bias")
+    np.testing.assert_allclose(got, wanted, rtol=2.0**-7 if out == "bf16" else 2.0**-10, atol=1e-2)
+
+
+WEIGHTS = [
+    ("1x64;64x48;48;48;48", "fp16;int8;fp16;fp16;fp16"),
+    ("4x70;70x33;33;33", "bf16;int8;bf16;fp32"),
+    ("17x64;64x40;40;40", "fp16;int8;fp16;fp16"),
+    ("5x64;64x40;1", "bf16;int8;bf16"),
+]
+
+
+@pytest.mark.parametrize("stretch", [2**26, 2048])
+@pytest.mark.parametrize(("shapes", "dtypes"), WEIGHTS)
+def test_weights_in_bytes_are_converted_a_stretch_at_a_time(shapes, dtypes, stretch, monkeypatch):
+    monkeypatch.setattr(products, "STRETCH_BYTES", stretch)
+    graph = products.weight_quant(work("weight_quant_batch_matmul", shapes, dtypes))
+    assert len(graph.inputs) > 2 or stretch > 2048
+    x, (got,) = computed(graph)
+    places = range(len(graph.inputs) // 2)
+    left = np.concatenate([x[f"x{i}"] for i in places], 1)
+    right = np.concatenate([x[f"w{i}"] for i in places], 0)
+    kinds = dtypes.split(";")
+    if len(kinds) == 5 or (len(kinds) == 4 and kinds[3] == "fp16"):
+        right = right + constant(graph, "offset")
+    wanted = left @ (right * constant(graph, "scale"))
+    if len(kinds) == 5 or "fp32" in kinds:
+        wanted = wanted + constant(graph, "bias")
+    within = {"rtol": 2.0**-7, "atol": 2e-2}
+    np.testing.assert_allclose(got, wanted, **within)
+
+
+def test_queries_and_keys_of_latent_attention():
+    shapes = "2x3x64;64x48;48x96;4x16x32;64x40;48;32;2x3x8;2x3x8"
+    graph = products.mla_prolog(work("mla_prolog", shapes, "fp16", heads=4))
+    x, got = computed(graph)
+
+    def normed(y):
+        return y / np.sqrt(np.mean(y * y, -1, keepdims=True) + 1e-5)
+
+    def rotated(y):
+        other = np.concatenate([-y[..., 4:], y[..., :4]], -1)
+        return y * x["cosine"] + other * x["sine"]
+
+    weights = {name: constant(graph, name) for name in ("up", "latent", "down_key")}
+    short = normed(x["x"] @ graph.constants["down"].array().astype(np.float64))
+    queries = (short @ weights["up"]).reshape(6, 4, 24)
+    keys = x["x"] @ weights["down_key"]
+    wanted = [
+        np.einsum("thd,hdl->thl", queries[..., :16], weights["latent"]),
+        rotated(queries[..., 16:]),
+        normed(keys[:, :32]),
+        rotated(keys[:, None, 32:]),
+    ]
+    for found, right in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(found, right, rtol=2e-2, atol=2e-2)
+
+
+GRADIENTS = [
+    ("2x5x4x7x7;2x17x4x7x7", (1, 1, 1), (1,) * 6, (1, 1, 1)),
+    ("2x16x5x8x8;2x16x3x4x4", (2, 2, 2), (1,) * 6, (1, 1, 1)),
+    ("1x16x6x9x9;1x32x4x7x7", (1, 1, 1), (1,) * 6, (2, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("shapes", "strides", "pads", "dilations"), GRADIENTS)
+def test_a_filter_gradient_is_planes_of_taps(shapes, strides, pads, dilations):
+    (n, c, d, h, w), (_, k, *small) = (tuple(map(int, s.split("x"))) for s in shapes.split(";"))
+    words = {"strides": strides, "pads": pads, "dilations": dilations, "filter": (k, c, 3, 3, 3)}
+    graph = products.filter_gradient(work("conv_3d_backprop_filter", shapes, "fp16", **words))
+    x, got = computed(graph)
+    image = x["x"].reshape(d, n, c, h, w).transpose(1, 2, 0, 3, 4)
+    slope = x["dy"].reshape(small[0], n, k, *small[1:]).transpose(1, 2, 0, 3, 4)
+    image = np.pad(image, ((0, 0), (0, 0), *((p, p) for p in pads[::2])))
+    wanted = np.zeros((k, c, 3, 3, 3))
+    for tap in np.ndindex(3, 3, 3):
+        cut = tuple(
+            slice(t * e, t * e + s * (size - 1) + 1, s)
+            for t, e, s, size in zip(tap, dilations, strides, small, strict=True)
+        )
+        wanted[(..., *tap)] = np.einsum("nkdhw,ncdhw->kc", slope, image[(..., *cut)])
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(np.stack(got, 2), wanted, rtol=2.0**-9, atol=scale * 2.0**-9)
+
+
+# -- groups of rows --------------------------------------------------------------------------------
+def fractals(layout: str, x: np.ndarray, dtype: str, c0: int | None = None) -> np.ndarray:
+    """Return a matrix as it lies in memory."""
+    return pack(address_map(layout, x.shape, dtype, c0=c0), x).reshape(-1)
+
+
+def grouped(found: groups.Groups, beside: int, x: np.ndarray, w: np.ndarray, **columns: np.ndarray):
+    """Return what the kernel makes of x and w: rows of groups, one after another."""
+    shape, dtype = found.shape, found.shape.dtype
+    kernel = grouped_kernel(shape, B2, beside, found.epilogue)
+    filled = np.zeros((shape.whole.m, shape.k), x.dtype)
+    kept = [
+        np.arange(first, first + rows)
+        for (first, _), rows in zip(groups.spans(shape), shape.rows, strict=True)
+    ]
+    filled[np.concatenate(kept)] = x
+    tensors = {"a": fractals("FRACTAL_NZ", filled, dtype)}
+    tensors["b"] = np.concatenate([fractals("FRACTAL_ZN", matrix, dtype) for matrix in w])
+    width = -(-shape.n // 16) * 16
+    for name, numbers in columns.items():
+        for group, row in enumerate(numbers):
+            tensors[f"{name}{group}"] = np.pad(row, (0, width - shape.n)).astype(np.float32)
+    memory = execute(
+        kernel, {b.name: tensors[b.name] for b in kernel.tensors if b.name in tensors}, B2
+    )
+    c = np.asarray(memory["c"], np.float64).reshape(-1, shape.whole.m, 16)
+    return c.transpose(1, 0, 2).reshape(shape.whole.m, -1)[np.concatenate(kept), : shape.n]
+
+
+def many_groups(rows: tuple[int, ...], x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the rows of each group times its matrix."""
+    parts = np.split(x.astype(np.float64), np.cumsum(rows)[:-1])
+    return np.concatenate([p @ m.astype(np.float64) for p, m in zip(parts, w, strict=True)])
+
+
+@pytest.mark.parametrize("beside", [1, 2, 3, 4])
+def test_groups_of_rows_have_a_matrix_each(beside):
+    rows, rng = (22, 0, 17, 1, 40), np.random.default_rng(beside)
+    row = work("grouped_matmul", "80x70;5x70x40;5x40", "fp16;fp16;fp32", groups=5, rows=rows)
+    found = groups.grouped_matmul(row)
+    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((80, 70), (5, 70, 40)))
+    bias = rng.standard_normal((5, 40)).astype(np.float32)
+    got = grouped(found, beside, x, w, bias=bias)
+    wanted = many_groups(rows, x, w) + np.repeat(bias, rows, 0)
+    np.testing.assert_allclose(got, wanted, rtol=2.0**-10, atol=2.0**-6)
+
+
+@pytest.mark.parametrize("beside", [1, 2])
+def test_gated_groups_in_bytes(beside):
+    rows, rng = (16, 5), np.random.default_rng(beside)
+    shapes = "21x64;2x64x64;2x64;21"
+    row = work("grouped_matmul_swiglu_quant", shapes, "int8;int8;fp32;fp32", groups=2, rows=rows)
+    found = groups.swiglu_quant(row)
+    x, w = (rng.integers(-99, 99, shape, np.int8) for shape in ((21, 64), (2, 64, 64)))
+    scale = rng.uniform(1e-5, 2e-5, (2, 64)).astype(np.float32)
+    sums = grouped(found, beside, x, w, scale=scale)
+    wanted = many_groups(rows, x, w) * np.repeat(scale, rows, 0)
+    np.testing.assert_allclose(sums, wanted, rtol=2.0**-20, atol=1e-6)
+    assert found.behind is not None
+    given, (q, step) = computed(found.behind)
+    left, right = np.split(given["y"] * given["token"], 2, 1)
+    gated = left / (1 + np.exp(-left)) * right
+    np.testing.assert_allclose(step[:, 0], np.abs(gated).max(1) / 127, rtol=1e-4)
+    assert np.abs(q * step - gated).max() <= 0.51 * step.max()
+
+
+def test_groups_side_by_side_are_timed_and_take_no_less_than_their_weights():
+    shape = GroupedShape((16,) * 8, 1024, 2048, "int8")
+    cycles = [simulate_kernel(grouped_kernel(shape, B2, n), B2).cycles for n in (1, 4)]
+    best = simulate_kernel(default_grouped(shape, B2), B2).cycles
+    weights_s = 8 * 1024 * 2048 / B2.device_memory.rate_bytes_per_s
+    assert weights_s * B2.clock_hz <= best <= min(cycles)
+
+
+def test_a_product_and_the_steps_it_names():
+    row = work("grouped-int8", "33x64;64x48", "int8", epilogue="dequantise+gelu+cast", mac_us=1.0)
+    graph = products.with_epilogue(row)
+    x, (got,) = computed(graph)
+    y = x["x"] @ x["w"] * constant(graph, "scale")
+    wanted = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
+    plain = products.with_epilogue(work("matmul-relu", "33x64;64x48", "bf16", epilogue="relu"))
+    x, (got,) = computed(plain)
+    np.testing.assert_allclose(got, np.maximum(x["x"] @ x["w"], 0), rtol=2.0**-7, atol=2e-2)
+
+
+ROWS = [
+    ("grouped_matmul", "70x64;3x64x48;3x48", "bf16;bf16;fp32", "groups=3;rows=40,0,30"),
+    (
+        "grouped_matmul_swiglu_quant",
+        "64x512;2x512x1024;2x1024;64",
+        "int8;int8;fp32;fp32",
+        "groups=2;rows=40,24",
+    ),
+    ("grouped-int8", "512x256;256x512", "int8", "epilogue=dequantise+gelu+cast;mix=1:2;cores=8"),
+    ("matmul-relu", "512x512;512x512", "fp16", "epilogue=relu;base=128,128,64"),
+    ("quant_matmul", "1024x2048;2048x2048;2048", "int8;int8;fp32", "out_dtype=fp16;with=scale"),
+    ("weight_quant_batch_matmul", "8x2048;2048x2048;2048", "bf16;int8;bf16", ""),
+    (
+        "mla_prolog",
+        "4x1x1024;1024x512;512x768;4x128x512;1024x576;512;512;4x1x64;4x1x64",
+        "bf16",
+        "heads=4",
+    ),
+    (
+        "conv_3d_backprop_filter",
+        "1x16x4x16x16;1x32x4x16x16",
+        "fp16",
+        "strides=(1,1,1);pads=(1,1,1,1,1,1);dilations=(1,1,1);filter=(32,16,3,3,3)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "dtypes", "attributes"), ROWS)
+def test_a_row_is_timed_by_the_name_in_its_case(tmp_path: Path, name, shapes, dtypes, attributes):
+    row = {"case": f"source/{name}/1", "operator": "", "inputs": shapes, "dtype": dtypes}
+    found = one(tmp_path, **row, attributes=attributes)
+    assert found.refused is None
+    assert found.model_s is not None
+    assert found.bound_s is not None
+    assert 0 <= found.bound_s <= found.model_s
+    wrong = one(tmp_path, **row, attributes=f"{attributes};colour=red".strip(";"))
+    assert "colour" in (wrong.refused or "")
+
+
+WRONG = [
+    work("quant_matmul", "4x8;9x8;8", "int8;int8;fp32"),
+    work("quant_matmul", "4x8;8x8;7", "int8;int8;fp32"),
+    work("quant_matmul", "4x8;8x8;8", "fp16;int8;fp32"),
+    work("quant_matmul", "4x8;8x8;8;4", "int8;int8;fp32;fp32", **{"with": "scale"}),
+    work("weight_quant_batch_matmul", "4x8;8x8;8", "int8;int8;fp32"),
+    work("mla_prolog", "4x8;8x8;8", "fp16"),
+    work("grouped_matmul", "9x8;2x8x8", "fp16", groups=2, rows=(4, 4)),
+    work("grouped_matmul", "9x8;2x8x8", "fp16", groups=3, rows=(4, 5)),
+    work("grouped_matmul", "9x8;2x8x8", "int8", groups=2, rows=(4, 5)),
+    work("grouped_matmul_swiglu_quant", "9x8;2x8x8", "int8;int8", groups=2, rows=(4, 5)),
+    work("grouped-int8", "9x8;8x8", "int8", epilogue="relu"),
+    work("matmul-relu", "9x8;8x8", "fp16", epilogue="dance"),
+    work("conv_3d_backprop_filter", "1x16x4x8x8;1x16x4x8x8", "fp16", strides=(1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_such_product_is_refused_by_name(wrong):
+    with pytest.raises(AscendLabError, match=wrong.operator):
+        {**CHAINS, **GROUPS}[wrong.operator](wrong)
