@@ -22,6 +22,7 @@ from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
+from ascend_lab.kernels.flash_causal import Sequence, dealt
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
 from ascend_lab.kernels.flash_steps import Axis, Nest, Place, axes, places
@@ -112,17 +113,23 @@ def flash_pipeline_launch(
     t = tiling or split_tiling(shape, chip)
     check_split(shape, t, chip)
     side = t.rows // FRACTAL
+    name = f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}"
     axes = shares(shape, side, grid(shape, up(shape.fractals[0], side), chip.core_count))
-    cores = tuple(map(len, axes.values()))
+    cores = (len(axes["group"]), len(axes["row"]), len(axes["heads"]))
 
     def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
-        plan = Plan(shape, t, chip, own, cores)
-        vector = plan.vector()
-        return plan.cube(), vector, vector
+        return Plan(shape, t, chip, own, cores).programs()
 
-    return isa.spread(
-        f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", axes, programs
-    )
+    def causal(
+        group: isa.Share, heads: isa.Share, end: tuple[int, int, int]
+    ) -> tuple[isa.Program, isa.Program, isa.Program]:
+        rows = (1, 1, end[0])  # blocks are dealt: each place has a program of its own
+        return Plan(shape, t, chip, (group, rows, heads), cores).programs()
+
+    if shape.causal:
+        whole = {"group": axes["group"], "heads": axes["heads"]}
+        return isa.spread(name, whole, causal, apart=[1] * cores[1])
+    return isa.spread(name, axes, programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +140,45 @@ class Plan:
     tiling: SplitTiling
     chip: Chip
     own: Own
-    cores: tuple[int, ...]
+    cores: tuple[int, int, int]
 
-    def nest(self, k: isa.KernelBuilder) -> tuple[Nest, isa.Affine]:
+    def programs(self) -> tuple[isa.Program, isa.Program, isa.Program]:
+        """Return the programs of a cube core and of its two vector cores."""
+        vector = self.vector()
+        return self.cube(), vector, vector
+
+    def nest(self, k: isa.KernelBuilder) -> tuple[Nest | Sequence, isa.Affine]:
         """Return the loops of an AI core, and its number."""
-        core, number = places(k, self.own), isa.Affine()
-        for place, count in zip(core, self.cores, strict=True):
-            number = number * count + place
+        if self.shape.causal:
+            return self._sequence(k)
+        core = places(k, self.own)
         keys = self.tiling.keys // FRACTAL
         full, rest, _ = cut_keys(self.shape, keys)
         key = Axis("key", full, keys, rest, isa.Affine())
         nest = (*axes(self.own, core, self.tiling.rows // FRACTAL), key)
-        return Nest.of(nest, self.tiling.ahead, MOST), number
+        return Nest.of(nest, self.tiling.ahead, MOST), self._number(core)
 
-    def rings(self, nest: Nest) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
+    def _sequence(self, k: isa.KernelBuilder) -> tuple[Sequence, isa.Affine]:
+        """Return the tiles of a core whose rows see unlike numbers of keys, and its number."""
+        group, (_, _, place), heads = self.own
+        side = self.tiling.rows // FRACTAL
+        core = (k.param("group", group[2]), isa.Affine(place), k.param("heads", heads[2]))
+        matrices, _ = axes(self.own, core, side)
+        blocks = dealt(self.shape, side, place, self.cores[1])
+        keys = self.tiling.keys // FRACTAL
+        return Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead), self._number(core)
+
+    def _number(self, core: tuple[isa.Affine, ...]) -> isa.Affine:
+        """Return the number of a core from its place in the grid."""
+        number = isa.Affine()
+        for place, count in zip(core, self.cores, strict=True):
+            number = number * count + place
+        return number
+
+    def rings(self, nest: Nest | Sequence) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
         rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
-        sizes = ("s", "fp32", rows * keys), ("p", "fp16", rows * keys), ("o", "fp32", rows * width)
+        sizes = ("s", "fp32", rows * keys), ("p", self.shape.dtype, rows * keys), ("o", "fp32", rows * width)
         slots, cores = nest.in_flight, self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
             isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)
@@ -207,7 +236,7 @@ class Cube:
         def queue(
             name: str, space: str, size: int, src: str, dst: str, depth: int = 2
         ) -> isa.Queue:
-            dtype = "fp32" if space == "L0C" else "fp16"
+            dtype = "fp32" if space == "L0C" else plan.shape.dtype
             return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
 
         return cls(

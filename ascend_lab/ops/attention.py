@@ -14,7 +14,7 @@ from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import SCALES, FlashShape, FlashTiling, default_scale, fits
-from ascend_lab.ops import gradients, reduction, slicing
+from ascend_lab.ops import formats, gradients, reduction, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
@@ -197,9 +197,6 @@ define(
 # -- FlashAttention: a kernel that never stores the scores in device memory ------------------------
 # Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
 # Awareness".
-DTYPE = "fp16"
-
-
 def flash_shape(call: Call) -> FlashShape:
     """Return a call as the kernel's description: batch axes joined into one.
 
@@ -215,7 +212,7 @@ def flash_shape(call: Call) -> FlashShape:
     heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
         math.prod(call.outputs[0][:-2]), q[-2], k[-2], q[-1], v[-1],
-        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views,
+        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views, call.dtypes[0],
     )  # fmt: skip
 
 
@@ -225,14 +222,14 @@ def _single(shape: Shape) -> bool:
 
 
 def applies(call: Call, chip: Chip) -> bool:
-    """Tell whether the kernel can run: fp16, the smallest blocks fit, and an ordinary scale.
+    """Tell whether the kernel can run: the smallest blocks fit, and an ordinary scale.
 
-    Elsewhere the operator is computed as `attention`.
+    bf16 needs separate vector cores. Elsewhere the operator is computed as `attention`.
     """
-    if call.dtypes[0] != DTYPE:
-        return False
     shape = flash_shape(call)
     if chip.combined:
+        if shape.dtype != "fp16":
+            return False
         smallest = FlashTiling(isa.FRACTAL, isa.FRACTAL)
         return SCALES[0] <= shape.scale <= SCALES[1] and fits(shape, smallest, chip)
     return max(shape.fractals[2:]) <= flash_split.widest(chip)
@@ -277,12 +274,12 @@ def _padded(mask: Values) -> Values:
 
 
 def _fractals(x: Values) -> Values:
-    return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, DTYPE), x)
+    return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, formats.format_of(x)), x)
 
 
 def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     (out,) = call.outputs
-    where = layout.address_map("FRACTAL_NZ", (math.prod(out[:-2]), *out[-2:]), DTYPE)
+    where = layout.address_map("FRACTAL_NZ", (math.prod(out[:-2]), *out[-2:]), call.dtypes[0])
     return (layout.unpack(where, memory["y"].reshape(-1)).reshape(out),)
 
 
