@@ -10,8 +10,8 @@ sequence, block by block and matrix by matrix, and the first stage is some tiles
     tiles   a0 | b0 b1 | c0 c1 c2 | a0 of the next matrix ...
     first         ^ four tiles ahead of the second
 
-Where the rows of a matrix go to several cores, blocks are dealt there and back, so that every core
-has long and short ones: of 6 blocks on 2 cores the first has 0, 3 and 4, the other 1, 2 and 5.
+Where the rows of a matrix go to several cores, the longest blocks are dealt first, so that every
+core has long and short ones: of 4 blocks on 2 cores one has the first and the last.
 
 Source: Dao 2023, "FlashAttention-2" (blocks above the diagonal are skipped, those on it masked).
 """
@@ -27,17 +27,49 @@ from ascend_lab.kernels.tiles import repeat
 
 
 # -- who does what ---------------------------------------------------------------------------------
-def dealt(shape: FlashShape, side: int, place: int, cores: int) -> tuple[Piece, ...]:
-    """Return the blocks of `side` fractals of rows that one of so many cores takes."""
+def dealt(shape: FlashShape, side: int, cores: int) -> list[tuple[Piece, ...]]:
+    """Return the blocks of `side` fractals of rows for each of so many cores that share a matrix.
+
+    The longest block goes first, each to the core that has least to do so far.
+    """
     rows = shape.fractals[0]
-    found = list[Piece]()
-    for number in range(up(rows, side)):
-        there_and_back = number % (2 * cores)
-        if place in (there_and_back, 2 * cores - 1 - there_and_back):
-            start = number * side
-            size = min(side, rows - start)
-            found.append(Piece(Affine(len(found)), Affine(start), size))
-    return tuple(found)
+    starts: list[list[int]] = [[] for _ in range(cores)]
+    work = [0] * cores
+    for start in reversed(range(0, rows, side)):
+        core = work.index(min(work))
+        starts[core].append(start)
+        work[core] += _work(shape, start, side)
+    return [
+        tuple(
+            Piece(Affine(number), Affine(start), min(side, rows - start))
+            for number, start in enumerate(sorted(own))
+        )
+        for own in starts
+    ]
+
+
+def _work(shape: FlashShape, start: int, side: int) -> int:
+    """Return the scores of a block of rows, in fractals."""
+    size = min(side, shape.fractals[0] - start)
+    return size * up(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
+
+
+def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int]:
+    """Return cores over entries, row blocks and heads: the least work for the busiest core.
+
+    Among equals the most cores over matrices, whose programs are alike.
+    """
+    entries = shape.batch // shape.heads
+    blocks = up(shape.fractals[0], side)
+    found = list[tuple[int, int, tuple[int, int, int]]]()
+    for places in range(1, min(blocks, cores) + 1):
+        own = dealt(shape, side, places)
+        most = max(sum(_work(shape, b.start.const, side) for b in some) for some in own)
+        for heads in range(1, min(shape.heads, cores // places) + 1):
+            over = min(entries, cores // (places * heads))
+            busiest = most * up(entries, over) * up(shape.heads, heads)
+            found.append((busiest, places, (over, places, heads)))
+    return min(found)[-1]
 
 
 def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
-from ascend_lab.kernels.flash_causal import Sequence, dealt
+from ascend_lab.kernels.flash_causal import Sequence, causal_grid, dealt
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
 from ascend_lab.kernels.flash_steps import Axis, Nest, Place, axes, places
@@ -114,8 +114,12 @@ def flash_pipeline_launch(
     check_split(shape, t, chip)
     side = t.rows // FRACTAL
     name = f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}"
-    axes = shares(shape, side, grid(shape, up(shape.fractals[0], side), chip.core_count))
-    cores = (len(axes["group"]), len(axes["row"]), len(axes["heads"]))
+    if shape.causal:
+        over = causal_grid(shape, side, chip.core_count)
+    else:
+        over = grid(shape, up(shape.fractals[0], side), chip.core_count)
+    axes = shares(shape, side, over)
+    cores = (len(axes["group"]), over[1] if shape.causal else len(axes["row"]), len(axes["heads"]))
 
     def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
         return Plan(shape, t, chip, own, cores).programs()
@@ -128,7 +132,7 @@ def flash_pipeline_launch(
 
     if shape.causal:
         whole = {"group": axes["group"], "heads": axes["heads"]}
-        return isa.spread(name, whole, causal, apart=[1] * cores[1])
+        return isa.spread(name, whole, causal, apart=[1] * over[1])
     return isa.spread(name, axes, programs)
 
 
@@ -164,7 +168,7 @@ class Plan:
         side = self.tiling.rows // FRACTAL
         core = (k.param("group", group[2]), isa.Affine(place), k.param("heads", heads[2]))
         matrices, _ = axes(self.own, core, side)
-        blocks = dealt(self.shape, side, place, self.cores[1])
+        blocks = dealt(self.shape, side, self.cores[1])[place]
         keys = self.tiling.keys // FRACTAL
         return Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead), self._number(core)
 
