@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
-from ascend_lab.compare.chains import CHAINS
+from ascend_lab.compare.chains import CHAINS, attention
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -57,7 +57,10 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
     if work.operator.startswith(ZOO):
         return _network(work, chip)
     if work.operator in CHAINS:
-        return _chain(work, chip)
+        made = CHAINS[work.operator](work)
+        if not isinstance(made, Work):
+            return _chain(work, made, chip)
+        work = made
     return _operator(work, chip)
 
 
@@ -133,9 +136,6 @@ def _mark(work: Work, word: str, value: Any) -> str:
     if word == SAME_AS_FIRST_SIZE.get(work.operator):
         _check_first_size(work, word, value)
         return ""
-    if word == "causal":
-        masked = value not in (False, "False", "false", 0)
-        return "causal=True computed in full, with all that is masked" if masked else ""
     if word == "layout":
         return f"measured on {value} tensors"
     if word == "approximate" and work.operator == "gelu":
@@ -170,6 +170,8 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     from ascend_lab.sim.timeline import start_cycles
 
     operator = ops.get(work.operator)
+    if operator.name == attention.FLASH:
+        work = attention.as_called(work)
     if not work.shapes:
         got = "bytes" if work.size_bytes is not None else "none"
         raise InputError(f"{work.operator}: a shape per input", got, "write them in its order")
@@ -262,13 +264,13 @@ READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
 
 
 # -- chains of operators ---------------------------------------------------------------------------
-def _chain(work: Work, chip: Chip) -> Estimate:
+def _chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages
     from ascend_lab.graph.compile import account
 
     road = Road(dtype="")
-    front = front_stages(CHAINS[work.operator](work), chip, road)
+    front = front_stages(graph, chip, road)
     times = finish_stages(front, chip, road).timeline()
     bound = bound_of(front.rewritten, chip)
     marks = (f"{len(times.operators)} kernels of ours, fused by our rules",)
