@@ -331,9 +331,15 @@ class Tensors:
         view = self.view(name)
         return matrix[0] * view.entry + matrix[1] * view.head
 
-    def block(self, name: str, matrix: Matrix, rows: Span) -> Region:
-        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16)."""
-        return self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+    def block(
+        self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None
+    ) -> Region:
+        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16); some columns."""
+        whole = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+        if columns is None:
+            return whole
+        start = self.start(name, matrix) + rows[0] * AREA + columns[0] * whole.strides[0]
+        return self.buffers[name].region(start, (columns[1], whole.sizes[1]), whole.strides)
 
     def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
         """Return the same of single rows."""

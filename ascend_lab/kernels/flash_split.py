@@ -16,7 +16,8 @@ Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preloa
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
@@ -45,49 +46,86 @@ class SplitTiling:
     l0_slots: int = 2
 
 
-def widest(chip: Chip) -> int:
-    """Return the widest matrices, in fractals, of which two blocks of 16 rows fit every L0."""
-    operands = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (4 * AREA)
-    return min(operands, chip.buffers["L0C"] // (8 * AREA))
+class CubeParts(NamedTuple):
+    """What cube instructions and copies to L1 take at a time, in fractals; slots of q in L1.
+
+    An instruction multiplies `keys` keys and `columns` of the depth, or of the width. A copy brings
+    `k_rows` keys, or all keys of a tile in `v_columns` columns of v.
+    """
+
+    keys: int
+    columns: int
+    k_rows: int
+    v_columns: int
+    q_slots: int
 
 
-def cube_keys(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> int:
-    """Return the keys of one matrix instruction, in fractals: what fits every L0 (0: nothing)."""
+def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts | None:
+    """Return the largest parts with which a tiling fits L0 and L1, None if there are none.
+
+    Matrices as wide as they are come first, two slots of q before one.
+    """
+    operands = _l0_parts(shape, tiling, chip)
+    if operands is None:
+        return None
+    depth, width = shape.fractals[2:]
+    rows, keys = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    for q_slots in (2, 1):
+        for pieces in (1, 2, 4):
+            k_rows = up(keys, pieces)
+            v_columns = up(width, pieces)
+            held = q_slots * rows * depth
+            held += 2 * (k_rows * depth + keys * v_columns + rows * keys)
+            if 2 * held * AREA <= chip.buffers["L1"]:
+                return CubeParts(*operands, k_rows, v_columns, q_slots)
+    return None
+
+
+def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
+    """Return the keys and columns of one matrix instruction: what fits every L0."""
     rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
-    for side in (8, 4, 2, 1):
-        left, right = rows * max(side, wide), side * wide
-        sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
-        if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
-            return min(side, tiling.keys // FRACTAL)
-    return 0
+    for pieces in (1, 2, 4, 8):
+        columns = up(wide, pieces)
+        for side in (8, 4, 2, 1):
+            left, right = rows * max(side, columns), side * columns
+            sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
+            if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
+                return min(side, tiling.keys // FRACTAL), columns
+    return None
 
 
 def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
-    """Tell whether two slots of everything fit L1, and the least slices L0 and UB."""
-    depth, width = (n * FRACTAL for n in shape.fractals[2:])
-    rows, keys = tiling.rows, tiling.keys
-    l1 = 4 * (rows * depth + keys * (depth + width) + rows * keys)
-    slices = slice_rows(shape, chip, rows // 2, keys, MOST)
-    return l1 <= chip.buffers["L1"] and min(slices, cube_keys(shape, tiling, chip)) > 0
+    """Tell whether slots of everything fit L0 and L1, and the least slices UB."""
+    slices = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MOST)
+    return slices > 0 and cube_parts(shape, tiling, chip) is not None
 
 
-def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
-    """Return the published blocks, or the largest below them that fit; of equal size.
+def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
+    """Return tilings that fit, for the published rows of a block and for fewer; of equal size.
 
-    Where one tile has all keys, no stage runs ahead inside a block: lower ones then give idle cores
-    something to do. Raises `CapacityError` for matrices too wide for L0.
+    Each has the most keys, up to the published ones. Where one tile has all keys, no stage runs
+    ahead inside a block: lower ones then give idle cores something to do.
     """
     rows, keys = shape.fractals[:2]
     idle = chip.core_count // shape.batch if shape.keys <= KEYS else 1
+    found = list[SplitTiling]()
     for r in (ROWS, 64, 32, 16):
         for t in (KEYS, 128, 64, 32, 16):
             blocks = max(up(rows * FRACTAL, r), min(rows, idle))
             sides = (up(rows, blocks), up(keys, up(keys * FRACTAL, t)))
             tiling = SplitTiling(*(side * FRACTAL for side in sides))
             if fits_split(shape, tiling, chip):
-                return tiling
-    needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} twice in L0"
-    got = f"room for width {widest(chip) * FRACTAL} on {chip.name}"
+                found += [tiling] * (tiling not in found)
+                break
+    return found
+
+
+def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
+    """Return the tiling with the most rows; raise `CapacityError` for matrices too wide."""
+    for tiling in split_tilings(shape, chip):
+        return tiling
+    needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} on chip"
+    got = f"less room on {chip.name}"
     raise errors.CapacityError(needed, got, "use the operator attention")
 
 
@@ -108,7 +146,7 @@ def flash_pipeline_launch(
     """Return attention as a launch of cube and vector cores together: GM tensors q, k, v, y.
 
     Beside these and a mask there are the rings s, p and o. Raises `CapacityError` for matrices too
-    wide for L0, `InputError` for a wrong tiling.
+    wide, `InputError` for a wrong tiling.
     """
     t = tiling or split_tiling(shape, chip)
     check_split(shape, t, chip)
@@ -195,7 +233,9 @@ class Plan:
         k = isa.KernelBuilder("cube", self.chip)
         nest, core = self.nest(k)
         s, p, o = self.rings(nest)
-        cube = Cube.make(k, self, cube_keys(self.shape, self.tiling, self.chip))
+        parts = cube_parts(self.shape, self.tiling, self.chip)
+        assert parts is not None  # checked before
+        cube = Cube.make(k, self, parts)
         scores = Scores(cube, k.ring_out(s, core, "FIX"))
         products = Products(cube, k.ring_in(p, core, "MTE2"), k.ring_out(o, core, "FIX"))
         nest.run(k, scores, products)
@@ -221,7 +261,7 @@ class Cube:
     k: isa.KernelBuilder
     shape: FlashShape
     gm: Tensors
-    side: int
+    sizes: CubeParts
     pitch: int
     q: isa.Queue
     keys: isa.Queue
@@ -232,10 +272,11 @@ class Cube:
     c: isa.Queue
 
     @classmethod
-    def make(cls, k: isa.KernelBuilder, plan: Plan, side: int) -> "Cube":
-        """Allocate them for products of `side` fractals of keys at a time."""
+    def make(cls, k: isa.KernelBuilder, plan: Plan, sizes: CubeParts) -> "Cube":
+        """Allocate them for products and copies of some parts."""
         t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
         rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
+        side, columns = sizes.keys, min(sizes.columns, max(depth, width))
 
         def queue(
             name: str, space: str, size: int, src: str, dst: str, depth: int = 2
@@ -247,15 +288,15 @@ class Cube:
             k,
             plan.shape,
             Tensors.declare(k, plan.shape, ("q", "k", "v")),
-            side,
+            sizes,
             t.rows * FRACTAL,
-            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1"),
-            queue("k_l1", "L1", keys * depth, "MTE2", "MTE1"),
-            queue("v_l1", "L1", keys * width, "MTE2", "MTE1"),
+            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1", sizes.q_slots),
+            queue("k_l1", "L1", sizes.k_rows * depth, "MTE2", "MTE1"),
+            queue("v_l1", "L1", keys * sizes.v_columns, "MTE2", "MTE1"),
             queue("p_l1", "L1", rows * keys, "MTE2", "MTE1"),
-            queue("a_l0", "L0A", rows * max(side, depth), "MTE1", "M", slots),
-            queue("b_l0", "L0B", side * max(depth, width), "MTE1", "M", slots),
-            queue("c_l0", "L0C", rows * max(side, width), "M", "FIX", slots),
+            queue("a_l0", "L0A", rows * max(side, columns), "MTE1", "M", slots),
+            queue("b_l0", "L0B", side * columns, "MTE1", "M", slots),
+            queue("c_l0", "L0C", rows * max(side, columns), "M", "FIX", slots),
         )
 
     def load(self, queue: isa.Queue, src: isa.Region) -> isa.Tile:
@@ -266,7 +307,14 @@ class Cube:
 
     def parts(self, keys: int) -> Iterator[Span]:
         """Yield the keys of a tile as (first, count) of each matrix instruction, in fractals."""
-        yield from segments(self.k, "part", keys, self.side)
+        yield from segments(self.k, "part", keys, self.sizes.keys)
+
+    def pieces(self, name: str, total: int, size: int) -> Iterator[Span]:
+        """Yield (first, count) of parts of a size, in fractals: no loop where one has all."""
+        if total <= size:
+            yield isa.Affine(), total
+        else:
+            yield from segments(self.k, name, total, size)
 
     def multiply(
         self, sums: isa.Tile, sizes: tuple[int, int, int], accumulate: isa.Affine | int
@@ -300,19 +348,35 @@ class Scores:
 
     def tile(self, at: Place) -> None:
         """Write s = scale q k^T of a tile."""
-        c, (matrix, block, keys) = self.cube, at
-        k, depth, rows = c.k, c.shape.fractals[2], block.size
-        q = Fractals(self.q, isa.Affine(), rows * AREA)
-        held = c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start, keys.size)))
-        ring = self.ring.alloc()
-        for first, count in c.parts(keys.size):
-            feed_a(k, c.a.alloc(), q, rows, depth)
-            feed_b(k, c.b.alloc(), Fractals(held, first * AREA, keys.size * AREA), count, depth)
-            c.multiply(c.c.alloc(), (rows, depth, count), 0)
-            to = ring.region(first * c.pitch, (count, rows * AREA), (c.pitch, 1))
-            c.store(to, c.shape.scale)
-        c.keys.free()
+        c, (matrix, _, keys) = self.cube, at
+
+        def brought(start: isa.Affine, size: int) -> isa.Tile:
+            return c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start + start, size)))
+
+        whole = c.sizes.k_rows >= keys.size
+        held = brought(isa.Affine(), keys.size) if whole else None
+        ring = self.ring.alloc()  # behind the copy, which need not wait for the ring
+        for start, size in c.pieces("rows", keys.size, c.sizes.k_rows):
+            held = held if whole else brought(start, size)
+            assert held is not None
+            for first, count in c.parts(size):
+                source = Fractals(held, first * AREA, size * AREA)
+                self._product(at, source, count)
+                place = (start + first) * c.pitch
+                to = ring.region(place, (count, at[1].size * AREA), (c.pitch, 1))
+                c.store(to, c.shape.scale)
+            c.keys.free()
         self.ring.enqueue()
+
+    def _product(self, at: Place, held: Fractals, count: int) -> None:
+        """Multiply the block of q by some keys, a part of the depth at a time."""
+        c, rows, depth = self.cube, at[1].size, self.cube.shape.fractals[2]
+        q = Fractals(self.q, isa.Affine(), rows * AREA)
+        sums = c.c.alloc()
+        for first, columns in c.pieces("depth", depth, c.sizes.columns):
+            feed_a(c.k, c.a.alloc(), q.down(first), rows, columns)
+            feed_b(c.k, c.b.alloc(), held.down(first), count, columns)
+            c.multiply(sums, (rows, columns, count), first)
 
     def close(self, at: Place) -> None:
         """Give the slot of q back."""
@@ -332,22 +396,56 @@ class Products:
     def tile(self, at: Place) -> None:
         """Write o = p v of a tile; the values come while the weights are not yet there."""
         c, (matrix, block, keys) = self.cube, at
-        k, width, rows = c.k, c.shape.fractals[3], block.size
+        width = c.shape.fractals[3]
+        if min(c.sizes.v_columns, c.sizes.columns) < width:
+            self._in_parts(at)
+            return
         values = c.load(c.values, c.gm.block("v", matrix.matrix, (keys.start, keys.size)))
-        weights = self.weights.dequeue()
-        held = c.load(c.weights, weights.region(0, (keys.size, rows * AREA), (c.pitch, 1)))
-        self.weights.free()
-        sums = c.c.alloc()
-        for first, count in c.parts(keys.size):
-            feed_a(k, c.a.alloc(), Fractals(held, first * (rows * AREA), rows * AREA), rows, count)
-            turned = Fractals(values, first * AREA, keys.size * AREA)
-            load_turned(k, c.b.alloc(), turned, width, count)
-            c.multiply(sums, (rows, count, width), first)
+        held = self._weights(at)
+        self._product(at, held, Fractals(values, isa.Affine(), keys.size * AREA), width)
         c.values.free()
         c.weights.free()
         ring = self.ring.alloc()
-        c.store(ring.region(0, (width, rows * AREA), (c.pitch, 1)))
+        c.store(ring.region(0, (width, block.size * AREA), (c.pitch, 1)))
         self.ring.enqueue()
+
+    def _weights(self, at: Place) -> isa.Tile:
+        """Wait for the weights of a tile, and bring them."""
+        _, block, keys = at
+        weights = self.weights.dequeue()
+        source = weights.region(0, (keys.size, block.size * AREA), (self.cube.pitch, 1))
+        held = self.cube.load(self.cube.weights, source)
+        self.weights.free()
+        return held
+
+    def _in_parts(self, at: Place) -> None:
+        """Write o = p v where v is too wide for one copy or one product: some columns at a time."""
+        c, (matrix, block, keys) = self.cube, at
+        width = c.shape.fractals[3]
+        held = self._weights(at)
+        ring = self.ring.alloc()
+        for first, count in c.pieces("columns", width, c.sizes.v_columns):
+            columns = first, count
+            source = c.gm.block("v", matrix.matrix, (keys.start, keys.size), columns)
+            values = Fractals(c.load(c.values, source), isa.Affine(), keys.size * AREA)
+            for column, some in c.pieces("width", count, c.sizes.columns):
+                self._product(at, held, values.down(column), some)
+                place = (first + column) * c.pitch
+                c.store(ring.region(place, (some, block.size * AREA), (c.pitch, 1)))
+            c.values.free()
+        c.weights.free()
+        self.ring.enqueue()
+
+    def _product(self, at: Place, weights: isa.Tile, values: Fractals, width: int) -> None:
+        """Multiply the weights of a tile by some columns of its values, a part of the keys each."""
+        c, rows = self.cube, at[1].size
+        sums = c.c.alloc()
+        for first, count in c.parts(at[2].size):
+            source = Fractals(weights, first * (rows * AREA), rows * AREA)
+            feed_a(c.k, c.a.alloc(), source, rows, count)
+            turned = replace(values, start=values.start + first * AREA)
+            load_turned(c.k, c.b.alloc(), turned, width, count)
+            c.multiply(sums, (rows, count, width), first)
 
     def close(self, at: Place) -> None:
         """End with nothing."""

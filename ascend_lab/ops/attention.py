@@ -11,6 +11,7 @@ i + t - s: queries are the last ones of the sequence, of which the last sees all
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
+from ascend_lab.sim import DeviceMemory, simulate_kernel
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
@@ -337,7 +339,7 @@ def applies(call: Call, chip: Chip) -> bool:
             return False
         smallest = FlashTiling(isa.FRACTAL, isa.FRACTAL)
         return SCALES[0] <= shape.scale <= SCALES[1] and fits(shape, smallest, chip)
-    return max(shape.fractals[2:]) <= flash_split.widest(chip)
+    return bool(flash_split.split_tilings(shape, chip))
 
 
 def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
@@ -347,7 +349,32 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
     """
     if chip.combined:
         return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
-    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
+    own = None if max(shape.fractals[2:]) <= NARROW else quickest_tiling(shape, chip)
+    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip, own))
+
+
+NARROW = 8
+"""Fractals of the widest heads whose default needs no trial: those of the published kernel."""
+
+
+@lru_cache(64)
+def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
+    """Return the quickest tiling for wide heads, tried without a mask on a few blocks a core.
+
+    High blocks multiply more numbers for each that is loaded, low ones leave room for more keys in
+    a tile, whose sums go to the vector cores less often.
+    """
+    found = flash_split.split_tilings(shape, chip)
+    some = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
+    rows = min(shape.rows, 4 * flash_split.ROWS)
+    if shape.batch * shape.rows > chip.core_count * rows:
+        some = replace(some, batch=chip.core_count, rows=rows)
+
+    def cycles(tiling: flash_split.SplitTiling) -> int:
+        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(some, chip, tiling))
+        return simulate_kernel(kernel, chip, DeviceMemory.of(chip)).cycles
+
+    return min(found, key=cycles)
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
