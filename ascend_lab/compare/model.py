@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
-from ascend_lab.compare.chains import CHAINS, GROUPS, KERNELS
+from ascend_lab.compare.chains import CHAINS, GROUPS, KERNELS, attention
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -60,7 +60,9 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
     if work.operator.startswith(ZOO):
         found = _network(work, chip)
     elif work.operator in CHAINS:
-        found = _chain(work, chip)
+        made = CHAINS[work.operator](work)
+        one = isinstance(made, Work)
+        found = _operator(made, chip) if one else _chain(work, made, chip)
     elif work.operator in GROUPS:
         found = _groups(work, chip)
     elif work.operator == "transpose" and work.dtypes == ("int64",):
@@ -162,9 +164,6 @@ def _mark(work: Work, word: str, value: Any) -> str:
     if word == SAME_AS_FIRST_SIZE.get(work.operator):
         _check_first_size(work, word, value)
         return ""
-    if word == "causal":
-        masked = value not in (False, "False", "false", 0)
-        return "causal=True computed in full, with all that is masked" if masked else ""
     if word == "layout":
         return f"measured on {value} tensors"
     if word == "approximate" and work.operator == "gelu":
@@ -198,6 +197,8 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     from ascend_lab import ops
 
     operator = ops.get(work.operator)
+    if operator.name == attention.FLASH:
+        work = attention.as_called(work)
     if not work.shapes:
         got = "bytes" if work.size_bytes is not None else "none"
         raise InputError(f"{work.operator}: a shape per input", got, "write them in its order")
@@ -316,7 +317,7 @@ def ends_as_given(graph: Graph) -> Graph:
     return Assigner(graph).assigned(None if blocked else "ND")
 
 
-def _chain(work: Work, chip: Chip) -> Estimate:
+def _chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, network, tasks
 
@@ -324,7 +325,7 @@ def _chain(work: Work, chip: Chip) -> Estimate:
         cores = _cores(chip, "cores", work.attributes["cores"])
         chip = replace(chip, core_count=cores)
     road = Road(dtype="", layouts=ends_as_given)
-    front = front_stages(CHAINS[work.operator](work), chip, road)
+    front = front_stages(graph, chip, road)
     if cut := KERNELS.get(work.operator):
         groups = cut(work, front.laid_out)
         compiled = tasks.compile_tasks(front.laid_out, chip, groups, road.start)

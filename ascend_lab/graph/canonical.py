@@ -29,16 +29,18 @@ Signs do not round: every other tensor keeps all its bits. Between two turned on
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.channels import channels_by_cube
 from ascend_lab.graph.draft import Draft, pruned
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, only_reader
+from ascend_lab.graph.ir import Attrs, Constant, Graph, Node, TensorType, Values, only_reader
 from ascend_lab.graph.passes import images
 from ascend_lab.graph.passes.rewrite import derived, settings
+from ascend_lab.ops.attention import grouped_heads, seen_keys
 from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import get
 
@@ -71,18 +73,83 @@ def _attention_apart(graph: Graph, chip: Chip) -> Graph:
 def _attention(draft: Draft, node: Node, chip: Chip) -> str:
     """Insert what computes a node of attention on a chip; return the tensor of its result."""
     q, k, v, *mask = node.inputs
-    operator, types = get(FLASH), [draft.type(n) for n in node.inputs]
-    call = operator.call([t.shape for t in types], [t.dtype for t in types], node.attrs)
-    ragged = bool(mask) and types[3].shape[-1] % 16 and mask[0] not in draft.constants
-    assert operator.template is not None
-    if not ragged and operator.template.applies(call, chip):  # it has the kernel, and reads masks
+    k, v = (_head_each(draft, name, node) for name in (k, v))
+    shape = draft.type(node.output).shape
+    if grouped_heads(*(draft.type(name).shape for name in (q, k, v))) > 1:
+        # one matrix for all heads: joined, they are no groups whose rows the kernel stacks
+        mask = [_whole(draft, name, node) for name in mask]
+        q, k, v, *mask = (_one_batch(draft, name) for name in (q, k, v, *mask))
+    if node.attr("causal", False) and not _has_kernel(draft, (q, k, v, *mask), node.attrs, chip):
+        mask = [_causal_mask(draft, node, mask)]
+        node = replace(node, attrs={**node.attrs, "causal": False})
+    node = replace(node, inputs=(q, k, v, *mask))
+    result = _attention_kernel(draft, node, chip)
+    if draft.type(result).shape == shape:
+        return result
+    return draft.insert("reshape", (result,), {"shape": shape}, f"{node.name}_heads")
+
+
+def _attention_kernel(draft: Draft, node: Node, chip: Chip) -> str:
+    """Insert the kernel of attention, or products and a softmax."""
+    q, k, v, *mask = node.inputs
+    if _has_kernel(draft, node.inputs, node.attrs, chip):
         whole = [_whole(draft, name, node) for name in mask]
-        return draft.insert(FLASH, (q, k, v, *whole), {"scale": _scale(draft, node)}, node.name)
+        attrs = {"scale": _scale(draft, node)}
+        if node.attr("causal", False):
+            attrs["causal"] = True
+        return draft.insert(FLASH, (q, k, v, *whole), attrs, node.name)
     scores = _scores(draft, f"{node.name}_scores", node)
     for name in mask:
         scores = draft.insert("add", (scores, name), {}, f"{node.name}_masked")
     shares = draft.insert("softmax", (scores,), {"axis": -1}, f"{node.name}_softmax")
     return draft.insert("batch_matmul", (shares, v), {}, node.name)
+
+
+def _one_batch(draft: Draft, name: str) -> str:
+    """Return matrices with their batch axes as one."""
+    shape = draft.type(name).shape
+    joined = (math.prod(shape[:-2]), *shape[-2:])
+    return draft.insert("reshape", (name,), {"shape": joined}, f"{name}_joined")
+
+
+def _has_kernel(draft: Draft, inputs: Sequence[str], attrs: Attrs, chip: Chip) -> bool:
+    """Tell whether the kernel of attention applies, and reads the mask."""
+    operator = get(FLASH)
+    types = [draft.type(n) for n in inputs]
+    call = operator.call([t.shape for t in types], [t.dtype for t in types], attrs)
+    masked = len(inputs) > 3
+    ragged = masked and types[3].shape[-1] % 16 and inputs[3] not in draft.constants
+    assert operator.template is not None
+    return not ragged and operator.template.applies(call, chip)
+
+
+def _head_each(draft: Draft, name: str, node: Node) -> str:
+    """Return keys or values with a matrix for each head of the queries, or one matrix for all."""
+    shape = draft.type(name).shape
+    batch = draft.type(node.output).shape[:-2]
+    if math.prod(shape[:-2]) in (1, math.prod(batch)):
+        return name
+    if len(shape) < len(batch) + 2 or shape[-3] in (1, batch[-1]):
+        return draft.stretched(name, (*batch, *shape[-2:]))
+    # grouped heads: (b, g, t, d) -> (b, g, h / g, t, d) -> (b, h, t, d)
+    heads = batch[-1] // shape[-3]
+    apart = (*shape[:-2], 1, *shape[-2:])
+    name = draft.insert("reshape", (name,), {"shape": apart}, f"{node.name}_groups")
+    name = draft.stretched(name, (*batch[:-1], shape[-3], heads, *shape[-2:]))
+    return draft.insert("reshape", (name,), {"shape": (*batch, *shape[-2:])}, f"{name}_heads")
+
+
+def _causal_mask(draft: Draft, node: Node, mask: Sequence[str]) -> str:
+    """Return a mask that drops the keys behind each query, and what the node's own one drops."""
+    kind = draft.type(node.output)
+    queries = draft.type(node.inputs[0]).shape[-2]
+    keys = draft.type(node.inputs[1]).shape[-2]
+    least = -65504.0  # the least number of fp16
+    data = np.where(seen_keys(queries, keys), 0.0, least)
+    own = draft.add(Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal")
+    for name in mask:
+        own = draft.insert("add", (name, own), {}, f"{node.name}_mask")
+    return own
 
 
 def _scale(draft: Draft, node: Node) -> float:

@@ -222,15 +222,16 @@ class Needs:
         """Return the sums of a node's products, each as often as steps of `depth` products fill it.
 
         0 for what the vector unit may do as well, and for attention under a mask, which may be left
-        out.
+        out. Of causal attention the keys that a query sees count.
         """
         out = self.graph.types[node.output]
         if node.op in PRODUCTS:
             first = self.graph.types[node.inputs[0]].shape
             return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
-        if node.op in ATTENTION and len(node.inputs) == 3 and not node.attr("causal", False):
+        if node.op in ATTENTION and len(node.inputs) == 3:
             (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
-            return prod(many) * s * (t * _up(d, depth) + e * _up(t, depth))
+            seen = range(t - s + 1, t + 1) if node.attr("causal", False) else (t,) * s
+            return prod(many) * sum(keys * _up(d, depth) + e * _up(keys, depth) for keys in seen)
         if node.op not in ("conv2d", "conv_transpose2d"):
             return 0
         groups, weight = node.attr("groups", 1), self.graph.types[node.inputs[1]].shape

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, RingEnd, Tile, up
+from ascend_lab.kernels.flash_causal import Diagonal, Sequence, lanes_from, staircase_rows
 from ascend_lab.kernels.flash_shape import FlashShape, Tensors
 from ascend_lab.kernels.flash_steps import LANES, LEAST, Nest, Place
 from ascend_lab.kernels.tiles import repeat, segments
@@ -30,6 +31,7 @@ def slice_rows(shape: FlashShape, chip: Chip, rows: int, keys: int, slots: int) 
         size = up(rows, GROUP * parts) * GROUP
         a_row = 12 * max(keys, width) + 4 * FRACTAL * (up(keys, 2 * FRACTAL) + 1) + 4
         mask = {"": 0, "rows": 8 * keys, "full": size * (4 * keys + 4 * FRACTAL)}[shape.mask]
+        mask += 4 * FRACTAL * staircase_rows(shape, 2 * rows)
         if size * a_row + rows * 4 * (width + 1 + 2 * slots) + mask <= chip.buffers["UB"]:
             return size
     return 0
@@ -46,7 +48,7 @@ class Rows:
     k: KernelBuilder
     shape: FlashShape
     gm: Tensors
-    nest: Nest
+    nest: Nest | Sequence
     aiv: Affine
     most: int
     tiles: Queue
@@ -60,7 +62,9 @@ class Rows:
     factor: Buffer
 
     @classmethod
-    def make(cls, k: KernelBuilder, shape: FlashShape, nest: Nest, rows: int, keys: int) -> "Rows":
+    def make(
+        cls, k: KernelBuilder, shape: FlashShape, nest: Nest | Sequence, rows: int, keys: int
+    ) -> "Rows":
         """Allocate for halves of `rows` rows and tiles of `keys` keys."""
         width, slots = shape.fractals[3] * FRACTAL, nest.in_flight
         most = slice_rows(shape, k.chip, rows, keys, slots)
@@ -77,7 +81,7 @@ class Rows:
             k.param("aiv", 2),
             most,
             k.queue("tile", "UB", "fp32", size, src="MTE2", dst="V"),
-            k.queue("out", "UB", "fp16", size, src="V", dst="MTE3"),
+            k.queue("out", "UB", shape.dtype, size, src="V", dst="MTE3"),
             buffer("sums", rows * width),
             buffer("work", most * FRACTAL * up(keys, 2 * FRACTAL)),
             buffer("wide", most * FRACTAL),
@@ -160,6 +164,9 @@ class Weigh:
         """Pass tiles on whose columns lie `pitch` elements apart."""
         self.rows, self.scores, self.weights, self.pitch = rows, scores, weights, pitch
         self.mask = Mask.make(rows, scores.ring.elements // pitch * FRACTAL)
+        self.diagonal: Diagonal | None = None
+        if rows.shape.causal:
+            self.diagonal = Diagonal.make(rows.k, rows.shape, pitch // FRACTAL)
 
     def open(self, at: Place) -> None:
         """Begin with m = LEAST and l = 0."""
@@ -181,7 +188,10 @@ class Weigh:
             tile = r.take(scores.region(*place))
             if self.mask:
                 self.mask.add(tile, at, r.aiv * half + line, rows)
-            self._drop_padding(tile, at, rows)
+            if self.diagonal:  # it drops what stands behind the last key, too
+                self.diagonal.drop(tile, at, r.aiv * half + line, rows)
+            else:
+                self._drop_padding(tile, at, rows)
             self._weigh(tile, at, line, rows)
             r.tiles.free()
             r.put(weights.region(*place))
@@ -192,8 +202,7 @@ class Weigh:
         """Emit LEAST for the scores of the keys behind the last one."""
         kept, keys = self.rows.shape.keys % FRACTAL, at[2]
         if keys.is_rest and kept:
-            fractal = ((1 << FRACTAL) - 1) >> kept << kept
-            bits = sum(fractal << lane for lane in range(0, LANES, FRACTAL))
+            bits = lanes_from(kept)
             last = (keys.size - 1) * rows * FRACTAL
             self.rows.k.each("vdup", rows * FRACTAL, (tile, last), scalar=LEAST, mask=bits)
 
@@ -221,7 +230,7 @@ class Weigh:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What is added to the scores: a queue of it in fp16, and room for some of it in fp32."""
+    """What is added to the scores: a queue of it in 2 bytes, and room for some of it in fp32."""
 
     rows: Rows
     queue: Queue
@@ -234,7 +243,7 @@ class Mask:
         if not kind:
             return None
         size, lanes = (keys, keys) if kind == "rows" else (rows.most * keys, rows.most * FRACTAL)
-        queue = k.queue("mask_ub", "UB", "fp16", size, src="MTE2", dst="V")
+        queue = k.queue("mask_ub", "UB", rows.shape.dtype, size, src="MTE2", dst="V")
         return cls(rows, queue, k.buffer("mask_wide", "UB", "fp32", lanes))
 
     def add(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:

@@ -55,7 +55,12 @@ class FlashShape:
 
     v is (keys, width). `mask` is "" (none), "rows" (one row for all of q) or "full". Tensors named
     in `shared` have one matrix for the whole batch, else `heads` an entry, side by side unless
-    `views` tells where those of q, k, v or y lie. All tensors are fp16.
+    `views` tells where those of q, k, v or y lie. All tensors are in `dtype`: bf16 needs separate
+    vector cores.
+
+    Rows may be several queries' heads that share keys, query by query: `causal` is how many heads a
+    query has then, and each query sees the keys up to its own, the last one all of them. 0: every
+    row sees all keys.
     """
 
     batch: int
@@ -68,6 +73,8 @@ class FlashShape:
     shared: tuple[str, ...] = ()
     heads: int = 1
     views: tuple[tuple[str, FlashView], ...] = ()
+    dtype: str = "fp16"
+    causal: int = 0
 
     def __post_init__(self) -> None:
         """Check sizes, mask and names."""
@@ -78,6 +85,20 @@ class FlashShape:
             wanted = f"{wanted} {MASKS}, shared tensors among {TENSORS}"
             got = f"{sizes}, {self.heads} heads, {self.mask!r}, {self.shared}"
             raise InputError(wanted, got, "check the shape")
+        if self.causal and (self.rows % self.causal or self.queries > self.keys):
+            wanted = f"whole queries of {self.causal} heads, at most as many as the {self.keys} keys"
+            raise InputError(wanted, f"{self.rows} rows", "give each query a key to see")
+
+    @property
+    def queries(self) -> int:
+        """Queries of a causal shape: rows of different keys."""
+        return self.rows // max(self.causal, 1)
+
+    def seen(self, row: int) -> int:
+        """Return how many keys a row sees; rows behind the last one, which are padding, see all."""
+        if not self.causal:
+            return self.keys
+        return min(self.keys, row // self.causal + 1 + self.keys - self.queries)
 
     @property
     def fractals(self) -> tuple[int, int, int, int]:
@@ -91,8 +112,10 @@ class FlashShape:
 
     @property
     def ops(self) -> int:
-        """Useful operations of the two products, 2 n t (d + e) a matrix."""
-        return 2 * self.batch * self.rows * self.keys * (self.depth + self.width)
+        """Useful operations of the two products, 2 (d + e) for each key that a row sees."""
+        # a causal query sees between 1 + t - s and t keys, in the middle t - (s - 1) / 2
+        twice = 2 * self.keys - (self.queries - 1 if self.causal else 0)
+        return self.batch * self.rows * twice * (self.depth + self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +190,9 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
             "separate cube and vector cores",
             "use kernels.flash_split, whose cores meet in L2",
         )
+    if shape.causal or shape.dtype != "fp16":
+        wanted = f"fp16, and a mask instead of causal, on {chip.name}"
+        raise InputError(wanted, f"{shape.dtype}, causal={shape.causal}", "add a mask")
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
         wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
         raise InputError(wanted, got, "round them")
@@ -290,7 +316,7 @@ class Tensors:
             height, columns = _matrix(shape, name)
             each = height * columns * AREA if height else columns * FRACTAL
             count = 1 if name in shape.shared else shape.batch
-            buffers[name] = k.tensor(name, "fp16", count * each)
+            buffers[name] = k.tensor(name, shape.dtype, count * each)
         return cls(shape, buffers)
 
     def view(self, name: str) -> FlashView:
@@ -305,9 +331,15 @@ class Tensors:
         view = self.view(name)
         return matrix[0] * view.entry + matrix[1] * view.head
 
-    def block(self, name: str, matrix: Matrix, rows: Span) -> Region:
-        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16)."""
-        return self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+    def block(
+        self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None
+    ) -> Region:
+        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16); some columns."""
+        whole = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+        if columns is None:
+            return whole
+        start = self.start(name, matrix) + rows[0] * AREA + columns[0] * whole.strides[0]
+        return self.buffers[name].region(start, (columns[1], whole.sizes[1]), whole.strides)
 
     def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
         """Return the same of single rows."""

@@ -16,12 +16,14 @@ Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preloa
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ascend_lab import errors, isa
 from ascend_lab.chip import Chip
 from ascend_lab.isa import FRACTAL, up
 from ascend_lab.kernels.flash import load_turned, multiply
+from ascend_lab.kernels.flash_causal import Sequence, causal_grid, dealt
 from ascend_lab.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
 from ascend_lab.kernels.flash_shape import AREA, FlashShape, Own, Tensors, cut_keys, grid, shares
 from ascend_lab.kernels.flash_steps import Axis, Nest, Place, axes, places
@@ -44,49 +46,86 @@ class SplitTiling:
     l0_slots: int = 2
 
 
-def widest(chip: Chip) -> int:
-    """Return the widest matrices, in fractals, of which two blocks of 16 rows fit every L0."""
-    operands = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (4 * AREA)
-    return min(operands, chip.buffers["L0C"] // (8 * AREA))
+class CubeParts(NamedTuple):
+    """What cube instructions and copies to L1 take at a time, in fractals; slots of q in L1.
+
+    An instruction multiplies `keys` keys and `columns` of the depth, or of the width. A copy brings
+    `k_rows` keys, or all keys of a tile in `v_columns` columns of v.
+    """
+
+    keys: int
+    columns: int
+    k_rows: int
+    v_columns: int
+    q_slots: int
 
 
-def cube_keys(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> int:
-    """Return the keys of one matrix instruction, in fractals: what fits every L0 (0: nothing)."""
+def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts | None:
+    """Return the largest parts with which a tiling fits L0 and L1, None if there are none.
+
+    Matrices as wide as they are come first, two slots of q before one.
+    """
+    operands = _l0_parts(shape, tiling, chip)
+    if operands is None:
+        return None
+    depth, width = shape.fractals[2:]
+    rows, keys = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    for q_slots in (2, 1):
+        for pieces in (1, 2, 4):
+            k_rows = up(keys, pieces)
+            v_columns = up(width, pieces)
+            held = q_slots * rows * depth
+            held += 2 * (k_rows * depth + keys * v_columns + rows * keys)
+            if 2 * held * AREA <= chip.buffers["L1"]:
+                return CubeParts(*operands, k_rows, v_columns, q_slots)
+    return None
+
+
+def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
+    """Return the keys and columns of one matrix instruction: what fits every L0."""
     rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
-    for side in (8, 4, 2, 1):
-        left, right = rows * max(side, wide), side * wide
-        sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
-        if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
-            return min(side, tiling.keys // FRACTAL)
-    return 0
+    for pieces in (1, 2, 4, 8):
+        columns = up(wide, pieces)
+        for side in (8, 4, 2, 1):
+            left, right = rows * max(side, columns), side * columns
+            sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
+            if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
+                return min(side, tiling.keys // FRACTAL), columns
+    return None
 
 
 def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
-    """Tell whether two slots of everything fit L1, and the least slices L0 and UB."""
-    depth, width = (n * FRACTAL for n in shape.fractals[2:])
-    rows, keys = tiling.rows, tiling.keys
-    l1 = 4 * (rows * depth + keys * (depth + width) + rows * keys)
-    slices = slice_rows(shape, chip, rows // 2, keys, MOST)
-    return l1 <= chip.buffers["L1"] and min(slices, cube_keys(shape, tiling, chip)) > 0
+    """Tell whether slots of everything fit L0 and L1, and the least slices UB."""
+    slices = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MOST)
+    return slices > 0 and cube_parts(shape, tiling, chip) is not None
 
 
-def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
-    """Return the published blocks, or the largest below them that fit; of equal size.
+def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
+    """Return tilings that fit, for the published rows of a block and for fewer; of equal size.
 
-    Where one tile has all keys, no stage runs ahead inside a block: lower ones then give idle cores
-    something to do. Raises `CapacityError` for matrices too wide for L0.
+    Each has the most keys, up to the published ones. Where one tile has all keys, no stage runs
+    ahead inside a block: lower ones then give idle cores something to do.
     """
     rows, keys = shape.fractals[:2]
     idle = chip.core_count // shape.batch if shape.keys <= KEYS else 1
+    found = list[SplitTiling]()
     for r in (ROWS, 64, 32, 16):
         for t in (KEYS, 128, 64, 32, 16):
             blocks = max(up(rows * FRACTAL, r), min(rows, idle))
             sides = (up(rows, blocks), up(keys, up(keys * FRACTAL, t)))
             tiling = SplitTiling(*(side * FRACTAL for side in sides))
             if fits_split(shape, tiling, chip):
-                return tiling
-    needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} twice in L0"
-    got = f"room for width {widest(chip) * FRACTAL} on {chip.name}"
+                found += [tiling] * (tiling not in found)
+                break
+    return found
+
+
+def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
+    """Return the tiling with the most rows; raise `CapacityError` for matrices too wide."""
+    for tiling in split_tilings(shape, chip):
+        return tiling
+    needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} on chip"
+    got = f"less room on {chip.name}"
     raise errors.CapacityError(needed, got, "use the operator attention")
 
 
@@ -107,22 +146,32 @@ def flash_pipeline_launch(
     """Return attention as a launch of cube and vector cores together: GM tensors q, k, v, y.
 
     Beside these and a mask there are the rings s, p and o. Raises `CapacityError` for matrices too
-    wide for L0, `InputError` for a wrong tiling.
+    wide, `InputError` for a wrong tiling.
     """
     t = tiling or split_tiling(shape, chip)
     check_split(shape, t, chip)
     side = t.rows // FRACTAL
-    axes = shares(shape, side, grid(shape, up(shape.fractals[0], side), chip.core_count))
-    cores = tuple(map(len, axes.values()))
+    name = f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}"
+    if shape.causal:
+        over = causal_grid(shape, side, chip.core_count)
+    else:
+        over = grid(shape, up(shape.fractals[0], side), chip.core_count)
+    axes = shares(shape, side, over)
+    cores = (len(axes["group"]), over[1] if shape.causal else len(axes["row"]), len(axes["heads"]))
 
     def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
-        plan = Plan(shape, t, chip, own, cores)
-        vector = plan.vector()
-        return plan.cube(), vector, vector
+        return Plan(shape, t, chip, own, cores).programs()
 
-    return isa.spread(
-        f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", axes, programs
-    )
+    def causal(
+        group: isa.Share, heads: isa.Share, end: tuple[int, int, int]
+    ) -> tuple[isa.Program, isa.Program, isa.Program]:
+        rows = (1, 1, end[0])  # blocks are dealt: each place has a program of its own
+        return Plan(shape, t, chip, (group, rows, heads), cores).programs()
+
+    if shape.causal:
+        whole = {"group": axes["group"], "heads": axes["heads"]}
+        return isa.spread(name, whole, causal, apart=[1] * over[1])
+    return isa.spread(name, axes, programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +182,45 @@ class Plan:
     tiling: SplitTiling
     chip: Chip
     own: Own
-    cores: tuple[int, ...]
+    cores: tuple[int, int, int]
 
-    def nest(self, k: isa.KernelBuilder) -> tuple[Nest, isa.Affine]:
+    def programs(self) -> tuple[isa.Program, isa.Program, isa.Program]:
+        """Return the programs of a cube core and of its two vector cores."""
+        vector = self.vector()
+        return self.cube(), vector, vector
+
+    def nest(self, k: isa.KernelBuilder) -> tuple[Nest | Sequence, isa.Affine]:
         """Return the loops of an AI core, and its number."""
-        core, number = places(k, self.own), isa.Affine()
-        for place, count in zip(core, self.cores, strict=True):
-            number = number * count + place
+        if self.shape.causal:
+            return self._sequence(k)
+        core = places(k, self.own)
         keys = self.tiling.keys // FRACTAL
         full, rest, _ = cut_keys(self.shape, keys)
         key = Axis("key", full, keys, rest, isa.Affine())
         nest = (*axes(self.own, core, self.tiling.rows // FRACTAL), key)
-        return Nest.of(nest, self.tiling.ahead, MOST), number
+        return Nest.of(nest, self.tiling.ahead, MOST), self._number(core)
 
-    def rings(self, nest: Nest) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
+    def _sequence(self, k: isa.KernelBuilder) -> tuple[Sequence, isa.Affine]:
+        """Return the tiles of a core whose rows see unlike numbers of keys, and its number."""
+        group, (_, _, place), heads = self.own
+        side = self.tiling.rows // FRACTAL
+        core = (k.param("group", group[2]), isa.Affine(place), k.param("heads", heads[2]))
+        matrices, _ = axes(self.own, core, side)
+        blocks = dealt(self.shape, side, self.cores[1])[place]
+        keys = self.tiling.keys // FRACTAL
+        return Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead), self._number(core)
+
+    def _number(self, core: tuple[isa.Affine, ...]) -> isa.Affine:
+        """Return the number of a core from its place in the grid."""
+        number = isa.Affine()
+        for place, count in zip(core, self.cores, strict=True):
+            number = number * count + place
+        return number
+
+    def rings(self, nest: Nest | Sequence) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
         rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
-        sizes = ("s", "fp32", rows * keys), ("p", "fp16", rows * keys), ("o", "fp32", rows * width)
+        sizes = ("s", "fp32", rows * keys), ("p", self.shape.dtype, rows * keys), ("o", "fp32", rows * width)
         slots, cores = nest.in_flight, self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
             isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)
@@ -162,7 +233,9 @@ class Plan:
         k = isa.KernelBuilder("cube", self.chip)
         nest, core = self.nest(k)
         s, p, o = self.rings(nest)
-        cube = Cube.make(k, self, cube_keys(self.shape, self.tiling, self.chip))
+        parts = cube_parts(self.shape, self.tiling, self.chip)
+        assert parts is not None  # checked before
+        cube = Cube.make(k, self, parts)
         scores = Scores(cube, k.ring_out(s, core, "FIX"))
         products = Products(cube, k.ring_in(p, core, "MTE2"), k.ring_out(o, core, "FIX"))
         nest.run(k, scores, products)
@@ -188,7 +261,7 @@ class Cube:
     k: isa.KernelBuilder
     shape: FlashShape
     gm: Tensors
-    side: int
+    sizes: CubeParts
     pitch: int
     q: isa.Queue
     keys: isa.Queue
@@ -199,30 +272,31 @@ class Cube:
     c: isa.Queue
 
     @classmethod
-    def make(cls, k: isa.KernelBuilder, plan: Plan, side: int) -> "Cube":
-        """Allocate them for products of `side` fractals of keys at a time."""
+    def make(cls, k: isa.KernelBuilder, plan: Plan, sizes: CubeParts) -> "Cube":
+        """Allocate them for products and copies of some parts."""
         t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
         rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
+        side, columns = sizes.keys, min(sizes.columns, max(depth, width))
 
         def queue(
             name: str, space: str, size: int, src: str, dst: str, depth: int = 2
         ) -> isa.Queue:
-            dtype = "fp32" if space == "L0C" else "fp16"
+            dtype = "fp32" if space == "L0C" else plan.shape.dtype
             return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
 
         return cls(
             k,
             plan.shape,
             Tensors.declare(k, plan.shape, ("q", "k", "v")),
-            side,
+            sizes,
             t.rows * FRACTAL,
-            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1"),
-            queue("k_l1", "L1", keys * depth, "MTE2", "MTE1"),
-            queue("v_l1", "L1", keys * width, "MTE2", "MTE1"),
+            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1", sizes.q_slots),
+            queue("k_l1", "L1", sizes.k_rows * depth, "MTE2", "MTE1"),
+            queue("v_l1", "L1", keys * sizes.v_columns, "MTE2", "MTE1"),
             queue("p_l1", "L1", rows * keys, "MTE2", "MTE1"),
-            queue("a_l0", "L0A", rows * max(side, depth), "MTE1", "M", slots),
-            queue("b_l0", "L0B", side * max(depth, width), "MTE1", "M", slots),
-            queue("c_l0", "L0C", rows * max(side, width), "M", "FIX", slots),
+            queue("a_l0", "L0A", rows * max(side, columns), "MTE1", "M", slots),
+            queue("b_l0", "L0B", side * columns, "MTE1", "M", slots),
+            queue("c_l0", "L0C", rows * max(side, columns), "M", "FIX", slots),
         )
 
     def load(self, queue: isa.Queue, src: isa.Region) -> isa.Tile:
@@ -233,7 +307,14 @@ class Cube:
 
     def parts(self, keys: int) -> Iterator[Span]:
         """Yield the keys of a tile as (first, count) of each matrix instruction, in fractals."""
-        yield from segments(self.k, "part", keys, self.side)
+        yield from segments(self.k, "part", keys, self.sizes.keys)
+
+    def pieces(self, name: str, total: int, size: int) -> Iterator[Span]:
+        """Yield (first, count) of parts of a size, in fractals: no loop where one has all."""
+        if total <= size:
+            yield isa.Affine(), total
+        else:
+            yield from segments(self.k, name, total, size)
 
     def multiply(
         self, sums: isa.Tile, sizes: tuple[int, int, int], accumulate: isa.Affine | int
@@ -267,19 +348,35 @@ class Scores:
 
     def tile(self, at: Place) -> None:
         """Write s = scale q k^T of a tile."""
-        c, (matrix, block, keys) = self.cube, at
-        k, depth, rows = c.k, c.shape.fractals[2], block.size
-        q = Fractals(self.q, isa.Affine(), rows * AREA)
-        held = c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start, keys.size)))
-        ring = self.ring.alloc()
-        for first, count in c.parts(keys.size):
-            feed_a(k, c.a.alloc(), q, rows, depth)
-            feed_b(k, c.b.alloc(), Fractals(held, first * AREA, keys.size * AREA), count, depth)
-            c.multiply(c.c.alloc(), (rows, depth, count), 0)
-            to = ring.region(first * c.pitch, (count, rows * AREA), (c.pitch, 1))
-            c.store(to, c.shape.scale)
-        c.keys.free()
+        c, (matrix, _, keys) = self.cube, at
+
+        def brought(start: isa.Affine, size: int) -> isa.Tile:
+            return c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start + start, size)))
+
+        whole = c.sizes.k_rows >= keys.size
+        held = brought(isa.Affine(), keys.size) if whole else None
+        ring = self.ring.alloc()  # behind the copy, which need not wait for the ring
+        for start, size in c.pieces("rows", keys.size, c.sizes.k_rows):
+            held = held if whole else brought(start, size)
+            assert held is not None
+            for first, count in c.parts(size):
+                source = Fractals(held, first * AREA, size * AREA)
+                self._product(at, source, count)
+                place = (start + first) * c.pitch
+                to = ring.region(place, (count, at[1].size * AREA), (c.pitch, 1))
+                c.store(to, c.shape.scale)
+            c.keys.free()
         self.ring.enqueue()
+
+    def _product(self, at: Place, held: Fractals, count: int) -> None:
+        """Multiply the block of q by some keys, a part of the depth at a time."""
+        c, rows, depth = self.cube, at[1].size, self.cube.shape.fractals[2]
+        q = Fractals(self.q, isa.Affine(), rows * AREA)
+        sums = c.c.alloc()
+        for first, columns in c.pieces("depth", depth, c.sizes.columns):
+            feed_a(c.k, c.a.alloc(), q.down(first), rows, columns)
+            feed_b(c.k, c.b.alloc(), held.down(first), count, columns)
+            c.multiply(sums, (rows, columns, count), first)
 
     def close(self, at: Place) -> None:
         """Give the slot of q back."""
@@ -299,22 +396,56 @@ class Products:
     def tile(self, at: Place) -> None:
         """Write o = p v of a tile; the values come while the weights are not yet there."""
         c, (matrix, block, keys) = self.cube, at
-        k, width, rows = c.k, c.shape.fractals[3], block.size
+        width = c.shape.fractals[3]
+        if min(c.sizes.v_columns, c.sizes.columns) < width:
+            self._in_parts(at)
+            return
         values = c.load(c.values, c.gm.block("v", matrix.matrix, (keys.start, keys.size)))
-        weights = self.weights.dequeue()
-        held = c.load(c.weights, weights.region(0, (keys.size, rows * AREA), (c.pitch, 1)))
-        self.weights.free()
-        sums = c.c.alloc()
-        for first, count in c.parts(keys.size):
-            feed_a(k, c.a.alloc(), Fractals(held, first * (rows * AREA), rows * AREA), rows, count)
-            turned = Fractals(values, first * AREA, keys.size * AREA)
-            load_turned(k, c.b.alloc(), turned, width, count)
-            c.multiply(sums, (rows, count, width), first)
+        held = self._weights(at)
+        self._product(at, held, Fractals(values, isa.Affine(), keys.size * AREA), width)
         c.values.free()
         c.weights.free()
         ring = self.ring.alloc()
-        c.store(ring.region(0, (width, rows * AREA), (c.pitch, 1)))
+        c.store(ring.region(0, (width, block.size * AREA), (c.pitch, 1)))
         self.ring.enqueue()
+
+    def _weights(self, at: Place) -> isa.Tile:
+        """Wait for the weights of a tile, and bring them."""
+        _, block, keys = at
+        weights = self.weights.dequeue()
+        source = weights.region(0, (keys.size, block.size * AREA), (self.cube.pitch, 1))
+        held = self.cube.load(self.cube.weights, source)
+        self.weights.free()
+        return held
+
+    def _in_parts(self, at: Place) -> None:
+        """Write o = p v where v is too wide for one copy or one product: some columns at a time."""
+        c, (matrix, block, keys) = self.cube, at
+        width = c.shape.fractals[3]
+        held = self._weights(at)
+        ring = self.ring.alloc()
+        for first, count in c.pieces("columns", width, c.sizes.v_columns):
+            columns = first, count
+            source = c.gm.block("v", matrix.matrix, (keys.start, keys.size), columns)
+            values = Fractals(c.load(c.values, source), isa.Affine(), keys.size * AREA)
+            for column, some in c.pieces("width", count, c.sizes.columns):
+                self._product(at, held, values.down(column), some)
+                place = (first + column) * c.pitch
+                c.store(ring.region(place, (some, block.size * AREA), (c.pitch, 1)))
+            c.values.free()
+        c.weights.free()
+        self.ring.enqueue()
+
+    def _product(self, at: Place, weights: isa.Tile, values: Fractals, width: int) -> None:
+        """Multiply the weights of a tile by some columns of its values, a part of the keys each."""
+        c, rows = self.cube, at[1].size
+        sums = c.c.alloc()
+        for first, count in c.parts(at[2].size):
+            source = Fractals(weights, first * (rows * AREA), rows * AREA)
+            feed_a(c.k, c.a.alloc(), source, rows, count)
+            turned = replace(values, start=values.start + first * AREA)
+            load_turned(c.k, c.b.alloc(), turned, width, count)
+            c.multiply(sums, (rows, count, width), first)
 
     def close(self, at: Place) -> None:
         """End with nothing."""

@@ -2,11 +2,16 @@
 
 q is (..., s, d), k (..., t, d), v (..., t, e); masks are added to the scores: 0 keeps a position,
 a large negative number such as -10000 drops it.
+
+`flash_attention` also takes grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
+h / g heads of q in a row share a head of k and v. With `causal` query i sees the keys up to number
+i + t - s: queries are the last ones of the sequence, of which the last sees all.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -14,11 +19,13 @@ from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import SCALES, FlashShape, FlashTiling, default_scale, fits
-from ascend_lab.ops import gradients, reduction, slicing
+from ascend_lab.ops import formats, gradients, reduction, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
+from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
+from ascend_lab.sim import DeviceMemory, simulate_kernel
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
@@ -125,6 +132,25 @@ define(
 
 
 # -- attention ------------------------------------------------------------------------------------
+def grouped_heads(q: Shape, k: Shape, v: Shape) -> int:
+    """Return how many heads of q in a row share a head of k and v; 1 where each has its own."""
+    if len(q) < 4 or not len(k) == len(v) == len(q) or k[-3] != v[-3]:
+        return 1
+    return q[-3] // k[-3] if q[-3] % k[-3] == 0 else 1
+
+
+def has_groups(q: Shape, k: Shape, v: Shape) -> bool:
+    """Tell whether heads of k belong to several of q each, which no broadcast does."""
+    return grouped_heads(q, k, v) > 1 and k[-3] > 1
+
+
+def _stacked(q: Shape, heads: int) -> Shape:
+    """Return the shape of q with the heads of a group as rows: (..., h / heads, s heads, d)."""
+    if heads == 1:
+        return q
+    return (*q[:-3], q[-3] // heads, q[-2] * heads, q[-1])
+
+
 def _attention_shape(q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | None) -> Shape:
     scores = _scores_shape(q, k, scale=scale)
     if mask:
@@ -132,9 +158,50 @@ def _attention_shape(q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | 
     return _context_shape(scores, v)
 
 
-def _weights(q: Values, k: Values, mask: tuple[Values, ...], scale: float | None) -> Values:
+def _flash_shape(
+    q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | None, causal: bool
+) -> Shape:
+    _check_pair("q (..., s, d) and k (..., t, d)", q, k)
+    if causal and q[-2] > k[-2]:
+        needed = "causal: at most as many queries as keys"
+        raise ShapeError(needed, f"{q[-2]} and {k[-2]}", "leave out queries that see no key")
+    if not has_groups(q, k, v):
+        return _attention_shape(q, k, v, *mask, scale=scale)
+    heads, queries = q[-3], q[-2]
+    stacked = _stacked(q, grouped_heads(q, k, v))
+    scores = _scores_shape(stacked, k, scale=scale)
+    if mask:
+        _masked_shape((*scores[:-3], heads, queries, scores[-1]), mask[0])
+    context = _context_shape(scores, v)
+    return (*context[:-3], heads, queries, context[-1])
+
+
+def _values(
+    q: Values,
+    k: Values,
+    v: Values,
+    *mask: Values,
+    scale: float | None,
+    causal: bool = False,
+) -> Values:
+    heads = grouped_heads(q.shape, k.shape, v.shape)
+    if heads > 1:
+        k = np.repeat(k, heads, axis=-3)
+        v = np.repeat(v, heads, axis=-3)
     scores = _scores_values(q, k, scale=scale)
-    return reduction.softmax_values(scores + mask[0] if mask else scores, axis=-1)
+    if mask:
+        scores = scores + mask[0]
+    if causal:
+        scores = np.where(seen_keys(q.shape[-2], k.shape[-2]), scores, -np.inf)
+    result: Values = reduction.softmax_values(scores, axis=-1) @ v
+    return result
+
+
+def seen_keys(queries: int, keys: int) -> Values:
+    """Return where a causal query sees a key: key j <= query i + keys - queries."""
+    last = np.arange(queries)[:, None] + (keys - queries)
+    found: Values = np.arange(keys)[None] <= last
+    return found
 
 
 def _attention(
@@ -147,8 +214,29 @@ def _attention(
     return batched(narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None)
 
 
+def _flash_expression(
+    q: te.Tensor,
+    k: te.Tensor,
+    v: te.Tensor,
+    *mask: te.Tensor,
+    scale: float | None,
+    causal: bool,
+) -> te.Tensor:
+    """Return what computes the operator where its kernel does not apply."""
+    if causal or has_groups(q.shape, k.shape, v.shape):
+        needed = "a kernel of flash_attention for causal or grouped heads, on separate cores"
+        got = f"q {q.shape}, k {k.shape} in {q.dtype}"
+        remedy = "pass a mask, and k and v with a head for each of q; or build a graph of it"
+        raise errors.UnsupportedError(needed, got, remedy)
+    return _attention(q, k, v, *mask, scale=scale)
+
+
 def _attention_slopes(s: gradients.Site) -> Grads:
     """Return the gradients of q, k, v: the probabilities are computed again, not kept."""
+    if s.attrs.get("causal") or has_groups(s.shape(0), s.shape(1), s.shape(2)):
+        needed = "attention with a gradient: a mask, and a head of k for each of q"
+        got = f"causal={s.attrs.get('causal')}, q {s.shape(0)}, k {s.shape(1)}"
+        raise errors.UnsupportedError(needed, got, "write the mask, expand k and v")
     net, scale, dtype = s.net, _site_scale(s), s.kind().dtype
     q, k, v = s.x(0), s.x(1), s.x(2)
     scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
@@ -167,8 +255,12 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     return [*found, dmask] if masked else found
 
 
-def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> slicing.SliceRules:
+def _attention_slices(
+    shapes: tuple[Shape, ...], *, scale: float | None, causal: bool = False
+) -> slicing.SliceRules:
     q, k, v = shapes[:3]
+    if causal or has_groups(q, k, v):
+        return _causal_slices(shapes, causal=causal)
     scores = product_shape(q, k, False, True)
     out = product_shape(scores, v, False, False)
     batch = slicing.following((q[:-2], k[:-2], v[:-2]), out[:-2])
@@ -180,9 +272,20 @@ def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> slic
     return slicing.axis_rules("CubeMatmul", found)
 
 
+def _causal_slices(shapes: tuple[Shape, ...], *, causal: bool) -> slicing.SliceRules:
+    """Only batches that all tensors have are free: heads share keys, rows see unlike many."""
+    out = _flash_shape(*shapes, scale=None, causal=causal)
+    found: list[tuple[slicing.Source, ...] | str] = []
+    for axis in range(len(out)):
+        sources = tuple(slicing.Source(place, axis) for place in range(len(shapes)))
+        alike = all(len(s) == len(out) and s[axis] == out[axis] for s in shapes)
+        is_batch = axis < len(out) - 3
+        found.append(sources if is_batch and alike else "queries share or count keys")
+    return slicing.axis_rules("CubeMatmul", found)
+
+
 define(
-    "attention", ("q", "k", "v", "mask"),
-    lambda q, k, v, *mask, scale: _weights(q, k, mask, scale) @ v, _attention,
+    "attention", ("q", "k", "v", "mask"), _values, _attention,
     "softmax(scale q k^T + mask) v", outputs=("context",),
     attrs={"scale": None}, ranges={"scale": FINITE}, optional=1,
     shape_rule=_attention_shape, types=TYPES, slicing=_attention_slices, backward=_attention_slopes,
@@ -197,25 +300,26 @@ define(
 # -- FlashAttention: a kernel that never stores the scores in device memory ------------------------
 # Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
 # Awareness".
-DTYPE = "fp16"
-
-
 def flash_shape(call: Call) -> FlashShape:
     """Return a call as the kernel's description: batch axes joined into one.
 
     Beside attributes a call may have `views` of its matrices, whose heads are then told apart.
     """
     q, k, v = call.shapes[:3]
+    together = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
     kind, shared = "", [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
-        kind = "rows" if len(mask) < 2 or mask[-2] == 1 else "full"
+        one_row = len(mask) < 2 or mask[-2] == 1
+        one_head = together == 1 or len(mask) < 3 or mask[-3] == 1
+        kind = "rows" if one_row and one_head else "full"
         shared += ["mask"] * _single(mask)
     views = call.attrs.get("views", ())
     heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
-        math.prod(call.outputs[0][:-2]), q[-2], k[-2], q[-1], v[-1],
-        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views,
+        math.prod(call.outputs[0][:-2]) // together, q[-2] * together, k[-2], q[-1], v[-1],
+        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views, call.dtypes[0],
+        together if call.attrs.get("causal") else 0,
     )  # fmt: skip
 
 
@@ -225,17 +329,17 @@ def _single(shape: Shape) -> bool:
 
 
 def applies(call: Call, chip: Chip) -> bool:
-    """Tell whether the kernel can run: fp16, the smallest blocks fit, and an ordinary scale.
+    """Tell whether the kernel can run: the smallest blocks fit, and an ordinary scale.
 
-    Elsewhere the operator is computed as `attention`.
+    bf16 and `causal` need separate vector cores. Elsewhere the operator is computed as `attention`.
     """
-    if call.dtypes[0] != DTYPE:
-        return False
     shape = flash_shape(call)
     if chip.combined:
+        if shape.dtype != "fp16" or shape.causal:
+            return False
         smallest = FlashTiling(isa.FRACTAL, isa.FRACTAL)
         return SCALES[0] <= shape.scale <= SCALES[1] and fits(shape, smallest, chip)
-    return max(shape.fractals[2:]) <= flash_split.widest(chip)
+    return bool(flash_split.split_tilings(shape, chip))
 
 
 def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
@@ -245,19 +349,80 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
     """
     if chip.combined:
         return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
-    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
+    own = None if max(shape.fractals[2:]) <= NARROW else quickest_tiling(shape, chip)
+    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip, own))
+
+
+NARROW = 8
+"""Fractals of the widest heads whose default needs no trial: those of the published kernel."""
+
+
+@lru_cache(64)
+def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
+    """Return the quickest tiling for wide heads, tried without a mask on a few blocks a core.
+
+    High blocks multiply more numbers for each that is loaded, low ones leave room for more keys in
+    a tile, whose sums go to the vector cores less often.
+    """
+    found = flash_split.split_tilings(shape, chip)
+    some = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
+    rows = min(shape.rows, 4 * flash_split.ROWS)
+    if shape.batch * shape.rows > chip.core_count * rows:
+        some = replace(some, batch=chip.core_count, rows=rows)
+
+    def cycles(tiling: flash_split.SplitTiling) -> int:
+        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(some, chip, tiling))
+        return simulate_kernel(kernel, chip, DeviceMemory.of(chip)).cycles
+
+    return min(found, key=cycles)
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+    shape = flash_shape(call)
+    together = grouped_heads(*call.shapes[:3])
     batch = call.outputs[0][:-2]
-    pairs = zip("qkv", arrays, strict=False)
-    feed = {name: _fractals(_whole(x, batch, x.shape[-2:])) for name, x in pairs}
+    if together > 1:
+        batch = (*batch[:-1], batch[-1] // together)
+    q, k, v = arrays[:3]
+    given = {"q": _by_query(q, together), "k": k, "v": v}
+    feed = {name: _fractals(_whole(x, batch, x.shape[-2:])) for name, x in given.items()}
     if len(arrays) > 3:
-        shape = flash_shape(call)
+        mask = arrays[3]
+        if together > 1:
+            mask = _grouped_mask(mask, call, together, one_row=shape.mask == "rows")
         rows = 1 if shape.mask == "rows" else shape.rows
-        mask = _whole(arrays[3], batch, (rows, shape.keys))
+        mask = _whole(mask, batch, (rows, shape.keys))
         feed["mask"] = _padded(mask) if shape.mask == "rows" else _fractals(mask)
     return feed
+
+
+def _by_query(x: Values, heads: int) -> Values:
+    """Return (..., h, s, d) as (..., h / heads, s heads, d), the heads of a query side by side."""
+    if heads == 1:
+        return x
+    *lead, count, rows, columns = x.shape
+    apart = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
+    return apart.reshape(*lead, count // heads, rows * heads, columns)
+
+
+def _by_head(x: Values, heads: int) -> Values:
+    """Return what `_by_query` made into one."""
+    if heads == 1:
+        return x
+    *lead, count, rows, columns = x.shape
+    apart = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
+    return apart.reshape(*lead, count * heads, rows // heads, columns)
+
+
+def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Values:
+    """Return a mask of grouped heads: for all of them alike, or a row for each row of q."""
+    *batch, count, rows, _ = call.outputs[0]
+    if one_row:
+        return mask
+    if _single(mask.shape):
+        alike = np.broadcast_to(mask.reshape(mask.shape[-2:]), (heads, rows, mask.shape[-1]))
+        return _by_query(alike, heads)
+    return _by_query(np.broadcast_to(mask, (*batch, count, rows, mask.shape[-1])), heads)
 
 
 def _whole(x: Values, batch: Shape, matrix: Shape) -> Values:
@@ -277,13 +442,17 @@ def _padded(mask: Values) -> Values:
 
 
 def _fractals(x: Values) -> Values:
-    return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, DTYPE), x)
+    return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, formats.format_of(x)), x)
 
 
 def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     (out,) = call.outputs
-    where = layout.address_map("FRACTAL_NZ", (math.prod(out[:-2]), *out[-2:]), DTYPE)
-    return (layout.unpack(where, memory["y"].reshape(-1)).reshape(out),)
+    shape = flash_shape(call)
+    matrices = (shape.batch, shape.rows, shape.width)
+    where = layout.address_map("FRACTAL_NZ", matrices, shape.dtype)
+    values = layout.unpack(where, memory["y"].reshape(-1))
+    together = grouped_heads(*call.shapes[:3])
+    return (_by_head(values, together).reshape(out),)
 
 
 register(
@@ -291,6 +460,9 @@ register(
         get("attention"),
         name="flash_attention",
         summary="softmax(scale q k^T + mask) v, block by block: scores stay on the core",
+        compute=_flash_expression,
+        shape_rule=_flash_shape,
+        attrs={"scale": None, "causal": False},
         template=Template(
             lambda call, chip: flash_kernel(flash_shape(call), chip),
             ("q", "k", "v", "mask"),

@@ -3,24 +3,32 @@
 A builder takes a row's work and returns the graph that computes the same function. The graph is
 compiled and fused as a network is; its time is that of its kernels, launches left out, because the
 sources add up the tasks of a chain in the same way. Where our fusion makes one kernel of it, one
-kernel is timed.
+kernel is timed. A builder may also return the work of one operator, which is timed as that.
 
 Some chains are cut into kernels as the source's was, not by our fusion: `KERNELS` says where.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ascend_lab.compare.chains import groups, products, rows, vector
+from ascend_lab.compare.chains import attention, groups, products, rows, vector
 from ascend_lab.compare.rows import Work
 from ascend_lab.graph import Graph, Node
 
-Builder = Callable[[Work], Graph]
-"""Work of a row -> a graph that computes the same; raises `AscendLabError` for what it cannot."""
+Builder = Callable[[Work], Graph | Work]
+"""Work of a row -> a graph, or a call of an operator, that computes the same.
+
+Raises `AscendLabError` for what it cannot.
+"""
 
 Cut = Callable[[Work, Graph], Sequence[Sequence[Node]]]
 """Work of a row, its graph with layouts -> the nodes of each kernel, in an order that can run."""
 
-CHAINS: Mapping[str, Builder] = {**products.BUILDERS, **rows.BUILDERS, **vector.BUILDERS}
+CHAINS: Mapping[str, Builder] = {
+    **attention.BUILDERS,
+    **products.BUILDERS,
+    **rows.BUILDERS,
+    **vector.BUILDERS,
+}
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
 KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
 """The table's name -> what cuts the graph into kernels; without one our fusion does."""

@@ -20,6 +20,7 @@ from ascend_lab.graph.onnx import export_writer, quantised  # noqa: F401 - its r
 from ascend_lab.graph.onnx.elementwise import COMPARISONS, SAME
 from ascend_lab.graph.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
 from ascend_lab.graph.onnx.tensors import free_name
+from ascend_lab.ops.attention import has_groups
 from ascend_lab.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
 
 OPSET = 22
@@ -385,6 +386,11 @@ def _scores(site: Site, q: str, k: str) -> str:
 
 @rule("attention", "flash_attention")
 def _attention(site: Site) -> Result:
+    shapes = [kind.shape for kind in site.given]
+    if site.attrs.get("causal") or has_groups(*shapes[:3]):
+        needed = "ONNX: attention with a mask and a head of k for each of q"
+        got = f"causal={site.attrs.get('causal')}, q {shapes[0]}, k {shapes[1]}"
+        raise UnsupportedError(needed, got, "write the mask, expand k and v")
     q, k, v, *mask = site.wide()
     scores = _scores(site, q, k)
     scores = site.one("Add", scores, *mask) if mask else scores

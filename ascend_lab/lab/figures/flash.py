@@ -86,7 +86,7 @@ def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
     """Return the kernels of attention as three operators: scores, softmax, weighted sum."""
     n, t = shape.rows, shape.keys
     q, k, v = (shape.batch, n, shape.depth), (shape.batch, t, shape.depth), (t, shape.width)
-    scores, both = (shape.batch, n, t), (attention.DTYPE, attention.DTYPE)
+    scores, both = (shape.batch, n, t), (shape.dtype, shape.dtype)
     masks = {"": [], "rows": [(shape.batch, 1, t)], "full": [scores]}[shape.mask]
     name = "masked_softmax" if masks else "softmax"
     return (
