@@ -460,7 +460,8 @@ VERBS = (
             flag("--chip", help="a preset name or your own .toml file; a compiled model has one"),
             SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
-            flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
+            flag("--fusion-switch", metavar="F", help=(
+                'JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}')),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
             flag("--memory-limit", type=limits.whole, metavar="BYTES",
