@@ -215,8 +215,10 @@ def _binary(draw: Draw) -> Drawn:
     if draw.op == "Mod":
         attrs = {"fmod": 1 if x.dtype.kind == "f" else draw.size(0, 1)}
     if draw.op == "Pow":
-        x = np.abs(x) + x.dtype.type(1)
-        if not (x.dtype.kind == y.dtype.kind == "f"):
+        fractional = x.dtype.kind == y.dtype.kind == "f" and draw.chance()
+        if fractional:
+            x = np.abs(x) + x.dtype.type(1)
+        else:  # bases of any sign, and 0
             y = np.abs(y.astype(int)).astype(y.dtype) % y.dtype.type(4)
     if draw.op == "BitShift":
         attrs = {"direction": draw.pick("LEFT", "RIGHT")}
@@ -880,7 +882,7 @@ def _pad(draw: Draw) -> Drawn:
     return [x, np.array(pads, np.int64), value], {"mode": mode}, 1
 
 
-@family("Gather", "GatherElements", stored=(1,))
+@family("Gather", "GatherElements")
 def _gather(draw: Draw) -> Drawn:
     shape = draw.shape(1)
     axis = draw.size(0, len(shape) - 1)

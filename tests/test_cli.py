@@ -13,6 +13,11 @@ from command_lines import refused, run, run_json
 from ascend_lab import __version__
 from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.cli.verbs import VERBS
+from ascend_lab.cluster.schedule import ALGORITHMS, OPS
+from ascend_lab.graph.memory import METHODS
+from ascend_lab.graph.memory_file import REQUIRED
+from ascend_lab.kernels.run_file import NAMES
 from ascend_lab.ops import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +109,22 @@ def test_version_and_help(capsys):
             main([flag])
         assert stop.value.code == 0
         assert text in capsys.readouterr().out
+
+
+def test_help_says_what_every_argument_is_and_names_every_choice(capsys):
+    for verb in VERBS:
+        for _, names, how in verb.flags:
+            assert how.get("help") or how.get("choices"), (verb.name, names)
+    choices = {
+        "plan-memory": (*METHODS, *REQUIRED, "alignment", "offset", "gaps", "6-8 11-12", "@"),
+        "collective": (*OPS, *ALGORITHMS["all_reduce"]),
+        "run-kernel": NAMES,
+    }
+    for name, words in choices.items():
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        text = "".join(capsys.readouterr().out.split())  # lines break at hyphens, too
+        assert [word for word in words if word.replace(" ", "") not in text] == []
 
 
 # -- kernels of one's own --------------------------------------------------------------------------

@@ -391,7 +391,10 @@ def test_the_command_draws_and_says_what_it_draws(
     assert svg.startswith("<svg") and 'role="img"' in svg
     assert "<title>Model over measured times of measured.csv" in svg and "gemm: 2 rows" in svg
     nothing = table(tmp_path, {"operator": ""})
-    assert run(capsys, "compare", nothing, "--figure", figure)[0] == 0
+    code, out, err = run(capsys, "compare", nothing, "--figure", figure)
+    assert (code, err) == (1, "")
+    assert "no row is timed" in out
+    assert f"{figure}: the figure" in out
     assert "No row is timed" in figure.read_text("utf-8")
 
 

@@ -501,3 +501,61 @@ def test_places_of_extremes_lie_on_the_axis_where_nothing_compares(op, last):
     with np.errstate(all="ignore"):
         found = evaluate(graph, {"x": np.full((2, 3), np.nan, np.float32)})["y"]
     assert ((found >= 0) & (found < 3)).all()
+
+
+# -- numbers that are rare, and places that come from an input -------------------------------------
+CHIPS = ("Ascend310", "Ascend910B2")
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(("largest", "order"), [(1, [1, 3, 2, 4, 0]), (0, [0, 4, 2, 1, 3])])
+def test_places_of_the_largest_are_used_once_though_some_are_nan(largest, order, chip):
+    """NaN is the largest, as where NumPy sorts; equal elements keep their order."""
+    x = np.array([[1, np.nan, 3, np.nan, 2], [3, 1, 1, 2, 3]], np.float32)
+    model = model_of(
+        f"TopK x k -> v i largest={largest}", {"x": x.shape}, ["v", "i"], {"k": np.array([5])}
+    )
+    graph = import_model(model).graph
+    second = [0, 4, 3, 1, 2] if largest else [1, 2, 3, 0, 4]
+    for found in (evaluate(graph, {"x": x}), run_compiled(graph, {"x": x}, chip)):
+        values, places = found.values()
+        np.testing.assert_array_equal(places, [order, second])
+        np.testing.assert_array_equal(values, np.take_along_axis(x, np.array(places), 1))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("how", ["input", "tensor", "even", "odd"])
+def test_powers_of_any_base(how, chip):
+    """Whole exponents of negative bases, powers of 0; NaN for the others, as NumPy has it."""
+    x = np.array([0, 0, 0, -2, -2, -2, -0.5, 3, -1, -np.inf, 1, 4], np.float32)
+    y = np.array([2, 0, -1, 3, -2, 0.5, -3, 2, np.inf, 1.5, np.nan, 1.5], np.float32)
+    if how in ("even", "odd"):
+        y = np.array([6, 0, -2, 2, -2, 4, -4, 2, 6, 2, 0, 2], np.float32) - (how == "odd")
+    inputs = {"x": x, "y": y} if how == "input" else {"x": x}
+    weights = {} if how == "input" else {"y": y}
+    model = model_of("Pow x y -> z", {n: v.shape for n, v in inputs.items()}, ["z"], weights)
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), y.astype(np.float64))
+    graph = import_model(model).graph
+    for found in (evaluate(graph, inputs), run_compiled(graph, inputs, chip)):
+        np.testing.assert_allclose(next(iter(found.values())), want, rtol=2**-10)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_indices_of_an_input_may_count_from_the_end(axis, chip):
+    x = numbers((7, 5))
+    places = np.array([[-1, 0, -5], [4, -2, 3]])
+    sizes = {"x": x.shape, "i": (places.shape, INT64)}
+    model = model_of(f"Gather x i -> y axis={axis}", sizes, ["y"])
+    graph = import_model(model).graph
+    inputs = {"x": x, "i": places}
+    want = run_onnx(model, inputs)["y"]
+    np.testing.assert_array_equal(evaluate(graph, inputs)["y"], want)
+    found = run_compiled(graph, inputs, chip)["y"]
+    np.testing.assert_array_equal(found, want.astype(np.float16))
+    beyond = {"x": x, "i": np.full(places.shape, -8)}
+    with pytest.raises(AscendLabError, match="indices from -"):
+        evaluate(graph, beyond)
+    with pytest.raises(AscendLabError, match=r"an index of -\d"):
+        run_compiled(graph, beyond, chip)

@@ -78,6 +78,48 @@ def test_a_hidden_overflow_is_told_and_its_remedy_works(capsys, how):
     np.testing.assert_allclose(np.load("o.npz")["y"], want, atol=2e-3)
 
 
+# The first infinity hides what would overflow behind it.
+CHAINS = {
+    "product": "mm: MatMul x w -> h; up: Mul h c -> a; up2: Add a a -> t; th: Tanh t -> y",
+    "squares": "sq: Mul x x -> a; down: Div a c -> t; sq2: Mul t t -> d; sg: Sigmoid d -> y",
+    "beside": "mm: MatMul x w -> h; ab: Abs h -> a; sq: Mul a c -> t; ad: Add h t -> d; "
+    "up: Mul d c -> e; th: Tanh e -> y",
+}
+
+
+@pytest.mark.parametrize("how", CHAINS)
+def test_one_round_names_all_nodes_to_keep(capsys, how):
+    """All that the first node writes leaves fp16, and so all that follows."""
+    weights = {"w": np.full((32, 16), 3, np.float32), "c": np.float32(30)}
+    weights = {name: w for name, w in weights.items() if f" {name} " in CHAINS[how]}
+    made = model_of(CHAINS[how], {"x": X.shape}, ["y"], weights)
+    onnx.save(made, "m.onnx")
+    np.savez("in.npz", x=np.full(X.shape, 2000, np.float32))
+    words = ("run", "m.onnx", "--compiled", "--chip", CHIP, "--inputs", "in.npz", "--json", "j")
+    assert run(capsys, *words)[0] == 0
+    names = json.loads(Path("j").read_text())["keep_in_fp32"]
+    Path("keep.txt").write_text("\n".join(names))
+    assert run(capsys, *words, "--keep_dtype", "keep.txt")[0] == 0
+    assert "overflows" not in json.loads(Path("j").read_text())
+    # What is kept already stands in the hint too: its list may replace the file.
+    Path("keep.txt").write_text(names[-1])
+    assert run(capsys, *words, "--keep_dtype", "keep.txt")[0] == 0
+    assert set(json.loads(Path("j").read_text())["keep_in_fp32"]) == set(names)
+
+
+def test_the_hint_says_where_keeping_more_does_not_help(capsys):
+    text = "mm: MatMul x w -> h; mm2: MatMul h v -> g; th: Tanh g -> y"
+    weights = {"w": WEIGHTS["w"], "v": normal(16, 16)}
+    onnx.save(model_of(text, {"x": X.shape}, ["y"], weights), "m.onnx")
+    np.savez("in.npz", x=X)
+    Path("keep.txt").write_text("mm\nmm2\nth")
+    words = ("run", "m.onnx", "--compiled", "--chip", CHIP, "--inputs", "in.npz")
+    code, out, _ = run(capsys, *words, "--keep_dtype", "keep.txt")
+    assert code == 0
+    assert "overflow: node h_fp16" in out
+    assert "--keep_dtype does not help further" in out
+
+
 def test_a_compiled_file_tells_the_same(capsys):
     made = model_of(HIDDEN["sigmoid"][0], {"x": X.shape}, ["y"], {"w": WEIGHTS["w"]})
     onnx.save(made, "m.onnx")
@@ -166,3 +208,24 @@ def test_sums_of_dynamically_quantised_products_are_scaled_before_they_are_halve
     assert found == []
     off = np.abs(values["y"].astype(np.float32) - want).max()
     assert off <= 1e-2 * np.abs(want).max()  # x in fp16 may round to the next byte
+
+
+# -- outputs that are not finite: the right cause --------------------------------------------------
+NOT_FINITE = {
+    "pow": ("p: Pow x y -> h; Relu h -> z", [-2.0, 4.0], "it begins at node p (pow)"),
+    "log": ("l: Log x -> h; Add h y -> z", [-2.0, 4.0], "it begins at node l (log)"),
+    "input": ("Add x y -> z", [np.inf, 1.0], "it begins at inputs or weights"),
+    "fp16": ("Mul x y -> z", [60000.0, 30.0], "numbers left what fp16 holds (65504), see above"),
+}
+
+
+@pytest.mark.parametrize("how", NOT_FINITE)
+def test_what_is_not_finite_is_told_with_its_cause(capsys, how):
+    text, x, cause = NOT_FINITE[how]
+    made = model_of(text, {"x": (2,)}, ["z"], {"y": np.array([2.5, 1.5], np.float32)})
+    onnx.save(made, "m.onnx")
+    np.savez("in.npz", x=np.array(x, np.float32))
+    code, out, _ = run(capsys, "run", "m.onnx", "--compiled", "--chip", CHIP, "--inputs", "in.npz")
+    assert code == 0
+    (line,) = [one for one in out.splitlines() if "not finite:" in one]
+    assert cause in line

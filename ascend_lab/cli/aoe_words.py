@@ -91,7 +91,11 @@ def parser() -> Parser:
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model; also zoo:NAME")
     source.add_argument("--model_path", metavar="DIR", help="all .onnx files in a folder")
-    source.add_argument("--singleop", metavar="FILE.json", help="operators: op, shapes, ...")
+    source.add_argument(
+        "--singleop",
+        metavar="FILE.json",
+        help=('operators, as [{"op": "matmul", "shapes": [[64, 64], [64, 32]]}]'),
+    )
     add("--output", default=".", metavar="DIR", help="for reports and tuned models (here)")
     add("--soc_version", default="", metavar="CHIP", help=f"name or .toml file ({DEFAULT_CHIP})")
     add("--aicore_num", type=count, metavar="N", help="use N of the chip's cores")

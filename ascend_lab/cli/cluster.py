@@ -292,8 +292,12 @@ VERBS = (
     Verb(
         "collective", "time a collective on a cluster by one algorithm", _collective,
         (
-            flag("--op", required=True, help="allreduce, reduce_scatter, all_to_all, ..."),
-            flag("--algorithm", default="auto", metavar="A", help="ring, nhr, ... (auto)"),
+            flag("--op", required=True,
+                 help="all_reduce, reduce_scatter, all_gather, broadcast, reduce or all_to_all"),
+            flag("--algorithm", default="auto", metavar="A",
+                 help="of the operation; auto: the quickest (auto). Of all_reduce: ring, "
+                 "double-ring, mesh, halving-doubling, recursive-doubling, nhr, tree, chain, "
+                 "hierarchical, pipeline"),
             flag("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB"),
             flag("--topology", required=True, metavar="T", help="see `topologies`, or .toml"),
             flag("--ranks", type=count, metavar="P", help="use the first P devices (all)"),

@@ -34,8 +34,13 @@ def _compare(arguments: argparse.Namespace) -> int:
             drawn = io.BytesIO()
             figure.savefig(drawn, format=ending[1:])
             write_whole(arguments.figure, drawn.getvalue())
-    emit(arguments.json, found.as_dict(), found.lines())
-    return 0
+    lines = found.lines()
+    if arguments.figure:
+        lines.append(f"{arguments.figure}: the figure")
+    if not found.timed:
+        lines.append("no row is timed: each says above what it lacks")
+    emit(arguments.json, found.as_dict(), lines)
+    return 0 if found.timed else 1
 
 
 def _with_alt(svg: str, alt: str) -> str:
@@ -55,5 +60,7 @@ COMPARE = Verb(
         JSON,
     ),
     {"epilog": "A row timed as a kernel is compared without the launch by the host, others with "
-               "it. The book's page on bringing your own has the columns."},
+               "it. The exit code is 1 if no row can be timed. Columns of a table: group, "
+               "case, chip, operator, inputs, dtype, attributes, l2, timing, measured_us; the "
+               "book's page on bringing your own says what each holds."},
 )  # fmt: skip

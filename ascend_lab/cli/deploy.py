@@ -365,7 +365,7 @@ COMPILE = Verb(
              help="force_fp16 (default), allow_fp32_to_bf16, ..."),
         flag("--keep_dtype", metavar="F", help="nodes, one a line, that stay in fp32"),
         flag("--fusion_switch_file", "--fusion-switch", metavar="F",
-             help="passes and rules to turn off"),
+             help='JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}'),
         flag("--compression", metavar="F", help="scales that `quantize --records` wrote: int8"),
         flag("--insert_op_conf", metavar="F.cfg", help="AIPP: camera frames, not images"),
         flag("--enable_small_channel", choices=("0", "1"), default="0",
@@ -381,10 +381,11 @@ VERBS = (
     Verb(
         "aipp", "raw camera frames through an AIPP configuration", _aipp,
         (
-            flag("config", metavar="CONFIG.cfg"),
+            flag("config", metavar="CONFIG.cfg", help="aipp_op { key: value ... } for each input"),
             flag("--image", required=True, metavar="X.npy", help="raw frames, flat uint8"),
             flag("--output", required=True, metavar="Y.npy", help="write fp16 (n, c, h, w) to it"),
-            flag("--rank", type=whole, default=0, metavar="N", help="related_input_rank (0)"),
+            flag("--rank", type=whole, default=0, metavar="N",
+                 help="which input: the aipp_op with this related_input_rank (0)"),
             flag("--block", metavar="F.bin", help="parameters, with aipp_mode: dynamic"),
             flag("--chip", help="keep this chip's limits, too"),
             JSON,
@@ -393,7 +394,7 @@ VERBS = (
     Verb(
         "serve-sim", "simulate a server: latency, throughput and batches", _serve_sim,
         (
-            flag("config", metavar="CONFIG.toml"),
+            flag("config", metavar="CONFIG.toml", help="service, arrivals, server: see below"),
             JSON,
             flag("--figure", metavar="F.svg", help="draw latencies and batches (.svg, .png, .pdf)"),
         ),

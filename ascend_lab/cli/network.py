@@ -71,7 +71,11 @@ def _run(arguments: argparse.Namespace) -> int:
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     count = f"{graph.parameter_count:,} parameters, statistics of norms counted"
     title = f"{graph.name}: {len(graph.nodes)} nodes, {count}"
-    return _print_outputs(arguments, title, outputs, _told(graph, overflows))
+    told = _told(graph, inputs, overflows, kept_nodes(arguments.keep_dtype))
+    finite = all(np.isfinite(array.astype(np.float64)).all() for array in outputs.values())
+    if arguments.compiled and not finite:
+        told.setdefault("lines", []).append(f"  not finite: {_cause(graph, inputs, overflows)}")
+    return _print_outputs(arguments, title, outputs, told)
 
 
 def _print_outputs(
@@ -88,13 +92,6 @@ def _print_outputs(
         for name, row in rows.items()
     ]
     lines += told.get("lines", [])
-    if arguments.compiled and not all(
-        np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
-    ):
-        lines.append(
-            "  not finite: numbers left what fp16 holds (65504), unless inputs or weights had; "
-            "compare without --compiled"
-        )
     emit(arguments.json, {**rows, **told.get("data", {})}, lines)
     return 0
 
@@ -103,25 +100,42 @@ SHOWN = 8
 """Nodes that overflow, in text: those behind the first may only follow from it."""
 
 
-def _told(graph: Graph, overflows: Sequence[Overflow]) -> dict[str, Any]:
+def _told(
+    graph: Graph, inputs: Arrays, overflows: Sequence[Overflow], kept: frozenset[str]
+) -> dict[str, Any]:
     """Return as data and lines which nodes' numbers left their format, and what keeps them in fp32.
 
-    The data stand beside the outputs, and are missing if nothing overflowed.
+    The nodes that are `kept` already stand among those to keep. The data stand beside the outputs,
+    and are missing if nothing overflowed.
     """
     from ascend_lab.graph.compile import nodes_to_keep
 
     if not overflows:
         return {}
     # What fp16 does not hold of a constant no choice of nodes brings back: only other weights do.
-    keep = nodes_to_keep(graph, [one for one in overflows if one.op != "constant"])
+    by_choice = [one for one in overflows if one.op != "constant"]
+    keep = nodes_to_keep(graph, inputs, by_choice, kept)
     lines = [f"  overflow: {one}" for one in overflows[:SHOWN]]
     if len(overflows) > SHOWN:
         lines.append(f"  and {len(overflows) - SHOWN} more")
-    if keep:
-        names = ", ".join(keep[: 2 * SHOWN])
+    if by_choice and kept.issuperset(keep):
+        lines.append("  --keep_dtype does not help further: products read fp16 in any case")
+    elif by_choice:
+        names = ", ".join(keep)
         lines.append(f"  --keep_dtype F keeps in fp32 what a file lists, a node a line: {names}")
     rows = [one.as_dict() for one in overflows]
     return {"lines": lines, "data": {"overflows": rows, "keep_in_fp32": keep}}
+
+
+def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
+    """Say why outputs of kernels are not finite: the model itself, what it reads, or fp16."""
+    from ascend_lab.graph.evaluate import not_finite_from
+
+    origin = not_finite_from(graph, inputs)
+    if origin is not None:
+        return f"neither are the model's own values: it begins at {origin}"
+    where = "see above" if overflows else "inside a kernel; compare without --compiled"
+    return f"numbers left what fp16 holds (65504), {where}"
 
 
 def _run_compiled(
@@ -446,7 +460,8 @@ VERBS = (
             flag("--chip", help="a preset name or your own .toml file; a compiled model has one"),
             SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
-            flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
+            flag("--fusion-switch", metavar="F", help=(
+                'JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}')),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
             flag("--memory-limit", type=limits.whole, metavar="BYTES",

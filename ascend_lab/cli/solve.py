@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 
 MOST_ROWS = 40
+BUFFERS = (
+    "A row a buffer, columns in any order: id; lower and upper, the steps of its life (upper is "
+    "behind the last); size in bytes. Where wanted: alignment in bytes; offset, where it must lie; "
+    'gaps, times in which it needs no bytes, "6-8 11-12" (steps 6, 7 and 11), or only a part of '
+    'them, "6-8@0:4" (its first four). Methods: "best of" (all rules and '
+    "searches), greedy-by-size, greedy-by-start, greedy-by-life, best-fit, l2, exact. The exit "
+    "code is 1 where the buffers do not fit into --capacity."
+)
 STRATEGY_METHODS = ("auto", "exact", "heuristic")
 PROFILES = (
     "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
@@ -246,10 +254,11 @@ VERBS = (
             flag("--capacity", type=whole, metavar="N", help="bytes there are (default: any)"),
             flag("--time-limit", type=decimal, default=60.0, metavar="S", help="seconds (60)"),
             flag("--alignment", type=whole, default=1, metavar="A", help="of offsets, bytes (1)"),
-            flag("--method", default="best of", metavar="M", help='a rule ("best of")'),
+            flag("--method", default="best of", metavar="M", help='see below ("best of")'),
             flag("--seed", type=whole, default=0, help="seed of the search (0)"),
             JSON,
         ),
+        {"epilog": BUFFERS},
     ),
     Verb(
         "replay", "run a search on a recorded tuning space", _replay,
@@ -288,8 +297,8 @@ VERBS = (
         "gradient-plan", "split gradients into all-reduces, optimally", _gradient,
         (
             flag("file", metavar="PROFILE",
-                 help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or "
-                 ".json.gz"),
+                 help="columns name, ready_us, bytes as .csv, or a PyTorch profiler trace as .json "
+                 "or .json.gz"),
             flag("--alpha-us", type=decimal, required=True, metavar="T",
                  help="startup of an all-reduce, in us"),
             flag("--beta-us-per-byte", type=decimal, required=True, metavar="T",
@@ -297,12 +306,13 @@ VERBS = (
             flag("--max-segments", type=count, metavar="K", help="at most K (HCCL takes 8)"),
             flag("--max-bytes", type=decimal, metavar="N",
                  help="of a segment; a larger gradient is one by itself"),
-            flag("--streams", type=count, default=1, metavar="S", help="at once (1)",
+            flag("--streams", type=count, default=1, metavar="S", help="all-reduces at once (1)",
                  group=_BEYOND),
             flag("--slowdown", type=decimal, default=0.0, metavar="F",
-                 help="of backward meanwhile, e.g. 0.3", group=_BEYOND),
-            flag("--noise", type=decimal, default=0.0, metavar="X", help="sigma, e.g. 0.1",
+                 help="part by which backward is slower while one runs, e.g. 0.3",
                  group=_BEYOND),
+            flag("--noise", type=decimal, default=0.0, metavar="X",
+                 help="standard deviation of times, relative, e.g. 0.1", group=_BEYOND),
             flag("--budget", type=count, default=1000, metavar="N", help="splits tried (1000)",
                  group=_BEYOND),
             flag("--seed", type=whole, default=0, help="of noise and search (0)", group=_BEYOND),

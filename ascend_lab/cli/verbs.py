@@ -347,7 +347,8 @@ VERBS = (
     Verb(
         "run-kernel", "execute, check and time a kernel of your own", _run_kernel,
         (
-            flag("file", metavar="FILE.py"),
+            flag("file", metavar="FILE.py",
+                 help="defines kernel(chip), inputs(rng) and reference(inputs)"),
             flag("--sanitize", action="store_true", help="look for races and lost flags"),
             flag("--seed", type=whole, default=0, help="seed of the inputs"),
             CHIP, JSON, TRACE,
@@ -355,7 +356,9 @@ VERBS = (
         {
             "description": "Execute, check and time a kernel. This runs the file's Python code, "
             "with all your rights: give it files that you trust.",
-            "epilog": network.PIPES,
+            "epilog": "kernel(chip) returns a program; inputs(rng) arrays by the names of its "
+            "tensors, drawn from a NumPy generator; reference(inputs) the outputs that are "
+            f"expected, by name. notebooks/my_kernel.py is one to copy. {network.PIPES}",
         },
     ),
     *network.VERBS,

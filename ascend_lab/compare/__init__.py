@@ -149,10 +149,15 @@ class Comparison:
         """Return the groups as lines of text."""
         return [HEAD, *(group.line() for group in self.groups())]
 
+    @property
+    def timed(self) -> int:
+        """Rows that have a measured time and the model's."""
+        return sum(row.error is not None for row in self.rows)
+
     def lines(self) -> list[str]:
         """Return rows, then groups, as lines of text."""
-        timed = sum(row.error is not None for row in self.rows)
-        title = f"{self.name}: {len(self.rows)} rows, {timed} timed; error = model / measured - 1"
+        counts = f"{len(self.rows)} rows, {self.timed} timed"
+        title = f"{self.name}: {counts}; error = model / measured - 1"
         return [title, ROW_HEAD, *(row.line() for row in self.rows), "", *self.group_lines()]
 
 

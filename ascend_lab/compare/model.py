@@ -61,8 +61,7 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         found = _network(work, chip)
     elif work.operator in CHAINS:
         made = CHAINS[work.operator](work)
-        one = isinstance(made, Work)
-        found = _operator(made, chip) if one else _chain(work, made, chip)
+        found = _operator(made, chip) if isinstance(made, Work) else _chain(work, made, chip)
     elif work.operator in GROUPS:
         found = _groups(work, chip)
     elif work.operator == "transpose" and work.dtypes == ("int64",):

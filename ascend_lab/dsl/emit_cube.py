@@ -193,7 +193,8 @@ def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     if attrs["axis"] != 0:
         raise ScheduleError("gather along axis 0", str(attrs["axis"]), "transpose first")
     columns, picks = math.prod(whole[1:]), math.prod(picked)
-    launch = kernels.gather_launch(chip, whole[0], columns, picks, stage.dtype)
+    from_end = attrs["from_end"]
+    launch = kernels.gather_launch(chip, whole[0], columns, picks, stage.dtype, from_end=from_end)
     return [(launch, {"x": table, "index": index})]
 
 

@@ -130,18 +130,21 @@ def _check_indices(indices: Tensor, what: str) -> None:
         raise TypeMismatchError(f"{what}: int32 indices", indices.dtype, "cast them")
 
 
-def gather(a: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
-    """Return the slices of a along `axis` that `indices` names: out[i, ...] = a[index[i], ...]."""
+def gather(a: Tensor, indices: Tensor, axis: int = 0, *, from_end: bool = False) -> Tensor:
+    """Return the slices of a along `axis` that `indices` names: out[i, ...] = a[index[i], ...].
+
+    With `from_end` indices below 0 count from the end of the axis.
+    """
     _check_indices(indices, "gather")
     at = one_axis(axis, len(a.shape), "gather")
     if at:
         front = (at, *(d for d in range(len(a.shape)) if d != at))
-        picked = gather(transpose(a, front), indices)
+        picked = gather(transpose(a, front), indices, from_end=from_end)
         rank = len(indices.shape)
         order = (*range(rank, rank + at), *range(rank), *range(rank + at, len(picked.shape)))
         return transpose(picked, order)
     shape = (*a.shape[:at], *indices.shape, *a.shape[at + 1 :])
-    return template("gather", (a, indices), shape, a.dtype, axis=at)
+    return template("gather", (a, indices), shape, a.dtype, axis=at, from_end=from_end)
 
 
 def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:

@@ -194,13 +194,43 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
     return convert(graph, "fp16" if dtype == "int8" else dtype, keep=keep)[0]
 
 
-def nodes_to_keep(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[str]:
+MOST_ROUNDS = 16
+"""Times that a model is computed to find the nodes to keep: each takes what `evaluate` does.
+
+Each round finds what one infinity hid; a network that needs more is scaled wrongly as a whole.
+"""
+
+
+def nodes_to_keep(
+    graph: ir.Graph,
+    inputs: Mapping[str, Any],
+    overflows: Sequence[Overflow],
+    kept: frozenset[str] = frozenset(),
+) -> list[str]:
     """Return the nodes that `Road.keep` may name so that overflows are none: makers and readers.
 
-    `graph` is the model's. Names of nodes that only later rewrites make are those of what they
-    are made from.
+    `graph` is the model's, `kept` what is in fp32 already. An infinity hides that what follows
+    overflows too: the graph is computed again with more and more nodes in fp32, at most
+    `MOST_ROUNDS` times.
     """
-    graph = Road(dtype="").rewrite(graph)[0]
+    plain = Road(dtype="").rewrite(graph)[0]
+    keep = dict.fromkeys(sorted(kept))
+    told = list(overflows)
+    for _ in range(MOST_ROUNDS):
+        more = dict.fromkeys(_makers_and_readers(plain, told))
+        if more.keys() <= keep.keys():
+            break
+        keep |= more
+        road = Road(dtype=told[0].dtype, keep=frozenset(keep))
+        told = values.overflows_of(road.rewrite(graph)[0], inputs)
+    return list(keep)
+
+
+def _makers_and_readers(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[str]:
+    """Return the nodes that write or read what overflows.
+
+    Names of nodes that only later rewrites make are those of what they are made from.
+    """
     titles = {node.name: node for node in graph.nodes}
     found: dict[str, None] = {}
     for one in overflows:

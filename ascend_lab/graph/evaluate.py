@@ -275,6 +275,21 @@ def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list
     return found
 
 
+def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
+    """Return where infinities or NaN of a graph's outputs come from; None if all are finite.
+
+    The first node that makes some of finite numbers, or else what the graph reads.
+    """
+    values = evaluate_all(graph, inputs)
+    wrong = {n for n, array in values.items() if not np.isfinite(array.astype(np.float64)).all()}
+    if wrong.isdisjoint(graph.outputs):
+        return None
+    for node in graph.nodes:
+        if wrong.isdisjoint(node.inputs) and not wrong.isdisjoint(node.outputs):
+            return f"node {node.name} ({node.op}), which reads finite numbers"
+    return "inputs or weights that are not finite"
+
+
 # -- inputs ----------------------------------------------------------------------------------------
 def checked_inputs(
     graph: ir.Graph, inputs: Mapping[str, Any], *, wide: bool = False

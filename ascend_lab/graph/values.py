@@ -88,6 +88,13 @@ def _overflows(
     return found
 
 
+def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[evaluate.Overflow]:
+    """Return which nodes of a graph in its formats overflow for some inputs, without kernels."""
+    arrays = evaluate.checked_inputs(graph, inputs)
+    live = {name: packed(graph.types[name], array) for name, array in arrays.items()}
+    return _computed_again(graph, graph.nodes, live)[0]
+
+
 def _computed_again(
     graph: ir.Graph, nodes: Sequence[ir.Node], live: Mapping[str, ir.Values]
 ) -> tuple[list[evaluate.Overflow], dict[str, ir.Values]]:

@@ -117,6 +117,15 @@ def _given(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
     return tuple([(name, value) for name, value in attrs.items() if value is not None])
 
 
+def _picked_row(
+    index: Region | None, pitch: int, bound: int, from_end: bool
+) -> tuple[tuple[str, AttrValue], ...]:
+    """Return the attributes of a row picked at run time, none where nothing of it is given."""
+    if index is None and not pitch and not bound:
+        return ()
+    return (("pitch", pitch), ("bound", bound), *_given(from_end=int(from_end) or None))
+
+
 def data_copy(
     chip: Chip,
     dst: Region,
@@ -127,6 +136,7 @@ def data_copy(
     index: Region | None = None,
     pitch: int = 0,
     bound: int = 0,
+    from_end: bool = False,
     relu: bool = False,
 ) -> Instruction:
     """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
@@ -135,14 +145,14 @@ def data_copy(
     vector cores only). A copy between different strides is how ND becomes a fractal layout.
     `atomic="add"` adds to GM instead of overwriting it (UB->GM; fp32, fp16, int32). With `index`,
     one int32 in UB, the GM side moves by `index * pitch` elements, 0 <= index < `bound`: a row
-    picked at run time. `relu` makes negative sums 0 on their way from L0C to UB, which may narrow
-    them too. Raises `PathError`, `AlignmentError`, `ProgramError`.
+    picked at run time. With `from_end` an index below 0 counts from the end: the bound is added.
+    `relu` makes negative sums 0 on their way from L0C to UB, which may narrow them too.
+    Raises `PathError`, `AlignmentError`, `ProgramError`.
     Source of `relu`: Ascend C, enhanced DataCopy from CO1 to CO2 (developer documentation).
     """
     path = chip.path(src.space, dst.space)
     attrs = _given(pad=int(pad) or None, atomic=atomic, relu=int(relu) or None)
-    if index is not None or pitch or bound:
-        attrs += (("pitch", pitch), ("bound", bound))
+    attrs += _picked_row(index, pitch, bound, from_end)
     srcs = (src,) if index is None else (src, index)
     return check_instruction(chip, Instruction("data_copy", path.pipe, dst, srcs, attrs))
 
@@ -280,6 +290,7 @@ def scalar(
     index: Region | None = None,
     pitch: int = 0,
     bound: int = 0,
+    from_end: bool = False,
 ) -> Instruction:
     """Scalar work of `steps` operations on S; with regions it also copies one element.
 
@@ -287,8 +298,7 @@ def scalar(
     """
     srcs = tuple(region for region in (src, index) if region is not None)
     attrs: tuple[tuple[str, AttrValue], ...] = (("steps", steps),)
-    if index is not None or pitch or bound:
-        attrs += (("pitch", pitch), ("bound", bound))
+    attrs += _picked_row(index, pitch, bound, from_end)
     return check_instruction(chip, Instruction("scalar", "S", dst, srcs, attrs))
 
 

@@ -15,6 +15,8 @@ from ascend_lab.layout import item_bytes
 
 BATCH = 256
 """Most indices of one batch: 1 KiB of UB."""
+STEPS_FROM_END = 3
+"""Scalar steps for an index that may count from the end: read it, compare it with 0, add to it."""
 
 
 def l2_steps(chip: Chip) -> int:
@@ -33,10 +35,18 @@ class Feed:
     tensor: Buffer
     batch: Queue
     look: Queue | None
+    steps: int
     held: Tile | None = None
 
     @classmethod
-    def make(cls, k: KernelBuilder, tensor: Buffer, *pipes: str, most: int = BATCH) -> "Feed":
+    def make(
+        cls,
+        k: KernelBuilder,
+        tensor: Buffer,
+        *pipes: str,
+        most: int = BATCH,
+        steps_per_index: int = 1,
+    ) -> "Feed":
         """Allocate batches of up to `most` indices for `pipes`, MTE2 and/or MTE3."""
         name, size = tensor.name, min(most, -(-tensor.elements // 8) * 8)
         via, end = ("S", "MTE3") if "MTE3" in pipes else ("", "S")
@@ -44,7 +54,7 @@ class Feed:
         look = None
         if "MTE2" in pipes:
             look = k.queue(f"{name}_look", "UB", "int32", 1, src="S", dst="MTE2", depth=1)
-        return cls(k, tensor, batch, look)
+        return cls(k, tensor, batch, look, steps_per_index)
 
     def open(self, start: Affine | int, count: int) -> None:
         """Bring `count` indices from `start` on and let S look at them.
@@ -67,9 +77,9 @@ class Feed:
         if single:
             with k.loop("s", count) as s:
                 source = self.tensor.region(start + s, 1)
-                k.scalar(tile.region(s, 1), source, steps=l2_steps(chip))
+                k.scalar(tile.region(s, 1), source, steps=l2_steps(chip) + self.steps - 1)
         else:
-            k.scalar(steps=count)
+            k.scalar(steps=count * self.steps)
         if self.batch.middle is not None:
             self.batch.enqueue()
             tile = self.batch.dequeue()
@@ -110,12 +120,21 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of `rows` x `columns` elements of `dtype`, and how many rows an index picks."""
+    """A table of `rows` x `columns` elements of `dtype`, and how many rows an index picks.
+
+    With `from_end` indices below 0 count from the end.
+    """
 
     rows: int
     columns: int
     picks: int
     dtype: str
+    from_end: bool = False
+
+    @property
+    def steps_per_index(self) -> int:
+        """Scalar steps until an index is a row."""
+        return STEPS_FROM_END if self.from_end else 1
 
     @property
     def block(self) -> int:
@@ -196,8 +215,17 @@ class RowWriter:
     ) -> None:
         """Emit the copy of a piece of the row of the table that the index in `row` names."""
         pad = target.elements % self.table.block != 0
-        sizes = self.table.columns, self.table.rows
-        self.k.copy_row(target, source, row, *sizes, pad=pad, atomic=atomic)
+        table = self.table
+        self.k.copy_row(
+            target,
+            source,
+            row,
+            table.columns,
+            table.rows,
+            from_end=table.from_end,
+            pad=pad,
+            atomic=atomic,
+        )
 
 
 def gather_program(chip: Chip, table: Table, own: Own) -> Program:
@@ -206,7 +234,7 @@ def gather_program(chip: Chip, table: Table, own: Own) -> Program:
     k, columns = w.k, table.columns
     x = k.tensor("x", table.dtype, table.rows * columns)
     y = k.tensor("y", table.dtype, table.picks * columns)
-    feed = Feed.make(k, w.index, "MTE2")
+    feed = Feed.make(k, w.index, "MTE2", steps_per_index=table.steps_per_index)
     q = k.queue("rows", "UB", table.dtype, w.rows * w.pitch, src="MTE2", dst="MTE3")
     for start, width, first, at, count in w.tiles(feed):
         tile = q.alloc()
@@ -298,7 +326,8 @@ def single_program(chip: Chip, table: Table, own: Own, *, mode: str) -> Program:
     w = _SingleWriter(chip, table, mode)
     first, column = own.start(w.k)
     with w.k.loop("p", own.picks[0]) as p:
-        w.k.scalar(w.place, w.index.region(first + p, 1), steps=w.wait)
+        steps = w.wait + table.steps_per_index - 1
+        w.k.scalar(w.place, w.index.region(first + p, 1), steps=steps)
         with w.k.loop("j", own.columns[0]) as j:
             w.element((first + p) * table.columns + column + j, column + j)
     return w.k.finish()
@@ -321,7 +350,7 @@ class _SingleWriter:
             self.pair = k.queue("pair", "UB", dtype, 2 * table.block, src="S", dst="V", depth=1)
             self.sum = k.queue("sum", "UB", dtype, 1, src="V", dst="S", depth=1)
         self.pick: dict[str, Any] = {"index": self.place, "steps": self.wait}
-        self.pick |= {"pitch": table.columns, "bound": table.rows}
+        self.pick |= {"pitch": table.columns, "bound": table.rows, "from_end": table.from_end}
 
     def element(self, at: Affine, column: Affine) -> None:
         """Emit the work of one element: `at` in `small`, `column` of the picked row."""

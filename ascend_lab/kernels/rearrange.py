@@ -10,6 +10,7 @@ itself (atomic), or indices sorted before (chapter 12 shows that).
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,14 +176,18 @@ def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDA
     return flat.astype(np.int32)
 
 
-def gather_launch(chip: Chip, rows: int, columns: int, picks: int, dtype: str) -> isa.Launch:
+def gather_launch(
+    chip: Chip, rows: int, columns: int, picks: int, dtype: str, *, from_end: bool = False
+) -> isa.Launch:
     """y[i, :] = x[index[i], :]: tensors x (rows, columns), index (picks) int32, y (picks, columns).
 
     The picks are cut over all vector cores, the columns where picks are few. An embedding is this
-    with x as its table. A bad index is a `SimulationError` at run time; `check_indices` finds it
+    with x as its table. With `from_end` an index below 0 counts from the end of the table.
+
+    A bad index is a `SimulationError` at run time; `check_indices` finds it
     before.
     """
-    table = _table(rows, columns, picks, dtype)
+    table = replace(_table(rows, columns, picks, dtype), from_end=from_end)
     wide = picks < chip.cores_of("vector") and columns >= 16 * table.block
 
     def program(share: isa.Share) -> isa.Program:

@@ -190,6 +190,34 @@ def _pow(s: Site) -> Grads:
     return _back(s, left, net.mul(z, net.log(s.x(0))) if s.wanted[1] else s.g)
 
 
+LARGEST_EXPONENT = 2.0**31 - 128
+"""The largest fp32 that int32 holds: even, and x^y is 0, 1 or infinite for every larger y."""
+
+
+def _power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
+    """Return x^y = s e^(y ln |x|), s the sign, of fp32; NaN for fractional powers below 0.
+
+    A zero counts as positive, whatever its sign.
+    """
+    one = te.vmaxs(te.vcmp(x, x, "eq"), 1.0)
+    zero = te.vmuls(one, 0.0)
+    exponent = te.vmaxs(te.vmins(y, LARGEST_EXPONENT), -LARGEST_EXPONENT)
+    size = te.vabs(x)
+    power = te.vexp(te.vmul(exponent, te.vlog(size)))
+    # Below 0 the sign is 1 for even exponents and -1 for odd ones; ln x is the NaN of the others,
+    # which minus infinity alone does without: its powers are those of infinity.
+    half = te.vmuls(exponent, 0.5)
+    is_whole = te.vcmp(te.cast_to(te.floor(exponent), x.dtype), exponent, "eq")
+    is_even = te.vcmp(te.cast_to(te.floor(half), x.dtype), half, "eq")
+    even_or_odd = te.vadds(te.vmuls(is_even, 2.0), -1.0)
+    is_finite = te.vcmp(te.vmuls(size, 0.0), zero, "eq")
+    sign = te.select(is_whole, even_or_odd, te.select(is_finite, te.vlog(x), one))
+    signed = te.select(te.vcmp(x, zero, "lt"), te.vmul(power, sign), power)
+    # x^0 = 1^y = 1, even where the other is NaN.
+    is_one = te.vmax(te.vcmp(y, zero, "eq"), te.vcmp(x, one, "eq"))
+    return te.select(is_one, one, signed)
+
+
 # fmt: off
 binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g),
       traits=("lanes", "commutes", "broadcasts"))
@@ -203,8 +231,7 @@ binary("max", "the larger of x and y", np.maximum, te.vmax,
 binary("min", "the smaller of x and y", np.minimum, te.vmin,
        lambda s: _chosen(s, s.net.less(s.x(0), s.x(1))), tolerances=MOVED,
       traits=("lanes", "commutes", "broadcasts"))
-binary("pow", "x^y = e^(y ln x) for x > 0", np.power,
-       lambda x, y: te.vexp(te.vmul(y, te.vlog(x))), _pow, wide=True,
+binary("pow", "x^y; NaN for fractional y below x = 0", np.power, _power, _pow, wide=True,
        types=TypeRule(), domains={"x": DIVISORS}, lift=NARROW,
        # an error of one ulp in y ln x is |y ln x| ulps of the result
        tolerances=rounded(fp32_ulps=16), traits=("broadcasts",))

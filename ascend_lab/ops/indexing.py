@@ -1,6 +1,7 @@
 """Operators that read at run-time addresses: gather, embedding; and one_hot, which marks them.
 
-Indices are int32 and count from 0; one outside its tensor is an error, not a wrap-around.
+Indices are int32 and count from 0, those of a gather also from the end where it is asked to; one
+outside its tensor is an error, not a wrap-around.
 """
 
 from typing import Any
@@ -23,7 +24,9 @@ def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     (x, indices), dtype = call.shapes, call.dtypes[0]
     at = forms.axis_of("gather", call.attrs.get("axis", 0), x)
     picks = forms.elements(indices)
-    rows = rearrange.gather_launch(chip, x[at], forms.elements(x) // x[at], picks, dtype)
+    columns = forms.elements(x) // x[at]
+    from_end = call.attrs.get("from_end", False)  # an embedding has no such attribute
+    rows = rearrange.gather_launch(chip, x[at], columns, picks, dtype, from_end=from_end)
     if forms.elements(x[:at]) == 1:
         return isa.as_kernel(rows)
     # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
@@ -42,12 +45,14 @@ GATHER = Template(_gather_kernel, ("x", "index"))
 
 
 # -- gather ---------------------------------------------------------------------------------------
-def _gather_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
+def _gather_shape(x: Shape, indices: Shape, *, axis: int, from_end: bool) -> Shape:
+    if not isinstance(from_end, bool):
+        raise errors.InputError("from_end True or False", repr(from_end), "choose one")
     at = forms.axis_of("gather", axis, x)
     return (*x[:at], *indices, *x[at + 1 :])
 
 
-def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0) -> SliceRules:
+def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0, **attrs: Any) -> SliceRules:
     x, indices = shapes
     at = forms.axis_of("gather", axis, x)
     named = [(Source(1, i),) for i in range(len(indices))]
@@ -55,11 +60,11 @@ def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0) -> SliceRules:
     return axis_rules("Segment", [*before, *named, *after])
 
 
-def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
+def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> te.Tensor:
     """Gather rows; another axis comes to the front first and goes back after."""
     at, width = forms.axis_of("gather", axis, x.shape), len(indices.shape)
     order = (at, *(i for i in range(len(x.shape)) if i != at))
-    rows = te.gather(te.transpose(x, order), indices, 0)
+    rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
     behind = range(width + at, len(rows.shape))
     return te.transpose(rows, (*range(width, width + at), *range(width), *behind))
 
@@ -75,15 +80,18 @@ def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
 
 
 define(
-    "gather", ("x", "indices"), lambda x, indices, *, axis: np.take(x, indices, axis), _gather,
-    "the slices of x along an axis that indices name, in their order",
-    attrs={"axis": 0},
+    "gather", ("x", "indices"), lambda x, indices, *, axis, from_end: np.take(x, indices, axis),
+    _gather,
+    "the slices of x along an axis that indices name, in their order; from the end if asked",
+    attrs={"axis": 0, "from_end": False},
     shape_rule=_gather_shape, types=TypeRule(moving.ANY, INDICES), slicing=_gather_slices,
     backward=_gather_slope, template=GATHER, traits=("moves",), weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(
         Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
         Example(((3, 11, 8), (4,)), {"axis": 1}), Example(((129, 32), (31,))),
+        Example(((5, 6), (9,)), {"from_end": True}),
+        Example(((3, 11, 8), (4,)), {"axis": 1, "from_end": True}),
     ),
 )  # fmt: skip
 

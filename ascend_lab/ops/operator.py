@@ -326,11 +326,14 @@ class Operator:
     def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
         """Raise `InputError` naming the first index that points outside its tensor."""
         for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
-            wrong = np.argwhere((arrays[i] < 0) | (arrays[i] >= limit))
+            least = -limit if attrs.get("from_end") else 0
+            wrong = np.argwhere((arrays[i] < least) | (arrays[i] >= limit))
             if len(wrong):
                 at = tuple(int(n) for n in wrong[0])
-                needed = f"{self.name}: {self.names(len(arrays))[i]} from 0 to {limit - 1}"
-                remedy = "the hardware does not wrap negative indices; check them first"
+                needed = f"{self.name}: {self.names(len(arrays))[i]} from {least} to {limit - 1}"
+                remedy = "check them first"
+                if not least:
+                    remedy = f"the hardware does not wrap negative indices; {remedy}"
                 raise InputError(needed, f"{arrays[i][at]} at {at}", remedy)
 
 

@@ -37,7 +37,8 @@ def sample(
     arrays = []
     for i, (name, shape, kind) in enumerate(zip(names, shapes, formats, strict=True)):
         if i in limits:
-            arrays.append(rng.integers(0, max(limits[i], 1), shape).astype(numpy_type(kind)))
+            least = -limits[i] if attrs.get("from_end") else 0
+            arrays.append(rng.integers(least, max(limits[i], 1), shape).astype(numpy_type(kind)))
         else:
             target = "fp64" if wide and is_float(kind) else kind
             arrays.append(draw(rng, operator.domains.get(name, Domain()), shape, target))

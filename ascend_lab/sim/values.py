@@ -167,11 +167,15 @@ def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
     if place is None:
         return 0
     index, bound = int(core.view(place, env).reshape(-1)[0]), instruction.number("bound")
-    if not 0 <= index < bound:
+    least = -bound if instruction.number("from_end") else 0
+    if not least <= index < bound:
         where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
-        needed = f"{instruction.op}: an index of 0..{bound - 1}, read from {place.buffer.name}"
+        needed = (
+            f"{instruction.op}: an index of {least}..{bound - 1}, read from {place.buffer.name}"
+        )
         raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
-    return index * instruction.number("pitch")
+    row = index + bound if index < 0 else index
+    return row * instruction.number("pitch")
 
 
 def _places(region: Region, start: int) -> Values:

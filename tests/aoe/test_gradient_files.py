@@ -42,6 +42,12 @@ BAD_TABLES = {
     "huge": (CSV + "x,1,inf\n", "line 4: bytes as a number"),
     "short": (CSV + "x,1\n", "line 4: 3 columns"),
     "quote": (CSV + '"x,1,2\n', "a CSV file"),
+    "unknown column": ("name,ready_us,bytes,ready_ms\na,1,2,3\n", "line 1: known .*ready_ms"),
+    "a column twice": ("name,bytes,ready_us,bytes\na,1,2,3\n", "line 1: one column bytes"),
+    "two words for one": ("name,bytes,ready_us,gradient_size(byte)\na,1,2,3\n", "one column bytes"),
+    "long": (CSV + "x,3,5,fp16\n", "line 4: 3 columns"),
+    "a row twice": (CSV + "fc,3,1000\n", "line 4: a name of its own .*fc.*, as in line 2"),
+    "falling": (CSV + "x,2.25,5\n", "line 4: a ready_us of at least 2.5, .* got 2.25"),
 }
 
 
@@ -79,6 +85,9 @@ def test_the_bank_of_the_published_tuner_is_read(tmp_path):
     value["gradientSize"] = [1]
     with pytest.raises(InputError, match="of one length"):
         read_profile(written(tmp_path, json.dumps([{"modelvalue": value}]), "g.json"))
+    falling = {"gradientSize": [1, 2, 3], "gradientTime": [5, 9, -1]}
+    with pytest.raises(InputError, match="gradient 2: a gradientTime of at least 0"):
+        read_profile(written(tmp_path, json.dumps([{"modelvalue": falling}]), "g.json"))
     value |= {"gradientSize": [1, None, 2]}
     with pytest.raises(InputError, match="gradient 1: gradientSize as a number"):
         read_profile(written(tmp_path, json.dumps([{"modelvalue": value}]), "g.json"))
@@ -95,9 +104,9 @@ def reduce_event(ts, count, cat="cpu_op", dtype="Float"):
     return event(name, ts, 5.0, cat, **args)
 
 
-def accumulate(ts, shape):
+def accumulate(ts, shape, dur=2.0):
     dims = {"Input Dims": [shape], "Input type": ["float"]}
-    return event("torch::autograd::AccumulateGrad", ts, 2.0, **dims)
+    return event("torch::autograd::AccumulateGrad", ts, dur, **dims)
 
 
 HOST = [
@@ -310,7 +319,10 @@ def test_the_verb_answers_in_json(tmp_path, capsys):
 
 
 def test_the_verb_prints_a_table(tmp_path, capsys):
-    file = written(tmp_path, CSV + "late,1,5\n")
+    """Of two threads that overlap one gradient may be ready before the one above it."""
+    events = [event("autograd::engine::evaluate_function: AddBackward0", 5, 30)]
+    events += [accumulate(ts, [9], dur) for ts, dur in ((10, 5), (20, 9), (22, 2))]
+    file = written(tmp_path, json.dumps(events), "t.json")
     assert main(["gradient-plan", str(file), *PRICE, "--streams", "2", "--noise", "0.1"]) == 0
     out = capsys.readouterr().out
     for word in ("optimal", "mg_wfbp", "set_split_strategy_by_size", "bucket_cap_mb", "2 streams"):

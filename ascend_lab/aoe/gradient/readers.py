@@ -1,8 +1,9 @@
 """Profiles from files: a CSV table, the bank of CANN's gradient tuner, a PyTorch profiler trace.
 
-CSV: a header, then a row a gradient in backward order. Columns `name`, `ready_us` and `bytes`, also
-`dtype`; those of CANN's `gradient_summary.csv` (`gradient_node_name`, `gradient_size(byte)`,
-`data_type`) are taken too, which has no times of its own: add a column `ready_us`.
+CSV: a header, then a row a gradient in backward order, `ready_us` never falling. Columns `name`,
+`ready_us` and `bytes`, also `dtype`; those of CANN's `gradient_summary.csv` (`gradient_node_name`,
+`gradient_size(byte)`, `data_type`) are taken too, which has no times of its own: add a column
+`ready_us`.
 
 JSON with a list of `modelvalue`: CANN's `<soc>_gradient_fusion.json`, `gradientTime` nanoseconds
 since the gradient before (the first counts as 0), `gradientSize` bytes.
@@ -25,6 +26,8 @@ COLUMNS = {
     "bytes": ("bytes", "gradient_size(byte)"),
     "dtype": ("dtype", "data_type"),
 }
+PASSED_OVER = ("graph_id", "group_name", "trace_node_name", "allreduce_node_name")
+"""The other columns of CANN's `gradient_summary.csv`: nothing here depends on them."""
 MOST_ROWS = 10_000
 BANK_LISTS = ("gradientTime", "gradientSize")
 
@@ -67,18 +70,44 @@ def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
     if not table:
         raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file", "check the path")
     places = _places(path, table[0][1])
-    return tuple(_row(f"{path} line {number}", row, places) for number, row in table[1:])
+    rows = list[Gradient]()
+    first_line = dict[str, int]()
+    for number, row in table[1:]:
+        where = f"{path} line {number}"
+        if len(row) > len(table[0][1]):
+            raise InputError(f"{where}: {len(table[0][1])} columns", str(len(row)), "mend it")
+        new = _row(where, row, places)
+        if new.name in first_line:
+            got = f"{shown(new.name)}, as in line {first_line[new.name]}"
+            raise InputError(f"{where}: a name of its own for each gradient", got, "drop one")
+        if rows and new.ready_s < rows[-1].ready_s:
+            needed = (
+                f"{where}: a ready_us of at least {rows[-1].ready_s * 1e6:g}, as in the row above"
+            )
+            remedy = "sort the rows by ready_us: the order of the backward pass"
+            raise InputError(needed, f"{new.ready_s * 1e6:g}", remedy)
+        first_line[new.name] = number
+        rows.append(new)
+    return tuple(rows)
 
 
 def _places(path: Path, header: list[str]) -> dict[str, int]:
-    """Return the column of each value."""
-    found = {}
+    """Return the column of each value; raise `InputError` for unknown columns and two of a kind."""
+    found = dict[str, int]()
+    remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
+    key_of = {name: key for key, names in COLUMNS.items() for name in names}
+    for place, word in enumerate(header):
+        if word.lower() in PASSED_OVER:
+            continue
+        key = key_of.get(word.lower())
+        if key is None:
+            raise InputError(f"{path} line 1: known columns", shown(word), remedy)
+        if key in found:
+            needed = f"{path} line 1: one column {COLUMNS[key][0]}"
+            raise InputError(needed, f"{header[found[key]]} and {word}", remedy)
+        found[key] = place
     for key, names in COLUMNS.items():
-        places = [i for i, word in enumerate(header) if word.lower() in names]
-        if places:
-            found[key] = places[0]
-        elif key != "dtype":
-            remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
+        if key not in found and key != "dtype":
             raise InputError(f"{path} line 1: a column {names[0]}", ",".join(header)[:80], remedy)
     return found
 
@@ -119,7 +148,10 @@ def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
     rows, ready = list[Gradient](), 0.0
     for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
         where = f"{path} gradient {i}"
-        ready += _number(where, BANK_LISTS[0], time) * 1e-9 if i else 0.0
+        step_ns = _number(where, BANK_LISTS[0], time) if i else 0.0
+        if step_ns < 0:
+            raise InputError(f"{where}: a {BANK_LISTS[0]} of at least 0", str(step_ns), "mend it")
+        ready += step_ns * 1e-9
         count = _number(where, BANK_LISTS[1], size)
         rows.append(_gradient(where, f"gradient {i}", ready, count, ""))
     return tuple(rows)
