@@ -123,6 +123,15 @@ def test_no_model_time_is_below_its_bound(
         assert 0 <= row.bound_s <= row.model_s
 
 
+def test_halves_of_gelu_are_computed_in_fp32_as_measured(tmp_path: Path) -> None:
+    row = {"operator": "gelu", "inputs": "512x1024"}
+    halves, brains = (one(tmp_path, **row, dtype=dtype) for dtype in ("fp16", "bf16"))
+    assert halves.model_s == brains.model_s
+    assert any("fp32" in mark for mark in halves.marks) and not brains.marks
+    older = one(tmp_path, **row, chip="Ascend910A")
+    assert not older.marks
+
+
 def test_a_move_is_bounded_by_its_bytes(tmp_path: Path) -> None:
     found = one(tmp_path, operator="transpose", inputs="4096x8192", attributes="perm=(1,0)")
     read_s = 4096 * 8192 * 2 / B2.device_memory.rate_bytes_per_s

@@ -75,14 +75,35 @@ def _narrow(net: GraphBuilder, x: Any, dtype: str) -> Any:
 
 # -- element by element ----------------------------------------------------------------------------
 def mish(work: Work) -> Graph:
-    """Return y = x tanh(ln(1 + e^x)) of one tensor."""
+    """Return y = x tanh(ln(1 + e^x)) of one tensor, without overflow.
+
+    As the vendor's kernel does it: both quotients for all numbers, then a choice by the sign of x.
+    With e = e^-|x| and s = e^-2|x| they are (1 + 2 e) / (1 + 2 e + 2 s) above 0 and
+    (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; softplus, tanh and a product of
+    ours take 15.
+    Source: CANN toolkit, TBE operator Mish in its default mode (tbe/impl/dynamic/mish.py).
+    """
     _refuse_others(work)
     net = GraphBuilder(work.operator)
     x = net.input("x", _only_shape(work), _dtypes(work, 1)[0])
     wide = _wide(net, x)
-    y = net.mul(wide, net.tanh(net.softplus(wide)))
+    zero = net.fill((1,), 0.0)
+    power, square = _two_powers(net, wide, -1.0)
+    twice = net.muls(power, number=2.0)
+    top = net.adds(twice, number=1.0)
+    bottom = net.adds(net.add(twice, net.muls(square, number=2.0)), number=1.0)
+    above = net.select(net.greater(wide, zero), net.div(top, bottom), zero)
+    power, square = _two_powers(net, wide, 1.0)
+    top = net.add(net.muls(power, number=2.0), square)
+    below = net.select(net.less_equal(wide, zero), net.div(top, net.adds(top, number=2.0)), zero)
+    y = net.mul(wide, net.add(above, below))
     net.output(_narrow(net, y, x.type.dtype))
     return net.build()
+
+
+def _two_powers(net: GraphBuilder, x: Any, sign: float) -> tuple[Any, Any]:
+    """Return e^(sign x) and e^(2 sign x)."""
+    return net.exp(net.muls(x, number=sign)), net.exp(net.muls(x, number=2.0 * sign))
 
 
 def exp(work: Work) -> Graph:
