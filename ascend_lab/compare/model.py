@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
-from ascend_lab.compare.chains import CHAINS, KERNELS
+from ascend_lab.compare.chains import CHAINS, KERNELS, is_chain
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
@@ -57,7 +57,7 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
     chip = _chip(work.chip, own)
     if work.operator.startswith(ZOO):
         return _network(work, chip)
-    if work.operator in CHAINS:
+    if is_chain(work):
         return _chain(work, chip)
     return _operator(work, chip)
 
@@ -306,6 +306,8 @@ def _chain(work: Work, chip: Chip) -> Estimate:
     marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
     if work.l2 != "cold":
         marks.append(f"l2 {work.l2}: timed cold")
+    if aside := times.on_ai_cpu:
+        marks.append(f"{', '.join(line.type for line in aside)}")
     ledger: dict[str, float] = account(times, bound)["ledger"]
     if work.timing == "kernel":
         ledger = {part: time_s for part, time_s in ledger.items() if part != "launches"}

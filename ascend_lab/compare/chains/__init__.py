@@ -24,3 +24,13 @@ CHAINS: Mapping[str, Builder] = {**vector.BUILDERS}
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
 KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
 """The table's name -> what cuts the graph into kernels; without one our fusion does."""
+ALSO_OPERATORS: Mapping[str, Sequence[str]] = {**vector.ALSO_OPERATORS}
+"""Names that operators of ours have, too -> the words, one of which makes a row a chain."""
+
+
+def is_chain(work: Work) -> bool:
+    """Tell whether a row is timed as a chain."""
+    words = ALSO_OPERATORS.get(work.operator)
+    return work.operator in CHAINS and (
+        words is None or not work.attributes.keys().isdisjoint(words)
+    )
