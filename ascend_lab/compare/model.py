@@ -307,7 +307,7 @@ def _chain(work: Work, chip: Chip) -> Estimate:
     if work.l2 != "cold":
         marks.append(f"l2 {work.l2}: timed cold")
     if aside := times.on_ai_cpu:
-        marks.append(f"{', '.join(line.type for line in aside)}")
+        marks.append(", ".join(line.type for line in aside))
     ledger: dict[str, float] = account(times, bound)["ledger"]
     if work.timing == "kernel":
         ledger = {part: time_s for part, time_s in ledger.items() if part != "launches"}
