@@ -124,6 +124,15 @@ def test_no_model_time_is_below_its_bound(
         assert 0 <= row.bound_s <= row.model_s
 
 
+def test_halves_of_gelu_are_computed_in_fp32_as_measured(tmp_path: Path) -> None:
+    row = {"operator": "gelu", "inputs": "512x1024"}
+    halves, brains = (one(tmp_path, **row, dtype=dtype) for dtype in ("fp16", "bf16"))
+    assert halves.model_s == brains.model_s
+    assert any("fp32" in mark for mark in halves.marks) and not brains.marks
+    older = one(tmp_path, **row, chip="Ascend910A")
+    assert not older.marks
+
+
 def test_a_move_is_bounded_by_its_bytes(tmp_path: Path) -> None:
     found = one(tmp_path, operator="transpose", inputs="4096x8192", attributes="perm=(1,0)")
     read_s = 4096 * 8192 * 2 / B2.device_memory.rate_bytes_per_s
@@ -269,15 +278,15 @@ def test_a_mistake_of_ours_stops_no_row(tmp_path: Path, monkeypatch: pytest.Monk
     def fails(*given: object, **attributes: object) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr(ops, "time", fails)
+    monkeypatch.setattr(ops, "compile", fails)
     found = compare(table(tmp_path, {}, {"operator": ""}))
     assert "mistake of ours" in found.rows[0].refused and "operator" in found.rows[1].refused
 
 
 def test_equal_work_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    timed = ops.time
-    monkeypatch.setattr(ops, "time", lambda *a, **k: seen.append(a) or timed(*a, **k))
+    written = ops.compile
+    monkeypatch.setattr(ops, "compile", lambda *a, **k: seen.append(a) or written(*a, **k))
     rows = compare(table(tmp_path, {}, {"measured_us": "20"}, {"dtype": "fp32"}, {})).rows
     assert len(seen) == 2
     assert rows[0].model_s == rows[1].model_s and rows[0].error > rows[1].error

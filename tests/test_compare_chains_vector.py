@@ -219,6 +219,13 @@ def test_a_row_is_timed_in_as_many_kernels_as_measured(tmp_path, name):
     assert f"kernels of ours: {KERNELS_OF.get(name, 1)}, cut as the source's" in found.marks
 
 
+def test_an_operator_of_the_same_name_stays_one(tmp_path):
+    plain, power = (
+        one(tmp_path, operator="exp", inputs="64x64", attributes=text) for text in ("", "base=2.0")
+    )
+    assert plain.marks == () and "cut as the source's" in power.marks[0]
+
+
 def test_one_program_reads_what_it_needs_once():
     """A chain apart moves its intermediate results, one program does not."""
     shape = (8192, 4096)

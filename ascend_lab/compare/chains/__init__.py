@@ -36,3 +36,13 @@ GROUPS: Mapping[str, Callable[[Work], groups.Groups]] = groups.BUILDERS
 """The table's name for a kernel that multiplies groups of rows -> its builder."""
 CASE_NAMES = {"gather": "gather_elements"}
 """Names that a case has for a kernel, where an operator of ours with that name does otherwise."""
+ALSO_OPERATORS: Mapping[str, Sequence[str]] = {**vector.ALSO_OPERATORS}
+"""Names that operators of ours have, too -> the words, one of which makes a row a chain."""
+
+
+def is_chain(work: Work) -> bool:
+    """Tell whether a row is timed as a chain."""
+    words = ALSO_OPERATORS.get(work.operator)
+    return work.operator in CHAINS and (
+        words is None or not work.attributes.keys().isdisjoint(words)
+    )

@@ -23,6 +23,7 @@ LARGEST_BYTE = 127.0
 LEAST_SCALE = 2.0**-126
 """The least normal number of fp32: rows of zeros are divided by it and stay zeros."""
 LONGEST_INDEX = 2**24
+"""fp32 holds all whole numbers up to here."""
 LARGEST_PRODUCT = 8
 """Whole powers up to here are products, as in p-norms of 3 or 5; others e^(p ln x)."""
 
@@ -75,14 +76,39 @@ def _narrow(net: GraphBuilder, x: Any, dtype: str) -> Any:
 
 # -- element by element ----------------------------------------------------------------------------
 def mish(work: Work) -> Graph:
-    """Return y = x tanh(ln(1 + e^x)) of one tensor."""
+    """Return y = x tanh(ln(1 + e^x)) of one tensor, without overflow.
+
+    As the vendor's kernel does it: both quotients for all numbers, then a choice by the sign of x.
+    With e = e^-|x| and s = e^-2|x| they are (1 + 2 e) / (1 + 2 e + 2 s) above 0 and
+    (2 e + s) / (2 + 2 e + s) below. That takes 22 instructions; softplus, tanh and a product of
+    ours take 15.
+    Source: CANN toolkit, TBE operator Mish in its default mode (tbe/impl/dynamic/mish.py).
+    """
     _refuse_others(work)
     net = GraphBuilder(work.operator)
     x = net.input("x", _only_shape(work), _dtypes(work, 1)[0])
     wide = _wide(net, x)
-    y = net.mul(wide, net.tanh(net.softplus(wide)))
+    zero = net.fill((1,), 0.0)
+    power, square = _two_powers(net, wide, -1.0)
+    twice = net.muls(power, number=2.0)
+    top = net.adds(twice, number=1.0)
+    bottom = net.adds(net.add(twice, net.muls(square, number=2.0)), number=1.0)
+    above = net.select(net.greater(wide, zero), net.div(top, bottom), zero)
+    power, square = _two_powers(net, wide, 1.0)
+    top = net.add(net.muls(power, number=2.0), square)
+    below = net.select(net.less_equal(wide, zero), net.div(top, net.adds(top, number=2.0)), zero)
+    y = net.mul(wide, net.add(above, below))
     net.output(_narrow(net, y, x.type.dtype))
     return net.build()
+
+
+def _two_powers(net: GraphBuilder, x: Any, sign: float) -> tuple[Any, Any]:
+    """Return e^(sign x) and e^(2 sign x)."""
+    return net.exp(net.muls(x, number=sign)), net.exp(net.muls(x, number=2.0 * sign))
+
+
+OF_A_POWER = ("base", "scale", "shift")
+"""Words of a row that make it more than the operator exp."""
 
 
 def exp(work: Work) -> Graph:
@@ -92,7 +118,7 @@ def exp(work: Work) -> Graph:
     their values change no time, and a scale of 1 is multiplied by, too. The measured chain has no
     product by ln(base) where base is e or 1; for 1 a scale and a shift of 0 give 1^x = e^0.
     """
-    _refuse_others(work, "base", "scale", "shift")
+    _refuse_others(work, *OF_A_POWER)
     base = _number(work, "base", -1.0)
     if base <= 0 and base != -1:
         raise InputError("exp: base -1, or a number above 0", shown(base), "mend that row")
@@ -253,7 +279,7 @@ def _to_the(net: GraphBuilder, x: Any, power: float) -> Any:
 def arg_max(work: Work) -> Graph:
     """Return the index of the first largest number along an axis, int32.
 
-    Indices are counted in fp32, which holds whole numbers up to 2^24; the vendor's are int64.
+    Indices are counted in fp32; the vendor's are int64.
     """
     _refuse_others(work, "axis")
     shape = _only_shape(work)
@@ -377,6 +403,8 @@ KERNELS = {
     "dequant_swiglu_quant": one_program,
 }
 """The same names -> what cuts their graphs into kernels."""
+ALSO_OPERATORS = {"exp": OF_A_POWER}
+"""Names that operators of ours have, too -> the words that make a row a chain."""
 BUILDERS = {
     "arg_max": arg_max,
     "mish": mish,
