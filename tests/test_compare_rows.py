@@ -207,6 +207,30 @@ def _resized(x, axis, out, aligned):
     return np.stack(mixed, axis)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "int32"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_unsorted_segment_sum(seed, dtype):
+    rng = np.random.default_rng(seed)
+    segments, count, width = rng.integers(1, 40, 3).tolist()
+    kind = np.float32 if dtype == "fp32" else np.int32
+    u = rng.integers(-9, 9, (count, width)).astype(kind)  # sums are exact in any order
+    index = rng.integers(0, segments, count, dtype=np.int32)
+    shapes = ((segments, width), (count,), u.shape)
+    found = run(work_of("unsorted_segment_sum", shapes, dtype, segments=segments), u=u, index=index)
+    wanted = np.zeros((segments, width), kind)
+    np.add.at(wanted, index, u)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_sums_of_segments_write_their_zeros(tmp_path):
+    said = {"operator": "scatter_add", "inputs": "512x1024;512;512x1024", "dtype": "fp32"}
+    plain, segments = one(tmp_path, **said), one(tmp_path, attributes="segments=512", **said)
+    assert segments.model_s > plain.model_s
+    assert "kernels of ours" in segments.marks[-1]
+    wrong = one(tmp_path, attributes="segments=100", **said)
+    assert "segments equal to the first size, 512" in wrong.refused
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gather_elements(seed):
     rng = np.random.default_rng(seed)
@@ -282,6 +306,7 @@ def test_a_transpose_of_int64_moves_its_bytes_as_pairs(tmp_path):
         work_of("moe_finalize_routing", ((8, 4), (8,), (2, 4), (2, 4))),
         work_of("resize_bilinear", ((2, 3, 4, 8),), output_size=4, align_corners=False),
         work_of("gather_elements", ((4, 4), (4, 4)), axis=1),
+        work_of("unsorted_segment_sum", ((4, 4), (5,), (4, 4)), segments=4),
     ],
 )  # fmt: skip
 def test_what_a_chain_cannot_do_is_refused(work):

@@ -336,6 +336,29 @@ def _mixed(draft: GraphBuilder, x: Value, starts: NDArray[np.int64], at: Numbers
     return mixed
 
 
+def unsorted_segment_sum(work: Work) -> Graph:
+    """y[s] = sum of all rows u[i] with index[i] = s; inputs as of scatter_add: y, index, u.
+
+    The zeros are a row u - u and padding below it, of finite u.
+    """
+    _check(work, 3, 3, "segments")
+    shape, picks, updates = work.shapes
+    if work.attributes["segments"] != shape[0]:
+        needed = f"unsorted_segment_sum: segments equal to the first size, {shape[0]}"
+        raise InputError(needed, shown(work.attributes["segments"]), "mend that row")
+    count, width = math.prod(picks), math.prod(shape[1:])
+    if updates != (*picks, *shape[1:]):
+        needed = f"unsorted_segment_sum: one row of {width} elements per index"
+        raise InputError(needed, "x".join(map(str, updates)), "mend that row")
+    draft = _draft(work)
+    values = draft.input("u", (count, width))
+    index = draft.input("index", (count,), "int32")
+    row = draft.slice(values, begin=(0, 0), end=(1, width))
+    zeros = draft.pad(draft.sub(row, row), pads=((0, shape[0] - 1), (0, 0)))
+    draft.output(draft.scatter_add(zeros, index, values))
+    return draft.build()
+
+
 def gather_elements(work: Work) -> Graph:
     """y[i, j] = x[index[i, j], j]: one index per element, along axis 0 of a matrix.
 
@@ -367,6 +390,7 @@ BUILDERS: Mapping[str, Callable[[Work], Graph]] = {
         moe_re_routing,
         moe_finalize_routing,
         resize_bilinear,
+        unsorted_segment_sum,
         gather_elements,
     )
 }
