@@ -76,13 +76,15 @@ def test_add_rms_norm_dynamic_quant(seed, dtype):
     assert np.all(np.abs(q * (largest / 127) - wanted) <= steps * largest / 127)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int32"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_arg_max_takes_the_first_of_equals(seed):
+def test_arg_max_takes_the_first_of_equals(seed, dtype):
     rng = np.random.default_rng(seed)
     shape = tuple(rng.integers(1, 40, 3).tolist())
     axis = int(rng.integers(-3, 3))
-    x = rng.integers(-3, 4, shape).astype(np.float32)  # few numbers: many are equal
-    found = run(work_of("arg_max", (shape,), axis=axis), x=x)
+    kind = {"fp32": np.float32, "fp16": np.float16, "int32": np.int32}[dtype]
+    x = rng.integers(-3, 4, shape).astype(kind)  # few numbers: many are equal
+    found = run(work_of("arg_max", (shape,), dtype, axis=axis), x=x)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, x.argmax(axis))
 
@@ -103,7 +105,8 @@ def test_cross_entropy_loss(seed, reduction):
 
 
 @pytest.mark.parametrize(
-    ("layout", "mode"), [("BSND", "half"), ("BNSD", "half"), ("BSND", "interleaved")]
+    ("layout", "mode"),
+    [("BSND", "half"), ("BNSD", "half"), ("BSND", "interleaved"), ("BNSD", "interleaved")],
 )
 @pytest.mark.parametrize("seed", SEEDS)
 def test_apply_rotary_pos_emb(seed, layout, mode):
@@ -207,14 +210,44 @@ def _resized(x, axis, out, aligned):
     return np.stack(mixed, axis)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "int32"])
 @pytest.mark.parametrize("seed", SEEDS)
+def test_unsorted_segment_sum(seed, dtype):
+    rng = np.random.default_rng(seed)
+    segments, count, width = rng.integers(1, 40, 3).tolist()
+    kind = np.float32 if dtype == "fp32" else np.int32
+    u = rng.integers(-9, 9, (count, width)).astype(kind)  # sums are exact in any order
+    index = rng.integers(0, segments, count, dtype=np.int32)
+    shapes = ((segments, width), (count,), u.shape)
+    found = run(work_of("unsorted_segment_sum", shapes, dtype, segments=segments), u=u, index=index)
+    wanted = np.zeros((segments, width), kind)
+    np.add.at(wanted, index, u)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_sums_of_segments_write_their_zeros(tmp_path):
+    said = {"operator": "scatter_add", "inputs": "512x1024;512;512x1024", "dtype": "fp32"}
+    plain, segments = one(tmp_path, **said), one(tmp_path, attributes="segments=512", **said)
+    assert segments.model_s > plain.model_s
+    assert "kernels of ours" in segments.marks[-1]
+    wrong = one(tmp_path, attributes="segments=100", **said)
+    assert "segments equal to the first size, 512" in wrong.refused
+
+
+@pytest.mark.parametrize("seed", range(12))
 def test_gather_elements(seed):
     rng = np.random.default_rng(seed)
-    rows, columns, picks = rng.integers(1, 30, 3).tolist()
-    x = rng.integers(-99, 99, (rows, columns), dtype=np.int32)
-    index = rng.integers(0, rows, (picks, columns), dtype=np.int32)
-    work = work_of("gather_elements", (x.shape, index.shape), "int32", axis=0)
-    np.testing.assert_array_equal(run(work, x=x, index=index), np.take_along_axis(x, index, 0))
+    rank = int(rng.integers(1, 4))
+    axis = int(rng.integers(-rank, rank))
+    shape = rng.integers(1, 12, rank).tolist()
+    picks = [int(rng.integers(1, size + 1)) for size in shape]
+    picks[axis] = int(rng.integers(1, 30))
+    x = rng.integers(-99, 99, shape, dtype=np.int32)
+    index = rng.integers(0, shape[axis], picks, dtype=np.int32)
+    work = work_of("gather_elements", (x.shape, index.shape), "int32", axis=axis)
+    found = run(work, x=x, index=index)
+    front = x[tuple(slice(None) if d == axis % rank else slice(n) for d, n in enumerate(picks))]
+    np.testing.assert_array_equal(found, np.take_along_axis(front, index, axis))
 
 
 # -- rows of a table -------------------------------------------------------------------------------
@@ -229,6 +262,16 @@ CASES = {
     "resize_bilinear": ("1x3x40x50", "fp32", "output_size=(20,30);align_corners=False"),
     "gather": ("100x200;50x200", "int32", "axis=0"),
 }
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("kernel", CASES)
+def test_every_kernel_is_timed_in_every_float(tmp_path, kernel, dtype):
+    inputs, formats, attributes = CASES[kernel]
+    said = {"operator": "", "inputs": inputs, "attributes": attributes}
+    formats = ";".join((dtype, *formats.split(";")[1:]))
+    found = one(tmp_path, case=f"made/{kernel}/1", **said, dtype=formats)
+    assert found.refused is None
 
 
 @pytest.mark.parametrize("kernel", CASES)
@@ -277,11 +320,13 @@ def test_a_transpose_of_int64_moves_its_bytes_as_pairs(tmp_path):
         work_of("cross_entropy_loss", ((4, 4), (4,)), reduction="sum"),
         work_of("apply_rotary_pos_emb", _ROTARY[9], layout="BSND", mode="half"),
         work_of("apply_rotary_pos_emb", _ROTARY[3], layout="TND", mode="half"),
-        work_of("apply_rotary_pos_emb", _ROTARY[3], layout="BNSD", mode="interleaved"),
+        work_of("apply_rotary_pos_emb", _ROTARY[3], layout="BSND", mode="quarter"),
         work_of("moe_re_routing", ((2, 3, 4), (2, 2))),
         work_of("moe_finalize_routing", ((8, 4), (8,), (2, 4), (2, 4))),
         work_of("resize_bilinear", ((2, 3, 4, 8),), output_size=4, align_corners=False),
-        work_of("gather_elements", ((4, 4), (4, 4)), axis=1),
+        work_of("gather_elements", ((4, 4), (4, 4)), axis=2),
+        work_of("gather_elements", ((4, 4), (4, 5)), axis=0),
+        work_of("unsorted_segment_sum", ((4, 4), (5,), (4, 4)), segments=4),
     ],
 )  # fmt: skip
 def test_what_a_chain_cannot_do_is_refused(work):

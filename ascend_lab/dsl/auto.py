@@ -64,8 +64,12 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     found = [_first_that_lowers(s, phase)]
     long = auto_tile.long_rows(s.state, phase, auto_tile.SMALL_BYTES)
     ways: list[Callable[..., Schedule]] = [_quarter] * long
-    if any(s.state.stage(n).fold for n in phase.tiles):
+    folds = [x for x in map(s.state.stage, phase.tiles) if x.fold]
+    if folds:
         ways.insert(0, partial(auto_tile.schedule_phase, tiles=2))
+    if any(map(auto_tile.keeps_lanes, folds)):
+        # Narrow strips of whole columns, loaded once, instead of parts of wide ones again and again
+        ways.append(partial(auto_tile.schedule_phase, line_bytes=auto_tile.NARROW_BYTES))
     if long and parts and phase.tiles:
         kept = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
         ways += [stream_phase, *kept, _shared]

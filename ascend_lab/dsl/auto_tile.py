@@ -23,6 +23,9 @@ SHARED_BYTES = SMALL_BYTES // 4
 LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
 
+NARROW_BYTES = 64
+"""What folds over long columns may keep of a row, if all of a column is then in UB at once."""
+
 Widths = dict[str, int]
 """Elements of a tile per axis."""
 
@@ -109,10 +112,12 @@ def schedule_phase(
     merge: bool = True,
     share: float = 1.0,
     tiles: int = TILES_PER_CORE,
+    line_bytes: int = LINE_BYTES,
 ) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
 
-    Tiles take at most a `share` of UB; a core has so many `tiles`, if they are not small.
+    Tiles take at most a `share` of UB; a core has so many `tiles`, if they are not small. Folds
+    over rows keep `line_bytes` of a row together at least.
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
@@ -120,7 +125,7 @@ def schedule_phase(
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
-        best = largest(s, phase, rows, depth, share)
+        best = largest(s, phase, rows, depth, share, line_bytes)
         if best is not None and not _cuts_blocks(s, phase, best[0]):
             return arrange(s, phase, rows, *best, depth, tiles)
     return _apart(before, phase)
@@ -175,7 +180,12 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
 
 
 def largest(
-    s: Schedule, phase: Phase, rows: list[str], depth: int = 2, share: float = 1.0
+    s: Schedule,
+    phase: Phase,
+    rows: list[str],
+    depth: int = 2,
+    share: float = 1.0,
+    line_bytes: int = LINE_BYTES,
 ) -> tuple[Widths, Widths] | None:
     """Return the widest tile of `depth` slots that fits, and widths of folds; None if none does."""
     stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
@@ -184,7 +194,7 @@ def largest(
     last = root.axes[-1].name
     least = {n: 1 if n in rows else extents[n] for n in extents}
     if last in rows and any(x.fold and keeps_lanes(x) for x in stages):
-        least[last] = min(LINE_BYTES // DTYPE_BYTES[root.dtype], extents[last])
+        least[last] = min(line_bytes // DTYPE_BYTES[root.dtype], extents[last])
 
     def both(sizes: Widths) -> tuple[Widths, Widths]:
         return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, Value
+from ascend_lab.layout import row_major
 from ascend_lab.limits import shown
 
 INT8_MOST = 127
@@ -129,7 +130,10 @@ def arg_max(work: Work) -> Graph:
     ends = [size if place == axis else 1 for place, size in enumerate(shape)]
     places = draft.constant(np.arange(shape[axis], dtype=np.float32).reshape(ends))
     beyond = draft.constant(np.full((1,) * len(shape), shape[axis], np.float32))
-    marked = draft.select(draft.equal(x, largest), places, beyond)
+    hit = draft.equal(x, largest)
+    if work.dtypes[0] != "fp32":
+        hit = draft.cast(hit, dtype="fp32")
+    marked = draft.select(hit, places, beyond)
     first = draft.reduce_min(marked, axis=axis)
     draft.output(draft.cast(first, dtype="int32"))
     return draft.build()
@@ -169,9 +173,6 @@ def apply_rotary_pos_emb(work: Work) -> Graph:
     if layout not in ("BSND", "BNSD") or mode not in ("half", "interleaved"):
         needed = "apply_rotary_pos_emb: layout BSND or BNSD, mode half or interleaved"
         raise UnsupportedError(needed, f"{shown(layout)}, {shown(mode)}", "no other is built")
-    if mode == "interleaved" and layout != "BSND":
-        needed = "apply_rotary_pos_emb: layout BSND with mode interleaved"
-        raise UnsupportedError(needed, layout, "no other is built")
     length, half = _sizes(work, 2, 2)
     draft = _draft(work)
     cos = draft.input("cos", (length, half))
@@ -211,21 +212,22 @@ def _turn_halves(draft: GraphBuilder, x: Value, tables: Tables, at: int) -> Valu
 
 
 def _turn_neighbours(draft: GraphBuilder, x: Value, tables: Tables, at: int) -> Value:
-    """Turn neighbours 2 i and 2 i + 1 of x (b, s, n, d).
+    """Turn neighbours 2 i and 2 i + 1 of x (b, s, n, d) or (b, n, s, d); places lie along `at`.
 
     Neighbours lie in different lanes of a vector. With places as the last axis, (b, n, d, s), they
     lie in different rows, and a row of angles serves all heads.
     """
-    b, s, n, d = x.shape
+    heads = 3 - at
+    b, n, s, d = x.shape[0], x.shape[heads], x.shape[at], x.shape[3]
     half = d // 2
     rows = (draft.transpose(t, perm=(1, 0)) for t in tables)
     cos, sin = (draft.reshape(t, shape=(half, 1, s)) for t in rows)
-    turned = draft.transpose(x, perm=(0, 2, 3, 1))
+    turned = draft.transpose(x, perm=(0, heads, 3, at))
     pairs = draft.reshape(turned, shape=(b * n, half, 2, s))
     even, odd = draft.split(pairs, sizes=(1, 1), axis=2)
     first, second = _turned(draft, even, odd, (cos, sin))
-    joined = draft.concat(first, second, axis=2)
-    back: Value = draft.transpose(draft.reshape(joined, shape=(b, n, d, s)), perm=(0, 3, 1, 2))
+    joined = draft.reshape(draft.concat(first, second, axis=2), shape=(b, n, d, s))
+    back: Value = draft.transpose(joined, perm=(0, 3, 1, 2) if at == 1 else (0, 1, 3, 2))
     return back
 
 
@@ -263,7 +265,7 @@ def moe_finalize_routing(work: Work) -> Graph:
     if picks == hidden or len(wide) + len(narrow) != len(work.shapes) - 2:
         needed = "moe_finalize_routing: skips and bias of one width, then scales and experts"
         raise InputError(needed, shown(work.shapes), "write them in the source's order")
-    has_bias = len(narrow) == 2 or wide[-1][0] != tokens
+    has_bias = len(narrow) == 2 or (bool(wide) and wide[-1][0] != tokens)
     draft = _draft(work)
     x = draft.input("x", work.shapes[0])
     table = draft.reshape(x, shape=(math.prod(work.shapes[0][:-1]), hidden))
@@ -336,21 +338,54 @@ def _mixed(draft: GraphBuilder, x: Value, starts: NDArray[np.int64], at: Numbers
     return mixed
 
 
-def gather_elements(work: Work) -> Graph:
-    """y[i, j] = x[index[i, j], j]: one index per element, along axis 0 of a matrix.
+def unsorted_segment_sum(work: Work) -> Graph:
+    """y[s] = sum of all rows u[i] with index[i] = s; inputs as of scatter_add: y, index, u.
 
-    As a table of single elements, with index[i, j] columns + j for an index.
+    The zeros are a row u - u and padding below it, of finite u.
+    """
+    _check(work, 3, 3, "segments")
+    shape, picks, updates = work.shapes
+    if work.attributes["segments"] != shape[0]:
+        needed = f"unsorted_segment_sum: segments equal to the first size, {shape[0]}"
+        raise InputError(needed, shown(work.attributes["segments"]), "mend that row")
+    count, width = math.prod(picks), math.prod(shape[1:])
+    if updates != (*picks, *shape[1:]):
+        needed = f"unsorted_segment_sum: one row of {width} elements per index"
+        raise InputError(needed, "x".join(map(str, updates)), "mend that row")
+    draft = _draft(work)
+    values = draft.input("u", (count, width))
+    index = draft.input("index", (count,), "int32")
+    row = draft.slice(values, begin=(0, 0), end=(1, width))
+    zeros = draft.pad(draft.sub(row, row), pads=((0, shape[0] - 1), (0, 0)))
+    draft.output(draft.scatter_add(zeros, index, values))
+    return draft.build()
+
+
+def gather_elements(work: Work) -> Graph:
+    """y[i, j] = x[index[i, j], j] along axis 0: one index per element; other axes alike.
+
+    As a table of single elements. With row-major strides of x, the element is number
+    index stride(axis) + the sum of place stride over all other axes.
     """
     _check(work, 2, 2, "axis")
-    (rows, columns), picks = _sizes(work, 0, 2), _sizes(work, 1, 2)
-    if _axis(work, 2) != 0 or picks[1] != columns:
-        needed = "gather_elements: axis 0, as many columns in both"
-        raise UnsupportedError(needed, shown(work.attributes), "other axes are not built")
+    shape = work.shapes[0]
+    picks = _sizes(work, 1, len(shape))
+    axis = _axis(work, len(shape))
+    if any(picks[d] > shape[d] for d in range(len(shape)) if d != axis):
+        needed = f"gather_elements: an index no longer than x but along axis {axis}"
+        raise InputError(needed, f"{picks} for {shape}", "mend that row")
     draft = _draft(work)
-    x = draft.reshape(draft.input("x", (rows, columns)), shape=(rows * columns, 1))
+    x = draft.reshape(draft.input("x", shape), shape=(math.prod(shape), 1))
     index = draft.input("index", picks, "int32")
-    wide = draft.mul(index, draft.constant(np.full((1, 1), columns, np.int32)))
-    flat = draft.add(wide, draft.constant(np.arange(columns, dtype=np.int32)))
+    strides = row_major(shape)
+    rank = len(shape)
+    flat = draft.mul(index, draft.constant(np.full((1,) * rank, strides[axis], np.int32)))
+    for d in range(rank):
+        if d == axis or picks[d] == 1:
+            continue
+        ends = [picks[d] if d == other else 1 for other in range(rank)]
+        places = np.arange(picks[d], dtype=np.int32) * np.int32(strides[d])
+        flat = draft.add(flat, draft.constant(places.reshape(ends)))
     picked = draft.gather(x, draft.reshape(flat, shape=(math.prod(picks),)))
     draft.output(draft.reshape(picked, shape=picks))
     return draft.build()
@@ -367,6 +402,7 @@ BUILDERS: Mapping[str, Callable[[Work], Graph]] = {
         moe_re_routing,
         moe_finalize_routing,
         resize_bilinear,
+        unsorted_segment_sum,
         gather_elements,
     )
 }
