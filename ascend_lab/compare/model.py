@@ -11,6 +11,7 @@ means for the time is not guessed.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.compare.chains import CHAINS, GROUPS
-from ascend_lab.compare.rows import Work
+from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
@@ -181,6 +182,12 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     dtypes = _dtypes(work, settings.own)
     warm = work.l2 == "warm"
     line = ops.time(operator, work.shapes, dtypes, chip, warm_l2=warm, **settings.own)
+    converting_s = 0.0
+    if work.conversions and operator.has("convolution"):
+        outputs = operator.infer(*work.shapes, **settings.own)
+        tensors = (*zip(work.shapes, dtypes, strict=True), (outputs[0], dtypes[0]))
+        converting_s = _converting_s([t for t in tensors if len(t[0]) == 4], work, chip)
+        settings.marks.append(f"with {work.conversions} changes of layout, as measured")
     line = replace(line, start="cold")
     launch = start_cycles(chip, "cold")
     with_launch = work.timing != "kernel"
@@ -195,7 +202,24 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
     limit = max(limits, key=lambda name: limits[name])
-    return Estimate(cycles / chip.clock_hz, bound_s, limit, busy, tuple(settings.marks))
+    model_s = cycles / chip.clock_hz + converting_s
+    return Estimate(model_s, bound_s, limit, busy, tuple(settings.marks))
+
+
+def _converting_s(tensors: Sequence[tuple[Shape, str]], work: Work, chip: Chip) -> float:
+    """Return the seconds of changing the layout of the largest images, as many as were timed."""
+    from ascend_lab.graph import Graph, Node, Road, TensorType, finish_stages
+    from ascend_lab.graph.compile import Front
+
+    total_s = 0.0
+    for shape, dtype in sorted(tensors, key=lambda t: -math.prod(t[0]))[: work.conversions]:
+        plain = TensorType(shape, dtype)
+        types = {"x": plain, "y": replace(plain, layout="NC1HWC0")}
+        node = Node("y", "trans_data", ("x",), ("y",), {"layout": "NC1HWC0"})
+        graph = Graph("layout", ("x",), ("y",), (node,), types)
+        times = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).timeline()
+        total_s += times.time_s - times.launch_s
+    return total_s
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:

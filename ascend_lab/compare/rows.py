@@ -21,6 +21,7 @@ class Work:
     `operator` is a name of the operator library, `zoo:NAME`, `all_reduce` or `all_to_all`; `shapes`
     those of its inputs, or `size_bytes` what each rank of a collective holds. `dtypes` are one for
     all inputs, or one for each. `group` is the kind of work, in the words of who measured it.
+    `conversions` counts the changes of layout that were timed with it.
     """
 
     operator: str
@@ -32,6 +33,7 @@ class Work:
     l2: str = "unknown"
     timing: str = "kernel"
     group: str = ""
+    conversions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ among the others; a table that is none, or has a column nobody knows, is refused
 """
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -114,8 +115,23 @@ def _work(row: Mapping[str, str], group: str) -> Work:
         shapes = tuple(shape_of(part.strip(), "x", "inputs") for part in row["inputs"].split(";"))
     dtypes = tuple(part.strip() for part in row["dtype"].split(";")) if row["dtype"] else ()
     return Work(
-        operator, row["chip"], shapes, size_bytes, dtypes, attributes, l2, row["timing"], group
+        operator,
+        row["chip"],
+        shapes,
+        size_bytes,
+        dtypes,
+        attributes,
+        l2,
+        row["timing"],
+        group,
+        _conversions(row.get("kernels", "")),
     )
+
+
+def _conversions(kernels: str) -> int:
+    """Return how many of the kernels of a chain change layouts: 3 of TransData*3+Conv2D."""
+    counts = [re.fullmatch(r"TransData(?:\*(\d{1,4}))?", part) for part in kernels.split("+")]
+    return sum(int(found[1] or 1) for found in counts if found)
 
 
 def _name_in(case: str) -> str:
