@@ -47,6 +47,7 @@ QUANT = [
     ("17x64;64x48;48;17", "int8;int8;fp32;fp32", "scale+pertoken", "fp16"),
     ("17x64;64x48;48;48;17", "int8;int8;fp32;bf16;fp32", "scale+bias+pertoken", "bf16"),
     ("3x17x64;3x64x48;48", "int8;int8;fp32", "scale", "fp16"),
+    ("3x5x64;64x48;48", "int8;int8;fp32", "scale", "fp16"),
 ]
 
 

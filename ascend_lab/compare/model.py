@@ -362,7 +362,7 @@ def _network(work: Work, chip: Chip) -> Estimate:
     dtype = work.dtypes[0] if len(work.dtypes) == 1 else ", ".join(work.dtypes) or "none"
     if dtype not in NETWORK_DTYPES:
         needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
-        raise UnsupportedError(needed, dtype, "the cube multiplies no other format")
+        raise UnsupportedError(needed, dtype, "networks run in no other format")
     graph = _graph(work)
     road = Road(dtype=dtype)
     front = front_stages(graph, chip, road)
