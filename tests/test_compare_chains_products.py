@@ -305,5 +305,10 @@ def test_changes_of_layout_are_timed_where_they_were_measured(tmp_path: Path, dt
     kernels = ("Conv2D", "TransData+Conv2D", "TransData*3+MemSet+Conv2D")
     found = [one(tmp_path, **row, kernels=names) for names in kernels]
     times = [line.model_s or 0.0 for line in found]
-    assert 0 < times[0] < times[1] < times[2]
-    assert "with 3 changes of layout, as measured" in found[2].marks
+    told = " ".join(found[2].marks)
+    if dtype == "fp16":
+        assert 0 < times[0] < times[1] < times[2]
+        assert "with 3 changes of layout, as measured" in told
+    else:  # ours of 4 bytes moves single elements
+        assert 0 < times[0] == times[1] == times[2]
+        assert "3 changes of layout not timed" in told
