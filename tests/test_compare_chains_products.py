@@ -47,6 +47,7 @@ QUANT = [
     ("17x64;64x48;48;17", "int8;int8;fp32;fp32", "scale+pertoken", "fp16"),
     ("17x64;64x48;48;48;17", "int8;int8;fp32;bf16;fp32", "scale+bias+pertoken", "bf16"),
     ("3x17x64;3x64x48;48", "int8;int8;fp32", "scale", "fp16"),
+    ("3x5x64;64x48;48", "int8;int8;fp32", "scale", "fp16"),
 ]
 
 
@@ -291,3 +292,23 @@ WRONG = [
 def test_what_is_no_such_product_is_refused_by_name(wrong):
     with pytest.raises(AscendLabError, match=wrong.operator):
         {**CHAINS, **GROUPS}[wrong.operator](wrong)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_changes_of_layout_are_timed_where_they_were_measured(tmp_path: Path, dtype: str):
+    row = {
+        "operator": "conv2d",
+        "inputs": "2x32x16x16;32x32x3x3",
+        "dtype": dtype,
+        "attributes": "stride=(1,1);pad=((1,1),(1,1))",
+    }
+    kernels = ("Conv2D", "TransData+Conv2D", "TransData*3+MemSet+Conv2D")
+    found = [one(tmp_path, **row, kernels=names) for names in kernels]
+    times = [line.model_s or 0.0 for line in found]
+    told = " ".join(found[2].marks)
+    if dtype == "fp16":
+        assert 0 < times[0] < times[1] < times[2]
+        assert "with 3 changes of layout, as measured" in told
+    else:  # ours of 4 bytes moves single elements
+        assert 0 < times[0] == times[1] == times[2]
+        assert "3 changes of layout not timed" in told

@@ -260,7 +260,7 @@ def test_equal_sides_are_one_number():
         ({"k": -6}, "sizes"),
         ({"r": 0}, "sizes"),
         ({"crop": True, "pad": (-4, -4, 0, 0)}, "a row and a column left; got \\(0, 8\\)"),
-        ({"dtype": "fp32"}, "fp16, bf16, int8"),
+        ({"dtype": "int32"}, "fp16, bf16, int8"),
     ],
 )
 def test_what_is_no_convolution_is_refused(change, message):

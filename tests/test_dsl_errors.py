@@ -128,7 +128,7 @@ TYPES = {
     ),
     "scatter mode": (lambda: te.scatter(X, INDEX, tensor(3, 6), "max"), "'max'"),
     "pooling mode": (lambda: te.pooling2d(IMAGE, 2, 2, mode="min"), "'min'"),
-    "matmul in fp32": (lambda: te.matmul(WIDE, WIDE, trans_b=True), "fp16", "fp32"),
+    "matmul in int32": (lambda: te.matmul(WHOLE, WHOLE, trans_b=True), "fp16", "int32"),
     "matmul of two formats": (lambda: te.matmul(X, tensor(6, 4, dtype="int8")), "fp16 and int8"),
     "result of a matmul": (lambda: te.matmul(X, Y, trans_b=True, out_dtype="int8"), "int8"),
 }

@@ -14,14 +14,15 @@ means for the time is not guessed.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import PRESETS, Chip, load_chip
+from ascend_lab.chip import DTYPE_BYTES, PRESETS, Chip, load_chip
 from ascend_lab.compare.chains import CHAINS, GROUPS, KERNELS, attention, is_chain
-from ascend_lab.compare.rows import Work
+from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
@@ -222,6 +223,11 @@ def _operator(work: Work, chip: Chip) -> Estimate:
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
     line = _timeline(work, chip, dtypes, settings.own)
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
+    converting_s = 0.0
+    if work.conversions and operator.has("convolution"):
+        shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.own))
+        converting_s = _converting_s(shapes, dtypes[0], work.conversions, chip)
+        settings.marks.append(_conversions_told(work.conversions, dtypes[0]))
     bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
     limits = Counter({"sync": line.sync_cycles, "start": line.launch_cycles})
     for phase in line.phases:
@@ -230,7 +236,8 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
     limit = max(limits, key=lambda name: limits[name])
-    return Estimate(line.time_s, bound_s, limit, busy, tuple(settings.marks))
+    model_s = line.time_s + converting_s
+    return Estimate(model_s, bound_s, limit, busy, tuple(settings.marks))
 
 
 def at_peak(chip: Chip) -> Chip:
@@ -269,6 +276,36 @@ def _timeline(
         return ops.time(work.operator, work.shapes, dtypes, chip, warm_l2=True, **attributes)
     kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
     return sim.simulate_kernel(kernel, chip, sim.DeviceMemory.of(chip))
+
+
+def _turns_blocks(dtype: str) -> bool:
+    """Tell whether ours turns 16 channels of a format in one go, as the device does."""
+    return DTYPE_BYTES[dtype] == 2
+
+
+def _conversions_told(count: int, dtype: str) -> str:
+    """Return what the model did about so many changes of layout that were measured."""
+    if _turns_blocks(dtype):
+        return f"with {count} changes of layout, as measured"
+    return f"{count} changes of layout not timed: ours of {dtype} would move single elements"
+
+
+def _converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -> float:
+    """Return the seconds of changing the layout of the `count` largest images and weights."""
+    from ascend_lab.graph import Graph, Node, Road, TensorType, finish_stages
+    from ascend_lab.graph.compile import Front
+
+    if not _turns_blocks(dtype):
+        return 0.0
+    total_s = 0.0
+    for shape in sorted(shapes, key=math.prod, reverse=True)[:count]:
+        plain = TensorType(shape, dtype)
+        types = {"x": plain, "y": replace(plain, layout="NC1HWC0")}
+        node = Node("y", "trans_data", ("x",), ("y",), {"layout": "NC1HWC0"})
+        graph = Graph("layout", ("x",), ("y",), (node,), types)
+        times = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).timeline()
+        total_s += times.time_s - (chip.launch_overhead_s - chip.queued_launch_s)
+    return total_s
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -435,7 +472,7 @@ def _network(work: Work, chip: Chip) -> Estimate:
     dtype = work.dtypes[0] if len(work.dtypes) == 1 else ", ".join(work.dtypes) or "none"
     if dtype not in NETWORK_DTYPES:
         needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
-        raise UnsupportedError(needed, dtype, "the cube multiplies no other format")
+        raise UnsupportedError(needed, dtype, "networks run in no other format")
     graph = _graph(work)
     road = Road(dtype=dtype)
     front = front_stages(graph, chip, road)

@@ -1,5 +1,6 @@
 """What a measured row is: the work that was timed, how long it took, or why it cannot be read."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,14 @@ class Work:
     timing: str = "kernel"
     group: str = ""
     kernels: str = ""
+
+    @property
+    def conversions(self) -> int:
+        """How many of the kernels of a chain change layouts: 3 of TransData*3+Conv2D."""
+        counts = [
+            re.fullmatch(r"TransData(?:\*(\d{1,4}))?", part) for part in self.kernels.split("+")
+        ]
+        return sum(int(found[1] or 1) for found in counts if found)
 
 
 @dataclass(frozen=True, slots=True)

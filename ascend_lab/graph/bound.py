@@ -45,7 +45,7 @@ launch    starts a kernel. With cores of two kinds one launch is either of both,
 
 Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
 two weights) is a pass, not a schedule, and the bound is that of the graph after passes, in the
-format it runs in (`compile_stages(...).rewritten`): the cube multiplies no fp32.
+format it runs in (`compile_stages(...).rewritten`): few cubes multiply fp32.
 """
 
 from collections.abc import Mapping, Sequence

@@ -271,7 +271,7 @@ def _data(constant: Constant) -> str:
 
 # -- types, from the operator library -------------------------------------------------------------
 # It says which formats a chip computes. A graph may also hold others (an fp32 convolution, which no
-# cube takes): they can be evaluated, and cast before the graph is compiled.
+# cube takes in a graph): they can be evaluated, and cast before the graph is compiled.
 TRANS_DATA = Operator(
     "trans_data",
     ("x",),

@@ -11,6 +11,7 @@ beforehand. Inputs of the cube lie as it reads them, as those of an operator do 
 its results stay as it writes them.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -51,11 +52,18 @@ def in_fractals(graph: Graph, layouts: Mapping[str, str]) -> Graph:
     return replace(graph, types=types)
 
 
-def check_product(work: Work, x: Shape, w: Shape) -> None:
-    """Raise `InputError` unless x w is a product of two matrices, or of batches of them."""
+def product_of(work: Work) -> tuple[Shape, Shape]:
+    """Return x and w of a product of two matrices, or of batches of them.
+
+    All rows of x are those of one matrix where w is one. Raises `InputError` for other shapes.
+    """
+    x, w = work.shapes[:2]
+    if len(w) == 2 and len(x) > 2:
+        x = (math.prod(x[:-1]), x[-1])
     if len(x) != len(w) or len(x) < 2 or x[-1] != w[-2] or x[:-2] != w[:-2]:
         needed = f"{work.operator}: x (..., m, k) and w (..., k, n)"
         raise InputError(needed, f"{x} and {w}", "mend that row")
+    return x, w
 
 
 def column(work: Work, shape: Shape, columns: int, dtype: str) -> TensorType:
@@ -82,8 +90,7 @@ def quant_matmul(work: Work) -> Graph:
         raise UnsupportedError(
             f"{work.operator}: bytes and a scale", str(dtypes), "none is guessed"
         )
-    x, w = work.shapes[:2]
-    check_product(work, x, w)
+    x, w = product_of(work)
     given = dict(zip(parts, zip(work.shapes[2:], dtypes[2:], strict=True), strict=True))
     net = GraphBuilder(work.operator)
     op = "matmul" if len(x) == 2 else "batch_matmul"
@@ -131,8 +138,7 @@ def weight_quant(work: Work) -> Graph:
     if not 3 <= len(dtypes) <= 5 or main not in FLOATS or dtypes[1] != "int8":
         needed = f"{work.operator}: x in fp16 or bf16, w in int8, a scale, an offset, a bias"
         raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
-    x, w = work.shapes[:2]
-    check_product(work, x, w)
+    x, w = product_of(work)
     columns = w[-1]
     biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
     offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
@@ -193,8 +199,7 @@ def with_epilogue(work: Work) -> Graph:
     if len(work.dtypes) != 1 or work.dtypes[0] not in ("int8", *FLOATS):
         needed = f"{work.operator}: one of int8, {', '.join(FLOATS)}"
         raise UnsupportedError(needed, ", ".join(work.dtypes), "none is guessed")
-    x, w = work.shapes
-    check_product(work, x, w)
+    x, w = product_of(work)
     (main,), net = work.dtypes, GraphBuilder(work.operator)
     y = net.matmul(net.input("x", x, main), net.input("w", w, main))
     for step in steps:
