@@ -100,13 +100,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead."""
+    """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead.
+
+    `in_flight` tiles it has begun and the second not ended, at most: as many on every core, whose
+    rings are one tensor, though a core may have fewer tiles.
+    """
 
     matrices: Axis
     steps: tuple[Step, ...]
     blocks: int
     side: int
     lead: int
+    in_flight: int
 
     @classmethod
     def of(
@@ -123,12 +128,7 @@ class Sequence:
                 is_plain = n < whole and not is_first and not is_last
                 steps.append(Step(block, n, size, is_first, is_last, is_plain))
         ahead = min(lead, len(steps) * matrices.count)
-        return cls(matrices, tuple(steps), len(blocks), side, ahead)
-
-    @property
-    def in_flight(self) -> int:
-        """Tiles that the first stage has begun and the second not ended, at most."""
-        return self.lead + 1
+        return cls(matrices, tuple(steps), len(blocks), side, ahead, lead + 1)
 
     def number(self, at: Place) -> Affine:
         """Number a block, or a tile by its place in the sequence."""
@@ -160,7 +160,7 @@ class Sequence:
     def _matrix_steps(
         self, k: KernelBuilder, first: Stage, second: Stage, pieces: list[Piece]
     ) -> None:
-        """Write the second stage of a matrix; the first one is ahead, as far as there are pieces."""
+        """Write the second stage of the first piece; the first stage is ahead, among the pieces."""
         for start, length in self._runs():
             ahead, own = divmod(start + self.lead, len(self.steps))
             with repeat(k, "tile", length) as n:

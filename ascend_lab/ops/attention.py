@@ -17,11 +17,11 @@ import numpy as np
 
 from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
+from ascend_lab.errors import ShapeError
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import SCALES, FlashShape, FlashTiling, default_scale, fits
 from ascend_lab.ops import formats, gradients, reduction, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
-from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register

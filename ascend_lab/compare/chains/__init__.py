@@ -13,7 +13,10 @@ from ascend_lab.compare.rows import Work
 from ascend_lab.graph import Graph
 
 Builder = Callable[[Work], Graph | Work]
-"""Work of a row -> a graph, or a call of an operator, that computes the same; raises `AscendLabError` for what it cannot."""
+"""Work of a row -> a graph, or a call of an operator, that computes the same.
+
+Raises `AscendLabError` for what it cannot.
+"""
 
 CHAINS: Mapping[str, Builder] = {**attention.BUILDERS}
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""

@@ -1,5 +1,6 @@
 """Measured attention in the words of our operators: causal rows, latent heads, selected keys."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ascend_lab.compare.rows import Shape, Work
@@ -89,5 +90,8 @@ def selected(work: Work) -> Graph:
     return net.build()
 
 
-BUILDERS = {"mla": latent, "sparse_flash_attention": selected}
+BUILDERS: Mapping[str, Callable[[Work], Graph | Work]] = {
+    "mla": latent,
+    "sparse_flash_attention": selected,
+}
 """The table's name for a kernel -> the call of an operator, or the chain, that computes it."""
