@@ -87,7 +87,8 @@ def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, in
 class Step:
     """A tile in the sequence of one matrix: its block, its number there, and what it begins, ends.
 
-    `is_plain`: like its neighbours but for its number, so that a loop can write it.
+    Loops write neighbours that are alike: neither first nor last, and, in the first stage, seen by
+    all rows.
     """
 
     block: Piece
@@ -95,7 +96,7 @@ class Step:
     size: int
     is_first: bool
     is_last: bool
-    is_plain: bool
+    is_masked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,7 @@ class Sequence:
                 size = last if n == count - 1 else side
                 is_first = n == 0
                 is_last = n == count - 1
-                is_plain = n < whole and not is_first and not is_last
-                steps.append(Step(block, n, size, is_first, is_last, is_plain))
+                steps.append(Step(block, n, size, is_first, is_last, n >= whole))
         ahead = min(lead, len(steps) * matrices.count)
         return cls(matrices, tuple(steps), len(blocks), side, ahead, lead + 1)
 
@@ -169,12 +169,13 @@ class Sequence:
                 self._tile(second, pieces[0], start, n)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, count) of tiles that one loop writes: plain ones of a block in both."""
+        """Yield (first, count) of tiles that one loop writes, those of a block in both stages."""
 
         def alike(at: int) -> tuple[int, ...]:
             ahead = self.steps[(at + self.lead) % len(self.steps)]
             here = self.steps[at]
-            if here.is_plain and ahead.is_plain:
+            ends = here.is_first or here.is_last or ahead.is_first or ahead.is_last
+            if not ends and not ahead.is_masked:
                 return here.block.start.const, ahead.block.start.const
             return -1, at
 
@@ -186,7 +187,7 @@ class Sequence:
         """Write tile `at` + `more` of a matrix, with the beginning and the end of its block."""
         step = self.steps[at]
         start = (more + step.number) * self.side
-        tile = Piece(more + at, start, step.size, not step.is_plain)
+        tile = Piece(more + at, start, step.size, step.is_masked)
         if step.is_first:
             stage.open((matrix, step.block))
         stage.tile((matrix, step.block, tile))
@@ -239,7 +240,7 @@ class Diagonal:
         _, block, keys = at
         first = block.start.const * FRACTAL
         least = self.shape.seen(first)
-        if not keys.is_rest:
+        if not keys.is_rest:  # all rows see all keys of the tile
             return
         for column in range(keys.size):
             key = (keys.start.const + column) * FRACTAL
