@@ -4,6 +4,7 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_lines import refused, run, run_json
 
@@ -11,11 +12,13 @@ from ascend_lab import ops
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.compare import Compared, compare, group_of
+from ascend_lab.compare.chains.attention import selected
 from ascend_lab.compare.model import OTHER_WORDS
 from ascend_lab.compare.profile import Task, reading
+from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.errors import InputError
-from ascend_lab.graph import bound_of, compile_stages, zoo
+from ascend_lab.graph import bound_of, compile_stages, evaluate, zoo
 from bench.compared import VARIABLE, compared_figures, folder_of
 
 DATA = Path(__file__).parent / "data" / "compare"
@@ -263,15 +266,96 @@ def test_a_row_that_cannot_be_timed_says_why_and_stops_no_other(
 
 def test_what_the_model_computes_more_or_otherwise_is_marked(tmp_path: Path) -> None:
     rows = [
-        {"operator": "flash_attention", "inputs": QKV, "attributes": "causal=True"},
+        {"operator": "flash_attention", "inputs": QKV, "attributes": "layout=BSND"},
         {"operator": "flash_attention", "inputs": QKV, "attributes": "causal=False"},
         {"operator": "gelu", "inputs": "64x64", "attributes": "approximate=none"},
         {"operator": "matmul", "inputs": "64x64;64x64", "attributes": "base=128,256,64"},
         {"kernels": "Mul*2+Add"},
     ]
     found = [row.marks for row in compare(table(tmp_path, *rows)).rows]
-    assert "in full" in found[0][0] and found[1] == ()
+    assert "BSND" in found[0][0] and found[1] == ()
     assert "tanh form" in found[2][0] and "base" in found[3][0] and "Mul*2+Add" in found[4][0]
+
+
+# -- attention in the words of its sources ---------------------------------------------------------
+def test_a_causal_row_reads_no_mask_and_does_half(tmp_path: Path) -> None:
+    qkv = ";".join(["4x8x1024x128"] * 3)
+    row = {"operator": "flash_attention", "inputs": qkv}
+    full = one(tmp_path, **row)
+    causal = one(tmp_path, **row, attributes="causal=True;queries=1024")
+    masked = {**row, "inputs": f"{qkv};1024x1024"}
+    with_mask = one(tmp_path, **masked, attributes="causal=True;queries=1024")
+    in_full = one(tmp_path, **masked, attributes="causal=False")
+    assert causal.model_s == with_mask.model_s and with_mask.marks == ()
+    assert 0.5 < causal.model_s / full.model_s < 0.7 and causal.bound_s < full.bound_s
+    assert in_full.model_s > full.model_s
+
+
+def test_heads_stacked_as_rows_know_their_queries(tmp_path: Path) -> None:
+    """Four heads of 256 queries on each key head, in the table 1024 rows."""
+    stacked = "2x4x1024x64;2x4x512x64;2x4x512x64;1024x512"
+    words = "causal=True;heads=16;kv_heads=4;queries=256;keys=512"
+    found = one(tmp_path, operator="flash_attention", inputs=stacked, attributes=words)
+    shapes = ((2, 16, 256, 64), *((2, 4, 512, 64),) * 2)
+    line = ops.time("flash_attention", shapes, ("fp16",) * 3, B2, causal=True)
+    assert found.model_s == pytest.approx(line.time_s - B2.launch_overhead_s)
+    odd = words.replace("queries=256", "queries=300")
+    assert (
+        "queries"
+        in one(tmp_path, operator="flash_attention", inputs=stacked, attributes=odd).refused
+    )
+
+
+@pytest.mark.parametrize("layout", ["BSND", "BNSD"])
+def test_latent_attention_is_one_kernel_with_one_key_head(tmp_path: Path, layout: str) -> None:
+    sizes = {"BSND": ("2x3x16x", "2x300x1x"), "BNSD": ("2x16x3x", "2x1x300x")}
+    q, k = sizes[layout]
+    inputs = f"{q}512;{q}64;{k}512;{k}64;{k}512"
+    words = f"layout={layout};causal=True"
+    row = {"case": "cb/mla/1", "operator": "", "inputs": inputs, "attributes": words}
+    found = one(tmp_path, **row)
+    shapes = (2, 16, 3, 576), (2, 1, 300, 576), (2, 1, 300, 512)
+    line = ops.time("flash_attention", shapes, ("fp16",) * 3, B2, causal=True)
+    assert found.model_s == pytest.approx(line.time_s - B2.launch_overhead_s)
+    assert "layout" in one(tmp_path, **{**row, "attributes": "layout=SBH"}).refused
+    assert "5 inputs" in one(tmp_path, **{**row, "inputs": f"{q}512"}).refused
+
+
+def test_selected_keys_are_gathered_for_every_query(tmp_path: Path) -> None:
+    inputs = "2x4x16x64;2x500x1x64;2x500x1x32;2x4x1x128"
+    row = {
+        "case": "cb/sparse_flash_attention/1",
+        "operator": "",
+        "inputs": inputs,
+        "dtype": "fp16;fp16;fp16;int32",
+        "attributes": "layout=BSND;selected=128",
+    }
+    found = one(tmp_path, **row)
+    assert found.model_s > found.bound_s > 0
+    assert any("kernels of ours" in mark for mark in found.marks)
+    again = {**row, "inputs": inputs.replace("x128", "x256")}
+    assert one(tmp_path, **again).model_s > found.model_s
+
+
+def test_the_chain_of_selected_keys_computes_their_attention() -> None:
+    shapes = ((2, 3, 4, 16), (2, 40, 1, 16), (2, 40, 1, 8), (2, 3, 1, 10))
+    words = {"layout": "BSND"}
+    work = Work("sparse_flash_attention", B2.name, shapes, None, ("fp16",), words)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(0, 1, shape).astype(np.float16) for shape in shapes[:3])
+    chosen = rng.integers(0, 40, (2, 3, 10)).astype(np.int32)
+    feed = {
+        "q": q.reshape(6, 4, 16),
+        "k": k.reshape(80, 16),
+        "v": v.reshape(80, 8),
+        "chosen": (chosen + 40 * np.arange(2)[:, None, None]).reshape(-1).astype(np.int32),
+    }
+    (got,) = evaluate(selected(work), feed).values()
+    for batch, query in np.ndindex(2, 3):
+        keys, values = (x[batch, chosen[batch, query], 0].astype(float) for x in (k, v))
+        scores = np.exp(q[batch, query].astype(float) @ keys.T / 4)
+        wanted = scores / scores.sum(1, keepdims=True) @ values
+        assert np.abs(got[3 * batch + query] - wanted).max() < 2**-8
 
 
 def test_a_mistake_of_ours_stops_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,6 +378,21 @@ def test_any_pipeline_runs_ahead_of_something_and_is_right(sizes, cut):
     assert simulate(launch, FAR).cycles == simulate(launch, FAR, engine="reference").cycles
 
 
+@pytest.mark.parametrize(("rows", "keys", "ahead"), [(832, 16, 1), (448, 32, 2)])
+def test_cores_with_unlike_shares_have_rings_of_their_own(rows, keys, ahead):
+    """The last core has fewer blocks, and other numbers of tiles in flight."""
+    batch = 1 if rows == 832 else 2
+    arrays = case((batch, rows, 16), (batch, keys, 16), (batch, keys, 16))
+    launch = flash_pipeline_launch(
+        FlashShape(batch, rows, keys, 16, 16, 0.25), FAR, SplitTiling(16, 16, ahead)
+    )
+    slots = [{b.slots for b in p.program.tensors if b.name == "s"} for p in launch.parts]
+    assert len(set.union(*slots)) > 1
+    ready = prepare(FLASH, *arrays, chip=FAR)
+    got = ready.fetch(execute(launch, ready.tensors, FAR))[0]
+    verify.check_within(FLASH, got, FLASH.reference(*arrays))
+
+
 def warm(shape, tiling=None, engine="fast"):
     kernel = as_kernel(flash_pipeline_launch(shape, FAR, tiling))
     memory = DeviceMemory.holding(FAR, kernel.tensors, ("q", "k", "v"))

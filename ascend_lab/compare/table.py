@@ -5,7 +5,6 @@ among the others; a table that is none, or has a column nobody knows, is refused
 """
 
 import ast
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any

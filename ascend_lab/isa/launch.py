@@ -96,8 +96,13 @@ class Launch:
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:
-        """GM tensors of all parts, each once."""
-        return tuple({b.name: b for program in self.programs for b in program.tensors}.values())
+        """GM tensors of all parts, each once: a ring with the most slots that a part gives it."""
+        found: dict[str, Buffer] = {}
+        for program in self.programs:
+            for buffer in program.tensors:
+                known = found.get(buffer.name, buffer)
+                found[buffer.name] = known if known.slots > buffer.slots else buffer
+        return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, in
 class Step:
     """A tile in the sequence of one matrix: its block, its number there, and what it begins, ends.
 
-    `is_plain`: like its neighbours but for its number, so that a loop can write it.
+    Loops write neighbours that are alike: neither first nor last, and, in the first stage, seen by
+    all rows.
     """
 
     block: Piece
@@ -95,18 +96,23 @@ class Step:
     size: int
     is_first: bool
     is_last: bool
-    is_plain: bool
+    is_masked: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead."""
+    """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead.
+
+    `in_flight` tiles it has begun and the second not ended, at most: as many on every core, whose
+    rings are one tensor, though a core may have fewer tiles.
+    """
 
     matrices: Axis
     steps: tuple[Step, ...]
     blocks: int
     side: int
     lead: int
+    in_flight: int
 
     @classmethod
     def of(
@@ -120,15 +126,9 @@ class Sequence:
                 size = last if n == count - 1 else side
                 is_first = n == 0
                 is_last = n == count - 1
-                is_plain = n < whole and not is_first and not is_last
-                steps.append(Step(block, n, size, is_first, is_last, is_plain))
+                steps.append(Step(block, n, size, is_first, is_last, n >= whole))
         ahead = min(lead, len(steps) * matrices.count)
-        return cls(matrices, tuple(steps), len(blocks), side, ahead)
-
-    @property
-    def in_flight(self) -> int:
-        """Tiles that the first stage has begun and the second not ended, at most."""
-        return self.lead + 1
+        return cls(matrices, tuple(steps), len(blocks), side, ahead, lead + 1)
 
     def number(self, at: Place) -> Affine:
         """Number a block, or a tile by its place in the sequence."""
@@ -160,7 +160,7 @@ class Sequence:
     def _matrix_steps(
         self, k: KernelBuilder, first: Stage, second: Stage, pieces: list[Piece]
     ) -> None:
-        """Write the second stage of a matrix; the first one is ahead, as far as there are pieces."""
+        """Write the second stage of the first piece; the first stage is ahead, among the pieces."""
         for start, length in self._runs():
             ahead, own = divmod(start + self.lead, len(self.steps))
             with repeat(k, "tile", length) as n:
@@ -169,12 +169,13 @@ class Sequence:
                 self._tile(second, pieces[0], start, n)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, count) of tiles that one loop writes: plain ones of a block in both."""
+        """Yield (first, count) of tiles that one loop writes, those of a block in both stages."""
 
         def alike(at: int) -> tuple[int, ...]:
             ahead = self.steps[(at + self.lead) % len(self.steps)]
             here = self.steps[at]
-            if here.is_plain and ahead.is_plain:
+            ends = here.is_first or here.is_last or ahead.is_first or ahead.is_last
+            if not ends and not ahead.is_masked:
                 return here.block.start.const, ahead.block.start.const
             return -1, at
 
@@ -186,7 +187,7 @@ class Sequence:
         """Write tile `at` + `more` of a matrix, with the beginning and the end of its block."""
         step = self.steps[at]
         start = (more + step.number) * self.side
-        tile = Piece(more + at, start, step.size, not step.is_plain)
+        tile = Piece(more + at, start, step.size, step.is_masked)
         if step.is_first:
             stage.open((matrix, step.block))
         stage.tile((matrix, step.block, tile))
@@ -239,7 +240,7 @@ class Diagonal:
         _, block, keys = at
         first = block.start.const * FRACTAL
         least = self.shape.seen(first)
-        if not keys.is_rest:
+        if not keys.is_rest:  # all rows see all keys of the tile
             return
         for column in range(keys.size):
             key = (keys.start.const + column) * FRACTAL

@@ -86,7 +86,7 @@ class FlashShape:
             got = f"{sizes}, {self.heads} heads, {self.mask!r}, {self.shared}"
             raise InputError(wanted, got, "check the shape")
         if self.causal and (self.rows % self.causal or self.queries > self.keys):
-            wanted = f"whole queries of {self.causal} heads, at most as many as the {self.keys} keys"
+            wanted = f"whole queries of {self.causal} heads, at most {self.keys}, one a key"
             raise InputError(wanted, f"{self.rows} rows", "give each query a key to see")
 
     @property
@@ -331,9 +331,7 @@ class Tensors:
         view = self.view(name)
         return matrix[0] * view.entry + matrix[1] * view.head
 
-    def block(
-        self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None
-    ) -> Region:
+    def block(self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None) -> Region:
         """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16); some columns."""
         whole = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
         if columns is None:

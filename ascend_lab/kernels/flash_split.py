@@ -208,7 +208,8 @@ class Plan:
         matrices, _ = axes(self.own, core, side)
         blocks = dealt(self.shape, side, self.cores[1])[place]
         keys = self.tiling.keys // FRACTAL
-        return Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead), self._number(core)
+        sequence = Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead)
+        return sequence, self._number(core)
 
     def _number(self, core: tuple[isa.Affine, ...]) -> isa.Affine:
         """Return the number of a core from its place in the grid."""
@@ -220,7 +221,11 @@ class Plan:
     def rings(self, nest: Nest | Sequence) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
         rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
-        sizes = ("s", "fp32", rows * keys), ("p", self.shape.dtype, rows * keys), ("o", "fp32", rows * width)
+        sizes = (
+            ("s", "fp32", rows * keys),
+            ("p", self.shape.dtype, rows * keys),
+            ("o", "fp32", rows * width),
+        )
         slots, cores = nest.in_flight, self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
             isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)

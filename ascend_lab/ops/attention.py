@@ -17,11 +17,11 @@ import numpy as np
 
 from ascend_lab import dsl as te, errors, isa, layout
 from ascend_lab.chip import Chip
+from ascend_lab.errors import ShapeError
 from ascend_lab.kernels import flash, flash_split
 from ascend_lab.kernels.flash_shape import SCALES, FlashShape, FlashTiling, default_scale, fits
 from ascend_lab.ops import formats, gradients, reduction, slicing
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
-from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import FINITE, Shape, TypeRule, Values, broadcast_shape, rounded
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
@@ -359,16 +359,13 @@ NARROW = 8
 
 @lru_cache(64)
 def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
-    """Return the quickest tiling for wide heads, tried without a mask on a few blocks a core.
+    """Return the quickest tiling for wide heads, tried on the same matrices without a mask.
 
     High blocks multiply more numbers for each that is loaded, low ones leave room for more keys in
     a tile, whose sums go to the vector cores less often.
     """
     found = flash_split.split_tilings(shape, chip)
     some = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
-    rows = min(shape.rows, 4 * flash_split.ROWS)
-    if shape.batch * shape.rows > chip.core_count * rows:
-        some = replace(some, batch=chip.core_count, rows=rows)
 
     def cycles(tiling: flash_split.SplitTiling) -> int:
         kernel = isa.as_kernel(flash_split.flash_pipeline_launch(some, chip, tiling))

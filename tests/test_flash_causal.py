@@ -1,0 +1,269 @@
+"""Attention of grouped, causal, wide and bf16 heads: values against NumPy, work, times."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError, ShapeError, UnsupportedError
+from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, run_tasks
+from ascend_lab.graph.onnx import save_onnx
+from ascend_lab.isa import as_kernel, sanitize
+from ascend_lab.kernels.flash import flash_launch
+from ascend_lab.kernels.flash_causal import causal_grid, dealt
+from ascend_lab.kernels.flash_shape import FlashShape
+from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch, split_tilings
+from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.ops.attention import flash_kernel, quickest_tiling
+from ascend_lab.sim import execute, simulate_kernel
+
+FLASH = ops.get("flash_attention")
+B2 = load_chip("Ascend910B2")
+CLOSE = {"float16": 2.0**-8, "bfloat16": 2.0**-5}
+"""Results are means of values below 5: two roundings of weights and one of the mean."""
+
+
+def attended(q, k, v, mask=None, *, causal=False):
+    """Attention in float64, written out query by query."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    if q.ndim > 2:
+        k = np.repeat(k, q.shape[-3] // k.shape[-3], axis=-3)
+        v = np.repeat(v, q.shape[-3] // v.shape[-3], axis=-3)
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + mask.astype(np.float64)
+    queries, keys = scores.shape[-2:]
+    result = np.zeros((*scores.shape[:-1], v.shape[-1]))
+    for i in range(queries):
+        seen = keys - queries + i + 1 if causal else keys
+        weights = np.exp(scores[..., i, :seen] - scores[..., i, :seen].max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        result[..., i, :] = np.einsum("...t,...te->...e", weights, v[..., :seen, :])
+    return result
+
+
+def drawn(*shapes, dtype=np.float16, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, 1, shape).astype(dtype) for shape in shapes]
+
+
+def check(arrays, *, causal=False, chip=B2):
+    got = ops.run(FLASH, *arrays, chip=chip, causal=causal)
+    wanted = attended(*arrays, causal=causal)
+    assert got.shape == wanted.shape
+    assert got.dtype == arrays[0].dtype
+    off = np.abs(got.astype(np.float64) - wanted).max()
+    assert off < CLOSE[got.dtype.name], off
+
+
+# -- values ----------------------------------------------------------------------------------------
+@given(
+    st.tuples(*(st.integers(1, n) for n in (3, 3, 4, 70, 60, 40, 40))),
+    st.booleans(),
+    st.sampled_from((np.float16, ml_dtypes.bfloat16)),
+)
+def test_any_heads_queries_and_keys(sizes, causal, dtype):
+    b, groups, heads, s, more, d, e = sizes
+    t = s + more
+    shapes = (b, groups * heads, s, d), (b, groups, t, d), (b, groups, t, e)
+    check(drawn(*shapes, dtype=dtype), causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("q", "kv"),
+    [
+        ((64, 32), (64, 32)),
+        ((1, 8, 1, 64), (1, 2, 300, 64)),
+        ((2, 8, 4, 64), (2, 1, 300, 64)),
+        ((1, 4, 200, 64), (1, 1, 500, 64)),
+        ((1, 2, 300, 16), (1, 2, 300, 16)),
+        ((2, 32, 3, 32), (2, 1, 40, 32)),
+    ],
+    ids=str,
+)
+def test_causal_decode_and_prefill(q, kv):
+    check(drawn(q, kv, kv), causal=True)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 5])
+def test_several_blocks_and_matrices_on_a_core(cores):
+    few = replace(B2, core_count=cores)
+    check(drawn((3, 2, 400, 16), (3, 2, 450, 16), (3, 2, 450, 16)), causal=True, chip=few)
+
+
+@pytest.mark.parametrize("shape", [(40, 70), (2, 6, 40, 70), (2, 1, 1, 70), (2, 6, 1, 70), (70,)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_of_grouped_heads(shape, causal):
+    q, k, v = drawn((2, 6, 40, 16), (2, 2, 70, 16), (2, 2, 70, 24))
+    mask = np.where(np.random.default_rng(1).random(shape) < 0.3, -10000, 0).astype(np.float16)
+    mask[..., 0] = 0  # the first query sees this key alone, or with others
+    check([q, k, v, mask], causal=causal)
+
+
+@pytest.mark.parametrize("sizes", [(272, 16), (16, 272), (512, 512), (576, 512), (1040, 48)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_wide_heads(sizes, causal):
+    d, e = sizes
+    check(drawn((1, 90, d), (1, 200, d), (1, 200, e)), causal=causal)
+
+
+def fractals(x):
+    return pack(address_map("FRACTAL_NZ", x.shape), x).reshape(-1)
+
+
+TILINGS = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 6), st.integers(1, 2))
+
+
+SIZES = st.tuples(*(st.integers(1, n) for n in (3, 5, 60, 80, 40)))
+
+
+@given(SIZES, TILINGS, st.sampled_from((1, 3, 8)))
+def test_any_causal_pipeline_is_right_and_timed_alike(sizes, cut, cores):
+    chip = replace(B2, core_count=cores)
+    b, heads, s, more, e = sizes
+    rows, t = s * heads, s + more - 1
+    q, k, v = drawn((b, rows, 16), (b, t, 16), (b, t, e))
+    shape = FlashShape(b, rows, t, 16, e, 0.25, causal=heads)
+    tiling = SplitTiling(16 * cut[0], 16 * cut[1], *cut[2:])
+    kernel = as_kernel(flash_pipeline_launch(shape, chip, tiling))
+    given = {"q": fractals(q), "k": fractals(k), "v": fractals(v)}
+    y = execute(kernel, given, chip)["y"].reshape(-1)
+    got = unpack(address_map("FRACTAL_NZ", (b, rows, e)), y)
+    apart = q.reshape(b, s, heads, 16).transpose(0, 2, 1, 3)
+    wanted = attended(apart, k[:, None], v[:, None], causal=True).transpose(0, 2, 1, 3)
+    assert np.abs(got - wanted.reshape(b, rows, e)).max() < CLOSE["float16"]
+    fast = simulate_kernel(kernel, chip).cycles
+    assert fast == simulate_kernel(kernel, chip, engine="reference").cycles > 0
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        FlashShape(3, 300, 333, 32, 48, 0.1, causal=3),
+        FlashShape(1, 512, 40, 32, 48, 0.1, causal=64),
+        FlashShape(2, 150, 300, 16, 512, 0.1),
+        FlashShape(2, 150, 300, 16, 32, 0.1, dtype="bf16"),
+    ],
+    ids=str,
+)
+def test_programs_are_free_of_races(shape):
+    kernel = flash_kernel(shape, B2)
+    dtype = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}[shape.dtype]
+    sizes = {t.name: t.elements for t in kernel.tensors if t.name in "qkv"}
+    filled = {name: np.zeros(size, dtype) for name, size in sizes.items()}
+    assert sanitize(kernel, B2, filled=filled) == []
+
+
+# -- work and time ---------------------------------------------------------------------------------
+def cycles(shape):
+    return simulate_kernel(flash_kernel(shape, B2), B2).cycles
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 8192), (24, 2048), (128, 1024)])
+def test_long_causal_rows_cost_about_half(batch, length):
+    """Half of the tiles, and half of those on the diagonal."""
+    full = FlashShape(batch, length, length, 128, 128, 0.1)
+    causal = replace(full, causal=1)
+    tiles = length // 256
+    least = (tiles + 1) / (2 * tiles)
+    assert causal.ops == full.ops * (length + 1) // (2 * length)
+    assert 0.45 < cycles(causal) / cycles(full) < 1.15 * least
+
+
+def test_heads_of_one_query_read_their_keys_once():
+    """16 heads with 4 queries on one key head take about as long as one head: keys are the work."""
+    q, kv = (64, 1, 4, 128), (64, 1, 2048, 128)
+    many = ops.time(FLASH, ((64, 16, 4, 128), kv, kv), ("fp16",) * 3, B2, causal=True)
+    one = ops.time(FLASH, (q, kv, kv), ("fp16",) * 3, B2, causal=True)
+    assert many.total_cycles < 1.3 * one.total_cycles
+
+
+def test_both_formats_take_equally_long():
+    shapes = ((4, 8, 300, 128),) * 3
+    fp16, bf16 = (ops.time(FLASH, shapes, (t,) * 3, B2).total_cycles for t in ("fp16", "bf16"))
+    assert fp16 == bf16
+
+
+def test_blocks_are_dealt_so_that_cores_end_together():
+    shape = FlashShape(1, 4096, 4096, 64, 64, 0.1, causal=1)
+    own = dealt(shape, 8, 4)
+    starts = sorted(piece.start.const for some in own for piece in some)
+    assert starts == list(range(0, 256, 8))
+    work = [sum(piece.start.const + 8 for piece in some) for some in own]
+    assert max(work) <= 1.02 * min(work)
+    assert causal_grid(replace(shape, batch=24), 8, 24) == (24, 1, 1)
+
+
+def test_the_default_of_wide_heads_is_the_quickest_of_its_tilings():
+    shape = FlashShape(24, 256, 512, 512, 512, 0.1)
+    own = quickest_tiling(shape, B2)
+    found = {
+        tiling: simulate_kernel(as_kernel(flash_pipeline_launch(shape, B2, tiling)), B2).cycles
+        for tiling in split_tilings(shape, B2)
+    }
+    assert len(found) > 1
+    assert cycles(shape) == found[own] <= 1.05 * min(found.values())
+
+
+def test_a_wide_head_costs_its_work_not_more():
+    """Twice as wide is twice the work: 512 columns took five times as long as 256 before."""
+    wide, half = (cycles(FlashShape(48, 512, 512, d, d, 0.1)) for d in (512, 256))
+    assert wide < 2.6 * half
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bound_counts_what_queries_see(causal):
+    net = GraphBuilder("bound", "fp16")
+    q, k, v = (net.input(name, (24, 8, 2048, 128)) for name in "qkv")
+    net.output(net.flash_attention(q, k, v, causal=causal))
+    bound = bound_of(net.build(), B2)
+    products = 24 * 8 * (2048 * 2049 // 2 if causal else 2048**2) * 256
+    least_s = products / (16**3 * 24 * B2.clock_hz)
+    assert least_s <= bound.cube < 1.01 * least_s
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chip", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize(
+    ("q", "kv", "causal"),
+    [
+        ((2, 4, 32, 16), (2, 1, 48, 16), False),
+        ((2, 4, 32, 16), (2, 2, 48, 16), True),
+        ((2, 4, 30, 16), (2, 4, 45, 16), True),
+        ((1, 4, 30, 16), (1, 1, 45, 16), True),
+    ],
+    ids=str,
+)
+def test_graphs_of_grouped_and_causal_heads(q, kv, causal, chip):
+    net = GraphBuilder("heads", "fp16")
+    names = (net.input("q", q), net.input("k", kv), net.input("v", kv))
+    net.output(net.flash_attention(*names, causal=causal))
+    arrays = drawn(q, kv, kv)
+    stages = compile_stages(net.build(), load_chip(chip))
+    (got,) = run_tasks(stages.compiled, dict(zip("qkv", arrays, strict=True))).values()
+    assert np.abs(got - attended(*arrays, causal=causal)).max() < CLOSE["float16"]
+
+
+# -- refusals --------------------------------------------------------------------------------------
+def test_what_cannot_be_is_refused_by_name(tmp_path):
+    with pytest.raises(ShapeError, match="at most as many queries as keys"):
+        FLASH.infer((20, 16), (19, 16), (19, 16), causal=True)
+    with pytest.raises(ShapeError):
+        FLASH.infer((2, 5, 8, 16), (2, 2, 8, 16), (2, 2, 8, 16))
+    with pytest.raises(InputError, match="at most 19"):
+        FlashShape(1, 20, 19, 16, 16, 1.0, causal=1)
+    with pytest.raises(InputError, match="a mask instead of causal"):
+        flash_launch(FlashShape(1, 20, 20, 16, 16, 1.0, causal=1), load_chip("Ascend910A"))
+    with pytest.raises(UnsupportedError, match="pass a mask"):
+        ops.run(FLASH, *drawn(*((20, 16),) * 3), chip=load_chip("Ascend910A"), causal=True)
+    with pytest.raises(CapacityError):
+        flash_pipeline_launch(FlashShape(1, 20, 20, 16, 8192, 1.0), B2)
+    net = GraphBuilder("causal", "fp16")
+    x = net.input("x", (1, 1, 20, 16))
+    net.output(net.flash_attention(x, x, x, causal=True))
+    with pytest.raises(UnsupportedError, match="ONNX"):
+        save_onnx(net.build(), tmp_path / "causal.onnx")
