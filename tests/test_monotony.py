@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, compile_stages
+from ascend_lab.graph import GraphBuilder, compile_stages, zoo
 from ascend_lab.graph.ir import TensorType
 from ascend_lab.graph.lower.piece import maps_between
 from ascend_lab.isa import Kernel
@@ -65,6 +65,15 @@ def test_conversions_of_more_channels_take_no_less_time(
         phases = transpose.maps_phases(*maps, load_chip(chip), "convert")
         cycles.append(sum(simulate(phase, load_chip(chip)).cycles for phase in phases))
     assert cycles[0] <= cycles[1] * 1.01
+
+
+def test_one_image_of_densenet_takes_less_than_two() -> None:
+    """With one image every join at whole blocks is a view, as it is with two."""
+    chip = load_chip("Ascend910A")
+    stages = [compile_stages(zoo.build("densenet121", batch=n), chip) for n in (1, 2)]
+    one, two = (found.timeline() for found in stages)
+    assert one.time_s < two.time_s
+    assert one.kernels <= two.kernels
 
 
 def test_bands_count_the_rows_that_they_load_beside_their_own() -> None:
