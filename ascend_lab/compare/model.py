@@ -25,8 +25,16 @@ from ascend_lab.limits import shown
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Graph
+    from ascend_lab.kernels import GemmSchedule
 
 ZOO = "zoo:"
+LIKE = ("cann",)
+"""Compilers that networks and products can be compiled as by, beside ours (`graph.like_cann`)."""
+SMALL = "small_channel"
+"""Word of a network's row: 1, its first layer reads pixels of 4 channels (--enable_small_channel).
+
+Our compiler decides that by itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +51,11 @@ class Estimate:
     marks: tuple[str, ...] = ()
 
 
-def estimate(work: Work, own: Chip | None = None) -> Estimate:
+def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     """Return what the model says of a work; `own` is a chip of one's own, used by its name.
 
-    Raises an `AscendLabError` that says what the model cannot do.
+    With `like` "cann" networks and products are compiled as by that compiler. Raises an
+    `AscendLabError` that says what the model cannot do.
     """
     if "metric" in work.attributes:
         needed = "a time of the whole work"
@@ -55,10 +64,10 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         return _collective(work, own)
     chip = _chip(work.chip, own)
     if work.operator.startswith(ZOO):
-        return _network(work, chip)
+        return _network(work, chip, like)
     if work.operator in CHAINS:
         return _chain(work, chip)
-    return _operator(work, chip)
+    return _operator(work, chip, like)
 
 
 def _chip(name: str, own: Chip | None) -> Chip:
@@ -164,7 +173,7 @@ def _cores(chip: Chip, word: str, value: Any) -> int:
 
 
 # -- operators -------------------------------------------------------------------------------------
-def _operator(work: Work, chip: Chip) -> Estimate:
+def _operator(work: Work, chip: Chip, like: str) -> Estimate:
     """Time one operator of the library by its default schedule, as the command `op` does."""
     from ascend_lab import ops
     from ascend_lab.sim.timeline import start_cycles
@@ -178,7 +187,10 @@ def _operator(work: Work, chip: Chip) -> Estimate:
         chip = replace(chip, core_count=settings.cores)
     dtypes = _dtypes(work, settings.own)
     warm = work.l2 == "warm"
-    line = ops.time(operator, work.shapes, dtypes, chip, warm_l2=warm, **settings.own)
+    tiling = _like_tiling(work, chip, dtypes, settings) if like else None
+    line = ops.time(
+        operator, work.shapes, dtypes, chip, warm_l2=warm, tiling=tiling, **settings.own
+    )
     line = replace(line, start="cold")
     launch = start_cycles(chip, "cold")
     with_launch = work.timing != "kernel"
@@ -194,6 +206,18 @@ def _operator(work: Work, chip: Chip) -> Estimate:
         settings.marks.append("l2 unknown: timed cold")
     limit = max(limits, key=lambda name: limits[name])
     return Estimate(cycles / chip.clock_hz, bound_s, limit, busy, tuple(settings.marks))
+
+
+def _like_tiling(
+    work: Work, chip: Chip, dtypes: Sequence[str], settings: _Settings
+) -> GemmSchedule | None:
+    """Return the tiling that CANN publishes for a product; None, and a mark, for all else."""
+    from ascend_lab.graph.like_cann import tiling_of_operator
+
+    if work.operator != "matmul":
+        settings.marks.append("no tiling of CANN's is published: ours")
+        return None
+    return tiling_of_operator(work.shapes, dtypes, chip, settings.own)
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -284,10 +308,11 @@ def _chain(work: Work, chip: Chip) -> Estimate:
 NETWORK_DTYPES = ("fp16", "bf16", "int8")
 
 
-def _network(work: Work, chip: Chip) -> Estimate:
+def _network(work: Work, chip: Chip, like: str) -> Estimate:
     """Time a network of the zoo, compiled as the command `simulate` does."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, placement, tiled
     from ascend_lab.graph.compile import account
+    from ascend_lab.graph.like_cann import cann_road
 
     if "training" in work.group:
         needed = f"{work.operator}: inference"
@@ -297,7 +322,8 @@ def _network(work: Work, chip: Chip) -> Estimate:
         needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
         raise UnsupportedError(needed, dtype, "the cube multiplies no other format")
     graph = _graph(work)
-    road = Road(dtype=dtype)
+    small = work.attributes.get(SMALL, 0) == 1
+    road = cann_road(chip, dtype, small_channel=small) if like else Road(dtype=dtype)
     front = front_stages(graph, chip, road)
     if placement.too_large(front.laid_out, chip.device_memory.size_bytes):
         times, _ = tiled.simulate_within(front, chip, None, road)
@@ -343,7 +369,12 @@ def _graph(work: Work) -> Graph:
 
 
 def _says_again(work: Work, word: str, value: Any) -> bool:
-    """Tell whether a word says what is so anyway: one device, the length that the shapes have."""
+    """Tell whether a word says what is so anyway: one device, the length that the shapes have.
+
+    Or how the first layer was compiled, which no result depends on.
+    """
+    if word == SMALL:
+        return value in (0, 1)
     if word == "context":
         return bool(work.shapes) and work.shapes[0][-1] == value
     return word in ("cards", "ranks", "tp") and value == 1
