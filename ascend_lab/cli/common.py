@@ -120,6 +120,12 @@ SHAPES = flag(
     help="the shape of an input whose sizes are symbolic; repeatable",
 )
 BATCH = flag("--batch", type=limits.count, metavar="N", help="the first size of the inputs")
+LIKE = flag(
+    "--like",
+    choices=("cann",),
+    default="",
+    help="compile as that compiler does, by what its documents name; default: our compiler",
+)
 TUNED = (
     flag("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model"),
     flag(

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.common import JSON, Verb, emit, flag
+from ascend_lab.cli.common import JSON, LIKE, Verb, emit, flag
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
 
@@ -23,7 +23,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         needed = f"--figure with an ending among {', '.join(PICTURES)}"
         raise InputError(needed, arguments.figure, "rename it")
     chip = load_chip(arguments.chip) if arguments.chip is not None else None
-    found = compare(arguments.file, chip)
+    found = compare(arguments.file, chip, arguments.like)
     if arguments.figure:
         from ascend_lab.lab.figures import fig_compared
 
@@ -55,6 +55,7 @@ COMPARE = Verb(
     (
         flag("file", metavar="FILE.csv", help="measured rows, or an op_summary of msprof"),
         flag("--chip", help="chip of a profile, or of rows that name it or none"),
+        LIKE,
         flag("--figure", metavar="F.svg",
              help="draw model over measured times (.svg, .png, .pdf)"),
         JSON,

@@ -12,7 +12,7 @@ import numpy as np
 from ascend_lab import limits, output
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common
-from ascend_lab.cli.common import BATCH, COMPILED, JSON, SHAPES, TUNED, Verb, emit, flag
+from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
 
@@ -174,7 +174,7 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     from ascend_lab.runtime import load_offline
 
     decided = ("tuned", "bank", "aicore-num", "keep_dtype", "dtype", "fusion-switch",
-               "fusion-result", "no-fusion", "memory-limit")  # fmt: skip
+               "fusion-result", "no-fusion", "memory-limit", "like")  # fmt: skip
     idle = (f"--{name}" for name in decided)
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
@@ -263,7 +263,13 @@ LONGEST = 36
 
 def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph import Road, decide, front_stages, network
+    from ascend_lab.graph.like_cann import cann_road
 
+    if arguments.like:
+        own = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
+        common.refuse_idle(arguments, "without --like", *own)
+    else:
+        common.refuse_idle(arguments, "with --like", "--enable_small_channel")
     if common.is_compiled(arguments.model):
         return _simulate_offline(arguments)
     if arguments.chip is None:
@@ -282,6 +288,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
     warn_of_switches(switches)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
     road = common.tuned_road(arguments, chip, road)
+    if arguments.like:
+        small = arguments.enable_small_channel == "1"
+        road = cann_road(chip, arguments.dtype, small_channel=small)
     front = front_stages(graph, chip, road)
     times, fused = _timed(arguments, front, chip, road)
     if arguments.trace:
@@ -297,7 +306,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     from ascend_lab.graph import bound, compile as compiler, network
 
     refuse_off_core(arguments, error, "--fusion-switch", "--fusion-result", "--no-fusion",
-                    "--memory-limit")  # fmt: skip
+                    "--memory-limit", "--like")  # fmt: skip
     hosted = placed(arguments, None, error)
     times = hosted.timeline()
     if arguments.trace:
@@ -464,6 +473,9 @@ VERBS = (
                 'JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}')),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
+            LIKE,
+            flag("--enable_small_channel", choices=("0", "1"), default="0",
+                 help="with --like: the first layer reads pixels of 4 channels (0)"),
             flag("--memory-limit", type=limits.whole, metavar="BYTES",
                  help="device memory (default: the chip's)"),
             *TUNED, JSON,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import cluster, compare, course, deploy, models, network, solve
-from ascend_lab.cli.common import CHIP, JSON, TRACE, Flag, Verb, emit, flag, refuse_idle
+from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 
@@ -95,21 +95,26 @@ def _list_operators(arguments: argparse.Namespace) -> int:
 
 _OF_OPERATORS = (
     *("--chip", "--dtype", "--attr", "--show", "--warm-l2"),
-    *("--tile", "--step-k", "--grid"),
+    *("--tile", "--step-k", "--grid", "--like"),
 )
 
 
 def _own_tiling(
     arguments: argparse.Namespace, chip: Any, shapes: Sequence[Any], formats: Any, attrs: Any
 ) -> Any:
-    """Return the tiling that --tile, --step-k and --grid ask for, None without any of them."""
+    """Return the tiling that --like, or --tile, --step-k and --grid ask for; None without any."""
     from ascend_lab import kernels, ops
+    from ascend_lab.graph.like_cann import tiling_of_operator
 
-    if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
+    if (arguments.tile, arguments.step_k, arguments.grid, arguments.like) == (None, None, None, ""):
         return None
     if arguments.name != "matmul":
-        raise InputError("matmul for --tile, --step-k and --grid", arguments.name, "drop them")
+        needed = "matmul for --tile, --step-k, --grid and --like"
+        raise InputError(needed, arguments.name, "drop them: other operators have no such tiling")
     ops.check("matmul", shapes, formats, chip, **attrs)
+    if arguments.like:
+        refuse_idle(arguments, "without --like", "--tile", "--step-k", "--grid")
+        return tiling_of_operator(shapes, formats, chip, attrs)
     rows, columns = (
         shape[::-1] if attrs.get(name) else shape
         for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
@@ -337,6 +342,7 @@ VERBS = (
                  help="e.g. axis=-1; repeatable"),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
             *_TILES,
+            LIKE,
             flag("--warm-l2", action="store_true",
                   help="operands start in L2, the kernel in the device's queue"),
             JSON,

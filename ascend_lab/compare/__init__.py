@@ -22,7 +22,7 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.compare import profile, table
-from ascend_lab.compare.model import Estimate, estimate
+from ascend_lab.compare.model import LIKE, Estimate, estimate
 from ascend_lab.compare.rows import Measured, Work, reasons_in
 from ascend_lab.errors import InputError
 from ascend_lab.limits import COLUMNS, ROWS, TABLE_BYTES, csv_of, labelled, read_file, refuse_above
@@ -172,13 +172,15 @@ def group_of(name: str, rows: list[Compared]) -> Group:
     return Group(name, len(rows), len(errors), bias, median, p90, below)
 
 
-def compare(path: str | Path, chip: Chip | None = None) -> Comparison:
+def compare(path: str | Path, chip: Chip | None = None, like: str = "") -> Comparison:
     """Return the rows of a file beside the model's answers.
 
     `chip` is the chip of a profile, which names none, and that of a table's rows which name it or
-    none. Raises `InputError` for a file that is no table of either kind, or has no rows.
+    none. With `like` "cann" networks and products are compiled as by that compiler. Raises
+    `InputError` for a file that is no table of either kind, or has no rows, and other compilers.
     """
-    return Comparison(Path(path).name, tuple(compare_rows(read_measured(path, chip), chip)))
+    rows = read_measured(path, chip)
+    return Comparison(Path(path).name, tuple(compare_rows(rows, chip, like)))
 
 
 def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
@@ -202,8 +204,15 @@ def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
     return found
 
 
-def compare_rows(rows: list[Measured], chip: Chip | None = None) -> Iterator[Compared]:
-    """Yield each measured row beside the model's answer; equal work is timed once."""
+def compare_rows(
+    rows: list[Measured], chip: Chip | None = None, like: str = ""
+) -> Iterator[Compared]:
+    """Yield each measured row beside the model's answer; equal work is timed once.
+
+    Raises `InputError` for a compiler to be like that is unknown.
+    """
+    if like not in ("", *LIKE):
+        raise InputError(f"a compiler to be like: {', '.join(LIKE)}", like, "or none: ours")
     known: dict[str, Estimate | str] = {}
     for row in rows:
         if row.work is None or row.refused:
@@ -211,7 +220,7 @@ def compare_rows(rows: list[Measured], chip: Chip | None = None) -> Iterator[Com
             continue
         key = repr(row.work)
         if key not in known:
-            known[key] = _answer(row.work, chip)
+            known[key] = _answer(row.work, chip, like)
         answer = known[key]
         if isinstance(answer, str):
             yield Compared(row.case, row.group, row.measured_s, refused=answer, marks=row.marks)
@@ -229,9 +238,9 @@ def compare_rows(rows: list[Measured], chip: Chip | None = None) -> Iterator[Com
         )
 
 
-def _answer(work: Work, chip: Chip | None) -> Estimate | str:
+def _answer(work: Work, chip: Chip | None, like: str) -> Estimate | str:
     """Return what the model says, or why it says nothing."""
     reasons: list[str] = []
     with reasons_in(reasons):
-        return estimate(work, chip)
+        return estimate(work, chip, like)
     return "; ".join(reasons)

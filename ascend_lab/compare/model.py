@@ -29,9 +29,17 @@ from ascend_lab.limits import shown
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Bound, Graph, NetworkTimeline
+    from ascend_lab.kernels import GemmSchedule
     from ascend_lab.sim import KernelTimeline
 
 ZOO = "zoo:"
+LIKE = ("cann",)
+"""Compilers that networks and products can be compiled as by, beside ours (`graph.like_cann`)."""
+SMALL = "small_channel"
+"""Word of a network's row: 1, its first layer reads pixels of 4 channels (--enable_small_channel).
+
+Our compiler decides that by itself.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,11 @@ class Estimate:
     marks: tuple[str, ...] = ()
 
 
-def estimate(work: Work, own: Chip | None = None) -> Estimate:
+def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     """Return what the model says of a work; `own` is a chip of one's own, used by its name.
 
-    Raises an `AscendLabError` that says what the model cannot do.
+    With `like` "cann" networks and products are compiled as by that compiler. Raises an
+    `AscendLabError` that says what the model cannot do.
     """
     if "metric" in work.attributes:
         needed = "a time of the whole work"
@@ -63,17 +72,20 @@ def estimate(work: Work, own: Chip | None = None) -> Estimate:
         # Sums of segments start from zeros that the measured kernels write: no x is read.
         work = replace(work, operator="unsorted_segment_sum")
     if work.operator.startswith(ZOO):
-        found = _network(work, chip)
+        found = _network(work, chip, like)
     elif is_chain(work):
         made = CHAINS[work.operator](work)
-        found = _operator(made, chip) if isinstance(made, Work) else _chain(work, made, chip)
+        if isinstance(made, Work):
+            found = _operator(made, chip, like)
+        else:
+            found = _chain(work, made, chip)
     elif work.operator in GROUPS:
         found = _groups(work, chip)
     elif work.operator == "transpose" and work.dtypes == ("int64",):
-        found = _operator(_in_pairs(work), chip)
+        found = _operator(_in_pairs(work), chip, like)
         marks = (*marks, "int64 moved as pairs of int32")
     else:
-        found = _operator(work, chip)
+        found = _operator(work, chip, like)
     return replace(found, marks=(*marks, *found.marks))
 
 
@@ -204,7 +216,7 @@ def _cores(chip: Chip, word: str, value: Any) -> int:
 
 
 # -- operators -------------------------------------------------------------------------------------
-def _operator(work: Work, chip: Chip) -> Estimate:
+def _operator(work: Work, chip: Chip, like: str) -> Estimate:
     """Time one operator of the library by its default schedule."""
     from ascend_lab import ops
 
@@ -221,7 +233,19 @@ def _operator(work: Work, chip: Chip) -> Estimate:
     if work.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in chip.cube:
         dtypes = ("bf16",) * len(dtypes)
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
-    line = _timeline(work, chip, dtypes, settings.own)
+    if like:
+        tiling = _like_tiling(work, chip, dtypes, settings)
+        line = ops.time(
+            operator,
+            work.shapes,
+            dtypes,
+            chip,
+            warm_l2=work.l2 == "warm",
+            tiling=tiling,
+            **settings.own,
+        )
+    else:
+        line = _timeline(work, chip, dtypes, settings.own)
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
     converting_s = 0.0
     if work.conversions and operator.has("convolution"):
@@ -306,6 +330,18 @@ def _converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -
         times = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).timeline()
         total_s += times.time_s - (chip.launch_overhead_s - chip.queued_launch_s)
     return total_s
+
+
+def _like_tiling(
+    work: Work, chip: Chip, dtypes: Sequence[str], settings: _Settings
+) -> GemmSchedule | None:
+    """Return the tiling that CANN publishes for a product; None, and a mark, for all else."""
+    from ascend_lab.graph.like_cann import tiling_of_operator
+
+    if work.operator != "matmul":
+        settings.marks.append("no tiling of CANN's is published: ours")
+        return None
+    return tiling_of_operator(work.shapes, dtypes, chip, settings.own)
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -462,9 +498,10 @@ def _groups(work: Work, chip: Chip) -> Estimate:
 NETWORK_DTYPES = ("fp16", "bf16", "int8")
 
 
-def _network(work: Work, chip: Chip) -> Estimate:
+def _network(work: Work, chip: Chip, like: str) -> Estimate:
     """Time a network of the zoo, compiled as the command `simulate` does."""
     from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, placement, tiled
+    from ascend_lab.graph.like_cann import cann_road
 
     if "training" in work.group:
         needed = f"{work.operator}: inference"
@@ -474,7 +511,8 @@ def _network(work: Work, chip: Chip) -> Estimate:
         needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
         raise UnsupportedError(needed, dtype, "networks run in no other format")
     graph = _graph(work)
-    road = Road(dtype=dtype)
+    small = work.attributes.get(SMALL, 0) == 1
+    road = cann_road(chip, dtype, small_channel=small) if like else Road(dtype=dtype)
     front = front_stages(graph, chip, road)
     if placement.too_large(front.laid_out, chip.device_memory.size_bytes):
         times, _ = tiled.simulate_within(front, chip, None, road)
@@ -516,7 +554,12 @@ def _graph(work: Work) -> Graph:
 
 
 def _says_again(work: Work, word: str, value: Any) -> bool:
-    """Tell whether a word says what is so anyway: one device, the length that the shapes have."""
+    """Tell whether a word says what is so anyway: one device, the length that the shapes have.
+
+    Or how the first layer was compiled, which no result depends on.
+    """
+    if word == SMALL:
+        return value in (0, 1)
     if word == "context":
         return bool(work.shapes) and work.shapes[0][-1] == value
     return word in ("cards", "ranks", "tp") and value == 1

@@ -85,7 +85,8 @@ class Road:
     graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels;
     `start` is what starts a kernel: fusion and layouts pay that price; nodes that `keep` names stay
     in fp32. `ordered` brings nodes into the one order that a file's order does not decide; a
-    training step keeps its own, in which backward frees what forward kept.
+    training step keeps its own, in which backward frees what forward kept. `finish` changes the
+    kernels that were lowered: other compilers cut other tiles (`like_cann`).
     """
 
     passes: Sequence[str] = DEFAULT
@@ -100,6 +101,7 @@ class Road:
     start: Start = "queued"
     keep: frozenset[str] = frozenset()
     ordered: bool = True
+    finish: Callable[[tasks.Compiled], tasks.Compiled] | None = None
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
         """Return the graph after passes and in its number format, and what matched."""
@@ -135,7 +137,12 @@ class Road:
     @few_collections()
     def kernels(self, graph: ir.Graph, chip: Chip) -> tasks.Compiled:
         """Return the kernels of a graph with layouts; raises as `compile_stages`."""
-        return tasks.compile_tasks(graph, chip, self.fuse(graph, chip).groups, self.start)
+        return self.lower(graph, chip, self.fuse(graph, chip))
+
+    def lower(self, graph: ir.Graph, chip: Chip, fused: Fused) -> tasks.Compiled:
+        """Return the kernels of a graph with layouts whose nodes are in groups."""
+        compiled = tasks.compile_tasks(graph, chip, fused.groups, self.start)
+        return self.finish(compiled) if self.finish else compiled
 
     def stages(self, graph: ir.Graph, chip: Chip) -> Stages:
         """Return a model's graph after every stage; raises as `compile_stages`."""
@@ -156,7 +163,7 @@ def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Fron
 def finish_stages(front: Front, chip: Chip, road: Road = DEFAULT_ROAD) -> Stages:
     """Return the kernels of a graph with layouts; raises as `compile_stages`."""
     fused = road.fuse(front.laid_out, chip)
-    compiled = tasks.compile_tasks(front.laid_out, chip, fused.groups, road.start)
+    compiled = road.lower(front.laid_out, chip, fused)
     return Stages(front.matches, front.rewritten, front.laid_out, fused, compiled)
 
 

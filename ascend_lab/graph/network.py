@@ -182,7 +182,8 @@ def simulate_graph(
     l2, starts = sim.L2.of(chip), _starts(compiled, first)
     mixed, mix_cycles = _mixed(compiled, starts), round(chip.mix_start_s * chip.clock_hz)
     ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
-    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, hints):
+    told = hints and compiled.hints
+    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, told):
         title, start = task.op, starts.get(task.name, "queued")
         if ahead and times:
             ahead.before(task, l2, start_cycles(chip, start))

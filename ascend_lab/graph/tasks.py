@@ -189,6 +189,7 @@ class Compiled:
     Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
     on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
     `spilled` tensors are never put into a buffer. `bare`: constants lie only as kernels read them.
+    Without `hints` a cache is not told what is read for the last time.
     """
 
     graph: ir.Graph
@@ -198,6 +199,7 @@ class Compiled:
     prefetch: bool = False
     spilled: frozenset[str] = frozenset()
     bare: bool = False
+    hints: bool = True
 
 
 def compile_tasks(
