@@ -71,7 +71,13 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> t
 
 def _gather_slope(s: gradients.Site) -> Grads:
     axis = forms.axis_of("axis", s.attrs["axis"], s.shape())
-    return gradients.added(s, s.g, s.x(1), axis, s.shape()[axis]), None
+    indices, size = s.x(1), s.shape()[axis]
+    if s.attrs["from_end"]:
+        # Comparisons take floats only: 1 where an index is below 0 is -index limited to 0..1.
+        zero, one = s.net.like(0, indices), s.net.like(1, indices)
+        below = s.net.min(s.net.max(s.net.neg(indices), zero), one)
+        indices = s.net.add(indices, s.net.mul(below, s.net.like(size, indices)))
+    return gradients.added(s, s.g, indices, axis, size), None
 
 
 def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
