@@ -380,10 +380,10 @@ def _slices_at(ctx: Context) -> Value:
 
 @converter("TopK", types=(kinds.WHOLE, ("int64",)), since=10)
 def _top_k(ctx: Context) -> tuple[Result, ...]:
-    """Rank each element by those ahead of it in order, then let rank r go to place r.
+    """Rank each element by those before it in order, then let rank r go to place r.
 
-    NaN counts as larger than all numbers, as where NumPy and PyTorch sort; the standard says
-    nothing. Of equal elements the lower index stands ahead.
+    Before an element stand all larger ones, and equal ones with a lower index. NaN, of which the
+    standard says nothing, counts as infinity.
     """
     x, k = ctx.input(0), int(ctx.scalar(1))
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
@@ -392,17 +392,19 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
         ctx.unsupported(f"k from 1 to {n}, at most {_MOST} comparisons", f"k {k} of {x.shape}")
     order = (*(i for i in range(len(x.shape)) if i != axis), axis)
     turned = ctx.emit("transpose", x, perm=order)
-    column, row = (ctx.reshape(turned, (*turned.shape[:-1], *s)) for s in ((n, 1), (1, n)))
-    before, behind = _larger(ctx, row, column), _larger(ctx, column, row)
-    if ctx.attr("largest") == 0:
-        before, behind = behind, before
-    not_behind = ctx.emit("sub", ctx.table(1, "int32", "one"), behind)
+    numbers = turned
+    if ctx.elem(0) in kinds.FLOATS:
+        is_number = ctx.emit("equal", turned, turned)
+        numbers = ctx.choose(is_number, turned, ctx.number(math.inf, x.type.dtype))
+    column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
+    before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
-    # `row` is ahead of `column` if it comes before it, or has a lower index and not after it.
-    tied = ctx.emit("mul", ctx.emit("sub", not_behind, before), lower)
-    ranks = ctx.emit("reduce_sum", ctx.emit("add", before, tied), axis=-1, keepdims=True)
+    tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
+    ahead = ctx.emit("add", ctx.cast(before, "int32"), tied)
+    ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
     hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
-    values = ctx.choose(hits, column, ctx.table(0, x.type.dtype, "none"))
+    given = ctx.reshape(turned, column.shape)
+    values = ctx.choose(hits, given, ctx.table(0, x.type.dtype, "none"))
     places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
     back = tuple(np.argsort(order))
     values, places = (
@@ -410,13 +412,3 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
         for v in (values, places)
     )
     return values, ctx.typed(places, "int64")
-
-
-def _larger(ctx: Context, x: Value, y: Value) -> Value:
-    """Return int32 1 where x is larger than y, NaN larger than every number."""
-    if ctx.elem(0) not in kinds.FLOATS:
-        return ctx.cast(ctx.emit("greater", x, y), "int32")
-    # Comparisons with NaN are false: where x <= y is false, x is larger or one of both is NaN.
-    not_larger = ctx.cast(ctx.emit("less_equal", x, y), "int32")
-    y_is_number = ctx.cast(ctx.emit("equal", y, y), "int32")
-    return ctx.emit("mul", ctx.emit("sub", ctx.table(1, "int32", "one"), not_larger), y_is_number)
