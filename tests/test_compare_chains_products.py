@@ -7,8 +7,8 @@ import pytest
 from test_compare import one
 
 from ascend_lab.chip import load_chip
+from ascend_lab.compare.chained import ends_as_given
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
-from ascend_lab.compare.model import ends_as_given
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Graph, Road, random_inputs, run_tasks

@@ -103,7 +103,7 @@ def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
 @cache
 def choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
     """Return every tile side m and n with every stage and every full grid, as five columns."""
-    grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
+    grids = [(r, cores // r) for r in range(1, cores + 1) if cores // (r + 1) < cores // r]
     columns = np.array(list(product(SIDES, SIDES, stages, range(len(grids)))), np.int64).T
     return *columns[:3], *np.array(grids, np.int64).T[:, columns[3]]
 

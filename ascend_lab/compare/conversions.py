@@ -1,0 +1,38 @@
+"""Changes of layout that were measured together with a convolution."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.compare.rows import Shape
+
+
+def _turns_blocks(dtype: str) -> bool:
+    """Tell whether ours turns 16 channels of a format in one go, as the device does."""
+    return DTYPE_BYTES[dtype] == 2
+
+
+def conversions_told(count: int, dtype: str) -> str:
+    """Return what the model did about so many changes of layout that were measured."""
+    if _turns_blocks(dtype):
+        return f"with {count} changes of layout, as measured"
+    return f"{count} changes of layout not timed: ours of {dtype} would move single elements"
+
+
+def converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -> float:
+    """Return the seconds of changing the layout of the `count` largest images and weights."""
+    from ascend_lab.graph import Graph, Node, Road, TensorType, finish_stages
+    from ascend_lab.graph.compile import Front
+
+    if not _turns_blocks(dtype):
+        return 0.0
+    total_s = 0.0
+    for shape in sorted(shapes, key=math.prod, reverse=True)[:count]:
+        plain = TensorType(shape, dtype)
+        types = {"x": plain, "y": replace(plain, layout="NC1HWC0")}
+        node = Node("y", "trans_data", ("x",), ("y",), {"layout": "NC1HWC0"})
+        graph = Graph("layout", ("x",), ("y",), (node,), types)
+        times = finish_stages(Front({}, graph, graph), chip, Road(dtype="")).timeline()
+        total_s += times.time_s - (chip.launch_overhead_s - chip.queued_launch_s)
+    return total_s

@@ -1,0 +1,83 @@
+"""Measured networks of the zoo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.chip import Chip
+from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks
+from ascend_lab.compare.rows import Work
+from ascend_lab.compare.words import is_told
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.limits import shown
+
+if TYPE_CHECKING:
+    from ascend_lab.graph import Graph
+
+SMALL = "small_channel"
+"""Word of a network's row: 1, its first layer reads pixels of 4 channels (--enable_small_channel).
+
+Our compiler decides that by itself.
+"""
+NETWORK_DTYPES = ("fp16", "bf16", "int8")
+
+
+def network(work: Work, chip: Chip, like: str) -> Estimate:
+    """Time a network of the zoo, compiled as the command `simulate` does."""
+    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, placement, tiled
+    from ascend_lab.graph.like_cann import cann_road
+
+    if "training" in work.group:
+        needed = f"{work.operator}: inference"
+        raise UnsupportedError(needed, work.group, "a step of training is more than its network")
+    dtype = work.dtypes[0] if len(work.dtypes) == 1 else ", ".join(work.dtypes) or "none"
+    if dtype not in NETWORK_DTYPES:
+        needed = f"{work.operator}: a network in {', '.join(NETWORK_DTYPES)}"
+        raise UnsupportedError(needed, dtype, "networks run in no other format")
+    graph = _graph(work)
+    small = work.attributes.get(SMALL, 0) == 1
+    road = cann_road(chip, dtype, small_channel=small) if like else Road(dtype=dtype)
+    front = front_stages(graph, chip, road)
+    if placement.too_large(front.laid_out, chip.device_memory.size_bytes):
+        times, _ = tiled.simulate_within(front, chip, None, road)
+    else:
+        times = finish_stages(front, chip, road).timeline()
+    bound = bound_of(front.rewritten, at_peak(chip))
+    return of_tasks(work, chip, times, bound)
+
+
+def _graph(work: Work) -> Graph:
+    """Return the zoo's network at the row's batch and sizes; raises where they contradict."""
+    from ascend_lab.graph import zoo
+
+    batch: Any = None
+    for word, value in work.attributes.items():
+        if word == "batch":
+            batch = value
+        elif not is_told(word) and not _says_again(work, word, value):
+            needed = f"{work.operator}: attributes that its time on one device depends on"
+            raise UnsupportedError(needed, f"{word}={shown(value)}", "none is guessed")
+    if batch is None and work.shapes:
+        batch = work.shapes[0][0]
+    whole = isinstance(batch, int) and not isinstance(batch, bool)
+    if not whole or batch < 1 or (work.shapes and work.shapes[0][0] != batch):
+        first = f", inputs of {work.shapes[0][0]}" if work.shapes else ""
+        needed = f"{work.operator}: a batch above 0 that inputs and attributes agree on"
+        raise InputError(needed, f"batch={shown(batch)}{first}", "mend that row")
+    graph = zoo.load_model(work.operator, batch=batch).graph
+    name = graph.inputs[0]
+    if work.shapes and graph.types[name].shape != work.shapes[0]:
+        graph = zoo.load_model(work.operator, shapes={name: work.shapes[0]}).graph
+    return graph
+
+
+def _says_again(work: Work, word: str, value: Any) -> bool:
+    """Tell whether a word says what is so anyway: one device, the length that the shapes have.
+
+    Or how the first layer was compiled, which no result depends on.
+    """
+    if word == SMALL:
+        return value in (0, 1)
+    if word == "context":
+        return bool(work.shapes) and work.shapes[0][-1] == value
+    return word in ("cards", "ranks", "tp") and value == 1

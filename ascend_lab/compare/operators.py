@@ -1,0 +1,186 @@
+"""A measured operator of the library: its kernel by the default schedule, and its bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.chip import Chip
+from ascend_lab.compare.chains import attention
+from ascend_lab.compare.conversions import conversions_told, converting_s
+from ascend_lab.compare.estimates import Estimate, at_peak
+from ascend_lab.compare.rows import Work
+from ascend_lab.compare.words import Settings, settings_of
+from ascend_lab.errors import InputError
+from ascend_lab.limits import shown
+
+if TYPE_CHECKING:
+    from ascend_lab.graph import Graph
+    from ascend_lab.kernels import GemmSchedule
+    from ascend_lab.sim import KernelTimeline
+
+HALVES_IN_FP32 = ("gelu", "sigmoid")
+"""Operators of ours that compute halves in fp16 where the measured kernel does it in fp32.
+
+With bf16 ours do the same work: as many bytes, a cast to fp32 and one back. Source: CANN toolkit,
+TBE operators Gelu and Sigmoid on the 910B, whose default is high precision.
+"""
+
+
+def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
+    """Time one operator of the library by its default schedule."""
+    from ascend_lab import ops
+
+    operator = ops.get(work.operator)
+    if operator.name == attention.FLASH:
+        work = attention.as_called(work)
+    if not work.shapes:
+        got = "bytes" if work.size_bytes is not None else "none"
+        raise InputError(f"{work.operator}: a shape per input", got, "write them in its order")
+    settings = settings_of(work, chip, operator.attrs)
+    if settings.cores is not None:
+        chip = replace(chip, core_count=settings.cores)
+    dtypes = _dtypes(work, settings.own)
+    if work.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in chip.cube:
+        dtypes = ("bf16",) * len(dtypes)
+        settings.marks.append("halves computed in fp32 as measured: timed as bf16")
+    if like:
+        tiling = _like_tiling(work, chip, dtypes, settings)
+        line = ops.time(
+            operator,
+            work.shapes,
+            dtypes,
+            chip,
+            warm_l2=work.l2 == "warm",
+            tiling=tiling,
+            **settings.own,
+        )
+    else:
+        line = _timeline(work, chip, dtypes, settings.own)
+    line = replace(line, start="queued" if work.timing == "kernel" else "cold")
+    layouts_s = 0.0
+    if work.conversions and operator.has("convolution"):
+        shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.own))
+        layouts_s = converting_s(shapes, dtypes[0], work.conversions, chip)
+        settings.marks.append(conversions_told(work.conversions, dtypes[0]))
+    bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
+    limits = Counter({"sync": line.sync_cycles, "start": line.launch_cycles})
+    for phase in line.phases:
+        limits[phase.limit] += phase.cycles
+    busy = {pipe: busy / max(line.total_cycles, 1) for pipe, busy in line.busy_cycles.items()}
+    if work.l2 == "unknown":
+        settings.marks.append("l2 unknown: timed cold")
+    limit = max(limits, key=lambda name: limits[name])
+    model_s = line.time_s + layouts_s
+    return Estimate(model_s, bound_s, limit, busy, tuple(settings.marks))
+
+
+def in_pairs(work: Work) -> Work:
+    """Return a transpose of int64 as one of int32: halves of a number are a last axis, which stays.
+
+    (a, b) with perm (1, 0) becomes (a, b, 2) with perm (1, 0, 2).
+    """
+    if len(work.shapes) != 1:
+        raise InputError("transpose: one input", str(len(work.shapes)), "mend that row")
+    (shape,) = work.shapes
+    rank = len(shape)
+    perm = work.attributes.get("perm") or tuple(reversed(range(rank)))
+    if not isinstance(perm, tuple) or sorted(perm) != list(range(rank)):
+        needed = f"transpose: perm with each of 0..{rank - 1} once"
+        raise InputError(needed, shown(perm), "mend that row")
+    attributes = {**work.attributes, "perm": (*perm, rank)}
+    return replace(work, shapes=((*shape, 2),), dtypes=("int32",), attributes=attributes)
+
+
+def _timeline(
+    work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[str, Any]
+) -> KernelTimeline:
+    """Return the timeline of a kernel whose operands lie in L2, or not, and whose results may.
+
+    An L2 that is a cache keeps what a kernel writes: 134 MB of results cost no trip to memory.
+    """
+    from ascend_lab import ops, sim
+
+    if work.l2 == "warm":
+        return ops.time(work.operator, work.shapes, dtypes, chip, warm_l2=True, **attributes)
+    kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
+    return sim.simulate_kernel(kernel, chip, sim.DeviceMemory.of(chip))
+
+
+def _like_tiling(
+    work: Work, chip: Chip, dtypes: Sequence[str], settings: Settings
+) -> GemmSchedule | None:
+    """Return the tiling that CANN publishes for a product; None, and a mark, for all else."""
+    from ascend_lab.graph.like_cann import tiling_of_operator
+
+    if work.operator != "matmul":
+        settings.marks.append("no tiling of CANN's is published: ours")
+        return None
+    return tiling_of_operator(work.shapes, dtypes, chip, settings.own)
+
+
+def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a number format for each input; one given is the operator's main format."""
+    from ascend_lab import ops
+    from ascend_lab.dsl.tensor import ALIASES
+
+    operator = ops.get(work.operator)
+    given = tuple(ALIASES.get(dtype, dtype) for dtype in work.dtypes)
+    if len(given) == 1:
+        return operator.input_types(len(work.shapes), given[0], **attributes)
+    if len(given) != len(work.shapes):
+        needed = f"dtype: one, or one for each of {len(work.shapes)} inputs"
+        raise InputError(needed, str(len(given)), "mend that row")
+    return given
+
+
+def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[str, Any]) -> float:
+    """Return the bound of a graph that is this one operator (see `graph.bound`).
+
+    Without the launch for a kernel.
+    """
+    from ascend_lab.graph import GraphBuilder, bound_of
+
+    draft = GraphBuilder(work.operator)
+    tensors = [
+        draft.input(f"x{place}", shape, dtype)
+        for place, (shape, dtype) in enumerate(zip(work.shapes, dtypes, strict=True))
+    ]
+    results = draft.add_node(work.operator, *tensors, **attributes)
+    many = results if isinstance(results, tuple) else (results,)
+    for result in many:
+        draft.output(result)
+    graph = draft.build()
+    bound = bound_of(graph, chip)
+    if work.operator in READ_WHOLE and not bound.launch:
+        bound = replace(bound, launch=chip.launch_overhead_s)
+    bound = replace(bound, memory=_memory_s(work, graph, chip, bound.memory))
+    return bound.work_s if work.timing == "kernel" else bound.time_s
+
+
+def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> float:
+    """Return the least seconds of one operator's bytes across the memory interface.
+
+    A network's results go to memory, those of one operator may stay in an L2 of either kind. What
+    is changed in place is neither read nor written where no index points: only the rest is read.
+    """
+    from ascend_lab import ops
+
+    if work.l2 == "warm":
+        return 0.0
+    rate = chip.device_memory.rate_bytes_per_s
+    if ops.get(work.operator).has("in place"):
+        return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate
+    written = sum(graph.types[name].data_bytes for name in graph.outputs)
+    kept = min(written, chip.l2.size_bytes)
+    if work.operator in READ_WHOLE:
+        read = sum(graph.types[name].data_bytes for name in graph.inputs)
+        return (read + written - kept) / rate
+    in_cache = chip.l2.kind == "cache"  # the network's bound has left them out already
+    return of_network_s if in_cache else max(0.0, of_network_s - kept / rate)
+
+
+READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
+"""Operators without a bound as a graph (a graph may do without a move), alone they read it all."""

@@ -1,0 +1,133 @@
+"""Words of a measured row: for its chip, and in its attributes.
+
+Attributes are of three kinds: those that the operator knows, those that describe (they change no
+result, or are checked), and all others. A row with one of the others is refused by name: what it
+means for the time is not guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ascend_lab.chip import PRESETS, Chip, load_chip
+from ascend_lab.compare.rows import Work
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.limits import shown
+
+# -- chips -----------------------------------------------------------------------------------------
+OTHER_WORDS = {
+    "A3 die, 24 cores": ("Ascend910C", ""),
+    "Ascend950 (32 cores)": ("Ascend950PR", ""),
+    "A3 die": ("Ascend910C", "bin not printed"),
+    "A3 (pod)": ("Ascend910C", "bin not printed"),
+    "A2, 20 cores": ("Ascend910B3", "bin not printed"),
+    "A2, bin not named": ("Ascend910B2", "bin not printed"),
+    "A2 (8 cards)": ("Ascend910B2", "bin not printed"),
+    "unknown 910B4 class": ("Ascend910B4", "bin not printed, class concluded from its times"),
+    "310P class, not named": ("Ascend310P3", "bin not printed"),
+}
+"""Words of a source for its chip -> the preset that it is timed as, and what is not certain."""
+
+
+def chip_of(name: str, own: Chip | None) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip of a row, and a mark where the row does not name it by a preset's name.
+
+    It is one of one's own by its name, or where a row names none; a preset; or a preset that stands
+    for a source's words. Raises `InputError` for others: what another board has is not guessed.
+    """
+    if own is not None and name in ("", own.name):
+        return own, ()
+    if name in PRESETS:
+        return load_chip(name), ()
+    if name in OTHER_WORDS:
+        preset, doubt = OTHER_WORDS[name]
+        return load_chip(preset), (f"chip: as {preset}" + (f", {doubt}" if doubt else ""),)
+    raise InputError(f"chip: one of {', '.join(PRESETS)}", shown(name), "none is guessed")
+
+
+# -- attributes ------------------------------------------------------------------------------------
+DESCRIBE = ("heads", "kv_heads", "queries", "keys", "beta1", "beta2")
+"""Words that say again what the shapes say, or change numbers but no time."""
+SCHEDULE = (
+    *("base", "single", "tile", "grid", "step", "step_k", "mix", "depth", "swizzle", "stagger"),
+    *("split_k", "a_in_l1", "kind", "nd2nz"),
+)
+"""Words on how the measured kernel was written: ours has the schedule that it would choose."""
+MEASURED = ("_us", "_share")
+"""Ends of words that tell more measurements of the same run."""
+PRINTED = ("printed_", "peer_")
+"""Beginnings of words that tell what the source printed."""
+ALSO_CALLED = {("leaky_relu", "slope"): "alpha"}
+"""(operator, word) -> what the operator calls it."""
+SAME_AS_FIRST_SIZE = {"batch_matmul": "groups"}
+"""Operators -> a word that has to be the first size of their first input."""
+
+
+def is_told(word: str) -> bool:
+    """Tell whether a word tells more measurements of the same run, or what the source printed."""
+    return word.endswith(MEASURED) or word.startswith(PRINTED)
+
+
+@dataclass(slots=True)
+class Settings:
+    """The attributes that an operator knows, the cores it may use, what to keep in mind."""
+
+    own: dict[str, Any] = field(default_factory=dict)
+    cores: int | None = None
+    marks: list[str] = field(default_factory=list)
+
+
+def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
+    """Sort the attributes of an operator's row; raises `UnsupportedError` for any it cannot do."""
+    found = Settings()
+    schedule = []
+    for word, value in work.attributes.items():
+        name = ALSO_CALLED.get((work.operator, word), word)
+        if name in known:
+            found.own[name] = value
+        elif word in SCHEDULE:
+            schedule.append(word)
+        elif word in ("cores", "aiv_cores"):
+            found.cores = cores_of(chip, word, value)
+        elif mark := _mark(work, word, value):
+            found.marks.append(mark)
+    if schedule:
+        found.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
+    return found
+
+
+def _mark(work: Work, word: str, value: Any) -> str:
+    """Return what a word that is no attribute of the operator makes of the row, "" if nothing.
+
+    Raises `UnsupportedError` for a word whose meaning for the time is unknown.
+    """
+    if word in DESCRIBE or is_told(word):
+        return ""
+    if word == SAME_AS_FIRST_SIZE.get(work.operator):
+        _check_first_size(work, word, value)
+        return ""
+    if word == "layout":
+        return f"measured on {value} tensors"
+    if word == "approximate" and work.operator == "gelu":
+        return "" if value == "tanh" else f"approximate={value} asked for, tanh form computed"
+    needed = f"{work.operator}: attributes that the operator has"
+    raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
+
+
+def _check_first_size(work: Work, word: str, value: Any) -> None:
+    """Raise `UnsupportedError` unless an attribute says what the first size says."""
+    if not work.shapes or work.shapes[0][0] != value:
+        first = work.shapes[0][0] if work.shapes else "none"
+        needed = f"{work.operator}: {word} equal to the first size, {first}"
+        raise UnsupportedError(needed, shown(value), "parts of other sizes have no operator")
+
+
+def cores_of(chip: Chip, word: str, value: Any) -> int:
+    """Return the cores of a chip for `cores` or, of the vector kind, `aiv_cores`."""
+    each = chip.vector_cores_per_core if word == "aiv_cores" else 1
+    most = chip.core_count * each
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= most or value % each:
+        needed = f"{word} from {each} to {most}, what {chip.name} has, in steps of {each}"
+        raise UnsupportedError(needed, shown(value), "another chip was measured")
+    return int(value) // each
