@@ -231,7 +231,7 @@ def test_one_program_reads_what_it_needs_once():
     shape = (8192, 4096)
     work = work_of("masked_scale", [shape, shape], ["fp32", "int8"], scale=2.0)
     times = [estimate(replace(work, kernels=kernels)).model_s for kernels in ("", "Cast+Mul*2")]
-    assert times[1] > 1.5 * times[0]
+    assert times[1] > 1.3 * times[0]
 
 
 @pytest.mark.parametrize(

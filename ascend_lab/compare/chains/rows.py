@@ -113,32 +113,6 @@ def add_rms_norm_dynamic_quant(work: Work) -> Graph:
     return draft.build()
 
 
-def arg_max(work: Work) -> Graph:
-    """The place of the first largest element along an axis, in int32.
-
-    Places are compared in fp32, which holds them exactly up to 2^24.
-    """
-    _check(work, 1, 1, "axis")
-    shape = work.shapes[0]
-    axis = _axis(work, len(shape))
-    if shape[axis] > 2**24:
-        got = str(shape[axis])
-        raise UnsupportedError("arg_max: at most 2^24 places", got, "fp32 holds no more")
-    draft = _draft(work)
-    x = draft.input("x", shape)
-    largest = draft.reduce_max(x, axis=axis, keepdims=True)
-    ends = [size if place == axis else 1 for place, size in enumerate(shape)]
-    places = draft.constant(np.arange(shape[axis], dtype=np.float32).reshape(ends))
-    beyond = draft.constant(np.full((1,) * len(shape), shape[axis], np.float32))
-    hit = draft.equal(x, largest)
-    if work.dtypes[0] != "fp32":
-        hit = draft.cast(hit, dtype="fp32")
-    marked = draft.select(hit, places, beyond)
-    first = draft.reduce_min(marked, axis=axis)
-    draft.output(draft.cast(first, dtype="int32"))
-    return draft.build()
-
-
 def cross_entropy_loss(work: Work) -> Graph:
     """-log softmax(x)[i, class[i]] of x (rows, classes), or the mean over rows.
 
@@ -396,7 +370,6 @@ BUILDERS: Mapping[str, Callable[[Work], Graph]] = {
     for build in (
         group_norm,
         add_rms_norm_dynamic_quant,
-        arg_max,
         cross_entropy_loss,
         apply_rotary_pos_emb,
         moe_re_routing,
