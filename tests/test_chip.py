@@ -159,7 +159,8 @@ def test_what_a_bin_does_not_state_is_the_910b2s_and_borrowed(name):
             continue
         assert chip.facts[key].value == load_chip("Ascend910B2").facts[key].value, key
         assert chip.facts[key].trust in ("borrowed", "assumed"), key
-    assert all(chip.facts[key].trust in ("published", "derived") for key in facts_of(own))
+    stated = facts_of(own) - {"memory.rate_bytes_per_s"}  # a share of their own peak
+    assert all(chip.facts[key].trust in ("published", "derived") for key in stated)
 
 
 def facts_of(table, before=""):

@@ -51,11 +51,12 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     from ascend_lab.graph import bound_of, simulate_graph
     from ascend_lab.graph.compile import Front, Road, finish_stages
     from ascend_lab.ops.grouped import default_grouped
-    from ascend_lab.sim import simulate_kernel
+    from ascend_lab.sim import DeviceMemory, simulate_kernel
 
     found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
     bound = bound_of(found.products, at_peak(chip))
-    line = simulate_kernel(default_grouped(found.shape, chip, found.epilogue), chip)
+    kernel = default_grouped(found.shape, chip, found.epilogue)
+    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     parts = {"products": line.task_s}
     kernels = 1

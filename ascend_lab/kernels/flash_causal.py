@@ -93,7 +93,7 @@ class Step:
 
     block: Piece
     number: int
-    size: int
+    columns: int
     is_first: bool
     is_last: bool
     is_masked: bool
@@ -187,7 +187,7 @@ class Sequence:
         """Write tile `at` + `more` of a matrix, with the beginning and the end of its block."""
         step = self.steps[at]
         start = (more + step.number) * self.side
-        tile = Piece(more + at, start, step.size, step.is_masked)
+        tile = Piece(more + at, start, step.columns, step.is_masked)
         if step.is_first:
             stage.open((matrix, step.block))
         stage.tile((matrix, step.block, tile))

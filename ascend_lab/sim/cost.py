@@ -336,22 +336,11 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
         path_bytes,
         {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
         sum(fetched.values()),
-        _written_back(sum(write_once.values()), touched, capacity),
+        sum(write_once.values()) if touched > capacity else 0,
         fetched,
         {n: min(r, sizes[n]) for n, r in held.items()},
         write_once,
     )
-
-
-def _written_back(written_bytes: int, touched_bytes: int, capacity_bytes: int) -> int:
-    """Return the written bytes that leave L2 before a launch ends: the rest stays there, dirty.
-
-    What is read and what is written stream side by side, so the last `capacity_bytes` touched hold
-    both in the shares in which they were touched.
-    """
-    if touched_bytes <= capacity_bytes:
-        return 0
-    return math.ceil(written_bytes * (1 - capacity_bytes / touched_bytes))
 
 
 @lru_cache(4096)

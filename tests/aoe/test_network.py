@@ -529,10 +529,10 @@ def test_which_tuner_an_operator_is_for(kind, chip):
 def test_a_depthwise_kernel_on_the_vector_unit_has_no_parameters(monkeypatch):
     graph = graph_of(lambda n, x: n.depthwise_conv2d(x, n.numbers(16, 1, 3, 2)), IMAGE)
 
-    def by_cube(kernel, *_):
-        return "depthwise" not in kernel.phases[0].name
+    def vector_first(way, *_):
+        return replace(way, near=("depthwise" not in way.kernel.phases[0].name, 0))
 
-    monkeypatch.setattr("ascend_lab.graph.lower.conv.near_cycles", by_cube)
+    monkeypatch.setattr("ascend_lab.graph.lower.conv._timed", vector_first)
     (operator,) = [o for o in operators_of(compile_graph(graph, "Ascend310")) if "conv" in o.op]
     assert not operator.unit and "on the vector unit" in operator.reason
 
