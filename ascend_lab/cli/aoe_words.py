@@ -22,6 +22,7 @@ from ascend_lab.cli.common import (
 )
 from ascend_lab.errors import AscendLabError, InputError, complain, printable
 from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
+from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import BankEntry, Store
@@ -247,6 +248,9 @@ LONGEST = 60
 def bank_main(argv: Sequence[str]) -> int:
     """Run `aoe bank VERB ...` and return the exit code."""
     arguments = bank_parser().parse_args(argv)
+    if arguments.verb == "compare":
+        show(_compare(arguments))
+        return 0
     from ascend_lab.aoe.bank import Store, bank_file, records
 
     make = arguments.verb in ("import", "merge")
@@ -277,7 +281,8 @@ def bank_parser() -> Parser:
     verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB")
     about = {
         "export": ("write all entries as JSON Lines", "FILE.jsonl"),
-        "import": ("take the better entries of JSON Lines", "FILE.jsonl"),
+        "import": ("take the better entries of JSON Lines, or of CANN's bank", "FILE.jsonl"),
+        "compare": ("hold a bank of CANN's, or a table of it, against our tuner", "FILE"),
         "merge": ("take the better entries of another bank", "FILE.db"),
         "forget": ("delete an entry, or all that the options choose", "DIGEST"),
         "list": ("show the entries", ""),
@@ -289,10 +294,11 @@ def bank_parser() -> Parser:
             nargs = "?" if name == "forget" else None
             what = _OPERANDS.get(name, "the file")
             verb.add_argument("operand", metavar=operand, help=what, nargs=nargs)
-        verb.add_argument("--bank", metavar="FILE", help="the bank (default: TUNE_BANK_PATH's)")
+        if name != "compare":
+            verb.add_argument("--bank", metavar="FILE", help="the bank (default: TUNE_BANK_PATH's)")
         if name == "nearest":
             verb.add_argument("--count", type=count, default=5, metavar="N", help="so many (5)")
-        if name in ("list", "nearest", "forget"):
+        if name in ("list", "nearest", "forget", "compare"):
             verb.add_argument("--soc_version", metavar="CHIP", help="of this chip only")
         if name == "forget":
             verb.add_argument("--op", metavar="PATTERN", help="of these operators, such as conv*")
@@ -305,12 +311,58 @@ _NUMBER = "an entry's number, as `aoe bank list` shows it; its first digits do"
 _OPERANDS = {"nearest": _NUMBER, "forget": _NUMBER}
 
 
+def _compare(arguments: argparse.Namespace) -> str:
+    """Hold the decisions of a file, all or those for one chip, against our tuner."""
+    from ascend_lab.aoe import vendor_bank
+
+    chip = arguments.soc_version
+    found = vendor_bank.read_decisions(arguments.operand)
+    chosen = [one for one in found if chip is None or one.chip == chip]
+    return "\n".join(vendor_bank.lines(vendor_bank.summary([*vendor_bank.held_against(chosen)])))
+
+
+def _of_vendor(operand: str) -> bool:
+    from ascend_lab.aoe import vendor_bank
+
+    return operand.endswith(vendor_bank.ENDING)
+
+
+def _import_of_vendor(store: Store, operand: str) -> str:
+    """Take what is better than our default of a runtime bank; the rest is counted."""
+    from ascend_lab.aoe import vendor_bank
+
+    entries: list[BankEntry] = []
+    slower = 0
+    refused = 0
+    for one in vendor_bank.read_decisions(operand):
+        try:
+            entry = vendor_bank.bank_entry(one)
+        except AscendLabError:
+            refused += 1
+            continue
+        if entry is None:
+            slower += 1
+        else:
+            entries.append(entry)
+    found = store.take(entries)
+    counts = _counts(found["add"], found["update"], found["reserved"])
+    return f"{counts}, {slower} no better than our default, {refused} have no kernel here"
+
+
 def _export(store: Store, arguments: argparse.Namespace) -> str:
+    if _of_vendor(arguments.operand):
+        from ascend_lab.aoe.vendor_bank import written_lines
+
+        lines = written_lines(store.entries())
+        write_whole(arguments.operand, "".join(f"{line}\n" for line in lines))
+        return f"{len(lines)} entries of CANN's bank written to {arguments.operand}"
     count = store.export_jsonl(arguments.operand)
     return f"{count} entries written to {arguments.operand}"
 
 
 def _import(store: Store, arguments: argparse.Namespace) -> str:
+    if _of_vendor(arguments.operand):
+        return _import_of_vendor(store, arguments.operand)
     found = store.import_jsonl(arguments.operand)
     return _counts(found["add"], found["update"], found["reserved"])
 

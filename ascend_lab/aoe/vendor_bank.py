@@ -1,0 +1,393 @@
+"""The vendor's runtime knowledge bank: read, written back, and held against our own tuner.
+
+CANN asks a bank before its own tiling rules. A file of it is for one operator, chip and number of
+cores, which its name says, and holds an entry a line:
+
+    Ascend910B2_24_AiCore_MatMulV3_runtime_kb.json
+    {"id": 7, "op": "MatMulV3", "version": 0, "info_dict": {"m": 512, ...}, "knowledge": {...}}
+
+`info_dict` is the problem, `knowledge` the tiling, and no time stands anywhere. In our terms:
+
+    baseM baseN baseK       the tile of L0
+    stepKa stepKb           tiles along K that one load brings to L1; ours has one number for both
+    depthA1 / stepM stepKa  slots of L1; dbL0A, dbL0B, dbL0C those of L0
+    singleCoreM singleCoreN part of C that a core takes at a time, dealt out in rounds: our grid
+    iterateOrder            0: along m first
+    tilingEnable            ones: 2 one core splits K, 3 and 4 cores share K; tens: 1 A, 2 B is kept
+
+What ours cannot say is dropped from the tiling and told (`Translated.lost`): the order of tiles in
+L2 and of cores, and two steps along K. One core that splits K is refused.
+Sizes of a key are rounded up to 16 rows, columns and numbers of K. Sources: hicann/ops-nn,
+gemm_tuning_tiling.h and matmul_v3_base_tiling.cpp (GetTilingFromRepo), for names and meaning.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import limits
+from ascend_lab.aoe.bank import BankEntry
+from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of
+from ascend_lab.aoe.cube.bound import Bounds
+from ascend_lab.aoe.operators import Tunable, operators_of
+from ascend_lab.aoe.tuning import features_of, key_of
+from ascend_lab.chip import PRESETS, Chip, load_chip
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.graph import GraphBuilder, Road
+from ascend_lab.graph.lower import Choice
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
+from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
+from ascend_lab.output import write_whole
+
+ENDING = "_runtime_kb.json"
+DTYPES = {0: "fp32", 1: "fp16", 2: "int8", 3: "int32", 27: "bf16"}
+"""Numbers of types in a key (ge::DataType)."""
+PROBLEM = ("m", "k", "n", "a_dtype", "out_dtype")
+KNOWLEDGE = {
+    "usedCoreNum": "used_cores",
+    "singleCoreM": "single_core_m",
+    "singleCoreN": "single_core_n",
+    "singleCoreK": "single_core_k",
+    "baseM": "base_m",
+    "baseN": "base_n",
+    "baseK": "base_k",
+    "depthA1": "depth_a",
+    "depthB1": "depth_b",
+    "stepM": "step_m",
+    "stepN": "step_n",
+    "iterateOrder": "iterate_order",
+    "stepKa": "step_ka",
+    "stepKb": "step_kb",
+    "dbL0A": "db_l0a",
+    "dbL0B": "db_l0b",
+    "dbL0C": "db_l0c",
+    "tilingEnable": "enable",
+}
+"""Words of a MatMulV3 tiling that mean something here, and how a table calls them."""
+
+
+# -- entries as they are written -------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A problem and the tiling that the vendor's bank has for it.
+
+    `sizes` are (m, k, n), `dtypes` those of A and of C; `knowledge` are numbers by the vendor's
+    words; `line` is the entry as it was written.
+    """
+
+    chip: str
+    core_count: int
+    operator: str
+    sizes: tuple[int, int, int]
+    dtypes: tuple[str, str]
+    knowledge: Mapping[str, int]
+    line: str = ""
+
+    @property
+    def shape(self) -> GemmShape:
+        """The product; sums of bytes stay int32, as what dequantises them follows the cube.
+
+        Raises `InputError` for formats that no cube here multiplies.
+        """
+        dtype, out_dtype = self.dtypes
+        return GemmShape(*self.sizes, dtype, "int32" if dtype == "int8" else out_dtype)
+
+
+def read_decisions(path: str | Path) -> list[Decision]:
+    """Return the entries of a file, a runtime bank or a table with the columns of `KNOWLEDGE`.
+
+    Raises `InputError` naming the line at fault.
+    """
+    data = limits.read_file(path, "a runtime knowledge bank, or a table", limits.TABLE_BYTES)
+    if Path(path).name.endswith(ENDING):
+        chip, core_count = _named(Path(path).name)
+        lines = data.decode("utf-8", "replace").splitlines()
+        found = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        return [_from_line(line, f"line {n}", chip, core_count) for n, line in found]
+    rows = csv.DictReader(data.decode("utf-8", "replace").splitlines())
+    return [_from_row(row, f"row {number}") for number, row in enumerate(rows, 2)]
+
+
+def write_decisions(decisions: Iterable[Decision], path: str | Path) -> int:
+    """Write entries that were read from a runtime bank, as they were; return how many."""
+    lines = [one.line for one in decisions if one.line]
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+    return len(lines)
+
+
+def _named(name: str) -> tuple[str, int]:
+    """Return chip and cores that a bank's file name says: CHIP_CORES_AiCore_OPERATOR and ENDING."""
+    chip, _, rest = name.partition("_")
+    cores = rest.partition("_")[0]
+    if not cores.isdigit() or "_AiCore_" not in name:
+        raise InputError(f"CHIP_CORES_AiCore_OPERATOR{ENDING}", name, "leave the file its name")
+    return chip, int(cores)
+
+
+def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
+    """Return the entry of a line of JSON."""
+    entry = limits.json_of(line, where, "mend that line")
+    if not isinstance(entry, dict):
+        raise InputError(f"{where}: an object", limits.shown(line), "mend it")
+    problem, knowledge = entry.get("info_dict"), entry.get("knowledge")
+    if not isinstance(problem, dict) or not isinstance(knowledge, dict):
+        raise InputError(f"{where}: info_dict and knowledge", limits.shown(line), "mend it")
+    if entry.get("op") != "MatMulV3":
+        needed = f"{where}: an entry of MatMulV3"
+        remedy = "entries of other operators can be held against ours as a table"
+        raise UnsupportedError(needed, limits.shown(entry.get("op")), remedy)
+    numbers = [_whole(problem, name, where) for name in PROBLEM]
+    m, k, n, dtype, out_dtype = numbers
+    dtypes = DTYPES.get(dtype, f"type {dtype}"), DTYPES.get(out_dtype, f"type {out_dtype}")
+    words = {name: _whole(knowledge, name, where) for name in KNOWLEDGE}
+    return Decision(chip, core_count, "MatMulV3", (m, k, n), dtypes, words, line)
+
+
+def _whole(data: Mapping[str, Any], name: str, where: str) -> int:
+    value = data.get(name)
+    if not isinstance(value, int) or not 0 <= value <= limits.WHOLE:
+        raise InputError(f"{where}: {name} as a whole number", limits.shown(value), "mend it")
+    return int(value)
+
+
+def _from_row(row: Mapping[str, str], where: str) -> Decision:
+    """Return the entry of a row of a table."""
+    try:
+        sizes = int(row["m"]), int(row["k"]), int(row["n"])
+        words = {word: int(row[column] or 0) for word, column in KNOWLEDGE.items()}
+        cores = int(row["bin_cores"].partition("|")[0])
+        chip = row["chip"].partition("|")[0].strip()
+        dtypes = row["a_dtype"], row["out_dtype"]
+    except (KeyError, ValueError, AttributeError) as error:
+        needed = f"{where}: the columns of a table of matrix products"
+        raise InputError(needed, str(error), "see `KNOWLEDGE`") from None
+    return Decision(chip, cores, row["operator"], sizes, dtypes, words)
+
+
+# -- in our terms ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A tiling in our terms, and by name what of the vendor's it cannot say."""
+
+    schedule: GemmSchedule
+    lost: tuple[str, ...] = ()
+
+
+def translated(decision: Decision, chip: Chip) -> Translated:
+    """Return a decision as our schedule.
+
+    Raises `UnsupportedError` for one core that splits K, which no kernel of ours does, and as
+    `check_schedule` if the chip has no room.
+    """
+    shape, own = decision.shape, decision.knowledge
+    splits, kept = own["tilingEnable"] % 10, own["tilingEnable"] // 10 % 10
+    if splits == 2:
+        needed = "a tiling whose sums stay in L0C"
+        raise UnsupportedError(needed, "one core that splits K", "no kernel here does that")
+    parts = -(-shape.k // own["singleCoreK"]) if splits in (3, 4) and own["singleCoreK"] else 1
+    keep = {1: "a", 2: "b"}.get(kept, "") or _whole_side(decision)
+    order = {"a": "mn", "b": "nm"}.get(keep, "mn" if own["iterateOrder"] else "nm")
+    steps = {"a": own["stepKa"], "b": own["stepKb"]}
+    steps.pop(keep, None)  # what stays in L1 has no steps
+    rows, columns = _grid(decision, max(1, min(own["usedCoreNum"], chip.core_count) // parts))
+    schedule = GemmSchedule(
+        own["baseM"], own["baseK"], own["baseN"], max(1, min(steps.values())), rows, columns,
+        order, keep,
+        a_l1_slots=_slots(own["depthA1"], own["stepM"] * own["stepKa"]),
+        b_l1_slots=_slots(own["depthB1"], own["stepN"] * own["stepKb"]),
+        a_l0_slots=own["dbL0A"], b_l0_slots=own["dbL0B"],
+        c_l0_slots=1 if own["dbL0C"] == 1 else 0,  # two where they fit: some entries ask for more
+        split_k=parts,
+    )  # fmt: skip
+    check_schedule(shape, schedule, chip)
+    lost = ("two steps along K",) if len(set(steps.values())) > 1 else ()
+    return Translated(schedule, lost)
+
+
+def _whole_side(decision: Decision) -> str:
+    """Return the operand whose one load along K brings all of it, "" if none or both do."""
+    own = decision.knowledge
+    depth = {name: own[f"stepK{name}"] * own["baseK"] for name in "ab"}
+    found = [name for name in "ab" if depth[name] >= decision.sizes[1]]
+    return found[0] if len(found) == 1 else ""
+
+
+def _slots(depth: int, stage: int) -> int:
+    """Return how many buffers of L1 a depth of so many tiles is: one, or two."""
+    return 2 if depth >= 2 * max(stage, 1) else 1
+
+
+def _grid(decision: Decision, cores: int) -> tuple[int, int]:
+    """Return the grid of at most so many cores that deals the parts out in the fewest rounds."""
+    own, shape = decision.knowledge, decision.shape
+    down = -(-shape.m // max(own["singleCoreM"], own["baseM"]))
+    across = -(-shape.n // max(own["singleCoreN"], own["baseN"]))
+    best = (1, 1)
+    least = down * across + 1
+    for rows in range(1, min(cores, down) + 1):
+        columns = min(cores // rows, across)
+        rounds = -(-down // rows) * -(-across // columns)
+        if rounds < least:
+            best, least = (rows, columns), rounds
+    return best
+
+
+# -- held against ours -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A decision beside ours; `refused` says why there is none. Cycles are cold, start included.
+
+    `in_space`: nothing of it is lost, and its tiling in the tuner's space, which evens tiles out,
+    is no slower, up to `EQUAL`. `share` is the part of that space whose bound is below theirs:
+    with 0.01, 99 % are certainly no better.
+    """
+
+    decision: Decision
+    theirs: float | None = None
+    ours: float | None = None
+    in_space: bool = False
+    share: float | None = None
+    lost: tuple[str, ...] = ()
+    refused: str = ""
+
+    @property
+    def factor(self) -> float | None:
+        """Theirs / ours."""
+        return self.theirs / self.ours if self.theirs and self.ours else None
+
+
+def held_against(decisions: Iterable[Decision], chip: Chip | None = None) -> Iterator[Held]:
+    """Yield each decision beside our best, on `chip` or on the preset that it names."""
+    for one in decisions:
+        try:
+            yield _held(one, chip or _chip(one))
+        except AscendLabError as error:
+            yield Held(one, refused=str(error))
+
+
+def _chip(decision: Decision) -> Chip:
+    """Return the preset that a decision names, with the cores of its bank."""
+    if decision.chip not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise InputError(f"chip: one of {known}", decision.chip, "none is guessed")
+    preset = load_chip(decision.chip)
+    return replace(preset, core_count=min(preset.core_count, decision.core_count))
+
+
+def _held(decision: Decision, chip: Chip) -> Held:
+    shape = decision.shape
+    found = translated(decision, chip)
+    theirs = warm_cycles(product_kernel(shape, chip, found.schedule), chip, ())
+    measure = CubeMeasure(shape, chip, None, frozenset())
+    whole = replace(found.schedule, split_k=1)
+    space = cube_space(shape, chip, default=whole)  # large ones are thinned out but for this one
+    nearest = measure(point_of(space, whole))
+    low = Bounds(measure, space.genes).closed
+    best = warm_cycles(product_kernel(shape, chip, default_product(shape, chip)), chip, ())
+    for row in np.argsort(low, kind="stable")[:TRIED]:
+        best = min(best, int(measure(space.point(int(row)))))
+    divided = found.schedule.split_k > 1  # the default has that way, the space has not
+    return Held(
+        decision,
+        theirs,
+        min(best, int(nearest)),
+        not found.lost and (divided or nearest <= (1 + EQUAL) * theirs),
+        float((low < theirs).mean()),
+        found.lost,
+    )
+
+
+EQUAL = 0.01
+"""Share by which a tiling of the space may be slower than what it stands for."""
+TRIED = 4
+"""Tilings of the least bounds that are timed beside the default: the tuner's first trials."""
+
+
+def summary(held: Sequence[Held]) -> dict[str, Any]:
+    """Return counts and shares of decisions held against ours, ready for JSON."""
+    timed = [one for one in held if one.factor is not None]
+    factors = np.array([one.factor for one in timed], np.float64)
+
+    def share(which: Iterable[bool]) -> float | None:
+        return float(np.mean(list(which))) if timed else None
+
+    return {
+        "entries": len(held),
+        "timed": len(timed),
+        "in_space": share(one.in_space for one in timed),
+        "ours_no_slower": share(bool(f >= 1.0) for f in factors),
+        "within_10_percent": share(bool(f <= 1.1) for f in factors),
+        "median_factor": float(np.median(factors)) if timed else None,
+        "median_share": float(np.median([one.share or 0.0 for one in timed])) if timed else None,
+        "lost": dict(_counted(name for one in timed for name in one.lost)),
+        "refused": dict(_counted(one.refused for one in held if one.refused)),
+    }
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return a summary as lines of text."""
+    told = [f"{found['timed']} of {found['entries']} decisions timed, L2 cold"]
+    if found["timed"]:
+        told += [
+            f"  in our space            {found['in_space']:6.1%}",
+            f"  our best no slower      {found['ours_no_slower']:6.1%}",
+            f"  within 10 % of our best {found['within_10_percent']:6.1%}",
+            f"  theirs / our best       {found['median_factor']:6.3f} (median)",
+            f"  better part of space    {found['median_share']:6.2%} (median)",
+        ]
+    told += [f"  {count} lost: {name}" for name, count in found["lost"].items()]
+    told += [f"  {count} not timed: {why}" for why, count in found["refused"].items()]
+    return told
+
+
+# -- into our bank, and out again ------------------------------------------------------------------
+WRITTEN = "cann"
+"""Word of an entry's schedule under which the vendor's line is kept as it was."""
+
+
+def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None:
+    """Return a decision as an entry of our bank; None where it is slower than our default.
+
+    The problem is the product alone, its second operand constant, as networks have it: its key is
+    that of such an operator. Raises what translating and lowering raise.
+    """
+    chip = chip or _chip(decision)
+    operator = _operator(decision.shape, chip)
+    choice = Choice(tiling=translated(decision, chip).schedule)
+    cycles = operator.cycles_of(choice)
+    if cycles >= operator.default_cycles:
+        return None
+    schedule = choice.as_dict() | {WRITTEN: decision.line}
+    return BankEntry(
+        key_of(operator), schedule, operator.default_cycles, cycles, None, False, WRITTEN, 0, 1,
+        features=features_of(operator),
+    )  # fmt: skip
+
+
+def _operator(shape: GemmShape, chip: Chip) -> Tunable:
+    """Return a product as networks have it as a tuning task."""
+    draft = GraphBuilder("product", shape.dtype)
+    x = draft.input("x", (shape.m, shape.k))
+    draft.output(draft.matmul(x, draft.weight((shape.k, shape.n), "w")))
+    compiled = Road(dtype=shape.dtype).stages(draft.build(), chip).compiled
+    return next(one for one in operators_of(compiled) if one.op.startswith("matmul"))
+
+
+def written_lines(entries: Iterable[BankEntry]) -> list[str]:
+    """Return the vendor's lines of entries that came from its bank, as they were."""
+    return [
+        entry.schedule[WRITTEN]
+        for entry in entries
+        if isinstance(entry.schedule, dict) and entry.schedule.get(WRITTEN)
+    ]
