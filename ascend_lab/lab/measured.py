@@ -18,11 +18,14 @@ GAVE_A_NUMBER = {
 """Rows that a number of a chip file was taken from: they cannot judge that number."""
 
 
-def measured(*tables: str) -> Comparison:
-    """Return the rows of some tables of the package beside the model, as one comparison."""
+def measured(*tables: str, like: str = "") -> Comparison:
+    """Return the rows of some tables of the package beside the model, as one comparison.
+
+    `like` "cann" compiles networks and products as the vendor's documents say.
+    """
     rows: list[Compared] = []
     for table in tables:
-        rows.extend(compare(data_path(f"measured/{table}.csv")).rows)
+        rows.extend(compare(data_path(f"measured/{table}.csv"), like=like).rows)
     return Comparison(", ".join(tables), tuple(rows))
 
 
@@ -58,3 +61,30 @@ def refusal_lines(found: Comparison, most: int = 8) -> list[str]:
 def marked(found: Comparison, cases: Sequence[str] = tuple(GAVE_A_NUMBER)) -> list[str]:
     """Return the rows that gave a number of a chip file, with their errors."""
     return [_line(row) for row in found.rows if row.case in cases]
+
+
+def shortest_lines(found: Comparison, most: int = 14) -> list[str]:
+    """Return the shortest measured task of each kernel, the longest first, beside the model's."""
+    shortest: dict[str, Compared] = {}
+    for row in found.rows:
+        parts = row.case.split("/")
+        if row.error is None or len(parts) != 3 or parts[0] not in ("cb", "tb"):
+            continue
+        name = parts[1]
+        if name not in shortest or _measured_s(row) < _measured_s(shortest[name]):
+            shortest[name] = row
+    ranked = sorted(shortest.items(), key=lambda pair: _measured_s(pair[1]), reverse=True)
+    small = [(name, row) for name, row in ranked if _measured_s(row) < SHORT_S]
+    lines = [f"{'kernel':<28}{'measured':>11}{'model':>11}"]
+    for name, row in small[:most]:
+        model_s = row.model_s or 0.0
+        lines.append(f"{name:<28}{1e6 * _measured_s(row):>8.1f} µs{1e6 * model_s:>8.1f} µs")
+    return lines
+
+
+SHORT_S = 3e-5
+"""Seconds below which a task is mostly its start."""
+
+
+def _measured_s(row: Compared) -> float:
+    return row.measured_s or 0.0
