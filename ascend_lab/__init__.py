@@ -2,5 +2,5 @@
 
 from ascend_lab.errors import AscendLabError
 
-__version__ = "0.25.0"
+__version__ = "0.26.0"
 __all__ = ["AscendLabError", "__version__"]

@@ -160,11 +160,14 @@ def _from_row(row: Mapping[str, str], where: str) -> Decision:
         sizes = int(row["m"]), int(row["k"]), int(row["n"])
         words = {word: int(row[column] or 0) for word, column in KNOWLEDGE.items()}
         cores = int(row["bin_cores"].partition("|")[0])
-        chip = row["chip"].partition("|")[0].strip()
+        names = [name.strip() for name in row["chip"].split("|")]  # bins with the same decision
+        chip = next((name for name in names if name in PRESETS), names[0])
         dtypes = row["a_dtype"], row["out_dtype"]
     except (KeyError, ValueError, AttributeError) as error:
         needed = f"{where}: the columns of a table of matrix products"
-        raise InputError(needed, str(error), "see `KNOWLEDGE`") from None
+        raise InputError(
+            needed, str(error), "give m, k, n, bin_cores, chip, types and tilings"
+        ) from None
     return Decision(chip, cores, row["operator"], sizes, dtypes, words)
 
 

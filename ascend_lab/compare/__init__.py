@@ -85,9 +85,13 @@ class Compared:
         if self.error is None:
             return f"{name:<52}  refused: {self.refused}"
         times = (self.measured_s, self.model_s, self.bound_s)
-        told = "".join(f" {time_s * 1e6:>12.2f}" for time_s in times if time_s is not None)
+        told = "".join(" " + _microseconds(time_s) for time_s in times)
         below = "  below our bound" * self.is_below_bound
         return f"{name:<52}{told} {self.error:>+8.0%}  {self.limit}{below}{marks}"
+
+
+def _microseconds(time_s: float | None) -> str:
+    return f"{'-':>12}" if time_s is None else f"{time_s * 1e6:>12.2f}"
 
 
 @dataclass(frozen=True, slots=True)

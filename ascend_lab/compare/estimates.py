@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The model's seconds and those of the bound; `limit` is the pipe or part that takes longest.
+    """The model's seconds, those of the bound if one is certain, and in `limit` what takes longest.
 
     `busy` are shares of the model's own time, by pipe; `marks` what to keep in mind.
     """
 
     model_s: float
-    bound_s: float
+    bound_s: float | None
     limit: str
     busy: Mapping[str, float] = field(default_factory=dict)
     marks: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ there (`queued_launch_s` of the chip, more on cores of two kinds) to its end. `w
 a launch by the host, `step` that of a whole network. `l2` says where operands lie.
 
 The bound is that of memory's peak rate (`memory_peak_bytes_per_s`), whatever rate kernels reach: no
-board may beat it.
+board may beat it. Where a source does not print which bin it measured, there is none.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from ascend_lab.compare.networks import network
 from ascend_lab.compare.operators import in_pairs, operator_alone
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
-from ascend_lab.compare.words import chip_of
+from ascend_lab.compare.words import NOT_PRINTED, chip_of
 from ascend_lab.errors import InputError
 
 ZOO = "zoo:"
@@ -57,4 +57,6 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
         marks = (*marks, "int64 moved as pairs of int32")
     else:
         found = operator_alone(work, chip, like)
+    if any(NOT_PRINTED in mark for mark in marks):
+        found = replace(found, bound_s=None)  # another bin may be quicker
     return replace(found, marks=(*marks, *found.marks))

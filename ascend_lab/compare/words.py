@@ -15,16 +15,18 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
 
 # -- chips -----------------------------------------------------------------------------------------
+NOT_PRINTED = "bin not printed"
+"""A mark: the preset is one of the bins that may have been measured, so its bound is none."""
 OTHER_WORDS = {
     "A3 die, 24 cores": ("Ascend910C", ""),
     "Ascend950 (32 cores)": ("Ascend950PR", ""),
-    "A3 die": ("Ascend910C", "bin not printed"),
-    "A3 (pod)": ("Ascend910C", "bin not printed"),
-    "A2, 20 cores": ("Ascend910B3", "bin not printed"),
-    "A2, bin not named": ("Ascend910B2", "bin not printed"),
-    "A2 (8 cards)": ("Ascend910B2", "bin not printed"),
-    "unknown 910B4 class": ("Ascend910B4", "bin not printed, class concluded from its times"),
-    "310P class, not named": ("Ascend310P3", "bin not printed"),
+    "A3 die": ("Ascend910C", NOT_PRINTED),
+    "A3 (pod)": ("Ascend910C", NOT_PRINTED),
+    "A2, 20 cores": ("Ascend910B3", NOT_PRINTED),
+    "A2, bin not named": ("Ascend910B2", NOT_PRINTED),
+    "A2 (8 cards)": ("Ascend910B2", NOT_PRINTED),
+    "unknown 910B4 class": ("Ascend910B4", f"{NOT_PRINTED}, class concluded from its times"),
+    "310P class, not named": ("Ascend310P3", NOT_PRINTED),
 }
 """Words of a source for its chip -> the preset that it is timed as, and what is not certain."""
 

@@ -6,7 +6,7 @@ nothing of the kernels that are ideas of this package. `cann_road` is a `Road` l
 
     stage    what CANN does                                         source
     passes   those of `NAMED` in scope GraphFusion                  its documents, `canndev`
-    layout   first layers read pixels of 4 channels only if asked   --enable_small_channel, off
+    layout   first layers read pixels of 4 channels only if asked   enable_small_channel, off
     fuse     those of `NAMED` in scope UBFusion                     UB fusion patterns, GE
     lower    basic blocks of MatMulV3, also for convolutions        ops-nn, `matmul_v3_base_tiling`
     time     one trigger by the host, then a queue (as ours)        aclmdlExecute; sink mode
@@ -72,9 +72,9 @@ NAMED: Mapping[tuple[str, str], str] = {
     (GRAPH, "GemmToMatMulPass"): CANNDEV,
     (GRAPH, "MatMulBiasAddFusionPass"): DOCUMENT,
     (GRAPH, "PoolingToConvPass"): CANNDEV + ", avg_pool_pass",
-    (GRAPH, "GeluErfToTanhPass"): "--op_select_implmode=high_performance for Gelu",
-    (GRAPH, "Fp16ConversionPass"): "--precision_mode=force_fp16, the default of inference",
-    (GRAPH, "Bf16ConversionPass"): "--precision_mode_v2",
+    (GRAPH, "GeluErfToTanhPass"): "op_select_implmode=high_performance for Gelu",
+    (GRAPH, "Fp16ConversionPass"): "precision_mode=force_fp16, the default of inference",
+    (GRAPH, "Bf16ConversionPass"): "precision_mode_v2",
     (GRAPH, "Int8ConversionPass"): "AMCT, Ascend Model Compression Toolkit",
     (UB, "TbeEltwiseQuantFusionPass"): DOCUMENT,
     (UB, "ConfusionTransposeTransDataFusionPass"): CANNDEV + ", confusion_transpose_d_fusion",
@@ -277,7 +277,7 @@ def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
 def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -> Road:
     """Return the road of CANN to a chip.
 
-    `small_channel`: the first layer reads pixels of 4 channels, as --enable_small_channel=1 asks.
+    `small_channel`: the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
     """
     return Road(
         switches=switches(chip),

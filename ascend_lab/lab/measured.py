@@ -30,8 +30,8 @@ def measured(*tables: str, like: str = "") -> Comparison:
 
 
 def worst_lines(found: Comparison, each: int = 2) -> list[str]:
-    """Return, group by group, the rows that miss the most: measured, model, error, what limits."""
-    lines = [f"{'group':<22}{'row':<30}{'measured':>11}{'model':>11}{'error':>8}  limit"]
+    """Return the rows of each group that miss the most: microseconds, error, what limits."""
+    lines = [f"{'group':<17}{'row':<32}{'measured':>10}{'model':>10}{'error':>7}  limit"]
     for group in found.groups():
         timed = [row for row in found.rows if row.group == group.group and row.error is not None]
         lines += [_line(row) for row in sorted(timed, key=_miss, reverse=True)[:each]]
@@ -43,17 +43,18 @@ def _miss(row: Compared) -> float:
 
 
 def _line(row: Compared) -> str:
-    times = [f"{1e6 * (time_s or 0.0):.1f} µs" for time_s in (row.measured_s, row.model_s)]
+    """Return a row: times in microseconds, at most 88 columns."""
+    measured_us, model_us = (1e6 * (time_s or 0.0) for time_s in (row.measured_s, row.model_s))
     return (
-        f"{row.group:<22}{row.case:<30}{times[0]:>11}{times[1]:>11}{row.error or 0.0:>+8.0%}"
-        f"  {row.limit}"
+        f"{row.group:<17.16}{row.case:<32.31}{measured_us:>10.1f}{model_us:>10.1f}"
+        f"{row.error or 0.0:>+7.0%}  {row.limit[:10]}"
     )
 
 
 def refusal_lines(found: Comparison, most: int = 8) -> list[str]:
     """Return why rows are refused, the commonest reason first, and how many rows it concerns."""
     reasons = Counter(row.refused for row in found.rows if row.refused)
-    lines = [f"{count:4}  {reason[:90]}" for reason, count in reasons.most_common(most)]
+    lines = [f"{count:4}  {reason[:80]}" for reason, count in reasons.most_common(most)]
     rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
     return [*lines, *([f"{rest:4}  other reasons"] if rest else [])]
 

@@ -65,6 +65,39 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     st.numbered(ax.yaxis, [t for t in (1, 3, 5, 10, 30, 100, 300, 1000, 3000) if low <= t <= high])
 
 
+LADDER = {
+    "as documented": (st.VERMILLION, "s"),
+    "ours": (st.BLUE, "o"),
+    "tuned": (st.GREEN, "D"),
+}
+"""Compilers of `fig_compilers`, the slowest first -> colour and marker."""
+
+
+def fig_compilers(times_s: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
+    """Draw how many times its bound a network takes by each compiler, a line a network.
+
+    `times_s` has seconds by network, for each of LADDER and "bound".
+    """
+    fig, ax = st.new_figure(height_in=0.9 + 0.32 * len(times_s))
+    told = []
+    for row, (network, found) in enumerate(times_s.items()):
+        shares = [found[name] / found["bound"] for name in LADDER]
+        ax.plot(shares, [row] * len(shares), color=st.GREY, linewidth=1.0, zorder=1)
+        for share, (colour, marker) in zip(shares, LADDER.values(), strict=True):
+            ax.plot(share, row, marker=marker, color=colour, markeredgecolor=st.INK, zorder=2)
+        steps = ", ".join(f"{n} {s:.1f}" for n, s in zip(LADDER, shares, strict=True))
+        told.append(f"{network}: {steps}")
+    for name, (colour, marker) in LADDER.items():
+        ax.plot([], [], marker=marker, color=colour, linestyle="none", label=name)
+    ax.axvline(1.0, color=st.INK, linewidth=0.8)
+    ax.set(xscale="log", xlabel="times the bound")
+    ax.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+    ax.minorticks_off()
+    st.name_rows(ax, list(times_s))
+    fig.legend(loc="outside upper center", ncols=len(LADDER), fontsize=8)
+    return st.finish(fig, alt=f"Time over bound by compiler. {'; '.join(told)}.")
+
+
 def fig_credit(times: Times) -> st.LabFigure:
     """Draw the factor each technique is credited with, and its range over all orders."""
     names, found = TECHNIQUES, factors(times, TECHNIQUES)
