@@ -18,15 +18,17 @@ _HOMES = {
     "space": "Point Space TableSpace completed crossed mutated nearest random_completion "
     "read_recorded",
     "tuning": "Result tune_operator",
+    "vendor_bank": "Decision held_against",
     "vector": "VectorJob VectorMeasure",
     "workers": "Workers workers_of",
 }
 __all__ = [
-    "SEARCHES", "Annealing", "Bars", "CubeJob", "Genetic", "Knowledge", "Mcts", "NetworkResult",
-    "Point", "Report", "Result", "Settings", "Space", "TableSpace", "Trace", "Trial", "Tunable",
-    "Tuning", "VectorJob", "VectorMeasure", "Workers", "completed", "crossed", "drive",
-    "mutated", "nearest", "open_knowledge", "operators_of", "random_completion", "random_order",
-    "read_recorded", "search_named", "tune", "tune_network", "tune_operator", "workers_of",
+    "SEARCHES", "Annealing", "Bars", "CubeJob", "Decision", "Genetic", "Knowledge", "Mcts",
+    "NetworkResult", "Point", "Report", "Result", "Settings", "Space", "TableSpace", "Trace",
+    "Trial", "Tunable", "Tuning", "VectorJob", "VectorMeasure", "Workers", "completed",
+    "crossed", "drive", "held_against", "mutated", "nearest", "open_knowledge", "operators_of",
+    "random_completion", "random_order", "read_recorded", "search_named", "tune",
+    "tune_network", "tune_operator", "workers_of",
 ]  # fmt: skip
 
 

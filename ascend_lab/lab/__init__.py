@@ -39,7 +39,8 @@ _HOMES = {
     "machines": "VectorOp tops_per_watt",
     "machines.roofline": ("binding_level chip_levels level_dot levels_of ridge_point source_text"),
     "tuning": (
-        "NestCosts SimpleGenetic TECHNIQUES Workbench all_times compile_with factors ladder optimum"
+        "NestCosts SimpleGenetic TECHNIQUES Workbench all_times compile_with compilers factors "
+        "ladder optimum"
     ),
     "widgets": "explore",
 }

@@ -34,7 +34,7 @@ from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.lower import lower_stage
-from ascend_lab.graph import Compiled, Graph, Road, passes, simulate_graph
+from ascend_lab.graph import Compiled, Graph, Road, like_cann, passes, simulate_graph
 from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul, vector
 from ascend_lab.graph.tasks import CpuKernel, lowered_once
@@ -237,6 +237,12 @@ def ladder(graph: Graph, chip: Chip) -> list[tuple[str, Compiled, float]]:
         compiled = build(frozenset(TECHNIQUES[:count]))
         rows.append((name, compiled, simulate_graph(compiled).time_s))
     return rows
+
+
+def compilers(graph: Graph, chip: Chip) -> dict[str, float]:
+    """Return the seconds of a network by the compiler as the vendor documents it, and by ours."""
+    ways = {"as documented": like_cann.cann_road(chip, "fp16"), "ours": Road()}
+    return {name: way.stages(graph, chip).timeline().time_s for name, way in ways.items()}
 
 
 def all_times(graph: Graph, chip: Chip) -> dict[frozenset[str], float]:
