@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from ascend_lab.compare import Compared, Comparison, compare
 from ascend_lab.data import data_path
 
-KERNEL_TABLES = ("kernels_910b2", "gemm_910b2_warm", "kernelbench_a2", "pipe_shares")
-"""Tables of single kernels; that of networks and that of collectives stand for themselves."""
+KERNEL_TABLES = ("kernels_910b2", "gemm_910b2_warm")
+"""Tables of single kernels of the vendor's library on a 910B2."""
+OTHER_TABLES = ("kernelbench_a2", "pipe_shares")
+"""Kernels on other chips of its class, of a bin that is not printed or of guides."""
 GAVE_A_NUMBER = {
     "cb/sigmoid/4": "rate of memory",
     "cb/sigmoid/5": "rate of memory",
@@ -31,7 +33,7 @@ def measured(*tables: str, like: str = "") -> Comparison:
 
 def worst_lines(found: Comparison, each: int = 2) -> list[str]:
     """Return the rows of each group that miss the most: microseconds, error, what limits."""
-    lines = [f"{'group':<17}{'row':<32}{'measured':>10}{'model':>10}{'error':>7}  limit"]
+    lines = [f"{'group':<17}{'row':<30}{'measured us':>12}{'model us':>10}{'error':>7}  limit"]
     for group in found.groups():
         timed = [row for row in found.rows if row.group == group.group and row.error is not None]
         lines += [_line(row) for row in sorted(timed, key=_miss, reverse=True)[:each]]
@@ -51,9 +53,9 @@ def _line(row: Compared) -> str:
     )
 
 
-def refusal_lines(found: Comparison, most: int = 8) -> list[str]:
+def refusal_lines(*found: Comparison, most: int = 8) -> list[str]:
     """Return why rows are refused, the commonest reason first, and how many rows it concerns."""
-    reasons = Counter(row.refused for row in found.rows if row.refused)
+    reasons = Counter(row.refused for one in found for row in one.rows if row.refused)
     lines = [f"{count:4}  {reason[:80]}" for reason, count in reasons.most_common(most)]
     rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(most))
     return [*lines, *([f"{rest:4}  other reasons"] if rest else [])]
