@@ -68,6 +68,8 @@ KNOWLEDGE = {
     "tilingEnable": "enable",
 }
 """Words of a MatMulV3 tiling that mean something here, and how a table calls them."""
+MAY_BE_ZERO = ("a_dtype", "out_dtype", "iterateOrder", "tilingEnable")
+"""Numbers of an entry that name a choice; all others count something."""
 
 
 # -- entries as they are written -------------------------------------------------------------------
@@ -142,6 +144,13 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
         raise UnsupportedError(needed, limits.shown(entry.get("op")), remedy)
     numbers = [_whole(problem, name, where) for name in PROBLEM]
     m, k, n, dtype, out_dtype = numbers
+    other = problem.get("b_dtype", dtype)
+    if other != dtype:
+        needed = f"{where}: A and B of one type"
+        raise UnsupportedError(needed, f"{dtype} and {limits.shown(other)}", "no cube mixes them")
+    if knowledge.get("usedCoreNum", 0) > core_count:
+        needed = f"{where}: usedCoreNum of at most {core_count}, what the file's name says"
+        raise InputError(needed, limits.shown(knowledge["usedCoreNum"]), "mend one of them")
     dtypes = DTYPES.get(dtype, f"type {dtype}"), DTYPES.get(out_dtype, f"type {out_dtype}")
     words = {name: _whole(knowledge, name, where) for name in KNOWLEDGE}
     return Decision(chip, core_count, "MatMulV3", (m, k, n), dtypes, words, line)
@@ -149,9 +158,11 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
 
 def _whole(data: Mapping[str, Any], name: str, where: str) -> int:
     value = data.get(name)
-    if not isinstance(value, int) or not 0 <= value <= limits.WHOLE:
-        raise InputError(f"{where}: {name} as a whole number", limits.shown(value), "mend it")
-    return int(value)
+    least = 0 if name in MAY_BE_ZERO else 1
+    if type(value) is not int or not least <= value <= limits.WHOLE:
+        needed = f"{where}: {name} as a whole number of at least {least}"
+        raise InputError(needed, limits.shown(value), "mend it")
+    return value
 
 
 def _from_row(row: Mapping[str, str], where: str) -> Decision:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli.common import (
     CLUSTER_FILE,
@@ -249,8 +249,11 @@ def bank_main(argv: Sequence[str]) -> int:
     """Run `aoe bank VERB ...` and return the exit code."""
     arguments = bank_parser().parse_args(argv)
     if arguments.verb == "compare":
-        show(_compare(arguments))
-        return 0
+        from ascend_lab.aoe.vendor_bank import lines as vendor_lines
+
+        found = _compare(arguments)
+        show("\n".join(vendor_lines(found)))
+        return 0 if found["timed"] else 1
     from ascend_lab.aoe.bank import Store, bank_file, records
 
     make = arguments.verb in ("import", "merge")
@@ -311,14 +314,17 @@ _NUMBER = "an entry's number, as `aoe bank list` shows it; its first digits do"
 _OPERANDS = {"nearest": _NUMBER, "forget": _NUMBER}
 
 
-def _compare(arguments: argparse.Namespace) -> str:
+def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Hold the decisions of a file, all or those for one chip, against our tuner."""
     from ascend_lab.aoe import vendor_bank
+    from ascend_lab.chip import load_chip
 
     chip = arguments.soc_version
+    if chip is not None:
+        load_chip(chip)  # raises for a name that no preset has
     found = vendor_bank.read_decisions(arguments.operand)
     chosen = [one for one in found if chip is None or one.chip == chip]
-    return "\n".join(vendor_bank.lines(vendor_bank.summary([*vendor_bank.held_against(chosen)])))
+    return vendor_bank.summary([*vendor_bank.held_against(chosen)])
 
 
 def _of_vendor(operand: str) -> bool:

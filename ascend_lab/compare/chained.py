@@ -6,10 +6,19 @@ from dataclasses import replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.compare.chains import GROUPS, KERNELS
-from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks
+from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks, with_bytes
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import cores_of
 from ascend_lab.graph import Graph
+
+READ_IN_PART = (
+    "gather_elements",
+    "moe_finalize_routing",
+    "moe_re_routing",
+    "resize_bilinear",
+    "sparse_flash_attention",
+)
+"""Chains that need not read all of their inputs: indices say what."""
 
 
 def ends_as_given(graph: Graph) -> Graph:
@@ -38,6 +47,8 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
         times = finish_stages(front, chip, road).timeline()
         cut_by = "fused by our rules"
     bound = bound_of(front.rewritten, at_peak(chip))
+    if work.operator not in READ_IN_PART:
+        bound = with_bytes(bound, graph, at_peak(chip))
     marks = [f"kernels of ours: {len(times.operators)}, {cut_by}"]
     if work.l2 != "cold":
         marks.append(f"l2 {work.l2}: timed cold")
@@ -54,7 +65,7 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     from ascend_lab.sim import DeviceMemory, simulate_kernel
 
     found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
-    bound = bound_of(found.products, at_peak(chip))
+    bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
     kernel = default_grouped(found.shape, chip, found.epilogue)
     line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s

@@ -10,7 +10,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.compare.rows import Work
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Bound, NetworkTimeline
+    from ascend_lab.graph import Bound, Graph, NetworkTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,18 @@ def at_peak(chip: Chip) -> Chip:
     """Return a chip whose memory moves what its interface could at best: nothing is quicker."""
     memory = replace(chip.device_memory, rate_bytes_per_s=chip.memory_peak_bytes_per_s)
     return replace(chip, device_memory=memory)
+
+
+def with_bytes(bound: Bound, graph: Graph, chip: Chip) -> Bound:
+    """Return a bound that also counts the bytes that a graph reads, and writes beyond its L2.
+
+    The bound of a network takes a cut of a tensor for free; a kernel alone has to read it all.
+    """
+    read = sum(graph.types[name].data_bytes for name in graph.inputs)
+    written = sum(graph.types[name].data_bytes for name in graph.outputs)
+    crossing = read + max(0, written - chip.l2.size_bytes)
+    memory_s = crossing / chip.device_memory.rate_bytes_per_s
+    return replace(bound, memory=max(bound.memory, memory_s))
 
 
 def of_tasks(

@@ -102,7 +102,8 @@ def _work(row: Mapping[str, str], group: str) -> Work:
             raise InputError(f"{name}: one of {', '.join(known)}", shown(value), "mend that row")
     attributes = attributes_of(row.get("attributes", ""))
     if not operator:
-        raise InputError("operator: one that computes the same", "none", "none is guessed")
+        needed = "operator, or a case source/KERNEL/number whose kernel is known"
+        raise InputError(needed, shown(row["case"]), "none is guessed")
     shapes: tuple[tuple[int, ...], ...] = ()
     size_bytes: float | None = None
     if row["inputs"].startswith("bytes="):
