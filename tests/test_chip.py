@@ -425,3 +425,27 @@ def test_a_figure_of_another_chip_is_borrowed(tmp_path):
     for wrong, says in (('PTO = "Mine"', "a list of chips"), ("XYZ = []", "a known key")):
         with pytest.raises(ChipError, match=says):
             load(tmp_path, f"{mine}[about]\n{wrong}\n")
+
+
+@pytest.mark.parametrize("key", ["name", "summary", "combined"])
+def test_a_chip_of_ones_own_says_what_it_is(tmp_path, key):
+    """With the base's name it would pass for the base."""
+    lines = {"name": '"Mine"', "summary": '"a chip"', "combined": "true"}
+    text = "".join(f"{k} = {v}\n" for k, v in lines.items() if k != key)
+    path = tmp_path / "mine.toml"
+    path.write_text(f'base = "Ascend910A"\n{text}', "utf-8")
+    with pytest.raises(ChipError, match=key):
+        load_chip(path)
+
+
+def test_kernels_reach_no_more_than_the_peak(tmp_path):
+    chip = load_chip("Ascend910B2")
+    assert chip.device_memory.rate_bytes_per_s < chip.memory_peak_bytes_per_s
+    older = load_chip("Ascend910A")
+    assert older.device_memory.rate_bytes_per_s == older.memory_peak_bytes_per_s
+    path = tmp_path / "mine.toml"
+    head = 'base = "Ascend910A"\nname = "Mine"\nsummary = "a chip"\ncombined = true\n'
+    peak = '{ value = 1e9, source = "TEAM", trust = "assumed" }'
+    path.write_text(f"{head}[memory]\npeak_bytes_per_s = {peak}\n", "utf-8")
+    with pytest.raises(ChipError, match="peak_bytes_per_s"):
+        load_chip(path)

@@ -144,6 +144,23 @@ def test_a_move_is_bounded_by_its_bytes(tmp_path: Path) -> None:
     assert found.bound_s >= read_s
 
 
+@pytest.mark.parametrize("name", ["swi_glu", "dynamic_quant", "arg_max"])
+def test_the_bound_of_a_chain_counts_the_bytes_that_it_reads(tmp_path: Path, name: str) -> None:
+    """A cut of a tensor is free in a network; alone a kernel has to read it all."""
+    row = {"case": f"cb/{name}/1", "operator": "", "inputs": "4096x8192", "attributes": ""}
+    if name != "dynamic_quant":
+        row["attributes"] = "axis=-1"
+    found = one(tmp_path, **row)
+    read_s = 4096 * 8192 * 2 / B2.memory_peak_bytes_per_s
+    assert found.refused is None and read_s <= found.bound_s <= found.model_s
+
+
+def test_a_row_of_an_unprinted_bin_has_no_bound(tmp_path: Path) -> None:
+    (row,) = compare(table(tmp_path, {"chip": "A2, bin not named"})).rows
+    assert row.bound_s is None and row.model_s is not None and not row.is_below_bound
+    assert "bin not printed" in row.marks[0] and "-" in row.line()
+
+
 def test_fewer_cores_are_used_and_more_are_another_chip(tmp_path: Path) -> None:
     product = {"operator": "matmul", "inputs": "2048x2048;2048x2048"}
     rows = [{**product, "attributes": text} for text in ("", "cores=8", "cores=32", "cores=x")]

@@ -226,3 +226,22 @@ FOLDER = os.environ.get("ASCEND_LAB_AOE_BANK", "")
 def test_no_decision_beats_our_best(name):
     found = summary([*held_against(read_decisions(Path(FOLDER) / name))])
     assert found["timed"] and found["ours_no_slower"] >= 0.98
+
+
+@pytest.mark.parametrize(
+    "changed", [{"usedCoreNum": 0}, {"usedCoreNum": 99}, {"stepKa": 0}, {"baseM": True}]
+)
+def test_tilings_that_mean_nothing_are_refused(tmp_path: Path, changed: dict[str, int]) -> None:
+    path = tmp_path / NAME
+    path.write_text(line(**changed) + "\n", "utf-8")
+    with pytest.raises(InputError, match=next(iter(changed))):
+        read_decisions(path)
+
+
+def test_factors_of_two_types_are_refused(tmp_path: Path) -> None:
+    entry = json.loads(line())
+    entry["info_dict"]["b_dtype"] = 2
+    path = tmp_path / NAME
+    path.write_text(json.dumps(entry) + "\n", "utf-8")
+    with pytest.raises(UnsupportedError, match="one type"):
+        read_decisions(path)
