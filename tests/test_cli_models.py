@@ -129,7 +129,8 @@ def test_fewer_cores_are_a_chip_of_fewer_cores(capsys, tiny, tmp_path):
     """Against a chip file that says so; also where part of a model runs on the host."""
     one = tmp_path / "one.toml"
     count = '{ value = 1, source = "UT310", trust = "assumed" }'
-    one.write_text(f'base = "Ascend310"\nname = "One"\n[core]\ncount = {count}\n')
+    head = 'base = "Ascend310"\nname = "One"\nsummary = "one"\ncombined = true\n'
+    one.write_text(f"{head}[core]\ncount = {count}\n")
     make = onnx.helper
     x = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [64, 4096])
     nodes = [make.make_node("Erf", ["x"], ["r"]), make.make_node("NonZero", ["r"], ["y"])]

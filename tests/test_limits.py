@@ -192,7 +192,8 @@ def test_a_toml_file_that_would_take_hours_is_refused(case, tmp_path):
 def test_a_number_too_long_to_print_is_named(tmp_path):
     file = tmp_path / "x.toml"
     fact = f'{{value = 0x{"F" * 9000}, source = "x", trust = "assumed"}}'
-    file.write_text(f'base = "Toy"\n[clock]\nhz = {fact}\n')
+    head = 'base = "Toy"\nname = "Mine"\nsummary = "mine"\ncombined = true\n'
+    file.write_text(f"{head}[clock]\nhz = {fact}\n")
     with pytest.raises(ChipError, match="hz needs at most"):
         load_chip(file)
 

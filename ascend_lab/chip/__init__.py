@@ -416,7 +416,7 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
         raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
     own = toml_of(name, "a readable chip file", ChipError)
     for key in ("name", "summary", "combined"):  # a base's would make it pass for the base
-        if "base" in own and key not in own:
+        if own.get("base") in PRESETS and key not in own:
             raise ChipError(f"{name}: {key}", "none", "add it: a chip of your own says it itself")
     return chip_from_dict(_with_base(own, name), name)
 
