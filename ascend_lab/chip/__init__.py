@@ -415,9 +415,8 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
     if not name.endswith(".toml"):
         raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
     own = toml_of(name, "a readable chip file", ChipError)
-    for key in ("name", "summary", "combined"):  # a base's would make it pass for the base
-        if own.get("base") in PRESETS and key not in own:
-            raise ChipError(f"{name}: {key}", "none", "add it: a chip of your own says it itself")
+    if own.get("base") in PRESETS and "name" not in own:  # it would pass for its base
+        raise ChipError(f"{name}: name", "none", "give your chip a name of its own")
     return chip_from_dict(_with_base(own, name), name)
 
 
