@@ -46,19 +46,8 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     if work.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in chip.cube:
         dtypes = ("bf16",) * len(dtypes)
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
-    if like:
-        tiling = _like_tiling(work, chip, dtypes, settings)
-        line = ops.time(
-            operator,
-            work.shapes,
-            dtypes,
-            chip,
-            warm_l2=work.l2 == "warm",
-            tiling=tiling,
-            **settings.own,
-        )
-    else:
-        line = _timeline(work, chip, dtypes, settings.own)
+    tiling = _like_tiling(work, chip, dtypes, settings) if like else None
+    line = _timeline(work, chip, dtypes, settings.own, tiling)
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
     layouts_s = 0.0
     if work.conversions and operator.has("convolution"):
@@ -66,15 +55,19 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
         layouts_s = converting_s(shapes, dtypes[0], work.conversions, chip)
         settings.marks.append(conversions_told(work.conversions, dtypes[0]))
     bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
-    limits = Counter({"sync": line.sync_cycles, "start": line.launch_cycles})
-    for phase in line.phases:
-        limits[phase.limit] += phase.cycles
     busy = {pipe: busy / max(line.total_cycles, 1) for pipe, busy in line.busy_cycles.items()}
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
-    limit = max(limits, key=lambda name: limits[name])
     model_s = line.time_s + layouts_s
-    return Estimate(model_s, bound_s, limit, busy, tuple(settings.marks))
+    return Estimate(model_s, bound_s, _limit_of(line), busy, tuple(settings.marks))
+
+
+def _limit_of(line: KernelTimeline) -> str:
+    """Return what takes most of the time: a pipe, memory, barriers between phases, or the start."""
+    cycles = Counter({"sync": line.sync_cycles, "start": line.launch_cycles})
+    for phase in line.phases:
+        cycles[phase.limit] += phase.cycles
+    return max(cycles, key=lambda name: cycles[name])
 
 
 def in_pairs(work: Work) -> Work:
@@ -95,16 +88,23 @@ def in_pairs(work: Work) -> Work:
 
 
 def _timeline(
-    work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[str, Any]
+    work: Work,
+    chip: Chip,
+    dtypes: Sequence[str],
+    attributes: Mapping[str, Any],
+    tiling: GemmSchedule | None,
 ) -> KernelTimeline:
     """Return the timeline of a kernel whose operands lie in L2, or not, and whose results may.
 
-    An L2 that is a cache keeps what a kernel writes: 134 MB of results cost no trip to memory.
+    An L2 that is a cache keeps what a kernel writes: 134 MB of results cost no trip to memory. A
+    product with a given tiling is timed as `op` does: what it writes crosses if L2 cannot hold all.
     """
     from ascend_lab import ops, sim
 
-    if work.l2 == "warm":
-        return ops.time(work.operator, work.shapes, dtypes, chip, warm_l2=True, **attributes)
+    is_warm = work.l2 == "warm"
+    if is_warm or tiling is not None:
+        given = work.operator, work.shapes, dtypes, chip
+        return ops.time(*given, warm_l2=is_warm, tiling=tiling, **attributes)
     kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
     return sim.simulate_kernel(kernel, chip, sim.DeviceMemory.of(chip))
 

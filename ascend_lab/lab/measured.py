@@ -18,6 +18,8 @@ GAVE_A_NUMBER = {
     "tb/gemm/10": "rate of memory",
 }
 """Rows that a number of a chip file was taken from: they cannot judge that number."""
+SHORT_S = 3e-5
+"""Seconds below which a task is mostly its start."""
 
 
 def measured(*tables: str, like: str = "") -> Comparison:
@@ -83,10 +85,6 @@ def shortest_lines(found: Comparison, most: int = 14) -> list[str]:
         model_s = row.model_s or 0.0
         lines.append(f"{name:<28}{1e6 * _measured_s(row):>8.1f} µs{1e6 * model_s:>8.1f} µs")
     return lines
-
-
-SHORT_S = 3e-5
-"""Seconds below which a task is mostly its start."""
 
 
 def _measured_s(row: Compared) -> float:

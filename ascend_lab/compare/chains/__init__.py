@@ -1,9 +1,10 @@
 """Measured kernels that are no operator of ours, as small graphs of operators that are.
 
 A builder takes a row's work and returns the graph that computes the same function. The graph is
-compiled and fused as a network is; its time is that of its kernels, launches left out, because the
-sources add up the tasks of a chain in the same way. Where our fusion makes one kernel of it, one
-kernel is timed. A builder may also return the work of one operator, which is timed as that.
+compiled and fused as a network is. Its time is that of its kernels, each with its start on the
+device and without the host, because the sources add up the tasks of a chain in the same way. Where
+our fusion makes one kernel of it, one kernel is timed. A builder may also return the work of one
+operator, which is timed as that.
 
 Some chains are cut into kernels as the source's was, not by our fusion: `KERNELS` says where.
 """

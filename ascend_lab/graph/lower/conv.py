@@ -100,10 +100,8 @@ def lower_conv(
         raise failure
     if len(found) == 1:
         return found[0]
-    return min(
-        (_timed(way, piece, chip) for way in found),
-        key=lambda way: way.near[0] + start_cycles(chip, start, way.near[1]) if way.near else 0,
-    )
+    timed = [_timed(way, piece, chip) for way in found]
+    return min(timed, key=lambda way: _near_total(way, chip, start))
 
 
 def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
@@ -146,16 +144,23 @@ def _timed(way: Lowered, piece: Piece, chip: Chip) -> Lowered:
     return replace(way, near=(timeline.cycles, timeline.mix_cycles))
 
 
+def _near_total(way: Lowered, chip: Chip, start: Start) -> int:
+    """Return the cycles of a timed way with what starts it."""
+    assert way.near is not None
+    cycles, mix_cycles = way.near
+    return cycles + start_cycles(chip, start, mix_cycles)
+
+
 def _held(way: Lowered, piece: Piece, chip: Chip) -> int:
     """Return the cycles of a kernel that finds all it reads in L2."""
     every = sim.DeviceMemory.holding(chip, way.kernel.tensors, {*piece.graph.inputs})
     return sim.simulate_kernel(way.kernel, chip, every).cycles
 
 
-def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip, start: Start = "queued") -> int:
-    """Return the cycles of a kernel, started so, that finds in L2 what others wrote."""
+def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a kernel in the device's queue that finds in L2 what others wrote."""
     timeline = sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip))
-    return timeline.cycles + start_cycles(chip, start, timeline.mix_cycles)
+    return timeline.cycles + start_cycles(chip, "queued", timeline.mix_cycles)
 
 
 def _lower_conv(
