@@ -1,4 +1,4 @@
-"""Row kernels of the vendor's library on chips with separate vector cores: their structure.
+"""Row kernels of the vendor's library for the 910B and 910C: their structure.
 
 The rules are those of hicann/ops-nn @e5c3fa93 (op_host: tilings, op_kernel: kernels for arch22), in
 our words:
@@ -26,6 +26,8 @@ from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, aligned, 
 from ascend_lab.compare.rows import Work
 from ascend_lab.isa import Affine, Launch, up
 
+CHIPS = ("Ascend910B", "Ascend910C")
+"""Chips of arch22, by how their names begin; for those of arch35 the library has other kernels."""
 HALF = ("fp16", "bf16")
 RESERVED_BYTES = 1024
 """What the tilings of RmsNorm and DynamicQuant leave free of UB."""
@@ -33,7 +35,7 @@ RESERVED_BYTES = 1024
 
 def row_kernel(work: Work, chip: Chip) -> Launch | None:
     """Return the kernel of the vendor's library for a row's work; None: not written here."""
-    if work.operator not in KERNELS or chip.combined:
+    if work.operator not in KERNELS or not chip.name.startswith(CHIPS):
         return None
     if work.l2 == "warm" or "cores" in work.attributes:
         return None
@@ -323,8 +325,8 @@ def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
     if half < SHORT_HALF and rows.count < SHORT_ROWS:
         cores = min(cores, SHORT_CORES)
     held = 1 if whole else longest // aligned(half, "int8")
-    quick = whole and half % 8 == 0 and half <= SHORT_HALF
-    start = partial(_swiglu_of_one if quick else _swiglu, smooth=bool(scales))
+    ahead = whole and half % 8 == 0 and half <= SHORT_HALF
+    start = partial(_swiglu, smooth=bool(scales), ahead=ahead)
     return row_launch("dequant_swiglu_quant", chip, rows, held, start, cores)
 
 
@@ -334,11 +336,12 @@ SCALE = " vmul vmuls"
 """The scale of the column, then that of the row."""
 
 
-def _swiglu(w: RowWriter, held: int, *, smooth: bool) -> TileWriter:
+def _swiglu(w: RowWriter, held: int, *, smooth: bool, ahead: bool) -> TileWriter:
+    """Declare the tensors; `ahead`: the next row is loaded while this one is worked on."""
     half = w.rows.columns // 2
     whole = w.rows.dtype == "int32"
     pitch = aligned(half, "int8")
-    gate, linear = w.halves("x", held, pitch)
+    gate, linear = w.halves("x", held, pitch, depth=2 if ahead else 1)
     y = w.result("y", half, "int8", held)
     if whole:
         w.constants("weight_scale", w.rows.columns, "fp32")
@@ -350,53 +353,30 @@ def _swiglu(w: RowWriter, held: int, *, smooth: bool) -> TileWriter:
         elements = count * pitch
         gate.load(first, count)
         linear.load(first, count)
-        if whole:
+        if whole and not ahead:
             w.by_scalar(1, after="MTE2")  # the row's scale is read as a number
         w.vectors("vconv", elements)
-        gate.free()
+        if not ahead:
+            gate.free()
         w.vectors(f"{scale} {SIGMOID} vconv{scale}", elements)
-        linear.free()
-        w.vector("vmul", elements, reads=2, wait=smooth)
+        if not ahead:
+            linear.free()
+        w.vector("vmul", elements, reads=2, wait=smooth or ahead)
         if smooth:
             with w.k.loop("smoothed", count):
-                w.vector("vmul", pitch, reads=2, wait=False)
+                w.vector("vmul", pitch, reads=2, wait=ahead)
         w.vectors("vabs", elements)
         with w.k.loop("row", count):
             w.staged_max(half)
-            w.by_scalar(4)
+            w.by_scalar(4, loads_wait=not ahead)
             w.vectors("vmuls", half)
         w.vectors("vconv", elements)
         w.vectors("vconv", elements, halves=True)
         y.alloc()
-        w.vector("vconv", elements, halves=True, wait=False)
-        y.store(first, count)
-
-    return tile
-
-
-def _swiglu_of_one(w: RowWriter, held: int, *, smooth: bool) -> TileWriter:
-    half = w.rows.columns // 2
-    gate, linear = w.halves("x", held, aligned(half, "int8"), depth=2)
-    y = w.result("y", half, "int8", held)
-    w.constants("weight_scale", w.rows.columns, "fp32")
-    if smooth:
-        w.constants("smooth", half, "fp32")
-
-    def tile(first: Affine, count: int) -> None:
-        gate.load(first, count)
-        linear.load(first, count)
-        w.vectors(f"vconv{SCALE} {SIGMOID} vconv{SCALE} vmul", half)
-        if smooth:
-            w.vectors("vmul", half)
-        w.vectors("vabs", half)
-        w.staged_max(half)
-        w.by_scalar(4)
-        w.vectors("vmuls vconv", half)
-        w.vectors("vconv", half, halves=True)
-        y.alloc()
-        w.vectors("vconv", half, halves=True)
-        gate.free()
-        linear.free()
+        w.vectors("vconv", elements, halves=True)
+        if ahead:
+            gate.free()
+            linear.free()
         y.store(first, count)
 
     return tile

@@ -193,15 +193,21 @@ class RowWriter:
         """Reduce each of so many repeats to one number."""
         while repeats:
             count = min(repeats, self.k.chip.max_repeat)
-            self.k.vector(op, self.reduced.region(0, count), self.wide.region(0, (count, 64)))
+            self.k.vector(
+                op, self.reduced.region(0, count), self.wide.region(0, (count, self.lanes))
+            )
             repeats -= count
         if wait:
             self.wait()
 
     def to_blocks(self, numbers: int) -> None:
-        """Spread each number over a block: 8 numbers an instruction's repeat (Brcb)."""
-        count = up(numbers, BLOCKS) * BLOCKS
-        self.k.vector("vbrcb", self.wide.region(0, (count, 8)), self.reduced.region(0, count))
+        """Spread each number over a block (Brcb): 8 numbers are one of its repeats."""
+        blocks = up(numbers, BLOCKS) * BLOCKS
+        while blocks:
+            count = min(blocks, self.k.chip.max_repeat // BLOCKS * BLOCKS)
+            into = self.wide.region(0, (count, BLOCKS))
+            self.k.vector("vbrcb", into, self.reduced.region(0, count))
+            blocks -= count
         self.wait()
 
     def halving_sum(self, columns: int) -> None:
@@ -243,17 +249,18 @@ class RowWriter:
             repeats = up(repeats, self.lanes // 2)
             self.reduce("vcmax", repeats)
 
-    def by_scalar(self, steps: int, after: str = "V") -> None:
-        """Let the scalar unit work on a number that a pipe has brought, while all pipes wait.
+    def by_scalar(self, steps: int, after: str = "V", *, loads_wait: bool = True) -> None:
+        """Let the scalar unit work on a number that a pipe has brought, while the others wait.
 
         It is the scalar unit that hands every instruction to its pipe, in order: what stands behind
-        its own work begins later, in all of them.
-        Source: Ascend C developer documentation, basic architecture (the scalar unit dispatches).
+        its own work begins later, in all of them. Loads of a kernel that hands out the next one
+        before do not wait.
+        Source: Ascend C developer documentation, basic architecture.
         """
         self.k.set_flag(after, "S", SCALAR_FLAG)
         self.k.wait_flag(after, "S", SCALAR_FLAG)
         self.k.scalar(steps=steps)
-        for pipe in ("V", "MTE2", "MTE3"):
+        for pipe in ("V", "MTE2", "MTE3") if loads_wait else ("V", "MTE3"):
             self.k.set_flag("S", pipe, SCALAR_FLAG)
             self.k.wait_flag("S", pipe, SCALAR_FLAG)
 
