@@ -13,6 +13,11 @@ our words:
 
 The library has more kernels for these operators: for rows that UB cannot hold, for few rows, with
 offsets or groups. They are not written here, and such a row is timed by our own kernel.
+
+Not in these times: until 48 cores have fetched their code and the tiling from memory, one after
+another where the address is the same, microseconds pass, of which the vendor gives no figure.
+Source: Ascend C developer documentation, best practices 10_0018 (tiling data) and hardware
+constraints 10_00048 (instruction cache).
 """
 
 from __future__ import annotations
@@ -37,8 +42,8 @@ def row_kernel(work: Work, chip: Chip) -> Launch | None:
     """Return the kernel of the vendor's library for a row's work; None: not written here."""
     if work.operator not in KERNELS or not chip.name.startswith(CHIPS):
         return None
-    if work.l2 == "warm" or "cores" in work.attributes:
-        return None
+    if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
+        return None  # operands in L2, a sum of several kernels, or a part of the chip
     first = work.shapes[0]
     rows = Rows(math.prod(first[:-1]), first[-1], work.dtypes[0])
     return KERNELS[work.operator](work, rows, chip)
