@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.compare import compare
 from ascend_lab.compare.row_kernels import CHIPS, row_kernel
 from ascend_lab.compare.row_writer import Rows, RowWriter
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLUMNS
-from ascend_lab.sim import analyse, simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import analyse, simulate
 
 CHIP = load_chip("Ascend910B2")
 WHOLE = ((1023, 1024), (1, 1024), (1023,))

@@ -26,10 +26,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, aligned, row_launch
 from ascend_lab.compare.rows import Work
-from ascend_lab.isa import Affine, Launch, up
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import Affine, Launch, up
 
 CHIPS = ("Ascend910B", "Ascend910C")
 """Chips of arch22, by how their names begin; for those of arch35 the library has other kernels."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import (
     Affine,
     Buffer,
     KernelBuilder,
