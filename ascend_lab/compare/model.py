@@ -15,7 +15,7 @@ from ascend_lab.compare.chains import CHAINS, GROUPS, is_chain
 from ascend_lab.compare.collectives import collective
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.networks import network
-from ascend_lab.compare.operators import in_pairs, operator_alone
+from ascend_lab.compare.operators import in_pairs, like_library, operator_alone
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.compare.words import NOT_PRINTED, chip_of
@@ -24,13 +24,14 @@ from ascend_lab.machine.chip import Chip
 
 ZOO = "zoo:"
 LIKE = ("cann",)
-"""Compilers that networks and products can be compiled as by, beside ours (`graph.like_cann`)."""
+"""What can be timed in place of ours: networks and products (`graph.like_cann`), row kernels."""
 
 
 def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     """Return what the model says of a work; `own` is a chip of one's own, used by its name.
 
-    With `like` "cann" networks and products are compiled as by that compiler. Raises an
+    With `like` "cann" networks and products are compiled as by that compiler, and kernels that work
+    through rows are written as in its library (`row_kernels`). Raises an
     `AscendLabError` that says what the model cannot do.
     """
     if "metric" in work.attributes:
@@ -47,7 +48,8 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     elif is_chain(work):
         made = CHAINS[work.operator](work)
         if isinstance(made, Work):
-            found = operator_alone(made, chip, like)
+            work = made
+            found = operator_alone(work, chip, like)
         else:
             found = chain(work, made, chip)
     elif work.operator in GROUPS:
@@ -57,6 +59,8 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
         marks = (*marks, "int64 moved as pairs of int32")
     else:
         found = operator_alone(work, chip, like)
+    if like and not work.operator.startswith(ZOO):
+        found = like_library(work, chip, found)
     if any(NOT_PRINTED in mark for mark in marks):
         found = replace(found, bound_s=None)  # another bin may be quicker
     return replace(found, marks=(*marks, *found.marks))

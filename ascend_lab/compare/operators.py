@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.compare.chains import attention
 from ascend_lab.compare.conversions import conversions_told, converting_s
 from ascend_lab.compare.estimates import Estimate, at_peak
+from ascend_lab.compare.row_kernels import row_kernel
 from ascend_lab.compare.rows import Work
-from ascend_lab.compare.words import Settings, settings_of
+from ascend_lab.compare.words import settings_of
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
@@ -26,6 +27,11 @@ HALVES_IN_FP32 = ("gelu", "sigmoid")
 
 With bf16 ours do the same work: as many bytes, a cast to fp32 and one back. Source: CANN toolkit,
 TBE operators Gelu and Sigmoid on the 910B, whose default is high precision.
+"""
+TILED = "matmul"
+"""The operator that a published tiling makes like the library's: its kernel is ours all the same.
+
+Others are whole kernels of the library (see `row_kernels`), or ours.
 """
 
 
@@ -46,7 +52,11 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     if work.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in chip.cube:
         dtypes = ("bf16",) * len(dtypes)
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
-    tiling = _like_tiling(work, chip, dtypes, settings) if like else None
+    tiling = None
+    if like and work.operator == TILED:
+        from ascend_lab.compiler.like_cann import tiling_of_operator
+
+        tiling = tiling_of_operator(work.shapes, dtypes, chip, settings.own)
     line = _timeline(work, chip, dtypes, settings.own, tiling)
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
     layouts_s = 0.0
@@ -55,11 +65,31 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
         layouts_s = converting_s(shapes, dtypes[0], work.conversions, chip)
         settings.marks.append(conversions_told(work.conversions, dtypes[0]))
     bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
-    busy = {pipe: busy / max(line.total_cycles, 1) for pipe, busy in line.busy_cycles.items()}
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
     model_s = line.time_s + layouts_s
-    return Estimate(model_s, bound_s, _limit_of(line), busy, tuple(settings.marks))
+    return Estimate(model_s, bound_s, _limit_of(line), _busy_of(line), tuple(settings.marks))
+
+
+def like_library(work: Work, chip: Chip, found: Estimate) -> Estimate:
+    """Return the time of the kernel that the vendor's library has; else ours, and a mark."""
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+
+    if work.operator == TILED:
+        return found
+    kernel = row_kernel(work, chip)
+    if kernel is None:
+        return replace(found, marks=(*found.marks, "no kernel of CANN's is followed: ours"))
+    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+    line = replace(line, start="queued" if work.timing == "kernel" else "cold")
+    of_row = (mark for mark in found.marks if mark.startswith("l2 "))  # the rest is on our kernel
+    marks = (f"in the library's structure: {kernel.name}", *of_row)
+    return Estimate(line.time_s, found.bound_s, _limit_of(line), _busy_of(line), marks)
+
+
+def _busy_of(line: KernelTimeline) -> dict[str, float]:
+    """Return the share of the time that each pipe works."""
+    return {pipe: busy / max(line.total_cycles, 1) for pipe, busy in line.busy_cycles.items()}
 
 
 def _limit_of(line: KernelTimeline) -> str:
@@ -108,18 +138,6 @@ def _timeline(
         return ops.time(*given, warm_l2=is_warm, tiling=tiling, **attributes)
     kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
     return sim.simulate_kernel(kernel, chip, sim.DeviceMemory.of(chip))
-
-
-def _like_tiling(
-    work: Work, chip: Chip, dtypes: Sequence[str], settings: Settings
-) -> GemmSchedule | None:
-    """Return the tiling that CANN publishes for a product; None, and a mark, for all else."""
-    from ascend_lab.compiler.like_cann import tiling_of_operator
-
-    if work.operator != "matmul":
-        settings.marks.append("no tiling of CANN's is published: ours")
-        return None
-    return tiling_of_operator(work.shapes, dtypes, chip, settings.own)
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:

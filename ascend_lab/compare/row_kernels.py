@@ -1,0 +1,396 @@
+"""Row kernels of the vendor's library for the 910B and 910C: their structure.
+
+The rules are those of hicann/ops-nn @e5c3fa93 (op_host: tilings, op_kernel: kernels for arch22), in
+our words:
+
+    operator                     rows at once              how
+    rms_norm                     one                       one buffer, a scalar for 1 / rms
+      up to 2000 columns         what UB holds             sums of all rows, no scalar
+    dynamic_quant                what UB holds             two buffers, then row after row
+      rows of whole 8 numbers    what UB holds             one buffer, all rows at once
+    add_rms_norm_dynamic_quant   up to 16                  two scalars a row
+    dequant_swiglu_quant         what UB holds, or one     ReduceMax and a scalar a row
+
+The library has more kernels for these operators: for rows that UB cannot hold, for few rows, with
+offsets or groups. They are not written here, and such a row is timed by our own kernel.
+
+Not in these times: until 48 cores have fetched their code and the tiling from memory, one after
+another where the address is the same, microseconds pass, of which the vendor gives no figure.
+Source: Ascend C developer documentation, best practices 10_0018 (tiling data) and hardware
+constraints 10_00048 (instruction cache).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from ascend_lab.compare.row_writer import Rows, RowWriter, TileWriter, aligned, row_launch
+from ascend_lab.compare.rows import Work
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import Affine, Launch, up
+
+CHIPS = ("Ascend910B", "Ascend910C")
+"""Chips of arch22, by how their names begin; for those of arch35 the library has other kernels."""
+HALF = ("fp16", "bf16")
+RESERVED_BYTES = 1024
+"""What the tilings of RmsNorm and DynamicQuant leave free of UB."""
+
+
+def row_kernel(work: Work, chip: Chip) -> Launch | None:
+    """Return the kernel of the vendor's library for a row's work; None: not written here."""
+    if work.operator not in KERNELS or not chip.name.startswith(CHIPS):
+        return None
+    if work.l2 == "warm" or work.kernels or "cores" in work.attributes:
+        return None  # operands in L2, a sum of several kernels, or a part of the chip
+    first = work.shapes[0]
+    rows = Rows(math.prod(first[:-1]), first[-1], work.dtypes[0])
+    return KERNELS[work.operator](work, rows, chip)
+
+
+# -- RmsNorm ---------------------------------------------------------------------------------------
+MERGED_COLUMNS = 2000
+LONGEST_NORM = {"fp16": 12288, "bf16": 12288, "fp32": 10240}
+FEW_ROWS, FEW_PLANES = 512, 8
+
+
+def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
+    """Return RmsNorm of rows as long as gamma: many at once if they are short.
+
+    Source: norm/rms_norm, rms_norm_tiling.cpp, rms_norm.h and rms_norm_merge_n.h.
+    """
+    x, gamma = work.shapes
+    columns = math.prod(gamma)
+    rows = Rows(math.prod(x) // columns, columns, rows.dtype)
+    pitch = aligned(columns, rows.dtype)
+    cores = chip.cores_of("vector")
+    if len(set(work.dtypes)) > 1 or pitch > LONGEST_NORM[rows.dtype]:
+        return None  # gamma in fp32 beside halves, or rows that are cut
+    if pitch > MERGED_COLUMNS:
+        return row_launch("rms_norm", chip, rows, 1, _norm_of_one, cores)
+    if rows.dtype in HALF and len(gamma) == 1 and _is_few(x):
+        return None
+    held = (chip.buffers["UB"] - RESERVED_BYTES) // (pitch * 16 + 260)
+    return row_launch("rms_norm_merged", chip, rows, held, _norm_of_many, cores)
+
+
+def _is_few(shape: Sequence[int]) -> bool:
+    """Tell whether a decoding batch has a kernel of its own: few rows in two or three axes."""
+    few = shape[0] <= FEW_ROWS
+    return few and (len(shape) == 2 or (len(shape) == 3 and shape[1] <= FEW_PLANES))
+
+
+def _norm_of_one(w: RowWriter, held: int) -> TileWriter:
+    columns, dtype = w.rows.columns, w.rows.dtype
+    x = w.source("x", held)
+    y = w.result("y", columns, dtype, held)
+    w.constants("gamma", columns, dtype)
+
+    def tile(first: Affine, count: int) -> None:
+        x.load(first, count)
+        if dtype in HALF:
+            w.vectors("vconv", columns)
+            x.free()  # the row lives on in fp32
+        w.vectors("vmul", columns)
+        w.halving_sum(columns)
+        w.by_scalar(6)  # read, times 1 / columns, plus epsilon, root, divide, store
+        w.vectors("vmuls", columns)
+        if dtype not in HALF:
+            x.free()
+        y.alloc()
+        if dtype in HALF:
+            w.vectors("vconv vmul vconv", columns)  # gamma anew for each row, times it, back
+        else:
+            w.vectors("vmul", columns)
+        y.store(first, count)
+
+    return tile
+
+
+def _norm_of_many(w: RowWriter, held: int) -> TileWriter:
+    columns, dtype = w.rows.columns, w.rows.dtype
+    pitch = aligned(columns, dtype)
+    x = w.source("x", held)
+    y = w.result("y", columns, dtype, held)
+    rstd = w.numbers("rstd", held)
+    w.constants("gamma", columns, dtype)
+    if dtype in HALF:
+        w.vectors("vconv", columns)
+    w.vectors("vcopy", held * pitch)  # gamma beside each row
+
+    def tile(first: Affine, count: int) -> None:
+        elements = count * pitch
+        x.load(first, count)
+        if dtype in HALF:
+            w.vectors("vconv", elements)
+            x.free()
+        w.vectors("vmul", elements)
+        rstd.alloc()
+        w.vectors("vdup", count * w.lanes)
+        for _ in range(up(columns, w.lanes)):
+            w.vectors("vadd", count * w.lanes)  # a repeat of every row
+        w.reduce("vcadd", count)
+        w.vectors("vmuls vadds vsqrt vdup vdiv", count)
+        rstd.store(first, count)
+        w.to_blocks(count)
+        w.vectors("vcopy vmul", elements)
+        if dtype not in HALF:
+            x.free()
+        y.alloc()
+        w.vectors("vmul", elements)
+        if dtype in HALF:
+            w.vectors("vconv", elements)
+        y.store(first, count)
+
+    return tile
+
+
+# -- DynamicQuant ----------------------------------------------------------------------------------
+SINGLE_ROWS = (4096, 5120, 10240)
+QUANT_BYTES = 11
+"""Bytes of UB a number of a row: 2 of x, 8 of two copies in fp32, 1 of the result."""
+
+
+def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
+    """Return the symmetric DynamicQuant of rows of halves.
+
+    Source: quant/dynamic_quant, dynamic_quant_tiling.cpp, dynamic_quant_db.h and _multi_row.h.
+    """
+    columns = rows.columns
+    if len(work.shapes) > 1 or rows.dtype not in HALF:
+        return None
+    if columns in SINGLE_ROWS and 4 <= rows.count <= 384:
+        return None
+    cores = chip.cores_of("vector")
+    room = chip.buffers["UB"] - RESERVED_BYTES
+    held = min(255, room // (QUANT_BYTES * aligned(columns, rows.dtype)))
+    repeats = (room - 3392) // QUANT_BYTES // 64  # 3392 bytes of scales and constants
+    longest = min(repeats, chip.max_repeat) * 64
+    if 128 <= columns <= longest and columns % 8 == 0:
+        held = min(longest // columns, rows.count)
+        cores = min(cores, rows.count // held)  # UB is filled first, then cores are
+        return row_launch("dynamic_quant_rows", chip, rows, held, _quantise_many, cores)
+    if not held:
+        return None
+    return row_launch("dynamic_quant", chip, rows, held, _quantise_each, cores)
+
+
+def _quantise_each(w: RowWriter, held: int) -> TileWriter:
+    columns, dtype = w.rows.columns, w.rows.dtype
+    x = w.source("x", held, depth=2)
+    y = w.result("y", columns, "int8", held)
+    scales = w.numbers("scale", held)
+
+    def tile(first: Affine, count: int) -> None:
+        x.load(first, count)
+        y.alloc()
+        scales.alloc()
+        with w.k.loop("row", count):
+            if dtype == "bf16":
+                w.vectors("vconv vabs", columns)
+                w.folding_max(columns)
+                w.wait()
+            else:
+                w.vector("vconv", columns, wait=False)
+                w.vectors("vabs", columns, halves=True)
+                w.folding_max(columns, halves=True)
+                w.wait()
+                w.vectors("vconv", 1)
+            w.to_blocks(1)
+            w.vectors("vdiv", 8)
+            w.vectors("vmul vconv", columns)
+            w.vectors("vconv", columns, halves=True)  # int16 to fp16
+            w.vector("vmul", 8, reads=2, wait=False)
+            w.vector("vconv", columns, halves=True, wait=False)
+        x.free()
+        y.store(first, count)
+        scales.store(first, count)
+
+    return tile
+
+
+def _quantise_many(w: RowWriter, held: int) -> TileWriter:
+    columns = w.rows.columns
+    x = w.source("x", held, packed=True)
+    y = w.result("y", columns, "int8", held, pitch=columns)
+    scales = w.numbers("scale", held)
+
+    def tile(first: Affine, count: int) -> None:
+        elements = count * columns
+        x.load(first, count)
+        w.vectors("vconv", elements)
+        x.free()
+        w.vectors("vabs", elements)
+        with w.k.loop("row", count):
+            w.fold(columns)
+        w.reduce("vcmax", count)
+        w.vectors("vdiv", count)
+        w.to_blocks(count)
+        w.vectors("vcopy vmul vconv", elements)  # 127 / max beside each number, times, to int16
+        w.vectors("vconv", elements, halves=True)
+        y.alloc()
+        scales.alloc()
+        w.vector("vmul", count, reads=2, wait=False)
+        w.vectors("vconv", elements, halves=True)
+        scales.store(first, count)
+        y.store(first, count)
+
+    return tile
+
+
+# -- AddRmsNormDynamicQuant ------------------------------------------------------------------------
+MOST_ROWS = 16
+
+
+def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
+    """Return the sum, its norm and its quantisation, without smoothing.
+
+    Source: norm/add_rms_norm_dynamic_quant, arch22 tiling and _normal_kernel.h.
+    """
+    if len(work.shapes) != 3 or rows.dtype not in HALF:
+        return None
+    pitch = aligned(rows.columns, "int8")
+    weights = 3 * 2 * pitch + 768  # gamma and two rows of smoothing, which there may be
+    held = (chip.buffers["UB"] - weights) // (16 * pitch + 8)
+    if held < 1:
+        return None
+    held = min(held, MOST_ROWS)
+    cores = chip.cores_of("vector")
+    return row_launch("add_rms_norm_dynamic_quant", chip, rows, held, _add_norm_quantise, cores)
+
+
+def _add_norm_quantise(w: RowWriter, held: int) -> TileWriter:
+    columns, dtype = w.rows.columns, w.rows.dtype
+    pitch = aligned(columns, "int8")
+    x1 = w.source("x1", held)
+    x2 = w.source("x2", held)
+    total = w.result("x", columns, dtype, held)
+    y = w.result("y", columns, "int8", held)
+    scales = w.numbers("scale", held)
+    w.constants("gamma", columns, dtype)
+
+    def tile(first: Affine, count: int) -> None:
+        elements = count * pitch
+        x2.load(first, count)
+        x1.load(first, count)
+        w.vector("vconv", elements, wait=False)
+        w.vectors("vconv vadd", elements)
+        total.alloc()
+        w.vectors("vconv", elements)
+        total.store(first, count)
+        w.vectors("vmul", elements)
+        with w.k.loop("norm", count):
+            w.halving_sum(columns)
+            w.by_scalar(6)
+            w.vector("vmuls", columns, wait=False)
+        w.wait()
+        w.vectors("vconv", columns)  # gamma
+        with w.k.loop("gamma_row", count):
+            w.vectors("vmul", columns)
+        y.alloc()
+        scales.alloc()
+        with w.k.loop("copy", count):
+            w.vector("vmuls", columns, wait=False)  # times 1, where there is no smoothing
+        w.wait()
+        w.vectors("vabs", elements)
+        with w.k.loop("quantise", count):
+            w.folding_max(columns)
+            w.by_scalar(4)  # read, two divisions, store
+            w.vector("vmuls", columns, wait=False)
+        w.wait()
+        w.vectors("vconv vconv", elements)  # int32, fp16
+        w.vectors("vconv", elements, halves=True)
+        x1.free()  # its memory was the scratch of the quantisation
+        x2.free()
+        y.store(first, count)
+        scales.store(first, count)
+
+    return tile
+
+
+# -- DequantSwigluQuant ----------------------------------------------------------------------------
+SHORT_HALF, SHORT_ROWS, SHORT_CORES = 1536, 128, 12
+
+
+def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
+    """Return the dynamic quantisation of SwiGLU of halves, or of int32 with two scales.
+
+    Source: quant/dequant_swiglu_quant, tiling_base.cpp, dynamic_base.hpp and _performance.hpp.
+    """
+    half = rows.columns // 2
+    whole = rows.dtype == "int32"
+    scales = len(work.shapes) - (3 if whole else 1)
+    if scales not in (0, 1) or not (whole or rows.dtype in HALF):
+        return None
+    longest = chip.buffers["UB"] // (45 if whole else 25) // 32 * 32
+    if half > longest:
+        return None
+    cores = chip.cores_of("vector")
+    if half < SHORT_HALF and rows.count < SHORT_ROWS:
+        cores = min(cores, SHORT_CORES)
+    held = 1 if whole else longest // aligned(half, "int8")
+    ahead = whole and half % 8 == 0 and half <= SHORT_HALF
+    start = partial(_swiglu, smooth=bool(scales), ahead=ahead)
+    return row_launch("dequant_swiglu_quant", chip, rows, held, start, cores)
+
+
+SIGMOID = "vmuls vexp vadds vdiv"
+"""x / (1 + exp(-x))."""
+SCALE = " vmul vmuls"
+"""The scale of the column, then that of the row."""
+
+
+def _swiglu(w: RowWriter, held: int, *, smooth: bool, ahead: bool) -> TileWriter:
+    """Declare the tensors; `ahead`: the next row is loaded while this one is worked on."""
+    half = w.rows.columns // 2
+    whole = w.rows.dtype == "int32"
+    pitch = aligned(half, "int8")
+    gate, linear = w.halves("x", held, pitch, depth=2 if ahead else 1)
+    y = w.result("y", half, "int8", held)
+    if whole:
+        w.constants("weight_scale", w.rows.columns, "fp32")
+    if smooth:
+        w.constants("smooth", half, "fp32")
+    scale = SCALE if whole else ""
+
+    def tile(first: Affine, count: int) -> None:
+        elements = count * pitch
+        gate.load(first, count)
+        linear.load(first, count)
+        if whole and not ahead:
+            w.by_scalar(1, after="MTE2")  # the row's scale is read as a number
+        w.vectors("vconv", elements)
+        if not ahead:
+            gate.free()
+        w.vectors(f"{scale} {SIGMOID} vconv{scale}", elements)
+        if not ahead:
+            linear.free()
+        w.vector("vmul", elements, reads=2, wait=smooth or ahead)
+        if smooth:
+            with w.k.loop("smoothed", count):
+                w.vector("vmul", pitch, reads=2, wait=ahead)
+        w.vectors("vabs", elements)
+        with w.k.loop("row", count):
+            w.staged_max(half)
+            w.by_scalar(4, loads_wait=not ahead)
+            w.vectors("vmuls", half)
+        w.vectors("vconv", elements)
+        w.vectors("vconv", elements, halves=True)
+        y.alloc()
+        w.vectors("vconv", elements, halves=True)
+        if ahead:
+            gate.free()
+            linear.free()
+        y.store(first, count)
+
+    return tile
+
+
+KERNELS: Mapping[str, Callable[[Work, Rows, Chip], Launch | None]] = {
+    "rms_norm": rms_norm,
+    "dynamic_quant": dynamic_quant,
+    "add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant,
+    "dequant_swiglu_quant": dequant_swiglu_quant,
+}
+"""The table's name for a kernel -> what the library has for it."""

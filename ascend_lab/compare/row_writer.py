@@ -1,0 +1,292 @@
+"""Writes a kernel that works through rows as the vendor's library does, for its time alone.
+
+What takes time is written: which rows a core owns, how many it holds at once, its copies, every
+vector instruction with its repeats, every wait. What is computed is not: all vector instructions
+work on the same scratch memory, so such a program is timed and never run.
+
+Three habits of the library cost what a kernel of ours does not pay:
+
+    one buffer        the next rows are loaded only when the vector unit has let go of these
+    a barrier         behind nearly every vector instruction: its head and its tail are paid in full
+    a scalar between  a reduced number is read, worked on and handed back while all pipes wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import (
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Launch,
+    Program,
+    Queue,
+    Region,
+    Share,
+    Tile,
+    spread,
+    up,
+)
+
+SCALAR_FLAG = 7
+"""Id of the flags to and from the scalar unit: queues take theirs from 0 upward."""
+BLOCKS = 8
+"""Blocks that one repeat of a vector instruction works on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """`count` rows of `columns` numbers in a format."""
+
+    count: int
+    columns: int
+    dtype: str
+
+
+def aligned(columns: int, dtype: str) -> int:
+    """Return the elements that a row takes on chip: whole blocks of 32 bytes."""
+    unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
+    return up(columns, unit) * unit
+
+
+# -- rows that come and go -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """`columns` numbers of each row of a tensor, on their way into UB or out of it.
+
+    In memory a row has `step` numbers, of which these stand behind `start`; in UB rows lie `pitch`
+    elements apart.
+    """
+
+    k: KernelBuilder
+    queue: Queue
+    tensor: Buffer
+    columns: int
+    pitch: int
+    step: int
+    start: int = 0
+
+    def load(self, first: Affine | int, count: int) -> None:
+        """Copy rows into an empty slot; the vector unit waits for them."""
+        slot = self.queue.alloc()
+        self.k.copy(self._on_chip(slot, count), self._in_memory(first, count), pad=True)
+        self.queue.enqueue()
+        self.queue.dequeue()
+
+    def free(self) -> None:
+        """Let the next rows into the slot."""
+        self.queue.free()
+
+    def alloc(self) -> None:
+        """Let the vector unit wait for an empty slot."""
+        self.queue.alloc()
+
+    def store(self, first: Affine | int, count: int) -> None:
+        """Copy rows out once the vector unit has written them, and free the slot."""
+        self.queue.enqueue()
+        slot = self.queue.dequeue()
+        self.k.copy(self._in_memory(first, count), self._on_chip(slot, count), pad=True)
+        self.queue.free()
+
+    def _on_chip(self, slot: Tile, count: int) -> Region:
+        return slot.region(0, (count, self.columns), (self.pitch, 1))
+
+    def _in_memory(self, first: Affine | int, count: int) -> Region:
+        return self.tensor.region(
+            first * self.step + self.start, (count, self.columns), (self.step, 1)
+        )
+
+
+# -- one core --------------------------------------------------------------------------------------
+class RowWriter:
+    """Writes the program of one vector core."""
+
+    def __init__(self, name: str, chip: Chip, rows: Rows, cores: int, per_core: int) -> None:
+        """Start with scratch memory for the numbers, in two formats, and for what is reduced."""
+        self.k = KernelBuilder(name, chip)
+        self.rows = rows
+        self.padded_rows = cores * per_core  # the last core may own fewer: its tensors end later
+        self.first = self.k.param("core", cores) * per_core
+        self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES["fp32"]
+        self.wide = self.k.buffer("numbers", "UB", "fp32", chip.max_repeat * self.lanes)
+        self.narrow = self.k.view(self.wide, "halves", "fp16")
+        self.reduced = self.k.buffer("reduced", "UB", "fp32", chip.max_repeat + 1)
+
+    # -- tensors ----------------------------------------------------------------------------------
+    def source(self, name: str, held: int, *, packed: bool = False, depth: int = 1) -> Stream:
+        """Return a tensor like x, of which `held` rows fit a slot; packed rows lie side by side."""
+        columns = self.rows.columns
+        pitch = columns if packed else aligned(columns, self.rows.dtype)
+        tensor = self._tensor(name, columns, self.rows.dtype)
+        queue = self._queue(name, self.rows.dtype, held * pitch, depth)
+        return Stream(self.k, queue, tensor, columns, pitch, columns)
+
+    def halves(self, name: str, held: int, pitch: int, depth: int = 1) -> tuple[Stream, Stream]:
+        """Return the right and the left half of the rows of x, each with slots of its own."""
+        columns = self.rows.columns
+        half = columns // 2
+        tensor = self._tensor(name, columns, self.rows.dtype)
+        found = []
+        for side, start in (("right", half), ("left", 0)):
+            queue = self._queue(f"{name}_{side}", self.rows.dtype, held * pitch, depth)
+            found.append(Stream(self.k, queue, tensor, half, pitch, columns, start))
+        return found[0], found[1]
+
+    def result(self, name: str, columns: int, dtype: str, held: int, pitch: int = 0) -> Stream:
+        """Return a tensor that is written, of which `held` rows fit the slot."""
+        pitch = pitch or aligned(columns, dtype)
+        queue = self._queue(name, dtype, max(held * pitch, aligned(held, dtype)), 1, out=True)
+        return Stream(self.k, queue, self._tensor(name, columns, dtype), columns, pitch, columns)
+
+    def numbers(self, name: str, held: int) -> Stream:
+        """Return a result of one fp32 a row, such as its scale: `held` rows are one run in UB."""
+        return self.result(name, 1, "fp32", held, pitch=1)
+
+    def constants(self, name: str, columns: int, dtype: str) -> None:
+        """Load a row that all cores read before they start, such as gamma."""
+        tensor = self.k.tensor(name, dtype, columns)
+        queue = self._queue(name, dtype, aligned(columns, dtype), 1)
+        stream = Stream(self.k, queue, tensor, columns, aligned(columns, dtype), columns)
+        stream.load(0, 1)
+        stream.free()
+
+    def _tensor(self, name: str, columns: int, dtype: str) -> Buffer:
+        return self.k.tensor(name, dtype, self.padded_rows * columns)
+
+    def _queue(
+        self, name: str, dtype: str, elements: int, depth: int, *, out: bool = False
+    ) -> Queue:
+        src, dst = ("V", "MTE3") if out else ("MTE2", "V")
+        return self.k.queue(f"{name}_ub", "UB", dtype, elements, src=src, dst=dst, depth=depth)
+
+    # -- vector instructions -----------------------------------------------------------------------
+    def wait(self) -> None:
+        """Barrier of the vector unit: what follows begins when all before has been written."""
+        self.k.barrier("V")
+
+    def vector(
+        self, op: str, elements: int, *, reads: int = 1, halves: bool = False, wait: bool = True
+    ) -> None:
+        """Work on a run of numbers of 4 bytes, or of 2; then wait, as the library mostly does."""
+        memory = self.narrow if halves else self.wide
+        lanes = 2 * self.lanes if halves else self.lanes
+        scalar = 1.0 if op in ("vmuls", "vadds", "vdup") else None
+        repeats = up(elements, lanes)
+        while repeats:
+            count = min(repeats, self.k.chip.max_repeat)
+            region = memory.region(0, (count, lanes))
+            self.k.vector(op, region, *[region] * reads, scalar=scalar)
+            repeats -= count
+        if wait:
+            self.wait()
+
+    def vectors(self, ops: str, elements: int, *, halves: bool = False) -> None:
+        """Do what `ops` names, one after another."""
+        for op in ops.split():
+            reads = 2 if op in ("vadd", "vmul", "vdiv", "vmax") else 1
+            self.vector(op, elements, reads=0 if op == "vdup" else reads, halves=halves)
+
+    def reduce(self, op: str, repeats: int, *, wait: bool = True) -> None:
+        """Reduce each of so many repeats to one number."""
+        while repeats:
+            count = min(repeats, self.k.chip.max_repeat)
+            self.k.vector(
+                op, self.reduced.region(0, count), self.wide.region(0, (count, self.lanes))
+            )
+            repeats -= count
+        if wait:
+            self.wait()
+
+    def to_blocks(self, numbers: int) -> None:
+        """Spread each number over a block (Brcb): 8 numbers are one of its repeats."""
+        blocks = up(numbers, BLOCKS) * BLOCKS
+        while blocks:
+            count = min(blocks, self.k.chip.max_repeat // BLOCKS * BLOCKS)
+            into = self.wide.region(0, (count, BLOCKS))
+            self.k.vector("vbrcb", into, self.reduced.region(0, count))
+            blocks -= count
+        self.wait()
+
+    def halving_sum(self, columns: int) -> None:
+        """Sum a row: halves are added until one repeat is left, which is reduced.
+
+        1000 columns: 488 behind the 512th are added to the first, then 256, 128 and 64.
+        """
+        body = 1 << (columns.bit_length() - 1)
+        if columns > self.lanes:
+            if columns > body:
+                self.vectors("vadd", columns - body)
+            while body > self.lanes:
+                body //= 2
+                self.vectors("vadd", body)
+        self.reduce("vcadd", 1, wait=False)
+
+    def folding_max(self, columns: int, *, halves: bool = False) -> None:
+        """Find the largest of a row: all repeats are folded onto the first, which is reduced."""
+        self.fold(columns, halves=halves)
+        self.reduce("vcmax", 1, wait=False)
+
+    def fold(self, columns: int, *, halves: bool = False) -> None:
+        """Fold all repeats of a row onto its first."""
+        lanes = 2 * self.lanes if halves else self.lanes
+        repeats, rest = divmod(columns, lanes)
+        if repeats > 1:
+            self.vectors("vmax", (repeats - 1) * lanes, halves=halves)
+        if repeats and rest:
+            self.vectors("vmax", rest, halves=halves)
+
+    def staged_max(self, columns: int) -> None:
+        """Find the largest of a row by ReduceMax: each repeat is reduced, and again what is left.
+
+        A reduced repeat leaves its number and where it stood: 32 of them are a repeat.
+        """
+        repeats = up(columns, self.lanes)
+        self.reduce("vcmax", repeats)
+        while repeats > 1:
+            repeats = up(repeats, self.lanes // 2)
+            self.reduce("vcmax", repeats)
+
+    def by_scalar(self, steps: int, after: str = "V", *, loads_wait: bool = True) -> None:
+        """Let the scalar unit work on a number that a pipe has brought, while the others wait.
+
+        It is the scalar unit that hands every instruction to its pipe, in order: what stands behind
+        its own work begins later, in all of them. Loads of a kernel that hands out the next one
+        before do not wait.
+        Source: Ascend C developer documentation, basic architecture.
+        """
+        self.k.set_flag(after, "S", SCALAR_FLAG)
+        self.k.wait_flag(after, "S", SCALAR_FLAG)
+        self.k.scalar(steps=steps)
+        for pipe in ("V", "MTE2", "MTE3") if loads_wait else ("V", "MTE3"):
+            self.k.set_flag("S", pipe, SCALAR_FLAG)
+            self.k.wait_flag("S", pipe, SCALAR_FLAG)
+
+
+# -- all cores -------------------------------------------------------------------------------------
+TileWriter = Callable[[Affine, int], None]
+"""Writes the work on `count` rows from a first one on."""
+Start = Callable[[RowWriter, int], TileWriter]
+"""Declares the tensors, with room for so many rows at once, writes what precedes the first."""
+
+
+def row_launch(name: str, chip: Chip, rows: Rows, held: int, start: Start, cores: int) -> Launch:
+    """Deal rows to at most `cores` vector cores, equally many each; a core holds `held` at once."""
+    per_core = up(rows.count, min(cores, chip.cores_of("vector")))
+    used = up(rows.count, per_core)
+    shares = [per_core] * (used - 1) + [rows.count - per_core * (used - 1)]
+    most = min(held, per_core)
+
+    def program(share: Share) -> Program:
+        writer = RowWriter(name, chip, rows, used, per_core)
+        tile = start(writer, most)
+        tiles, rest = divmod(share[0], most)
+        with writer.k.loop("tile", tiles) as i:
+            tile(writer.first + i * most, most)
+        if rest:
+            tile(writer.first + tiles * most, rest)
+        return writer.k.finish()
+
+    return spread(name, {"core": shares}, program)
