@@ -10,11 +10,14 @@ from ascend_lab.chip import load_chip
 from ascend_lab.compare.chained import ends_as_given
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.rows import Work
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, InputError, PathError
 from ascend_lab.graph import Graph, Road, random_inputs, run_tasks
+from ascend_lab.isa import sanitize
+from ascend_lab.isa.memory import numpy_type
+from ascend_lab.kernels.weight_quant import WeightQuantShape, weight_quant_launch
 from ascend_lab.layout import address_map, pack
 from ascend_lab.ops.grouped import GroupedShape, default_grouped, grouped_kernel
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
 
 B2 = load_chip("Ascend910B2")
 
@@ -63,34 +66,6 @@ def test_a_product_of_bytes_is_scaled_by_column_and_row(shapes, dtypes, parts, o
     if "bias" in parts and not whole:
         wanted = wanted + constant(graph, "bias")
     np.testing.assert_allclose(got, wanted, rtol=2.0**-7 if out == "bf16" else 2.0**-10, atol=1e-2)
-
-
-WEIGHTS = [
-    ("1x64;64x48;48;48;48", "fp16;int8;fp16;fp16;fp16"),
-    ("4x70;70x33;33;33", "bf16;int8;bf16;fp32"),
-    ("17x64;64x40;40;40", "fp16;int8;fp16;fp16"),
-    ("5x64;64x40;1", "bf16;int8;bf16"),
-]
-
-
-@pytest.mark.parametrize("stretch", [2**26, 2048])
-@pytest.mark.parametrize(("shapes", "dtypes"), WEIGHTS)
-def test_weights_in_bytes_are_converted_a_stretch_at_a_time(shapes, dtypes, stretch, monkeypatch):
-    monkeypatch.setattr(products, "STRETCH_BYTES", stretch)
-    graph = products.weight_quant(work("weight_quant_batch_matmul", shapes, dtypes))
-    assert len(graph.inputs) > 2 or stretch > 2048
-    x, (got,) = computed(graph)
-    places = range(len(graph.inputs) // 2)
-    left = np.concatenate([x[f"x{i}"] for i in places], 1)
-    right = np.concatenate([x[f"w{i}"] for i in places], 0)
-    kinds = dtypes.split(";")
-    if len(kinds) == 5 or (len(kinds) == 4 and kinds[3] == "fp16"):
-        right = right + constant(graph, "offset")
-    wanted = left @ (right * constant(graph, "scale"))
-    if len(kinds) == 5 or "fp32" in kinds:
-        wanted = wanted + constant(graph, "bias")
-    within = {"rtol": 2.0**-7, "atol": 2e-2}
-    np.testing.assert_allclose(got, wanted, **within)
 
 
 def test_queries_and_keys_of_latent_attention():
@@ -218,6 +193,66 @@ def test_groups_side_by_side_are_timed_and_take_no_less_than_their_weights():
     best = simulate_kernel(default_grouped(shape, B2), B2).cycles
     weights_s = 8 * 1024 * 2048 / B2.device_memory.rate_bytes_per_s
     assert weights_s * B2.clock_hz <= best <= min(cycles)
+
+
+WEIGHTS = [
+    ("1x64;64x48;48;48;48", "fp16;int8;fp16;fp16;fp16"),
+    ("4x70;70x33;33;33", "bf16;int8;bf16;fp32"),
+    ("17x300;300x1100;1100;1100", "fp16;int8;fp16;fp16"),
+    ("300x64;64x40;1", "bf16;int8;bf16"),
+    ("2x3x512;512x40;40;40;40", "bf16;int8;bf16;bf16;fp32"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "dtypes"), WEIGHTS)
+def test_weights_in_bytes_are_made_wide_while_the_cube_multiplies(shapes, dtypes):
+    found = groups.weight_quant(work("weight_quant_batch_matmul", shapes, dtypes))
+    shape, rng = found.shape, np.random.default_rng(len(shapes))
+    kinds = dtypes.split(";")
+    assert shape.offset == (len(kinds) == 5 or kinds[3:] == ["fp16"])
+    assert shape.bias == (len(kinds) == 5 or kinds[3:] == ["fp32"])
+    main = numpy_type(shape.dtype)
+    (_, k1, n1), (m, k, n) = shape.fractals, (shape.m, shape.k, shape.n)
+    x = rng.standard_normal((m, k)).astype(main)
+    w = rng.integers(-127, 128, (k, n), np.int8)
+    columns = {
+        "scale": rng.uniform(1e-3, 1e-2, n).astype(np.float16),
+        "offset": rng.integers(-9, 10, n).astype(np.float16),
+        "bias": rng.standard_normal(n).astype(np.float32),
+    }
+    wanted = w.astype(np.float64) + shape.offset * columns["offset"].astype(np.float64)
+    wanted = x.astype(np.float64) @ (wanted * columns["scale"])
+    wanted = wanted + shape.bias * columns["bias"]
+    tensors = {name: np.pad(v, (0, n1 * 16 - n)) for name, v in columns.items()}
+    tensors["x"] = fractals("FRACTAL_NZ", x, shape.dtype)
+    tensors["w"] = np.pad(w, ((0, k1 * 16 - k), (0, n1 * 16 - n))).reshape(-1)
+    kernel = found.kernel(B2)
+    given = {b.name: tensors[b.name] for b in kernel.tensors if b.name in tensors}
+    given["scale"] = given["scale"].astype(main if shape.dtype == "fp16" else np.float32)
+    assert not sanitize(kernel.phases[0], B2)
+    y = np.asarray(execute(kernel, given, B2)["y"], np.float64).reshape(n1, -1, 16)
+    got = y.transpose(1, 0, 2).reshape(y.shape[1], -1)[:m, :n]
+    # both factors are rounded to x's format: 8 bits of bf16, 11 of fp16
+    ulp = 2.0**-8 if shape.dtype == "bf16" else 2.0**-11
+    np.testing.assert_allclose(got, wanted, rtol=4 * ulp, atol=16 * ulp)
+
+
+def test_weights_in_bytes_need_vector_cores_of_their_own():
+    with pytest.raises(PathError, match="Ascend310P3"):
+        weight_quant_launch(WeightQuantShape(4, 64, 64), load_chip("Ascend310P3"))
+    with pytest.raises(InputError, match="fp32"):
+        WeightQuantShape(4, 64, 64, "fp32")
+
+
+def test_bytes_of_weights_cross_the_memory_interface_once():
+    shape = WeightQuantShape(8, 4096, 8192)
+    line = simulate_kernel(weight_quant_launch(shape, B2), B2, DeviceMemory.of(B2))
+    (phase,) = line.phases
+    read = 4096 * 8192 + 16 * 4096 * 2 + 2 * 8192
+    assert phase.memory_bytes == read
+    assert phase.cycles >= read / B2.device_memory.rate_bytes_per_s * B2.clock_hz
+    # each weight is stored once as two bytes, in L2 only, and loaded once by the cube
+    assert phase.path_bytes["UB", "GM"] == 2 * 4096 * 8192
 
 
 def test_a_product_and_the_steps_it_names():

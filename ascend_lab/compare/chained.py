@@ -58,16 +58,14 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
 
 
 def grouped(work: Work, chip: Chip) -> Estimate:
-    """Time a grouped product, and what stands before and behind it; each starts on its own."""
+    """Time a product by hand, and what stands before and behind it; each starts on its own."""
     from ascend_lab.graph import bound_of, simulate_graph
     from ascend_lab.graph.compile import Front, Road, finish_stages
-    from ascend_lab.ops.grouped import default_grouped
     from ascend_lab.sim import DeviceMemory, simulate_kernel
 
     found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
-    kernel = default_grouped(found.shape, chip, found.epilogue)
-    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+    line = simulate_kernel(found.kernel(chip), chip, DeviceMemory.of(chip))
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     parts = {"products": line.task_s}
     kernels = 1
@@ -80,7 +78,7 @@ def grouped(work: Work, chip: Chip) -> Estimate:
         times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))
         parts["behind"] = times.time_s - by_host_s
         kernels += len(times.operators)
-    marks = (f"{kernels} kernels of ours, the groups in one",)
+    marks = (f"kernels of ours: {kernels}, the product's by hand",)
     limit = max(parts, key=lambda part: parts[part])
     model_s = sum(parts.values())
     if work.timing == "kernel":

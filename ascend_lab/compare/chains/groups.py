@@ -1,23 +1,34 @@
-"""Grouped products: the rows of each expert times a matrix of its own, in one kernel of ours.
+"""Products in one kernel of ours that no graph is compiled to.
 
     grouped_matmul               y[rows of g] = x[rows of g] w[g] + bias[g]
     grouped_matmul_swiglu_quant  bytes of silu(a) b, (a, b) = (x[rows of g] w[g]) scale[g] token
+    weight_quant_batch_matmul    y = x ((w + offset) scale) + bias, w in int8
 
-The kernel is `ops.grouped`; what stands before and behind it are graphs.
+Rows of each expert are multiplied by a matrix of its own in `ops.grouped`, weights in bytes made
+wide in `kernels.weight_quant`; what stands before and behind a kernel are graphs.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ascend_lab.compare.chains.products import FLOATS, in_fractals, known_words, one_dtype_each
+from ascend_lab import isa
+from ascend_lab.chip import Chip
+from ascend_lab.compare.chains.products import (
+    FLOATS,
+    column,
+    in_fractals,
+    known_words,
+    one_dtype_each,
+    product_of,
+)
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, Node, TensorType
-from ascend_lab.isa import FRACTAL
 from ascend_lab.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
+from ascend_lab.kernels.weight_quant import WeightQuantShape, weight_quant_launch
 from ascend_lab.limits import shown
-from ascend_lab.ops.grouped import GroupedShape
+from ascend_lab.ops.grouped import GroupedShape, default_grouped
 
 BIAS = Operand("bias", "channel", "fp32")
 SCALE = Operand("scale", "channel", "fp32")
@@ -35,6 +46,24 @@ class Groups:
     products: Graph
     before: Graph | None = None
     behind: Graph | None = None
+
+    def kernel(self, chip: Chip) -> isa.Kernel:
+        """Return the kernel; raises as `default_grouped`."""
+        return default_grouped(self.shape, chip, self.epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class WideWeights:
+    """A product with weights in bytes, of which nothing stands before or behind the kernel."""
+
+    shape: WeightQuantShape
+    products: Graph
+    before: None = None
+    behind: None = None
+
+    def kernel(self, chip: Chip) -> isa.Kernel:
+        """Return the kernel; raises as `weight_quant_launch`."""
+        return isa.as_kernel(weight_quant_launch(self.shape, chip))
 
 
 def _shape(work: Work, out: str) -> GroupedShape:
@@ -98,8 +127,8 @@ def swiglu_quant(work: Work) -> Groups:
         raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
     shape = _shape(work, "int32")
     scales = (len(shape.rows), shape.n), (sum(shape.rows),)
-    if work.shapes[2:] != scales or shape.n % (2 * FRACTAL):
-        needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * FRACTAL}"
+    if work.shapes[2:] != scales or shape.n % (2 * isa.FRACTAL):
+        needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
         raise InputError(needed, str(work.shapes[2:]), "mend that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
     before = _in_blocks(TensorType(work.shapes[1], "int8"))
@@ -129,14 +158,43 @@ def _gated(work: Work, shape: GroupedShape) -> Graph:
     return in_fractals(net.build(), {"y": "FRACTAL_NZ"})
 
 
+def weight_quant(work: Work) -> WideWeights:
+    """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
+
+    Behind w come a scale, then an offset and a bias: where one of both is there, it is a bias if it
+    is in fp32, which offsets are never.
+    """
+    known_words(work, ())
+    dtypes = one_dtype_each(work)
+    main = dtypes[0]
+    if not 3 <= len(dtypes) <= 5 or main not in FLOATS or dtypes[1] != "int8":
+        needed = f"{work.operator}: x in fp16 or bf16, w in int8, a scale, an offset, a bias"
+        raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
+    x, w = product_of(work)
+    if len(w) > 2:
+        needed = f"{work.operator}: one matrix of weights"
+        raise UnsupportedError(needed, str(w), "none is guessed")
+    (depth, columns), rows = w, x[0]
+    biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
+    offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
+    net = GraphBuilder(work.operator)
+    data, weight = net.input("x", x, main), net.input("w", w, "int8")
+    net.output(net.matmul(data, net.cast(weight, dtype=main)))
+    for shape in work.shapes[2:]:
+        column(work, shape, columns, "fp32")
+    product = WeightQuantShape(rows, depth, columns, main, offset, biased)
+    return WideWeights(product, net.build())
+
+
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
     """Return the first and the last row, of the filled up ones, of each group."""
-    ends = accumulate((height * FRACTAL for height in shape.heights), initial=0)
+    ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
     return list(pairwise(ends))
 
 
-BUILDERS: Mapping[str, Callable[[Work], Groups]] = {
+BUILDERS: Mapping[str, Callable[[Work], Groups | WideWeights]] = {
     "grouped_matmul": grouped_matmul,
     "grouped_matmul_swiglu_quant": swiglu_quant,
+    "weight_quant_batch_matmul": weight_quant,
 }
 """The table's name for a kernel -> its builder."""
