@@ -1,5 +1,6 @@
 """Measured kernels around products: the graphs that stand for them compute what they say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from test_compare import one
 from ascend_lab.chip import load_chip
 from ascend_lab.compare.chained import ends_as_given
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
+from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import AscendLabError, InputError, PathError
 from ascend_lab.graph import Graph, Road, random_inputs, run_tasks
@@ -304,6 +306,16 @@ def test_a_row_is_timed_by_the_name_in_its_case(tmp_path: Path, name, shapes, dt
     assert 0 <= found.bound_s <= found.model_s
     wrong = one(tmp_path, **row, attributes=f"{attributes};colour=red".strip(";"))
     assert "colour" in (wrong.refused or "")
+
+
+def test_latent_attention_starts_once_and_reads_its_weights():
+    name, shapes, dtypes, _ = next(row for row in ROWS if row[0] == "mla_prolog")
+    found = estimate(replace(work(name, shapes, dtypes, heads=4), timing="kernel"))
+    count = int(found.marks[0].removeprefix("kernels of ours: ").partition(",")[0])
+    weights = 2 * (1024 * 512 + 512 * 768 + 4 * 128 * 512 + 1024 * 576)
+    start_s = B2.queued_launch_s + B2.mix_start_s
+    least_s = start_s + weights / B2.device_memory.rate_bytes_per_s
+    assert least_s <= found.model_s < count * B2.queued_launch_s
 
 
 WRONG = [
