@@ -8,7 +8,7 @@ import pytest
 from test_compare import one
 
 from ascend_lab.chip import load_chip
-from ascend_lab.compare.chained import ends_as_given
+from ascend_lab.compare.chained import ends_as_given, grouped as grouped_time
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
@@ -255,6 +255,19 @@ def test_bytes_of_weights_cross_the_memory_interface_once():
     assert phase.cycles >= read / B2.device_memory.rate_bytes_per_s * B2.clock_hz
     # each weight is stored once as two bytes, in L2 only, and loaded once by the cube
     assert phase.path_bytes["UB", "GM"] == 2 * 4096 * 8192
+
+
+def test_converted_weights_are_found_in_l2_or_cross_the_interface_three_times():
+    shapes, dtypes = "32x512;2x512x4096;2x4096;32", "int8;int8;fp32;fp32"
+    row = replace(
+        work("grouped_matmul_swiglu_quant", shapes, dtypes, groups=2, rows=(16, 16)),
+        timing="kernel",
+    )
+    small = replace(B2, l2=replace(B2.l2, size_bytes=2**19))
+    fits, evicted = (grouped_time(row, chip).model_s for chip in (B2, small))
+    weights_s = 2 * 512 * 4096 / B2.device_memory.rate_bytes_per_s
+    # written back and read again, but for what the small one keeps
+    assert evicted - fits > 1.5 * weights_s
 
 
 def test_a_product_and_the_steps_it_names():

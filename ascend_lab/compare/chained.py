@@ -68,22 +68,31 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
 
 
 def grouped(work: Work, chip: Chip) -> Estimate:
-    """Time a product by hand, and what stands before and behind it; each starts on its own."""
+    """Time a product by hand, and what stands before and behind it; each starts on its own.
+
+    The product finds of its weights what their conversion has left in L2, and has to make room:
+    what that wrote and L2 cannot hold goes to memory meanwhile.
+    """
     from ascend_lab.graph import bound_of, simulate_graph
     from ascend_lab.graph.compile import Front, Road, finish_stages
     from ascend_lab.sim import DeviceMemory, simulate_kernel
 
     found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
-    line = simulate_kernel(found.kernel(chip), chip, DeviceMemory.of(chip))
-    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
-    parts = {"products": line.task_s}
-    kernels = 1
+    memory, parts, kernels = DeviceMemory.of(chip), dict[str, float](), 1
+    kernel = found.kernel(chip)
     if found.before:
-        stages = finish_stages(Front({}, found.before, found.before), chip, road)
-        times = stages.timeline()
-        parts["weights"] = times.time_s - by_host_s
-        kernels += len(times.operators)
+        (task,) = finish_stages(Front({}, found.before, found.before), chip, road).compiled.tasks
+        assert task.lowered is not None
+        conversion = task.lowered.kernel
+        parts["weights"] = simulate_kernel(conversion, chip, memory).task_s
+        kernels += 1
+        (result,) = task.piece.graph.outputs
+        (weights,) = (b for b in kernel.tensors if b.name == "b")
+        place = memory.addresses(conversion.tensors)[result], weights.size_bytes
+        memory = memory.at({weights.name: place})
+    parts["products"] = simulate_kernel(kernel, chip, memory).task_s
+    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     if found.behind:
         times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))
         parts["behind"] = times.time_s - by_host_s
