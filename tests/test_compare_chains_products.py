@@ -270,6 +270,20 @@ def test_converted_weights_are_found_in_l2_or_cross_the_interface_three_times():
     assert evicted - fits > 1.5 * weights_s
 
 
+def test_even_groups_of_a_batch_are_timed_as_grouped_and_start_as_a_mix_kernel():
+    batch = work("batch_matmul", "4x32x256;4x256x512", "fp16", groups=4, trans_b=False)
+    batch = replace(batch, timing="kernel")
+    made = groups.as_groups(batch)
+    assert (made.operator, made.shapes) == ("grouped_matmul", ((128, 256), (4, 256, 512)))
+    assert groups.grouped_matmul(made).shape.rows == (32,) * 4
+    alone = replace(batch, attributes={"trans_b": False})
+    assert groups.as_groups(alone) is alone
+    assert estimate(batch).model_s > B2.queued_launch_s + B2.mix_start_s
+    assert estimate(alone).model_s < B2.queued_launch_s + B2.mix_start_s
+    with pytest.raises(InputError, match="grouped_matmul"):
+        groups.as_groups(replace(batch, shapes=((32, 256), (256, 512))))
+
+
 def test_a_product_and_the_steps_it_names():
     row = work("grouped-int8", "33x64;64x48", "int8", epilogue="dequantise+gelu+cast", mac_us=1.0)
     graph = products.with_epilogue(row)

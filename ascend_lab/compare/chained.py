@@ -20,6 +20,12 @@ READ_IN_PART = (
 )
 """Chains that need not read all of their inputs: indices say what."""
 
+MIX_KERNELS = ("grouped_matmul",)
+"""Kernels started as those of cube and vector cores together, though only cubes work.
+
+GroupedMatmul is of type MIX_AIC_1_0. Source: hicann/ops-transformer @9c9d397a,
+gmm/grouped_matmul/op_kernel/grouped_matmul_tiling_key.h.
+"""
 SUPER_KERNELS = ("mla_prolog",)
 """Chains in one measured kernel that no fusion of ours makes: barriers part its pieces, no starts.
 
@@ -91,7 +97,10 @@ def grouped(work: Work, chip: Chip) -> Estimate:
         (weights,) = (b for b in kernel.tensors if b.name == "b")
         place = memory.addresses(conversion.tensors)[result], weights.size_bytes
         memory = memory.at({weights.name: place})
-    parts["products"] = simulate_kernel(kernel, chip, memory).task_s
+    line = simulate_kernel(kernel, chip, memory)
+    if work.operator in MIX_KERNELS:
+        line = replace(line, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
+    parts["products"] = line.task_s
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     if found.behind:
         times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))

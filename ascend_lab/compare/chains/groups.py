@@ -158,6 +158,22 @@ def _gated(work: Work, shape: GroupedShape) -> Graph:
     return in_fractals(net.build(), {"y": "FRACTAL_NZ"})
 
 
+def as_groups(work: Work) -> Work:
+    """Return a batch of products that a row calls groups as grouped: x (groups m, k), w as it is.
+
+    Another work is returned as it is.
+    """
+    if work.operator != "batch_matmul" or "groups" not in work.attributes:
+        return work
+    if [len(shape) for shape in work.shapes[:2]] != [3, 3]:
+        needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
+        raise InputError(needed, str(work.shapes[:2]), "mend that row")
+    (groups, rows, depth), *others = work.shapes
+    attributes = {**work.attributes, "rows": (rows,) * groups}
+    shapes = (groups * rows, depth), *others
+    return replace(work, operator="grouped_matmul", shapes=shapes, attributes=attributes)
+
+
 def weight_quant(work: Work) -> WideWeights:
     """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
 
