@@ -165,9 +165,10 @@ def as_groups(work: Work) -> Work:
     """
     if work.operator != "batch_matmul" or "groups" not in work.attributes:
         return work
-    if [len(shape) for shape in work.shapes[:2]] != [3, 3]:
+    told, sizes = work.attributes["groups"], [len(shape) for shape in work.shapes[:2]]
+    if sizes != [3, 3] or told != work.shapes[0][0]:
         needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
-        raise InputError(needed, str(work.shapes[:2]), "mend that row")
+        raise InputError(needed, f"{work.shapes[:2]}, groups={shown(told)}", "mend that row")
     (groups, rows, depth), *others = work.shapes
     attributes = {**work.attributes, "rows": (rows,) * groups}
     shapes = (groups * rows, depth), *others
