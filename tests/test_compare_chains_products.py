@@ -284,6 +284,31 @@ def test_even_groups_of_a_batch_are_timed_as_grouped_and_start_as_a_mix_kernel()
         groups.as_groups(replace(batch, shapes=((32, 256), (256, 512))))
 
 
+def test_groups_in_rows_of_no_whole_blocks_are_converted_in_their_launch():
+    def row(k, n, **more):
+        sides = f"{n}x{k}" if more else f"{k}x{n}"
+        words = {"groups": 2, "rows": (16, 33), **more}
+        made = work("grouped_matmul", f"49x{k};2x{sides}", "bf16", **words)
+        return replace(made, timing="kernel")
+
+    whole, ragged = row(512, 512), row(511, 511)
+    assert groups.grouped_matmul(whole).before is None
+    found = groups.grouped_matmul(ragged)
+    assert found.before is not None and found.together
+    assert found.before.outputs == ("a", "b")
+    assert found.before.types["b"].layout == "FRACTAL_ZN"
+    turned = groups.grouped_matmul(row(511, 512, trans_b=True)).before
+    assert turned is not None and turned.types["b"].layout == "FRACTAL_NZ"
+    moved_s = 2 * 511 * 511 * 2 / B2.device_memory.rate_bytes_per_s
+    times = [grouped_time(one_row, B2) for one_row in (whole, ragged)]
+    assert times[1].model_s - times[0].model_s > moved_s / 2
+    # what is converted in the launch is no kernel of its own
+    assert times[1].marks == times[0].marks
+    quantised = work("quant_matmul", "64x64;64x65;65", "int8;int8;fp32", out_dtype="bf16")
+    layouts = {name: kind.layout for name, kind in products.quant_matmul(quantised).types.items()}
+    assert (layouts["x"], layouts["w"]) == ("FRACTAL_NZ", "ND")
+
+
 def test_a_product_and_the_steps_it_names():
     row = work("grouped-int8", "33x64;64x48", "int8", epilogue="dequantise+gelu+cast", mac_us=1.0)
     graph = products.with_epilogue(row)

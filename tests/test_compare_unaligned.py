@@ -73,6 +73,6 @@ def test_a_conversion_costs_its_bytes_and_the_start_of_both_kinds_of_cores(tmp_p
     assert line.hits["a"] == 1.0
     first, *_ = line.phases
     assert first.path_bytes["GM", "UB"] >= 2 * 512 * 1040
-    combined = load_chip("Ascend910A")
-    alone = ops.compile("matmul", shapes, ("fp16", "fp16"), combined)
-    assert with_conversions(alone, shapes, ("fp16", "fp16"), {}, combined) is alone
+    for other in map(load_chip, ("Ascend910A", "Ascend950PR")):
+        alone = ops.compile("matmul", shapes, ("fp16", "fp16"), other)
+        assert with_conversions(alone, shapes, ("fp16", "fp16"), {}, other) is alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ascend_lab.chip import Chip
 from ascend_lab.compare.chains import GROUPS, KERNELS
@@ -10,6 +11,10 @@ from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks, with_bytes
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import cores_of
 from ascend_lab.graph import Graph
+
+if TYPE_CHECKING:
+    from ascend_lab.isa import Kernel
+    from ascend_lab.sim import DeviceMemory, KernelTimeline
 
 READ_IN_PART = (
     "gather_elements",
@@ -74,36 +79,37 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
 
 
 def grouped(work: Work, chip: Chip) -> Estimate:
-    """Time a product by hand, and what stands before and behind it; each starts on its own.
+    """Time a product by hand, and what stands before and behind it.
 
-    The product finds of its weights what their conversion has left in L2, and has to make room:
-    what that wrote and L2 cannot hold goes to memory meanwhile.
+    Each starts on its own, but for what is `together` in a launch. The product finds of its
+    operands what their conversion has left in L2, and has to make room: what that wrote and L2
+    cannot hold goes to memory meanwhile.
     """
-    from ascend_lab.graph import bound_of, simulate_graph
-    from ascend_lab.graph.compile import Front, Road, finish_stages
+    from ascend_lab.graph import Road, bound_of, simulate_graph
     from ascend_lab.sim import DeviceMemory, simulate_kernel
 
-    found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
+    found = GROUPS[work.operator](work)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
-    memory, parts, kernels = DeviceMemory.of(chip), dict[str, float](), 1
-    kernel = found.kernel(chip)
+    kernel, memory, parts, kernels = (
+        found.kernel(chip),
+        DeviceMemory.of(chip),
+        dict[str, float](),
+        1,
+    )
     if found.before:
-        (task,) = finish_stages(Front({}, found.before, found.before), chip, road).compiled.tasks
-        assert task.lowered is not None
-        conversion = task.lowered.kernel
-        parts["weights"] = simulate_kernel(conversion, chip, memory).task_s
-        kernels += 1
-        (result,) = task.piece.graph.outputs
-        (weights,) = (b for b in kernel.tensors if b.name == "b")
-        place = memory.addresses(conversion.tensors)[result], weights.size_bytes
-        memory = memory.at({weights.name: place})
+        lines, memory = converted(found.before, kernel, chip)
+        # between two phases of a launch all cores wait for each other
+        inside_s = sum(line.cycles + chip.all_cores_cycles for line in lines) / chip.clock_hz
+        parts["operands"] = inside_s if found.together else sum(line.task_s for line in lines)
+        kernels += 0 if found.together else len(lines)
     line = simulate_kernel(kernel, chip, memory)
     if work.operator in MIX_KERNELS:
         line = replace(line, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
     parts["products"] = line.task_s
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     if found.behind:
-        times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))
+        stages = Road(dtype="", layouts=ends_as_given).stages(found.behind, chip)
+        times = simulate_graph(stages.compiled, written=("y",))
         parts["behind"] = times.time_s - by_host_s
         kernels += len(times.operators)
     marks = (f"kernels of ours: {kernels}, the product's by hand",)
@@ -112,3 +118,27 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     if work.timing == "kernel":
         return Estimate(model_s, bound.work_s, limit, {}, marks)
     return Estimate(model_s + by_host_s, bound.time_s, limit, {}, marks)
+
+
+def converted(
+    graph: Graph, kernel: Kernel, chip: Chip
+) -> tuple[list[KernelTimeline], DeviceMemory]:
+    """Return the times of the kernels that write operands of a kernel, and the memory after them.
+
+    The graph's outputs have the names of the kernel's tensors.
+    """
+    from ascend_lab.graph.compile import Front, Road, finish_stages
+    from ascend_lab.sim import DeviceMemory, simulate_kernel
+
+    sizes = {b.name: b.size_bytes for b in kernel.tensors}
+    memory, lines, places = DeviceMemory.of(chip), [], {}
+    for task in finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks:
+        assert task.lowered is not None
+        tensors = task.lowered.kernel.tensors
+        lines.append(simulate_kernel(task.lowered.kernel, chip, memory))
+        addresses = memory.addresses(tensors)
+        own = {task.value(name): address for name, address in addresses.items()}
+        places.update({name: (own[name], sizes[name]) for name in task.writes})
+        top = max(addresses[b.name] + b.size_bytes for b in tensors)
+        memory = replace(memory, workspace_bytes=top)
+    return lines, memory.at(places)

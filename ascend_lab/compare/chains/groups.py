@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from ascend_lab import isa
-from ascend_lab.chip import Chip
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.compare.chains.products import (
     FLOATS,
     column,
@@ -38,6 +38,7 @@ SCALE = Operand("scale", "channel", "fp32")
 class Groups:
     """A grouped product, what is done to its sums, and the graphs before and behind it.
 
+    `before` writes operands a and b of the kernel, in the same launch where that is `together`.
     `behind` reads the result as its input "y". `products` is the same work as a graph, for bounds.
     """
 
@@ -46,6 +47,7 @@ class Groups:
     products: Graph
     before: Graph | None = None
     behind: Graph | None = None
+    together: bool = False
 
     def kernel(self, chip: Chip) -> isa.Kernel:
         """Return the kernel; raises as `default_grouped`."""
@@ -60,6 +62,7 @@ class WideWeights:
     products: Graph
     before: None = None
     behind: None = None
+    together: bool = False
 
     def kernel(self, chip: Chip) -> isa.Kernel:
         """Return the kernel; raises as `weight_quant_launch`."""
@@ -97,21 +100,30 @@ def _products(work: Work, shape: GroupedShape) -> Graph:
 
 
 def grouped_matmul(work: Work) -> Groups:
-    """Return x[rows of g] w[g], and plus bias[g] where there is a third input (groups, n)."""
+    """Return x[rows of g] w[g], and plus bias[g] where there is a third input (groups, n).
+
+    What lies in rows of no whole blocks of 32 bytes is brought into blocks first.
+    """
     known_words(work, ("groups", "rows", "trans_b"))
     main = work.dtypes[0] if work.dtypes else ""
     count = len(work.shapes)
     if main not in FLOATS or count not in (2, 3) or len(work.dtypes) not in (1, count):
         needed = f"{work.operator}: x and w in fp16 or bf16, and a bias"
         raise UnsupportedError(needed, f"{count} in {', '.join(work.dtypes)}", "none is guessed")
-    shape = _shape(work, main)
+    shape, layouts = _shape(work, main), {"a": "FRACTAL_NZ", "b": "FRACTAL_ZN"}
+    if work.attributes.get("trans_b", False):
+        layouts["b"] = "FRACTAL_NZ"
+    pairs = zip("ab", work.shapes, strict=False)
+    rows = {name: size for name, size in pairs if size[-1] * DTYPE_BYTES[main] % BLOCK_BYTES}
+    before = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
     if count == 2:
-        return Groups(shape, None, _products(work, shape))
+        return Groups(shape, None, _products(work, shape), before, together=True)
     if work.shapes[2] != (len(shape.rows), shape.n):
         needed = f"{work.operator}: a bias of {len(shape.rows)} x {shape.n}"
         raise InputError(needed, str(work.shapes[2]), "mend that row")
     steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=main)
-    return Groups(shape, Epilogue((BIAS,), steps, main), _products(work, shape))
+    epilogue = Epilogue((BIAS,), steps, main)
+    return Groups(shape, epilogue, _products(work, shape), before, together=True)
 
 
 def swiglu_quant(work: Work) -> Groups:
@@ -131,15 +143,18 @@ def swiglu_quant(work: Work) -> Groups:
         needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
         raise InputError(needed, str(work.shapes[2:]), "mend that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
-    before = _in_blocks(TensorType(work.shapes[1], "int8"))
+    before = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
     return Groups(shape, epilogue, _products(work, shape), before, _gated(work, shape))
 
 
-def _in_blocks(kind: TensorType) -> Graph:
-    """Return a graph that brings matrices into blocks."""
-    types = {"w": kind, "blocks": replace(kind, layout="FRACTAL_NZ")}
-    node = Node("blocks", "trans_data", ("w",), ("blocks",), {"layout": "FRACTAL_NZ"})
-    return Graph("weights", ("w",), ("blocks",), (node,), types)
+def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
+    """Return a graph that brings tensors into layouts, from NAME_rows to NAME; None without any."""
+    nodes, types = list[Node](), dict[str, TensorType]()
+    for name, (kind, layout) in tensors.items():
+        types |= {f"{name}_rows": kind, name: replace(kind, layout=layout)}
+        nodes.append(Node(name, "trans_data", (f"{name}_rows",), (name,), {"layout": layout}))
+    inputs = tuple(f"{name}_rows" for name in tensors)
+    return Graph("rows", inputs, tuple(tensors), tuple(nodes), types) if nodes else None
 
 
 def _gated(work: Work, shape: GroupedShape) -> Graph:

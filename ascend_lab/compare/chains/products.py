@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ascend_lab.chip import BLOCK_BYTES
 from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, Seeded, TensorType, Value
@@ -95,10 +96,22 @@ def quant_matmul(work: Work) -> Graph:
     op = "matmul" if len(x) == 2 else "batch_matmul"
     sums = net.add_node(op, net.input("x", x, "int8"), net.input("w", w, "int8"))
     out = str(work.attributes.get("out_dtype", "fp16"))
-    return in_fractals(_dequantised(net, work, sums, given, out), CUBE_READS)
+    read = {"x": x, "w": w}
+    layouts = {name: CUBE_READS[name] for name, shape in read.items() if _in_blocks(shape)}
+    return in_fractals(_dequantised(net, work, sums, given, out), layouts)
 
 
 CUBE_READS = {"x": "FRACTAL_NZ", "w": "FRACTAL_ZN"}
+
+
+def _in_blocks(shape: Shape) -> bool:
+    """Return whether rows of bytes begin at whole blocks, so that a load brings them as it goes.
+
+    Others are converted first, by a kernel of ours.
+    """
+    return shape[-1] % BLOCK_BYTES == 0
+
+
 Given = Mapping[str, tuple[Shape, str]]
 
 
