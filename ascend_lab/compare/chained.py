@@ -90,12 +90,10 @@ def grouped(work: Work, chip: Chip) -> Estimate:
 
     found = GROUPS[work.operator](work)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
-    kernel, memory, parts, kernels = (
-        found.kernel(chip),
-        DeviceMemory.of(chip),
-        dict[str, float](),
-        1,
-    )
+    kernel = found.kernel(chip)
+    memory = DeviceMemory.of(chip)
+    parts: dict[str, float] = {}
+    kernels = 1
     if found.before:
         lines, memory = converted(found.before, kernel, chip)
         # between two phases of a launch all cores wait for each other
@@ -131,7 +129,9 @@ def converted(
     from ascend_lab.sim import DeviceMemory, simulate_kernel
 
     sizes = {b.name: b.size_bytes for b in kernel.tensors}
-    memory, lines, places = DeviceMemory.of(chip), [], {}
+    memory = DeviceMemory.of(chip)
+    lines: list[KernelTimeline] = []
+    places: dict[str, tuple[int, int]] = {}
     for task in finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks:
         assert task.lowered is not None
         tensors = task.lowered.kernel.tensors

@@ -68,7 +68,8 @@ def _conversion(name: str, shape: Shape, dtype: str, layout: str, chip: Chip) ->
     from ascend_lab.graph.compile import Front, finish_stages
     from ascend_lab.isa import renamed
 
-    kind, rows = TensorType(shape, dtype), f"{name}_rows"
+    kind = TensorType(shape, dtype)
+    rows = f"{name}_rows"
     types = {rows: kind, name: replace(kind, layout=layout)}
     node = Node(name, "trans_data", (rows,), (name,), {"layout": layout})
     graph = Graph("rows", (rows,), (name,), (node,), types)

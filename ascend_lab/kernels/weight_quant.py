@@ -103,7 +103,8 @@ def weight_quant_launch(shape: WeightQuantShape, chip: Chip) -> isa.Launch:
     if chip.combined or shape.dtype not in chip.cube:
         needed = f"vector cores apart from the cube, and {shape.dtype}"
         raise PathError(needed, chip.name, "convert the weights with a cast, then multiply")
-    tiling, (m1, _, n1) = _tiling(shape, chip), shape.fractals
+    tiling = _tiling(shape, chip)
+    m1, _, n1 = shape.fractals
     axes = {
         "row": chunks(m1, tiling.m, tiling.grid[0]),
         "col": chunks(n1, 2, tiling.grid[1]),
@@ -137,7 +138,8 @@ class _Plan:
 
     def place(self, k: isa.KernelBuilder) -> tuple[Affine, Affine, Affine]:
         """Return the number of an AI core, and where its rows and columns begin."""
-        row, col = k.param("row", self.rows[2]), k.param("col", self.cols[2])
+        row = k.param("row", self.rows[2])
+        col = k.param("col", self.cols[2])
         return row * self.cores[1] + col, row * self.rows[1], col * self.cols[1]
 
     @property
@@ -153,14 +155,16 @@ class _Vector:
 
     def __init__(self, plan: _Plan) -> None:
         """Allocate UB."""
-        self.plan, shape = plan, plan.shape
+        self.plan = plan
+        shape = plan.shape
         k = self.k = isa.KernelBuilder("weights", plan.chip)
         core, self.row, self.col = plan.place(k)
         self.member = k.param("aiv", plan.chip.vector_cores_per_core)
         self.ring = k.ring_out(plan.ring, core, "MTE3")
         _, k1, n1 = shape.fractals
         _, n, deep = plan.tile
-        self.pitch, numbers = n1 * FRACTAL, n * FRACTAL
+        self.pitch = n1 * FRACTAL
+        numbers = n * FRACTAL
         self.w = k.tensor("w", "int8", k1 * FRACTAL * self.pitch)
         size = n * deep * AREA // plan.chip.vector_cores_per_core
         self.bytes = k.queue("w_ub", "UB", "int8", size, src="MTE2", dst="V")
@@ -180,7 +184,8 @@ class _Vector:
 
     def program(self) -> isa.Program:
         """Make the tiles in the order in which the cube multiplies them."""
-        plan, k, (m, n, deep) = self.plan, self.k, self.plan.tile
+        plan, k = self.plan, self.k
+        m, n, deep = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
             slot = self.held.alloc().slot
             for place, tensor in self.columns.items():
@@ -196,14 +201,17 @@ class _Vector:
 
     def _tile(self, n: Span, depth: Span, numbers: Affine | int) -> None:
         """Make some rows of a tile with the numbers by column of slot `numbers`."""
-        k, width = self.k, n[1] * FRACTAL
+        k = self.k
+        width = n[1] * FRACTAL
         rows = depth[1] * FRACTAL // self.plan.chip.vector_cores_per_core
         first = depth[0] * FRACTAL + self.member * rows
         source = self.w.region(first * self.pitch + n[0] * FRACTAL, (rows, width), (self.pitch, 1))
         k.copy(self.bytes.alloc().region(0, (rows, width)), source)
         self.bytes.enqueue()
-        whole, out = self.bytes.dequeue(), self.out.alloc()
-        halves, scale = self.half or out, isa.Tile(self.held.buffer, numbers)
+        whole = self.bytes.dequeue()
+        out = self.out.alloc()
+        halves = self.half or out
+        scale = isa.Tile(self.held.buffer, numbers)
         k.each("vconv", rows * width, (halves, 0), (whole, 0))
         self.bytes.free()
         if self.offset:
@@ -215,8 +223,10 @@ class _Vector:
         else:
             self._by_column("vmul", out, scale, (rows, width))
         self.out.enqueue()
-        done, slot = self.out.dequeue(), self.ring.alloc()
-        sizes, block = (n[1], rows, FRACTAL), depth[1] * AREA
+        done = self.out.dequeue()
+        slot = self.ring.alloc()
+        sizes = n[1], rows, FRACTAL
+        block = depth[1] * AREA
         place = slot.region(self.member * (rows * FRACTAL), sizes, (block, FRACTAL, 1))
         k.copy(place, done.region(0, sizes, (FRACTAL, width, 1)))
         self.out.free()
@@ -239,8 +249,10 @@ class _Cube:
 
     def __init__(self, plan: _Plan) -> None:
         """Allocate slots in L1 and L0, and the way of the bias."""
-        self.plan, shape = plan, plan.shape
-        (m, n, deep), (m1, k1, n1) = plan.tile, shape.fractals
+        self.plan = plan
+        shape = plan.shape
+        m, n, deep = plan.tile
+        m1, k1, n1 = shape.fractals
         k = self.k = isa.KernelBuilder("products", plan.chip)
         core, self.row, self.col = plan.place(k)
         self.ring = k.ring_in(plan.ring, core, "MTE2")
@@ -263,7 +275,8 @@ class _Cube:
 
     def program(self) -> isa.Program:
         """Walk the tiles of sums, columns outside."""
-        plan, k, (m, n, _) = self.plan, self.k, self.plan.tile
+        plan, k = self.plan, self.k
+        m, n, _ = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
             wide = self.col + n_at, columns
             with epilogue_emit.held_channels(self.finish, wide, Affine(), None) as held:
@@ -273,15 +286,18 @@ class _Cube:
 
     def _sums(self, m: Span, n: Span, held: epilogue_emit.Channels | None) -> None:
         """One tile of y: the sum over K, a slot of the ring at a time."""
-        k, m1 = self.k, self.plan.shape.fractals[0]
-        bias, sums = epilogue_emit.bias_of(self.finish, held, n), self.acc.alloc()
-        for at, depth in segments(k, "k", self.plan.shape.fractals[1], self.plan.tile[2]):
+        k = self.k
+        m1, k1, _ = self.plan.shape.fractals
+        bias = epilogue_emit.bias_of(self.finish, held, n)
+        sums = self.acc.alloc()
+        for at, depth in segments(k, "k", k1, self.plan.tile[2]):
             source = self.x.region((at * m1 + m[0]) * AREA, (depth, m[1] * AREA), (m1 * AREA, 1))
             self._load(self.x_l1, source)  # before the ring, which it need not wait for
             slot = self.ring.dequeue()
             self._load(self.w_l1, slot.region(0, n[1] * depth * AREA))
             self.ring.free()
-            x, w = self.x_l1.dequeue(), self.w_l1.dequeue()
+            x = self.x_l1.dequeue()
+            w = self.w_l1.dequeue()
             for first, step in segments(k, "step", depth, self.step):
                 left = Fractals(x, first * (m[1] * AREA), m[1] * AREA)
                 feed_a(k, self.x_l0.alloc(), left, m[1], step)

@@ -110,7 +110,8 @@ def grouped_matmul(work: Work) -> Groups:
     if main not in FLOATS or count not in (2, 3) or len(work.dtypes) not in (1, count):
         needed = f"{work.operator}: x and w in fp16 or bf16, and a bias"
         raise UnsupportedError(needed, f"{count} in {', '.join(work.dtypes)}", "none is guessed")
-    shape, layouts = _shape(work, main), {"a": "FRACTAL_NZ", "b": "FRACTAL_ZN"}
+    shape = _shape(work, main)
+    layouts = {"a": "FRACTAL_NZ", "b": "FRACTAL_ZN"}
     if work.attributes.get("trans_b", False):
         layouts["b"] = "FRACTAL_NZ"
     pairs = zip("ab", work.shapes, strict=False)
@@ -149,7 +150,8 @@ def swiglu_quant(work: Work) -> Groups:
 
 def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
     """Return a graph that brings tensors into layouts, from NAME_rows to NAME; None without any."""
-    nodes, types = list[Node](), dict[str, TensorType]()
+    nodes = list[Node]()
+    types = dict[str, TensorType]()
     for name, (kind, layout) in tensors.items():
         types |= {f"{name}_rows": kind, name: replace(kind, layout=layout)}
         nodes.append(Node(name, "trans_data", (f"{name}_rows",), (name,), {"layout": layout}))
@@ -180,7 +182,8 @@ def as_groups(work: Work) -> Work:
     """
     if work.operator != "batch_matmul" or "groups" not in work.attributes:
         return work
-    told, sizes = work.attributes["groups"], [len(shape) for shape in work.shapes[:2]]
+    told = work.attributes["groups"]
+    sizes = [len(shape) for shape in work.shapes[:2]]
     if sizes != [3, 3] or told != work.shapes[0][0]:
         needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
         raise InputError(needed, f"{work.shapes[:2]}, groups={shown(told)}", "mend that row")
@@ -206,15 +209,16 @@ def weight_quant(work: Work) -> WideWeights:
     if len(w) > 2:
         needed = f"{work.operator}: one matrix of weights"
         raise UnsupportedError(needed, str(w), "none is guessed")
-    (depth, columns), rows = w, x[0]
+    depth, columns = w
     biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
     offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
     net = GraphBuilder(work.operator)
-    data, weight = net.input("x", x, main), net.input("w", w, "int8")
+    data = net.input("x", x, main)
+    weight = net.input("w", w, "int8")
     net.output(net.matmul(data, net.cast(weight, dtype=main)))
     for shape in work.shapes[2:]:
         column(work, shape, columns, "fp32")
-    product = WeightQuantShape(rows, depth, columns, main, offset, biased)
+    product = WeightQuantShape(x[0], depth, columns, main, offset, biased)
     return WideWeights(product, net.build())
 
 
