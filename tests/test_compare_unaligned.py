@@ -59,6 +59,7 @@ def test_rows_of_whole_256_bytes_and_some_short_ones_are_loaded_as_they_are():
     assert is_unaligned((4, 65536), "fp16")
     assert not is_unaligned((512, 1040), "fp32")
     assert not is_unaligned((512, 1), "fp16")
+    assert is_unaligned((8, 5, 1040), "fp16") and not is_unaligned((8, 4, 1040), "fp16")
 
 
 def test_a_conversion_costs_its_bytes_and_the_start_of_both_kinds_of_cores(tmp_path: Path):

@@ -27,15 +27,23 @@ ON_THE_WAY = (32, 64, 96, 128, 160, 192, 224, 384)
 """Bytes of short rows that the loads of the cube can bring into blocks, too."""
 LONGEST = 65535
 """Numbers of a row that those loads can step over."""
+FEW = 4
+"""Rows of a matrix of a batch that are not worth a conversion."""
 
 
 def is_unaligned(shape: Shape, dtype: str) -> bool:
-    """Return whether vector cores bring an operand in halves into blocks first."""
+    """Return whether vector cores bring an operand in halves into blocks first.
+
+    Operands in fp32 are loaded as they are.
+    """
     if DTYPE_BYTES[dtype] != 2 or shape[-1] == 1:
         return False
+    if shape[-1] > LONGEST:
+        return True
+    if len(shape) > 2 and shape[-2] <= FEW:
+        return False
     size_bytes = shape[-1] * DTYPE_BYTES[dtype]
-    short = size_bytes in ON_THE_WAY
-    return shape[-1] > LONGEST or (size_bytes % ROW_BYTES != 0 and not short)
+    return size_bytes % ROW_BYTES != 0 and size_bytes not in ON_THE_WAY
 
 
 def with_conversions(
