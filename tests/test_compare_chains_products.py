@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from test_compare import one
 
-from ascend_lab.chip import load_chip
 from ascend_lab.compare.chained import ends_as_given, grouped as grouped_time
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import Graph, Road, random_inputs, run_tasks
 from ascend_lab.errors import AscendLabError, InputError, PathError
-from ascend_lab.graph import Graph, Road, random_inputs, run_tasks
-from ascend_lab.isa import sanitize
-from ascend_lab.isa.memory import numpy_type
-from ascend_lab.kernels.weight_quant import WeightQuantShape, weight_quant_launch
-from ascend_lab.layout import address_map, pack
-from ascend_lab.ops.grouped import GroupedShape, default_grouped, grouped_kernel
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.machine.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.operators.kernels.weight_quant import WeightQuantShape, weight_quant_launch
+from ascend_lab.operators.ops.grouped import GroupedShape, default_grouped, grouped_kernel
 
 B2 = load_chip("Ascend910B2")
 

@@ -7,11 +7,11 @@ import pytest
 from ml_dtypes import bfloat16
 from test_compare import one
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
 from ascend_lab.compare.unaligned import is_unaligned, with_conversions
-from ascend_lab.layout import address_map, pack, unpack
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.layout import address_map, pack, unpack
+from ascend_lab.machine.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.operators import ops
 
 B2 = load_chip("Ascend910B2")
 

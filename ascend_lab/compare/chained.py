@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.chains import GROUPS, KERNELS
 from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks, with_bytes
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import cores_of
-from ascend_lab.graph import Graph
+from ascend_lab.compiler import Graph
+from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.isa import Kernel
-    from ascend_lab.sim import DeviceMemory, KernelTimeline
+    from ascend_lab.machine.isa import Kernel
+    from ascend_lab.machine.sim import DeviceMemory, KernelTimeline
 
 READ_IN_PART = (
     "gather_elements",
@@ -40,7 +40,7 @@ They are timed as a super kernel of a network: one start, of cores of both kinds
 
 def ends_as_given(graph: Graph) -> Graph:
     """Return a graph with layouts; where an input lies in blocks, so do the cube's results."""
-    from ascend_lab.graph.layout import Assigner
+    from ascend_lab.compiler.layout import Assigner
 
     blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
     return Assigner(graph).assigned(None if blocked else "ND")
@@ -48,7 +48,7 @@ def ends_as_given(graph: Graph) -> Graph:
 
 def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
-    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, network, tasks
+    from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
 
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
@@ -85,8 +85,8 @@ def grouped(work: Work, chip: Chip) -> Estimate:
     operands what their conversion has left in L2, and has to make room: what that wrote and L2
     cannot hold goes to memory meanwhile.
     """
-    from ascend_lab.graph import Road, bound_of, simulate_graph
-    from ascend_lab.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.compiler import Road, bound_of, simulate_graph
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     found = GROUPS[work.operator](work)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
@@ -125,8 +125,8 @@ def converted(
 
     The graph's outputs have the names of the kernel's tensors.
     """
-    from ascend_lab.graph.compile import Front, Road, finish_stages
-    from ascend_lab.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.compiler.compile import Front, Road, finish_stages
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     sizes = {b.name: b.size_bytes for b in kernel.tensors}
     memory = DeviceMemory.of(chip)

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.compare.rows import Shape
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.isa import Kernel
+    from ascend_lab.machine.isa import Kernel
 
 CHIPS = ("Ascend910B", "Ascend910C")
 PRODUCTS = ("matmul", "batch_matmul")
@@ -72,9 +72,9 @@ def with_conversions(
 
 def _conversion(name: str, shape: Shape, dtype: str, layout: str, chip: Chip) -> Kernel:
     """Return the kernel that brings a tensor NAME_rows into blocks, a tensor NAME."""
-    from ascend_lab.graph import Graph, Node, Road, TensorType
-    from ascend_lab.graph.compile import Front, finish_stages
-    from ascend_lab.isa import renamed
+    from ascend_lab.compiler import Graph, Node, Road, TensorType
+    from ascend_lab.compiler.compile import Front, finish_stages
+    from ascend_lab.machine.isa import renamed
 
     kind = TensorType(shape, dtype)
     rows = f"{name}_rows"

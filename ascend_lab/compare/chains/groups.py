@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ascend_lab import isa
-from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.compare.chains.products import (
     FLOATS,
     column,
@@ -23,12 +21,14 @@ from ascend_lab.compare.chains.products import (
     product_of,
 )
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Node, TensorType
-from ascend_lab.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
-from ascend_lab.kernels.weight_quant import WeightQuantShape, weight_quant_launch
 from ascend_lab.limits import shown
-from ascend_lab.ops.grouped import GroupedShape, default_grouped
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.operators.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
+from ascend_lab.operators.kernels.weight_quant import WeightQuantShape, weight_quant_launch
+from ascend_lab.operators.ops.grouped import GroupedShape, default_grouped
 
 BIAS = Operand("bias", "channel", "fp32")
 SCALE = Operand("scale", "channel", "fp32")

@@ -15,11 +15,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab.chip import BLOCK_BYTES
 from ascend_lab.compare.rows import Shape, Work
+from ascend_lab.compiler import Graph, GraphBuilder, Seeded, TensorType, Value
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Seeded, TensorType, Value
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import BLOCK_BYTES
 
 FLOATS = ("fp16", "bf16")
 SCALE = Seeded(1, 1e-3, 1e-2)
