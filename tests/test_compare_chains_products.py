@@ -1,19 +1,24 @@
 """Measured kernels around products: the graphs that stand for them compute what they say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_compare import one
 
-from ascend_lab.compare.chained import ends_as_given
+from ascend_lab.compare.chained import ends_as_given, grouped as grouped_time
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
+from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
 from ascend_lab.compiler import Graph, Road, random_inputs, run_tasks
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, InputError, PathError
 from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.isa.memory import numpy_type
 from ascend_lab.machine.layout import address_map, pack
-from ascend_lab.machine.sim import execute, simulate_kernel
+from ascend_lab.machine.sim import DeviceMemory, execute, simulate_kernel
+from ascend_lab.operators.kernels.weight_quant import WeightQuantShape, weight_quant_launch
 from ascend_lab.operators.ops.grouped import GroupedShape, default_grouped, grouped_kernel
 
 B2 = load_chip("Ascend910B2")
@@ -63,34 +68,6 @@ def test_a_product_of_bytes_is_scaled_by_column_and_row(shapes, dtypes, parts, o
     if "bias" in parts and not whole:
         wanted = wanted + constant(graph, "bias")
     np.testing.assert_allclose(got, wanted, rtol=2.0**-7 if out == "bf16" else 2.0**-10, atol=1e-2)
-
-
-WEIGHTS = [
-    ("1x64;64x48;48;48;48", "fp16;int8;fp16;fp16;fp16"),
-    ("4x70;70x33;33;33", "bf16;int8;bf16;fp32"),
-    ("17x64;64x40;40;40", "fp16;int8;fp16;fp16"),
-    ("5x64;64x40;1", "bf16;int8;bf16"),
-]
-
-
-@pytest.mark.parametrize("stretch", [2**26, 2048])
-@pytest.mark.parametrize(("shapes", "dtypes"), WEIGHTS)
-def test_weights_in_bytes_are_converted_a_stretch_at_a_time(shapes, dtypes, stretch, monkeypatch):
-    monkeypatch.setattr(products, "STRETCH_BYTES", stretch)
-    graph = products.weight_quant(work("weight_quant_batch_matmul", shapes, dtypes))
-    assert len(graph.inputs) > 2 or stretch > 2048
-    x, (got,) = computed(graph)
-    places = range(len(graph.inputs) // 2)
-    left = np.concatenate([x[f"x{i}"] for i in places], 1)
-    right = np.concatenate([x[f"w{i}"] for i in places], 0)
-    kinds = dtypes.split(";")
-    if len(kinds) == 5 or (len(kinds) == 4 and kinds[3] == "fp16"):
-        right = right + constant(graph, "offset")
-    wanted = left @ (right * constant(graph, "scale"))
-    if len(kinds) == 5 or "fp32" in kinds:
-        wanted = wanted + constant(graph, "bias")
-    within = {"rtol": 2.0**-7, "atol": 2e-2}
-    np.testing.assert_allclose(got, wanted, **within)
 
 
 def test_queries_and_keys_of_latent_attention():
@@ -220,6 +197,118 @@ def test_groups_side_by_side_are_timed_and_take_no_less_than_their_weights():
     assert weights_s * B2.clock_hz <= best <= min(cycles)
 
 
+WEIGHTS = [
+    ("1x64;64x48;48;48;48", "fp16;int8;fp16;fp16;fp16"),
+    ("4x70;70x33;33;33", "bf16;int8;bf16;fp32"),
+    ("17x300;300x1100;1100;1100", "fp16;int8;fp16;fp16"),
+    ("300x64;64x40;1", "bf16;int8;bf16"),
+    ("2x3x512;512x40;40;40;40", "bf16;int8;bf16;bf16;fp32"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "dtypes"), WEIGHTS)
+def test_weights_in_bytes_are_made_wide_while_the_cube_multiplies(shapes, dtypes):
+    found = groups.weight_quant(work("weight_quant_batch_matmul", shapes, dtypes))
+    shape, rng = found.shape, np.random.default_rng(len(shapes))
+    kinds = dtypes.split(";")
+    assert shape.offset == (len(kinds) == 5 or kinds[3:] == ["fp16"])
+    assert shape.bias == (len(kinds) == 5 or kinds[3:] == ["fp32"])
+    main = numpy_type(shape.dtype)
+    (_, k1, n1), (m, k, n) = shape.fractals, (shape.m, shape.k, shape.n)
+    x = rng.standard_normal((m, k)).astype(main)
+    w = rng.integers(-127, 128, (k, n), np.int8)
+    columns = {
+        "scale": rng.uniform(1e-3, 1e-2, n).astype(np.float16),
+        "offset": rng.integers(-9, 10, n).astype(np.float16),
+        "bias": rng.standard_normal(n).astype(np.float32),
+    }
+    wanted = w.astype(np.float64) + shape.offset * columns["offset"].astype(np.float64)
+    wanted = x.astype(np.float64) @ (wanted * columns["scale"])
+    wanted = wanted + shape.bias * columns["bias"]
+    tensors = {name: np.pad(v, (0, n1 * 16 - n)) for name, v in columns.items()}
+    tensors["x"] = fractals("FRACTAL_NZ", x, shape.dtype)
+    tensors["w"] = np.pad(w, ((0, k1 * 16 - k), (0, n1 * 16 - n))).reshape(-1)
+    kernel = found.kernel(B2)
+    given = {b.name: tensors[b.name] for b in kernel.tensors if b.name in tensors}
+    given["scale"] = given["scale"].astype(main if shape.dtype == "fp16" else np.float32)
+    assert not sanitize(kernel.phases[0], B2)
+    y = np.asarray(execute(kernel, given, B2)["y"], np.float64).reshape(n1, -1, 16)
+    got = y.transpose(1, 0, 2).reshape(y.shape[1], -1)[:m, :n]
+    # both factors are rounded to x's format: 8 bits of bf16, 11 of fp16
+    ulp = 2.0**-8 if shape.dtype == "bf16" else 2.0**-11
+    np.testing.assert_allclose(got, wanted, rtol=4 * ulp, atol=16 * ulp)
+
+
+def test_weights_in_bytes_need_vector_cores_of_their_own():
+    with pytest.raises(PathError, match="Ascend310P3"):
+        weight_quant_launch(WeightQuantShape(4, 64, 64), load_chip("Ascend310P3"))
+    with pytest.raises(InputError, match="fp32"):
+        WeightQuantShape(4, 64, 64, "fp32")
+
+
+def test_bytes_of_weights_cross_the_memory_interface_once():
+    shape = WeightQuantShape(8, 4096, 8192)
+    line = simulate_kernel(weight_quant_launch(shape, B2), B2, DeviceMemory.of(B2))
+    (phase,) = line.phases
+    read = 4096 * 8192 + 16 * 4096 * 2 + 2 * 8192
+    assert phase.memory_bytes == read
+    assert phase.cycles >= read / B2.device_memory.rate_bytes_per_s * B2.clock_hz
+    # each weight is stored once as two bytes, in L2 only, and loaded once by the cube
+    assert phase.path_bytes["UB", "GM"] == 2 * 4096 * 8192
+
+
+def test_converted_weights_are_found_in_l2_or_cross_the_interface_three_times():
+    shapes, dtypes = "32x512;2x512x4096;2x4096;32", "int8;int8;fp32;fp32"
+    row = replace(
+        work("grouped_matmul_swiglu_quant", shapes, dtypes, groups=2, rows=(16, 16)),
+        timing="kernel",
+    )
+    small = replace(B2, l2=replace(B2.l2, size_bytes=2**19))
+    fits, evicted = (grouped_time(row, chip).model_s for chip in (B2, small))
+    weights_s = 2 * 512 * 4096 / B2.device_memory.rate_bytes_per_s
+    # written back and read again, but for what the small one keeps
+    assert evicted - fits > 1.5 * weights_s
+
+
+def test_even_groups_of_a_batch_are_timed_as_grouped_and_start_as_a_mix_kernel():
+    batch = work("batch_matmul", "4x32x256;4x256x512", "fp16", groups=4, trans_b=False)
+    batch = replace(batch, timing="kernel")
+    made = groups.as_groups(batch)
+    assert (made.operator, made.shapes) == ("grouped_matmul", ((128, 256), (4, 256, 512)))
+    assert groups.grouped_matmul(made).shape.rows == (32,) * 4
+    alone = replace(batch, attributes={"trans_b": False})
+    assert groups.as_groups(alone) is alone
+    assert estimate(batch).model_s > B2.queued_launch_s + B2.mix_start_s
+    assert estimate(alone).model_s < B2.queued_launch_s + B2.mix_start_s
+    with pytest.raises(InputError, match="grouped_matmul"):
+        groups.as_groups(replace(batch, shapes=((32, 256), (256, 512))))
+
+
+def test_groups_in_rows_of_no_whole_blocks_are_converted_in_their_launch():
+    def row(k, n, **more):
+        sides = f"{n}x{k}" if more else f"{k}x{n}"
+        words = {"groups": 2, "rows": (16, 33), **more}
+        made = work("grouped_matmul", f"49x{k};2x{sides}", "bf16", **words)
+        return replace(made, timing="kernel")
+
+    whole, ragged = row(512, 512), row(511, 511)
+    assert groups.grouped_matmul(whole).before is None
+    found = groups.grouped_matmul(ragged)
+    assert found.before is not None and found.together
+    assert found.before.outputs == ("a", "b")
+    assert found.before.types["b"].layout == "FRACTAL_ZN"
+    turned = groups.grouped_matmul(row(511, 512, trans_b=True)).before
+    assert turned is not None and turned.types["b"].layout == "FRACTAL_NZ"
+    moved_s = 2 * 511 * 511 * 2 / B2.device_memory.rate_bytes_per_s
+    times = [grouped_time(one_row, B2) for one_row in (whole, ragged)]
+    assert times[1].model_s - times[0].model_s > moved_s / 2
+    # what is converted in the launch is no kernel of its own
+    assert times[1].marks == times[0].marks
+    quantised = work("quant_matmul", "64x64;64x65;65", "int8;int8;fp32", out_dtype="bf16")
+    layouts = {name: kind.layout for name, kind in products.quant_matmul(quantised).types.items()}
+    assert (layouts["x"], layouts["w"]) == ("FRACTAL_NZ", "ND")
+
+
 def test_a_product_and_the_steps_it_names():
     row = work("grouped-int8", "33x64;64x48", "int8", epilogue="dequantise+gelu+cast", mac_us=1.0)
     graph = products.with_epilogue(row)
@@ -269,6 +358,16 @@ def test_a_row_is_timed_by_the_name_in_its_case(tmp_path: Path, name, shapes, dt
     assert 0 <= found.bound_s <= found.model_s
     wrong = one(tmp_path, **row, attributes=f"{attributes};colour=red".strip(";"))
     assert "colour" in (wrong.refused or "")
+
+
+def test_latent_attention_starts_once_and_reads_its_weights():
+    name, shapes, dtypes, _ = next(row for row in ROWS if row[0] == "mla_prolog")
+    found = estimate(replace(work(name, shapes, dtypes, heads=4), timing="kernel"))
+    count = int(found.marks[0].removeprefix("kernels of ours: ").partition(",")[0])
+    weights = 2 * (1024 * 512 + 512 * 768 + 4 * 128 * 512 + 1024 * 576)
+    start_s = B2.queued_launch_s + B2.mix_start_s
+    least_s = start_s + weights / B2.device_memory.rate_bytes_per_s
+    assert least_s <= found.model_s < count * B2.queued_launch_s
 
 
 WRONG = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ascend_lab.compare.chains import GROUPS, KERNELS
 from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks, with_bytes
@@ -10,6 +11,10 @@ from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import cores_of
 from ascend_lab.compiler import Graph
 from ascend_lab.machine.chip import Chip
+
+if TYPE_CHECKING:
+    from ascend_lab.machine.isa import Kernel
+    from ascend_lab.machine.sim import DeviceMemory, KernelTimeline
 
 READ_IN_PART = (
     "gather_elements",
@@ -19,6 +24,18 @@ READ_IN_PART = (
     "sparse_flash_attention",
 )
 """Chains that need not read all of their inputs: indices say what."""
+
+MIX_KERNELS = ("grouped_matmul",)
+"""Kernels started as those of cube and vector cores together, though only cubes work.
+
+GroupedMatmul is of type MIX_AIC_1_0. Source: hicann/ops-transformer @9c9d397a,
+gmm/grouped_matmul/op_kernel/grouped_matmul_tiling_key.h.
+"""
+SUPER_KERNELS = ("mla_prolog",)
+"""Chains in one measured kernel that no fusion of ours makes: barriers part its pieces, no starts.
+
+They are timed as a super kernel of a network: one start, of cores of both kinds.
+"""
 
 
 def ends_as_given(graph: Graph) -> Graph:
@@ -44,8 +61,12 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
         times = network.simulate_graph(compiled)
         cut_by = "cut as the source's"
     else:
-        times = finish_stages(front, chip, road).timeline()
+        compiled = finish_stages(front, chip, road).compiled
         cut_by = "fused by our rules"
+        if work.operator in SUPER_KERNELS:
+            compiled = replace(compiled, scopes=((0, len(compiled.tasks)),))
+            cut_by = "in one launch, barriers between"
+        times = network.simulate_graph(compiled)
     bound = bound_of(front.rewritten, at_peak(chip))
     if work.operator not in READ_IN_PART:
         bound = with_bytes(bound, graph, at_peak(chip))
@@ -58,31 +79,66 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
 
 
 def grouped(work: Work, chip: Chip) -> Estimate:
-    """Time a grouped product, and what stands before and behind it; each starts on its own."""
-    from ascend_lab.compiler import bound_of, simulate_graph
-    from ascend_lab.compiler.compile import Front, Road, finish_stages
-    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
-    from ascend_lab.operators.ops.grouped import default_grouped
+    """Time a product by hand, and what stands before and behind it.
 
-    found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
+    Each starts on its own, but for what is `together` in a launch. The product finds of its
+    operands what their conversion has left in L2, and has to make room: what that wrote and L2
+    cannot hold goes to memory meanwhile.
+    """
+    from ascend_lab.compiler import Road, bound_of, simulate_graph
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+
+    found = GROUPS[work.operator](work)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))
-    kernel = default_grouped(found.shape, chip, found.epilogue)
-    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
-    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
-    parts = {"products": line.task_s}
+    kernel = found.kernel(chip)
+    memory = DeviceMemory.of(chip)
+    parts: dict[str, float] = {}
     kernels = 1
     if found.before:
-        stages = finish_stages(Front({}, found.before, found.before), chip, road)
-        times = stages.timeline()
-        parts["weights"] = times.time_s - by_host_s
-        kernels += len(times.operators)
+        lines, memory = converted(found.before, kernel, chip)
+        # between two phases of a launch all cores wait for each other
+        inside_s = sum(line.cycles + chip.all_cores_cycles for line in lines) / chip.clock_hz
+        parts["operands"] = inside_s if found.together else sum(line.task_s for line in lines)
+        kernels += 0 if found.together else len(lines)
+    line = simulate_kernel(kernel, chip, memory)
+    if work.operator in MIX_KERNELS:
+        line = replace(line, mix_cycles=round(chip.mix_start_s * chip.clock_hz))
+    parts["products"] = line.task_s
+    by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     if found.behind:
-        times = simulate_graph(road.stages(found.behind, chip).compiled, written=("y",))
+        stages = Road(dtype="", layouts=ends_as_given).stages(found.behind, chip)
+        times = simulate_graph(stages.compiled, written=("y",))
         parts["behind"] = times.time_s - by_host_s
         kernels += len(times.operators)
-    marks = (f"{kernels} kernels of ours, the groups in one",)
+    marks = (f"kernels of ours: {kernels}, the product's by hand",)
     limit = max(parts, key=lambda part: parts[part])
     model_s = sum(parts.values())
     if work.timing == "kernel":
         return Estimate(model_s, bound.work_s, limit, {}, marks)
     return Estimate(model_s + by_host_s, bound.time_s, limit, {}, marks)
+
+
+def converted(
+    graph: Graph, kernel: Kernel, chip: Chip
+) -> tuple[list[KernelTimeline], DeviceMemory]:
+    """Return the times of the kernels that write operands of a kernel, and the memory after them.
+
+    The graph's outputs have the names of the kernel's tensors.
+    """
+    from ascend_lab.compiler.compile import Front, Road, finish_stages
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+
+    sizes = {b.name: b.size_bytes for b in kernel.tensors}
+    memory = DeviceMemory.of(chip)
+    lines: list[KernelTimeline] = []
+    places: dict[str, tuple[int, int]] = {}
+    for task in finish_stages(Front({}, graph, graph), chip, Road(dtype="")).compiled.tasks:
+        assert task.lowered is not None
+        tensors = task.lowered.kernel.tensors
+        lines.append(simulate_kernel(task.lowered.kernel, chip, memory))
+        addresses = memory.addresses(tensors)
+        own = {task.value(name): address for name, address in addresses.items()}
+        places.update({name: (own[name], sizes[name]) for name in task.writes})
+        top = max(addresses[b.name] + b.size_bytes for b in tensors)
+        memory = replace(memory, workspace_bytes=top)
+    return lines, memory.at(places)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ascend_lab.compare.chained import chain, grouped
 from ascend_lab.compare.chains import CHAINS, GROUPS, is_chain
+from ascend_lab.compare.chains.groups import as_groups
 from ascend_lab.compare.collectives import collective
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.networks import network
@@ -43,6 +44,7 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     if work.operator == "scatter_add" and "segments" in work.attributes:
         # Sums of segments start from zeros that the measured kernels write: no x is read.
         work = replace(work, operator="unsorted_segment_sum")
+    work = as_groups(work)
     if work.operator.startswith(ZOO):
         found = network(work, chip, like)
     elif is_chain(work):

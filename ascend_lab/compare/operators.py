@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.compare import unaligned
 from ascend_lab.compare.chains import attention
 from ascend_lab.compare.conversions import conversions_told, converting_s
 from ascend_lab.compare.estimates import Estimate, at_peak
@@ -137,6 +138,8 @@ def _timeline(
         given = work.operator, work.shapes, dtypes, chip
         return ops.time(*given, warm_l2=is_warm, tiling=tiling, **attributes)
     kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
+    if work.operator in unaligned.PRODUCTS:
+        kernel = unaligned.with_conversions(kernel, work.shapes, dtypes, attributes, chip)
     return sim.simulate_kernel(kernel, chip, sim.DeviceMemory.of(chip))
 
 

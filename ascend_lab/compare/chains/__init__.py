@@ -33,8 +33,8 @@ CHAINS: Mapping[str, Builder] = {
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
 KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
 """The table's name -> what cuts the graph into kernels; without one our fusion does."""
-GROUPS: Mapping[str, Callable[[Work], groups.Groups]] = groups.BUILDERS
-"""The table's name for a kernel that multiplies groups of rows -> its builder."""
+GROUPS: Mapping[str, Callable[[Work], groups.Groups | groups.WideWeights]] = groups.BUILDERS
+"""The table's name for a product whose kernel is written by hand -> its builder."""
 CASE_NAMES = {"gather": "gather_elements"}
 """Names that a case has for a kernel, where an operator of ours with that name does otherwise."""
 ALSO_OPERATORS: Mapping[str, Sequence[str]] = {**vector.ALSO_OPERATORS}

@@ -1,23 +1,34 @@
-"""Grouped products: the rows of each expert times a matrix of its own, in one kernel of ours.
+"""Products in one kernel of ours that no graph is compiled to.
 
     grouped_matmul               y[rows of g] = x[rows of g] w[g] + bias[g]
     grouped_matmul_swiglu_quant  bytes of silu(a) b, (a, b) = (x[rows of g] w[g]) scale[g] token
+    weight_quant_batch_matmul    y = x ((w + offset) scale) + bias, w in int8
 
-The kernel is `ops.grouped`; what stands before and behind it are graphs.
+Rows of each expert are multiplied by a matrix of its own in `ops.grouped`, weights in bytes made
+wide in `kernels.weight_quant`; what stands before and behind a kernel are graphs.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ascend_lab.compare.chains.products import FLOATS, in_fractals, known_words, one_dtype_each
+from ascend_lab.compare.chains.products import (
+    FLOATS,
+    column,
+    in_fractals,
+    known_words,
+    one_dtype_each,
+    product_of,
+)
 from ascend_lab.compare.rows import Work
 from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
-from ascend_lab.machine.isa import FRACTAL
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
-from ascend_lab.operators.ops.grouped import GroupedShape
+from ascend_lab.operators.kernels.weight_quant import WeightQuantShape, weight_quant_launch
+from ascend_lab.operators.ops.grouped import GroupedShape, default_grouped
 
 BIAS = Operand("bias", "channel", "fp32")
 SCALE = Operand("scale", "channel", "fp32")
@@ -27,6 +38,7 @@ SCALE = Operand("scale", "channel", "fp32")
 class Groups:
     """A grouped product, what is done to its sums, and the graphs before and behind it.
 
+    `before` writes operands a and b of the kernel, in the same launch where that is `together`.
     `behind` reads the result as its input "y". `products` is the same work as a graph, for bounds.
     """
 
@@ -35,6 +47,26 @@ class Groups:
     products: Graph
     before: Graph | None = None
     behind: Graph | None = None
+    together: bool = False
+
+    def kernel(self, chip: Chip) -> isa.Kernel:
+        """Return the kernel; raises as `default_grouped`."""
+        return default_grouped(self.shape, chip, self.epilogue)
+
+
+@dataclass(frozen=True, slots=True)
+class WideWeights:
+    """A product with weights in bytes, of which nothing stands before or behind the kernel."""
+
+    shape: WeightQuantShape
+    products: Graph
+    before: None = None
+    behind: None = None
+    together: bool = False
+
+    def kernel(self, chip: Chip) -> isa.Kernel:
+        """Return the kernel; raises as `weight_quant_launch`."""
+        return isa.as_kernel(weight_quant_launch(self.shape, chip))
 
 
 def _shape(work: Work, out: str) -> GroupedShape:
@@ -68,7 +100,10 @@ def _products(work: Work, shape: GroupedShape) -> Graph:
 
 
 def grouped_matmul(work: Work) -> Groups:
-    """Return x[rows of g] w[g], and plus bias[g] where there is a third input (groups, n)."""
+    """Return x[rows of g] w[g], and plus bias[g] where there is a third input (groups, n).
+
+    What lies in rows of no whole blocks of 32 bytes is brought into blocks first.
+    """
     known_words(work, ("groups", "rows", "trans_b"))
     main = work.dtypes[0] if work.dtypes else ""
     count = len(work.shapes)
@@ -76,13 +111,20 @@ def grouped_matmul(work: Work) -> Groups:
         needed = f"{work.operator}: x and w in fp16 or bf16, and a bias"
         raise UnsupportedError(needed, f"{count} in {', '.join(work.dtypes)}", "none is guessed")
     shape = _shape(work, main)
+    layouts = {"a": "FRACTAL_NZ", "b": "FRACTAL_ZN"}
+    if work.attributes.get("trans_b", False):
+        layouts["b"] = "FRACTAL_NZ"
+    pairs = zip("ab", work.shapes, strict=False)
+    rows = {name: size for name, size in pairs if size[-1] * DTYPE_BYTES[main] % BLOCK_BYTES}
+    before = _in_blocks({name: (TensorType(rows[name], main), layouts[name]) for name in rows})
     if count == 2:
-        return Groups(shape, None, _products(work, shape))
+        return Groups(shape, None, _products(work, shape), before, together=True)
     if work.shapes[2] != (len(shape.rows), shape.n):
         needed = f"{work.operator}: a bias of {len(shape.rows)} x {shape.n}"
         raise InputError(needed, str(work.shapes[2]), "mend that row")
     steps = Step("vadd", (SUMS, BIAS.name)), Step("vconv", (0,), dtype=main)
-    return Groups(shape, Epilogue((BIAS,), steps, main), _products(work, shape))
+    epilogue = Epilogue((BIAS,), steps, main)
+    return Groups(shape, epilogue, _products(work, shape), before, together=True)
 
 
 def swiglu_quant(work: Work) -> Groups:
@@ -98,19 +140,23 @@ def swiglu_quant(work: Work) -> Groups:
         raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
     shape = _shape(work, "int32")
     scales = (len(shape.rows), shape.n), (sum(shape.rows),)
-    if work.shapes[2:] != scales or shape.n % (2 * FRACTAL):
-        needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * FRACTAL}"
+    if work.shapes[2:] != scales or shape.n % (2 * isa.FRACTAL):
+        needed = f"{work.operator}: scales of {scales}, columns in blocks of {2 * isa.FRACTAL}"
         raise InputError(needed, str(work.shapes[2:]), "mend that row")
     epilogue = Epilogue((SCALE,), (), "fp32", Deq(SCALE.name, dtype="fp32"))
-    before = _in_blocks(TensorType(work.shapes[1], "int8"))
+    before = _in_blocks({"b": (TensorType(work.shapes[1], "int8"), "FRACTAL_NZ")})
     return Groups(shape, epilogue, _products(work, shape), before, _gated(work, shape))
 
 
-def _in_blocks(kind: TensorType) -> Graph:
-    """Return a graph that brings matrices into blocks."""
-    types = {"w": kind, "blocks": replace(kind, layout="FRACTAL_NZ")}
-    node = Node("blocks", "trans_data", ("w",), ("blocks",), {"layout": "FRACTAL_NZ"})
-    return Graph("weights", ("w",), ("blocks",), (node,), types)
+def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
+    """Return a graph that brings tensors into layouts, from NAME_rows to NAME; None without any."""
+    nodes = list[Node]()
+    types = dict[str, TensorType]()
+    for name, (kind, layout) in tensors.items():
+        types |= {f"{name}_rows": kind, name: replace(kind, layout=layout)}
+        nodes.append(Node(name, "trans_data", (f"{name}_rows",), (name,), {"layout": layout}))
+    inputs = tuple(f"{name}_rows" for name in tensors)
+    return Graph("rows", inputs, tuple(tensors), tuple(nodes), types) if nodes else None
 
 
 def _gated(work: Work, shape: GroupedShape) -> Graph:
@@ -129,14 +175,62 @@ def _gated(work: Work, shape: GroupedShape) -> Graph:
     return in_fractals(net.build(), {"y": "FRACTAL_NZ"})
 
 
+def as_groups(work: Work) -> Work:
+    """Return a batch of products that a row calls groups as grouped: x (groups m, k), w as it is.
+
+    Another work is returned as it is.
+    """
+    if work.operator != "batch_matmul" or "groups" not in work.attributes:
+        return work
+    told = work.attributes["groups"]
+    sizes = [len(shape) for shape in work.shapes[:2]]
+    if sizes != [3, 3] or told != work.shapes[0][0]:
+        needed = "grouped_matmul: x (groups, m, k) and w (groups, k, n)"
+        raise InputError(needed, f"{work.shapes[:2]}, groups={shown(told)}", "mend that row")
+    (groups, rows, depth), *others = work.shapes
+    attributes = {**work.attributes, "rows": (rows,) * groups}
+    shapes = (groups * rows, depth), *others
+    return replace(work, operator="grouped_matmul", shapes=shapes, attributes=attributes)
+
+
+def weight_quant(work: Work) -> WideWeights:
+    """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
+
+    Behind w come a scale, then an offset and a bias: where one of both is there, it is a bias if it
+    is in fp32, which offsets are never.
+    """
+    known_words(work, ())
+    dtypes = one_dtype_each(work)
+    main = dtypes[0]
+    if not 3 <= len(dtypes) <= 5 or main not in FLOATS or dtypes[1] != "int8":
+        needed = f"{work.operator}: x in fp16 or bf16, w in int8, a scale, an offset, a bias"
+        raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
+    x, w = product_of(work)
+    if len(w) > 2:
+        needed = f"{work.operator}: one matrix of weights"
+        raise UnsupportedError(needed, str(w), "none is guessed")
+    depth, columns = w
+    biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
+    offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
+    net = GraphBuilder(work.operator)
+    data = net.input("x", x, main)
+    weight = net.input("w", w, "int8")
+    net.output(net.matmul(data, net.cast(weight, dtype=main)))
+    for shape in work.shapes[2:]:
+        column(work, shape, columns, "fp32")
+    product = WeightQuantShape(x[0], depth, columns, main, offset, biased)
+    return WideWeights(product, net.build())
+
+
 def spans(shape: GroupedShape) -> list[tuple[int, int]]:
     """Return the first and the last row, of the filled up ones, of each group."""
-    ends = accumulate((height * FRACTAL for height in shape.heights), initial=0)
+    ends = accumulate((height * isa.FRACTAL for height in shape.heights), initial=0)
     return list(pairwise(ends))
 
 
-BUILDERS: Mapping[str, Callable[[Work], Groups]] = {
+BUILDERS: Mapping[str, Callable[[Work], Groups | WideWeights]] = {
     "grouped_matmul": grouped_matmul,
     "grouped_matmul_swiglu_quant": swiglu_quant,
+    "weight_quant_batch_matmul": weight_quant,
 }
 """The table's name for a kernel -> its builder."""

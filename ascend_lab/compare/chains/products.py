@@ -1,7 +1,6 @@
 """Products with what surrounds them in one measured kernel, as graphs.
 
     quant_matmul                y = (x w + bias) scale [token]                   x, w in int8
-    weight_quant_batch_matmul   y = x ((w + offset) scale) + bias                w in int8
     grouped-int8, matmul-relu   y = x w, then what `epilogue` names, one after another
     mla_prolog                  queries and keys of latent attention, made from hidden states
     conv_3d_backprop_filter     dw = sum over images of dy x, one plane of taps after another
@@ -20,6 +19,7 @@ from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.compiler import Graph, GraphBuilder, Seeded, TensorType, Value
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import BLOCK_BYTES
 
 FLOATS = ("fp16", "bf16")
 SCALE = Seeded(1, 1e-3, 1e-2)
@@ -96,10 +96,22 @@ def quant_matmul(work: Work) -> Graph:
     op = "matmul" if len(x) == 2 else "batch_matmul"
     sums = net.add_node(op, net.input("x", x, "int8"), net.input("w", w, "int8"))
     out = str(work.attributes.get("out_dtype", "fp16"))
-    return in_fractals(_dequantised(net, work, sums, given, out), CUBE_READS)
+    read = {"x": x, "w": w}
+    layouts = {name: CUBE_READS[name] for name, shape in read.items() if _in_blocks(shape)}
+    return in_fractals(_dequantised(net, work, sums, given, out), layouts)
 
 
 CUBE_READS = {"x": "FRACTAL_NZ", "w": "FRACTAL_ZN"}
+
+
+def _in_blocks(shape: Shape) -> bool:
+    """Return whether rows of bytes begin at whole blocks, so that a load brings them as it goes.
+
+    Others are converted first, by a kernel of ours.
+    """
+    return shape[-1] % BLOCK_BYTES == 0
+
+
 Given = Mapping[str, tuple[Shape, str]]
 
 
@@ -124,56 +136,6 @@ def _dequantised(net: GraphBuilder, work: Work, sums: Value, given: Given, out: 
         y = net.add(y, net.constant(FLOAT_BIAS, kind, "bias"))
     net.output(net.cast(y, dtype=out) if late else y)
     return net.build()
-
-
-def weight_quant(work: Work) -> Graph:
-    """Return y = x ((w + offset) scale) + bias: x (m, k) in fp16 or bf16, w (k, n) in int8.
-
-    Behind w come a scale, then an offset and a bias: where one of both is there, it is a bias if it
-    is in fp32, which offsets are never.
-    """
-    known_words(work, ())
-    dtypes = one_dtype_each(work)
-    main = dtypes[0]
-    if not 3 <= len(dtypes) <= 5 or main not in FLOATS or dtypes[1] != "int8":
-        needed = f"{work.operator}: x in fp16 or bf16, w in int8, a scale, an offset, a bias"
-        raise UnsupportedError(needed, ", ".join(dtypes), "none is guessed")
-    x, w = product_of(work)
-    columns = w[-1]
-    biased = len(dtypes) == 5 or (len(dtypes) == 4 and dtypes[3] == "fp32")
-    offset = len(dtypes) == 5 or (len(dtypes) == 4 and not biased)
-    net = GraphBuilder(work.operator)
-    y = total = None
-    for place, depth in enumerate(_stretches(*w)):
-        data = net.input(f"x{place}", (x[0], depth), main)
-        # bytes are exact in both formats
-        weight = net.cast(net.input(f"w{place}", (depth, columns), "int8"), dtype=main)
-        part = net.matmul(data, weight, out_dtype="fp32")
-        y = part if y is None else net.add(y, part)
-        if offset:  # x (w + o) = x w + (sum of x) o
-            sums = net.reduce_sum(net.cast(data, dtype="fp32"), axis=-1, keepdims=True)
-            total = sums if total is None else net.add(total, sums)
-    if total is not None:
-        kind = column(work, work.shapes[3], columns, "fp32")
-        y = net.add(y, net.mul(total, net.constant(FLOAT_BIAS, kind, "offset")))
-    kind = column(work, work.shapes[2], columns, "fp32")
-    y = net.mul(y, net.constant(SCALE, kind, "scale"))
-    if biased:
-        kind = column(work, work.shapes[-1], columns, "fp32")
-        y = net.add(y, net.constant(FLOAT_BIAS, kind, "bias"))
-    net.output(net.cast(y, dtype=main))
-    graph = net.build()
-    return in_fractals(graph, {name: "FRACTAL_NZ" for name in graph.inputs if name[0] == "x"})
-
-
-STRETCH_BYTES = 2**26
-"""Of weights that are converted before the cube reads them; in two layouts they fit in 192 MiB."""
-
-
-def _stretches(depth: int, columns: int) -> list[int]:
-    """Return the rows of weights that are converted at a time: converted ones never leave L2."""
-    rows = max(STRETCH_BYTES // (2 * columns) // 32 * 32, 32)
-    return [min(rows, depth - first) for first in range(0, depth, rows)]
 
 
 # -- one product and what it names -----------------------------------------------------------------
@@ -342,7 +304,6 @@ def _numbers(work: Work, word: str, count: int) -> tuple[int, ...]:
 
 BUILDERS = {
     "quant_matmul": quant_matmul,
-    "weight_quant_batch_matmul": weight_quant,
     "grouped-int8": with_epilogue,
     "matmul-relu": with_epilogue,
     "mla_prolog": mla_prolog,

@@ -17,6 +17,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators.kernels import GemmShape, default_schedules, gemm
 from ascend_lab.operators.kernels.epilogue import Epilogue
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +59,21 @@ def grouped_kernel(
     Operands of an epilogue have a tensor for each group, their name with its number behind. Raises
     as `gemm_launch`.
     """
+    phases = []
+    for number, turn in enumerate(_turns(shape, beside)):
+        launches = [_of_group(shape, g, _share(chip, len(turn)), chip, epilogue) for g in turn]
+        parts = tuple(part for launch in launches for part in launch.parts)
+        phases.append(isa.Launch(f"groups_{number * beside}", parts, launches[0].mix))
+    filled = sum(rows > 0 for rows in shape.rows)
+    return isa.Kernel(f"grouped_{filled}x{shape.k}x{shape.n}", tuple(phases))
+
+
+def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
+    """Return the groups that stand side by side, turn by turn, those with most rows first."""
     heights = shape.heights
     filled = [g for g, height in enumerate(heights) if height]
     filled.sort(key=lambda g: -heights[g])
-    phases = []
-    for first in range(0, len(filled), beside):
-        turn = filled[first : first + beside]
-        launches = [_of_group(shape, g, _share(chip, len(turn)), chip, epilogue) for g in turn]
-        parts = tuple(part for launch in launches for part in launch.parts)
-        phases.append(isa.Launch(f"groups_{first}", parts, launches[0].mix))
-    return isa.Kernel(f"grouped_{len(filled)}x{shape.k}x{shape.n}", tuple(phases))
+    return [filled[first : first + beside] for first in range(0, len(filled), beside)]
 
 
 def _share(chip: Chip, parts: int) -> Chip:
@@ -79,13 +85,30 @@ def _share(chip: Chip, parts: int) -> Chip:
     return replace(chip, core_count=chip.core_count // parts, l2=l2, device_memory=memory)
 
 
+def _promising(
+    shape: GroupedShape, group: int, share: Chip, epilogue: Epilogue | None
+) -> tuple[float, GemmSchedule]:
+    """Return the least estimate for one group on its share of the cores, and its schedule."""
+    own = replace(shape.whole, m=shape.heights[group] * isa.FRACTAL)
+    best, *_ = default_schedules.promising(own, share, epilogue, frozenset(), 1)
+    return best
+
+
+def _estimate(shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None) -> float:
+    """Return about the cycles of a kernel: in each turn all wait for the longest group."""
+    total = 0.0
+    for turn in _turns(shape, beside):
+        share = _share(chip, len(turn))
+        total += max(_promising(shape, g, share, epilogue)[0] for g in turn)
+    return total
+
+
 def _of_group(
     shape: GroupedShape, group: int, share: Chip, chip: Chip, epilogue: Epilogue | None
 ) -> isa.Launch:
     """Return the product of one group on its share of the cores."""
     heights, whole = shape.heights, shape.whole
-    own = replace(whole, m=heights[group] * isa.FRACTAL)
-    (_, schedule), *_ = default_schedules.promising(own, share, epilogue, frozenset(), 1)
+    _, schedule = _promising(shape, group, share, epilogue)
     _, k1, n1 = whole.fractals
     area = (sum(heights[:group]), heights[group]), (0, n1)
     launch = gemm.gemm_launch(whole, chip, schedule, epilogue, area)
@@ -95,11 +118,19 @@ def _of_group(
     return isa.renamed(launch, names, b=(group * size, len(heights) * size))
 
 
+TIMED = 2
+"""Numbers of groups side by side that are timed: those with the least estimates."""
+
+
 def default_grouped(
     shape: GroupedShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> isa.Kernel:
-    """Return the quickest kernel of all numbers of groups side by side that divide the cores."""
+    """Return the quickest of the `TIMED` best estimated kernels.
+
+    Tried are all numbers of groups side by side that divide the cores, and all groups together.
+    """
     cores, filled = chip.core_count, sum(rows > 0 for rows in shape.rows)
     numbers = [n for n in range(1, min(cores, filled) + 1) if cores % n == 0 or n == filled]
-    kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers]
+    numbers.sort(key=lambda n: _estimate(shape, chip, n, epilogue))
+    kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers[:TIMED]]
     return min(kernels, key=lambda kernel: simulate_kernel(kernel, chip).cycles)

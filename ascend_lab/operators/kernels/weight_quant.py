@@ -1,0 +1,328 @@
+"""Numbers times weights in bytes: vector cores make the weights wide, the cube multiplies them.
+
+    y = x ((w + offset) scale) + bias        x in fp16 or bf16, w in int8, the others by column
+
+Weights cross the memory interface as bytes. Tile by tile, each vector core of an AI core converts
+its share of the rows to fp16, adds the offsets and multiplies by the scales: in fp32 where x is in
+bf16, in which no instruction multiplies. Tiles pass to the cube core through a ring of slots that
+never leaves L2, in blocks of 16 columns; the cube multiplies some while others are made.
+
+x (K1, M1, 16, 16) and y (N1, M1, 16, 16) are fractals. w is row-major, filled up with zeros to
+whole fractals of rows and blocks of 32 columns: two fractals side by side.
+
+Source: Ascend C, aclnnWeightQuantBatchMatmulV2 (developer documentation): the formula.
+"""
+
+from dataclasses import dataclass
+
+from ascend_lab.errors import InputError, PathError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import FRACTAL, Affine, up
+from ascend_lab.operators.kernels import epilogue_emit, tiles
+from ascend_lab.operators.kernels.epilogue import PAIR, SUMS, Epilogue, Operand, Step
+from ascend_lab.operators.kernels.flash import load_turned
+from ascend_lab.operators.kernels.mix import AREA, SLOTS
+from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, feed_a, segments
+
+SCALED_IN = {"fp16": "fp16", "bf16": "fp32"}
+"""Format of x -> that of the scales, and of the product with them."""
+ROWS, COLUMNS, DEPTHS = 8, 16, (8, 4, 2)
+"""Fractals of a tile of sums, high and wide at most (all of L0C); those of K in a slot, tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightQuantShape:
+    """Sizes, format of x and y, and which numbers by column there are beside the scales.
+
+    Raises `InputError` for a size below 1 or another format.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: str = "fp16"
+    offset: bool = False
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        """Check sizes and format."""
+        if min(self.m, self.k, self.n) < 1 or self.dtype not in SCALED_IN:
+            needed = f"sizes of at least 1, x in {', '.join(SCALED_IN)}"
+            got = f"{self.m}, {self.k}, {self.n} in {self.dtype}"
+            raise InputError(needed, got, "convert x, or give positive sizes")
+
+    @property
+    def fractals(self) -> tuple[int, int, int]:
+        """(M1, K1, N1): N1 is even."""
+        return up(self.m, FRACTAL), up(self.k, FRACTAL), 2 * up(self.n, PAIR)
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What the fix pipe does to the sums."""
+        rounded = Step("vconv", (0 if self.bias else SUMS,), dtype=self.dtype)
+        if not self.bias:
+            return Epilogue((), (rounded,), self.dtype)
+        bias = Operand("bias", "channel", "fp32")
+        return Epilogue((bias,), (Step("vadd", (SUMS, bias.name)), rounded), self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """Fractals of a tile of sums, high and wide, of K in a slot; cores along m and n."""
+
+    m: int
+    n: int
+    k: int
+    grid: tuple[int, int]
+
+
+def _tiling(shape: WeightQuantShape, chip: Chip) -> _Tiling:
+    """Return tiles as high as L0C allows, so that weights are made once, and as deep as UB does.
+
+    All cores divide the columns, because each makes the weights of its own.
+    """
+    m1, k1, n1 = shape.fractals
+    rows = min(up(m1, ROWS), chip.core_count)
+    each = up(n1 // 2, min(n1 // 2, chip.core_count // rows))
+    wide = 2 * up(each, up(2 * each, COLUMNS))
+    grid = rows, up(n1 // 2, each)
+    # bytes twice, halves twice, and what bf16 is made of
+    held = 2 + 4 + (6 if SCALED_IN[shape.dtype] == "fp32" else 0)
+    numbers = 2 * 2 * wide * FRACTAL * DTYPE_BYTES["fp32"]
+    room = (chip.buffers["UB"] - numbers) * chip.vector_cores_per_core
+    deep = [d for d in DEPTHS if d * wide * AREA * held <= room]
+    return _Tiling(min(ROWS, m1), wide, min(deep[0] if deep else 1, k1), grid)
+
+
+def weight_quant_launch(shape: WeightQuantShape, chip: Chip) -> isa.Launch:
+    """Return the kernel: GM tensors x, w, scale (, offset, bias), y and the ring.
+
+    Raises `PathError` on chips whose vector unit shares the cube's core, or that lack the format.
+    """
+    if chip.combined or shape.dtype not in chip.cube:
+        needed = f"vector cores apart from the cube, and {shape.dtype}"
+        raise PathError(needed, chip.name, "convert the weights with a cast, then multiply")
+    tiling = _tiling(shape, chip)
+    m1, _, n1 = shape.fractals
+    axes = {
+        "row": chunks(m1, tiling.m, tiling.grid[0]),
+        "col": chunks(n1, 2, tiling.grid[1]),
+    }
+    cores = len(axes["row"]), len(axes["col"])
+
+    def programs(rows: isa.Share, cols: isa.Share) -> tuple[isa.Program, ...]:
+        plan = _Plan(shape, chip, tiling, cores, rows, cols)
+        vector = _Vector(plan).program()
+        return _Cube(plan).program(), *[vector] * chip.vector_cores_per_core
+
+    return isa.spread(f"weight_quant_{shape.m}x{shape.k}x{shape.n}", axes, programs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the programs of an AI core have in common."""
+
+    shape: WeightQuantShape
+    chip: Chip
+    tiling: _Tiling
+    cores: tuple[int, int]
+    rows: isa.Share
+    cols: isa.Share
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """Fractals of the largest tile of this core: of m, of n, and of K in a slot."""
+        t = self.tiling
+        return min(t.m, self.rows[0]), min(t.n, self.cols[0]), t.k
+
+    def place(self, k: isa.KernelBuilder) -> tuple[Affine, Affine, Affine]:
+        """Return the number of an AI core, and where its rows and columns begin."""
+        row = k.param("row", self.rows[2])
+        col = k.param("col", self.cols[2])
+        return row * self.cores[1] + col, row * self.rows[1], col * self.cols[1]
+
+    @property
+    def ring(self) -> isa.Ring:
+        """The ring of tiles of weights."""
+        size = self.tiling.n * self.tiling.k * AREA
+        cores = self.cores[0] * self.cores[1]
+        return isa.Ring("tiles", self.shape.dtype, size, SLOTS, cores, ready=0, empty=1)
+
+
+class _Vector:
+    """The program of both vector cores: bytes become weights, each its share of the rows."""
+
+    def __init__(self, plan: _Plan) -> None:
+        """Allocate UB."""
+        self.plan = plan
+        shape = plan.shape
+        k = self.k = isa.KernelBuilder("weights", plan.chip)
+        core, self.row, self.col = plan.place(k)
+        self.member = k.param("aiv", plan.chip.vector_cores_per_core)
+        self.ring = k.ring_out(plan.ring, core, "MTE3")
+        _, k1, n1 = shape.fractals
+        _, n, deep = plan.tile
+        self.pitch = n1 * FRACTAL
+        numbers = n * FRACTAL
+        self.w = k.tensor("w", "int8", k1 * FRACTAL * self.pitch)
+        size = n * deep * AREA // plan.chip.vector_cores_per_core
+        self.bytes = k.queue("w_ub", "UB", "int8", size, src="MTE2", dst="V")
+        self.out = k.queue("weights_ub", "UB", shape.dtype, size, src="V", dst="MTE3")
+        wide = SCALED_IN[shape.dtype]
+        self.held = k.queue("scale_ub", "UB", wide, numbers, src="MTE2", dst="V")
+        self.columns = {self.held.buffer: k.tensor("scale", wide, self.pitch)}
+        self.offset: isa.Buffer | None = None
+        if shape.offset:
+            self.offset = self.held.join("offset_ub", "fp16", numbers)
+            self.columns[self.offset] = k.tensor("offset", "fp16", self.pitch)
+        self.half: isa.Buffer | None = None
+        self.single: isa.Buffer | None = None
+        if wide == "fp32":
+            self.half = k.buffer("half_ub", "UB", "fp16", size)
+            self.single = k.buffer("single_ub", "UB", "fp32", size)
+
+    def program(self) -> isa.Program:
+        """Make the tiles in the order in which the cube multiplies them."""
+        plan, k = self.plan, self.k
+        m, n, deep = plan.tile
+        for n_at, columns in segments(k, "n", plan.cols[0], n):
+            slot = self.held.alloc().slot
+            for place, tensor in self.columns.items():
+                source = tensor.region((self.col + n_at) * FRACTAL, columns * FRACTAL)
+                k.copy(isa.Tile(place, slot).region(0, columns * FRACTAL), source)
+            self.held.enqueue()
+            slot = self.held.dequeue().slot
+            for _ in segments(k, "m", plan.rows[0], m):
+                for at, depth in segments(k, "k", plan.shape.fractals[1], deep):
+                    self._tile((self.col + n_at, columns), (at, depth), slot)
+            self.held.free()
+        return k.finish()
+
+    def _tile(self, n: Span, depth: Span, numbers: Affine | int) -> None:
+        """Make some rows of a tile with the numbers by column of slot `numbers`."""
+        k = self.k
+        width = n[1] * FRACTAL
+        rows = depth[1] * FRACTAL // self.plan.chip.vector_cores_per_core
+        first = depth[0] * FRACTAL + self.member * rows
+        source = self.w.region(first * self.pitch + n[0] * FRACTAL, (rows, width), (self.pitch, 1))
+        k.copy(self.bytes.alloc().region(0, (rows, width)), source)
+        self.bytes.enqueue()
+        whole = self.bytes.dequeue()
+        out = self.out.alloc()
+        halves = self.half or out
+        scale = isa.Tile(self.held.buffer, numbers)
+        k.each("vconv", rows * width, (halves, 0), (whole, 0))
+        self.bytes.free()
+        if self.offset:
+            self._by_column("vadd", halves, isa.Tile(self.offset, numbers), (rows, width))
+        if self.single:
+            k.each("vconv", rows * width, (self.single, 0), (halves, 0))
+            self._by_column("vmul", self.single, scale, (rows, width))
+            k.each("vconv", rows * width, (out, 0), (self.single, 0))
+        else:
+            self._by_column("vmul", out, scale, (rows, width))
+        self.out.enqueue()
+        done = self.out.dequeue()
+        slot = self.ring.alloc()
+        sizes = n[1], rows, FRACTAL
+        block = depth[1] * AREA
+        place = slot.region(self.member * (rows * FRACTAL), sizes, (block, FRACTAL, 1))
+        k.copy(place, done.region(0, sizes, (FRACTAL, width, 1)))
+        self.out.free()
+        self.ring.enqueue()
+
+    def _by_column(
+        self, op: str, values: isa.Tile | isa.Buffer, numbers: isa.Tile, sizes: tuple[int, int]
+    ) -> None:
+        """Do `op` to values (rows, columns) and a number by column: a repeat a row."""
+        rows, width = sizes
+        lanes = self.k.chip.vector_bytes_per_repeat // numbers.buffer.itemsize
+        for at in range(0, width, lanes):
+            some = rows, min(lanes, width - at)
+            part = values.region(at, some, (width, 1))
+            self.k.vector(op, part, part, numbers.region(at, some, (0, 1)))
+
+
+class _Cube:
+    """The program of the cube core: x times the tiles that come through the ring."""
+
+    def __init__(self, plan: _Plan) -> None:
+        """Allocate slots in L1 and L0, and the way of the bias."""
+        self.plan = plan
+        shape = plan.shape
+        m, n, deep = plan.tile
+        m1, k1, n1 = shape.fractals
+        k = self.k = isa.KernelBuilder("products", plan.chip)
+        core, self.row, self.col = plan.place(k)
+        self.ring = k.ring_in(plan.ring, core, "MTE2")
+        self.x = k.tensor("x", shape.dtype, k1 * m1 * AREA)
+        self.y = k.tensor("y", shape.dtype, n1 * m1 * AREA)
+
+        def queue(name: str, space: str, fractals: int, src: str, dst: str) -> isa.Queue:
+            return k.queue(name, space, shape.dtype, fractals * AREA, src=src, dst=dst)
+
+        sides = (("L0A", m), ("L0B", n))
+        slot = 2 * AREA * DTYPE_BYTES[shape.dtype]
+        self.step = min(deep, *(plan.chip.buffers[space] // (slot * side) for space, side in sides))
+        self.x_l1 = queue("x_l1", "L1", m * deep, "MTE2", "MTE1")
+        self.w_l1 = queue("w_l1", "L1", n * deep, "MTE2", "MTE1")
+        self.x_l0 = queue("x_l0", "L0A", m * self.step, "MTE1", "M")
+        self.w_l0 = queue("w_l0", "L0B", n * self.step, "MTE1", "M")
+        self.acc = tiles.sum_queue(k, "y_l0", "fp32", m, n)
+        sizes = epilogue_emit.Sizes(m, n, plan.cols[0], n1, n1 * m1 * AREA)
+        self.finish = epilogue_emit.new_finish(k, shape.epilogue, "fp32", sizes)
+
+    def program(self) -> isa.Program:
+        """Walk the tiles of sums, columns outside."""
+        plan, k = self.plan, self.k
+        m, n, _ = plan.tile
+        for n_at, columns in segments(k, "n", plan.cols[0], n):
+            wide = self.col + n_at, columns
+            with epilogue_emit.held_channels(self.finish, wide, Affine(), None) as held:
+                for m_at, rows in segments(k, "m", plan.rows[0], m):
+                    self._sums((self.row + m_at, rows), wide, held)
+        return k.finish()
+
+    def _sums(self, m: Span, n: Span, held: epilogue_emit.Channels | None) -> None:
+        """One tile of y: the sum over K, a slot of the ring at a time."""
+        k = self.k
+        m1, k1, _ = self.plan.shape.fractals
+        bias = epilogue_emit.bias_of(self.finish, held, n)
+        sums = self.acc.alloc()
+        for at, depth in segments(k, "k", k1, self.plan.tile[2]):
+            source = self.x.region((at * m1 + m[0]) * AREA, (depth, m[1] * AREA), (m1 * AREA, 1))
+            self._load(self.x_l1, source)  # before the ring, which it need not wait for
+            slot = self.ring.dequeue()
+            self._load(self.w_l1, slot.region(0, n[1] * depth * AREA))
+            self.ring.free()
+            x = self.x_l1.dequeue()
+            w = self.w_l1.dequeue()
+            for first, step in segments(k, "step", depth, self.step):
+                left = Fractals(x, first * (m[1] * AREA), m[1] * AREA)
+                feed_a(k, self.x_l0.alloc(), left, m[1], step)
+                self.x_l0.enqueue()
+                right = Fractals(w, first * AREA, depth * AREA)
+                load_turned(k, self.w_l0.alloc(), right, n[1], step)
+                self.w_l0.enqueue()
+                k.mmad(
+                    sums.region(0, (n[1], m[1], FRACTAL, FRACTAL)),
+                    self.x_l0.dequeue().region(0, (m[1], step, FRACTAL, FRACTAL)),
+                    self.w_l0.dequeue().region(0, (step, n[1], FRACTAL, FRACTAL)),
+                    accumulate=at + first,
+                    bias=bias,
+                )
+                self.x_l0.free()
+                self.w_l0.free()
+            self.x_l1.free()
+            self.w_l1.free()
+        self.acc.enqueue()
+        piece = 0, m[0] * FRACTAL, m[1] * FRACTAL
+        area = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
+        assert self.finish is not None
+        epilogue_emit.drain(self.finish, self.acc, self.y, area, n[0], held)
+
+    def _load(self, queue: isa.Queue, source: isa.Region) -> None:
+        """Bring a part of an operand to L1."""
+        self.k.copy(queue.alloc().region(0, source.sizes), source)
+        queue.enqueue()
