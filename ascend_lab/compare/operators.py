@@ -49,6 +49,8 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     tiling = _like_tiling(work, chip, dtypes, settings) if like else None
     line = _timeline(work, chip, dtypes, settings.own, tiling)
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
+    if operator.name == attention.FLASH and attention.is_causal(work):
+        settings.marks.append(attention.SKIPPED)
     layouts_s = 0.0
     if work.conversions and operator.has("convolution"):
         shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.own))
@@ -101,6 +103,10 @@ def _timeline(
     """
     from ascend_lab import ops, sim
 
+    if work.operator == attention.FLASH and attention.is_causal(work):
+        work = attention.as_measured(work)
+        dtypes = (dtypes[0],) * len(work.shapes)
+        attributes = {**attributes, "causal": False}
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
         given = work.operator, work.shapes, dtypes, chip

@@ -84,7 +84,7 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
 def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
     """Return the keys and columns of one matrix instruction: what fits every L0."""
     rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
-    for pieces in (1, 2, 4, 8):
+    for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
         columns = up(wide, pieces)
         for side in (8, 4, 2, 1):
             left, right = rows * max(side, columns), side * columns
