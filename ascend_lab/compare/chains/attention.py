@@ -22,8 +22,19 @@ TILE = 512
 Source: hicann/ops-transformer, attention/fused_infer_attention_score/op_host/arch22, sizes of the
 basic block in m and in s2 where there are more than 16 queries.
 """
+FEW_QUERIES = 16
+"""Queries up to which the measured kernels cut otherwise (same source)."""
+TILING_BYTES = 1596
+"""What every core reads before it begins: sizes, and what each core owns, as arrays of 26.
+
+20 numbers of four bytes and a flag, eight small records (136 bytes), and 3 + 6 + 2 * 2 arrays of 26
+numbers with four more in front. Source: hicann/ops-transformer, fused_infer_attention_score_tiling.
+"""
+LINE_BYTES = 64
+"""A line of the scalar unit's cache (Ascend C, DataCacheCleanAndInvalid)."""
 SKIPPED = f"causal: masked tiles of {TILE} keys skipped as measured, a mask added to the others"
-"""A mark."""
+LIBRARY = f"blocks of {TILE} rows dealt whole, tiling data read first, as in the library's kernel"
+"""Marks."""
 
 
 # -- one kernel ------------------------------------------------------------------------------------
@@ -74,6 +85,39 @@ def as_measured(work: Work) -> Work:
     shapes = (q, (*k[:-2], mean, k[-1]), (*v[:-2], mean, v[-1]), (queries, mean))
     attributes = {word: value for word, value in work.attributes.items() if word != "causal"}
     return replace(work, shapes=shapes, dtypes=work.dtypes[:1], attributes=attributes)
+
+
+def is_library(work: Work) -> bool:
+    """Tell whether the library's kernel was measured, as far as a row shows it.
+
+    Sources that empty L2 before every call time libraries; kernels written by hand are timed warm.
+    """
+    return work.operator == FLASH and work.l2 == "cold"
+
+
+def dealt_cores(work: Work, chip: Chip) -> int:
+    """Return the cores that are busy to the end where blocks of `TILE` rows are dealt whole.
+
+    32 blocks on 24 cores take two turns, so that 16 cores would do. Latent heads, whose keys are
+    wider than their values, are cut so that all cores get the same.
+    """
+    q, k, v = work.shapes[:3]
+    if q[-2] <= FEW_QUERIES or q[-1] != v[-1]:
+        return chip.core_count
+    matrices = math.prod(k[:-2])
+    rows = math.prod(q[:-1]) // matrices
+    blocks = matrices * math.ceil(rows / TILE)
+    turns = math.ceil(blocks / chip.core_count)
+    return math.ceil(blocks / turns)
+
+
+def tiling_read_s(chip: Chip) -> float:
+    """Return the seconds in which the scalar unit reads the tiling data from memory.
+
+    It waits for each line, n lines of l cycles: n l / f.
+    """
+    lines = math.ceil(TILING_BYTES / LINE_BYTES)
+    return lines * chip.device_memory.latency_cycles / chip.clock_hz
 
 
 def latent(work: Work) -> Work:
