@@ -27,8 +27,8 @@ FEW_QUERIES = 16
 TILING_BYTES = 1596
 """What every core reads before it begins: sizes, and what each core owns, as arrays of 26.
 
-20 numbers of four bytes and a flag, eight small records (136 bytes), and 3 + 6 + 2 * 2 arrays of 26
-numbers with four more in front. Source: hicann/ops-transformer, fused_infer_attention_score_tiling.
+20 numbers and a flag, 84 bytes; nine small records, 144; four numbers, 16; and 3 + 6 + 2 * 2 arrays
+of 26 numbers, 1352. Source: hicann/ops-transformer, fused_infer_attention_score_tiling.h.
 """
 LINE_BYTES = 64
 """A line of the scalar unit's cache (Ascend C, DataCacheCleanAndInvalid)."""
