@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.estimates import Estimate, at_peak
 from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.kernels.flash_shape import FlashShape
+    from ascend_lab.operators.kernels.flash_shape import FlashShape
 
 FLASH = "flash_attention"
 TILE = 512
@@ -158,7 +158,7 @@ def selected_shape(work: Work) -> FlashShape:
     (b, s, 1, n). What a query reads was gathered into a ring that never leaves L2: for memory all
     queries share one matrix of keys.
     """
-    from ascend_lab.kernels.flash_shape import FlashShape, default_scale
+    from ascend_lab.operators.kernels.flash_shape import FlashShape, default_scale
 
     _check_count(work, 4)
     q, _, v, chosen = (_heads_first(work, shape) for shape in work.shapes)
@@ -177,7 +177,7 @@ def selected_shape(work: Work) -> FlashShape:
 
 def _dtype(work: Work) -> str:
     """Return the number format of q in our words."""
-    from ascend_lab.dsl.tensor import ALIASES
+    from ascend_lab.operators.dsl.tensor import ALIASES
 
     return ALIASES.get(work.dtypes[0], work.dtypes[0])
 
@@ -192,8 +192,8 @@ def selected(work: Work, chip: Chip) -> Estimate:
 
     Source: hicann/ops-transformer, attention/sparse_flash_attention/op_kernel/arch22 (MergeKv).
     """
-    from ascend_lab.ops.attention import flash_kernel
-    from ascend_lab.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.operators.ops.attention import flash_kernel
 
     shape = selected_shape(work)
     line = simulate_kernel(flash_kernel(shape, chip), chip, DeviceMemory.of(chip))
@@ -265,7 +265,7 @@ def moves_s(work: Work, chip: Chip) -> float:
 
 def _alone_s(name: str, shape: Shape, work: Work, chip: Chip, words: Mapping[str, Any]) -> float:
     """Return the seconds of a kernel that moves a tensor, as a task of its own."""
-    from ascend_lab import ops
+    from ascend_lab.operators import ops
 
     return ops.time(name, (shape,), (_dtype(work),), chip, **words).task_s
 
