@@ -25,7 +25,12 @@ from ascend_lab.operators.kernels.flash_shape import (
     tile_bytes,
     traffic_bytes,
 )
-from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
+from ascend_lab.operators.kernels.flash_split import (
+    SplitTiling,
+    cube_parts,
+    flash_pipeline_launch,
+    split_tiling,
+)
 from ascend_lab.operators.ops import verify
 from ascend_lab.operators.ops.attention import flash_kernel
 from ascend_lab.operators.ops.expressions import prepare
@@ -470,6 +475,16 @@ def test_wrong_pipelines(wrong):
 def test_one_launch_needs_coupled_cores():
     with pytest.raises(PathError, match=r"UB->L1 on one core of Ascend910B2"):
         flash_launch(SQUARE, load_chip("Ascend910B2"))
+
+
+@pytest.mark.parametrize("rows", [40, 128])
+def test_latent_heads_come_in_parts(rows):
+    """576 numbers a key: 36 fractals, in fifths to L0, and in eighths to L1 beside 128 rows."""
+    b2 = load_chip("Ascend910B2")
+    shape = FlashShape(1, rows, 272, 576, 512, 1 / 24)
+    parts = cube_parts(shape, split_tiling(shape, b2), b2)
+    assert parts is not None and parts.columns < 36
+    check(case((rows, 576), (272, 576), (272, 512), spread=0.5), "Ascend910B2")
 
 
 def test_a_matrix_too_wide_is_refused():

@@ -21,7 +21,6 @@ READ_IN_PART = (
     "moe_finalize_routing",
     "moe_re_routing",
     "resize_bilinear",
-    "sparse_flash_attention",
 )
 """Chains that need not read all of their inputs: indices say what."""
 

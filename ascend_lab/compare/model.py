@@ -11,7 +11,7 @@ board may beat it. Where a source does not print which bin it measured, there is
 from dataclasses import replace
 
 from ascend_lab.compare.chained import chain, grouped
-from ascend_lab.compare.chains import CHAINS, GROUPS, is_chain
+from ascend_lab.compare.chains import CHAINS, ESTIMATES, GROUPS, is_chain
 from ascend_lab.compare.chains.groups import as_groups
 from ascend_lab.compare.collectives import collective
 from ascend_lab.compare.estimates import Estimate
@@ -56,6 +56,8 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
             found = chain(work, made, chip)
     elif work.operator in GROUPS:
         found = grouped(work, chip)
+    elif work.operator in ESTIMATES:
+        found = ESTIMATES[work.operator](work, chip)
     elif work.operator == "transpose" and work.dtypes == ("int64",):
         found = operator_alone(in_pairs(work), chip, like)
         marks = (*marks, "int64 moved as pairs of int32")

@@ -60,15 +60,20 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
         tiling = tiling_of_operator(work.shapes, dtypes, chip, settings.own)
     line = _timeline(work, chip, dtypes, settings.own, tiling)
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
-    layouts_s = 0.0
+    beside_s = 0.0
+    if operator.name == attention.FLASH and attention.is_causal(work):
+        settings.marks.append(attention.SKIPPED)
+    if attention.is_library(work):
+        settings.marks.append(attention.LIBRARY)
+        beside_s = attention.tiling_read_s(chip)
     if work.conversions and operator.has("convolution"):
         shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.own))
-        layouts_s = converting_s(shapes, dtypes[0], work.conversions, chip)
+        beside_s = converting_s(shapes, dtypes[0], work.conversions, chip)
         settings.marks.append(conversions_told(work.conversions, dtypes[0]))
     bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
-    model_s = line.time_s + layouts_s
+    model_s = line.time_s + beside_s
     return Estimate(model_s, bound_s, _limit_of(line), _busy_of(line), tuple(settings.marks))
 
 
@@ -133,6 +138,12 @@ def _timeline(
     from ascend_lab.machine import sim
     from ascend_lab.operators import ops
 
+    if attention.is_library(work):
+        chip = replace(chip, core_count=attention.dealt_cores(work, chip))
+    if work.operator == attention.FLASH and attention.is_causal(work):
+        work = attention.as_measured(work)
+        dtypes = (dtypes[0],) * len(work.shapes)
+        attributes = {**attributes, "causal": False}
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
         given = work.operator, work.shapes, dtypes, chip

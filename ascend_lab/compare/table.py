@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from ascend_lab.compare.chains import CASE_NAMES, CHAINS, GROUPS
+from ascend_lab.compare.chains import CASE_NAMES, CHAINS, ESTIMATES, GROUPS
 from ascend_lab.compare.rows import (
     L2_STATES,
     TIMINGS,
@@ -133,7 +133,7 @@ def _name_in(case: str) -> str:
     parts = case.split("/")
     name = parts[1] if len(parts) > 2 else ""
     name = CASE_NAMES.get(name, name)
-    return name if any(name in known for known in (OPERATORS, CHAINS, GROUPS)) else ""
+    return name if any(name in known for known in (OPERATORS, CHAINS, GROUPS, ESTIMATES)) else ""
 
 
 def attributes_of(text: str) -> dict[str, Any]:

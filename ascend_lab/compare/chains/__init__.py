@@ -33,6 +33,8 @@ CHAINS: Mapping[str, Builder] = {
 """The table's name for a kernel, as in `cb/swi_glu/3` -> its builder."""
 KERNELS: Mapping[str, Cut] = {**vector.KERNELS}
 """The table's name -> what cuts the graph into kernels; without one our fusion does."""
+ESTIMATES = attention.ESTIMATES
+"""The table's name -> what times a kernel that is neither operator nor graph of ours."""
 GROUPS: Mapping[str, Callable[[Work], groups.Groups | groups.WideWeights]] = groups.BUILDERS
 """The table's name for a product whose kernel is written by hand -> its builder."""
 CASE_NAMES = {"gather": "gather_elements"}

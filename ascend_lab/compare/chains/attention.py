@@ -1,13 +1,40 @@
 """Measured attention in the words of our operators: causal rows, latent heads, selected keys."""
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from ascend_lab.compare.estimates import Estimate, at_peak
 from ascend_lab.compare.rows import Shape, Work
-from ascend_lab.compiler import Graph, GraphBuilder
 from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import Chip
+
+if TYPE_CHECKING:
+    from ascend_lab.operators.kernels.flash_shape import FlashShape
 
 FLASH = "flash_attention"
+TILE = 512
+"""Rows of q, and keys, of a tile of the measured kernels; they skip tiles that are masked whole.
+
+Source: hicann/ops-transformer, attention/fused_infer_attention_score/op_host/arch22, sizes of the
+basic block in m and in s2 where there are more than 16 queries.
+"""
+FEW_QUERIES = 16
+"""Queries up to which the measured kernels cut otherwise (same source)."""
+TILING_BYTES = 1596
+"""What every core reads before it begins: sizes, and what each core owns, as arrays of 26.
+
+20 numbers and a flag, 84 bytes; nine small records, 144; four numbers, 16; and 3 + 6 + 2 * 2 arrays
+of 26 numbers, 1352. Source: hicann/ops-transformer, fused_infer_attention_score_tiling.h.
+"""
+LINE_BYTES = 64
+"""A line of the scalar unit's cache (Ascend C, DataCacheCleanAndInvalid)."""
+SKIPPED = f"causal: masked tiles of {TILE} keys skipped as measured, a mask added to the others"
+LIBRARY = f"blocks of {TILE} rows dealt whole, tiling data read first, as in the library's kernel"
+"""Marks."""
 
 
 # -- one kernel ------------------------------------------------------------------------------------
@@ -19,8 +46,8 @@ def is_causal(work: Work) -> bool:
 def as_called(work: Work) -> Work:
     """Return a row of flash attention as the library is called.
 
-    A causal one has no mask to read: the measured kernel skips what a mask would drop. Heads that
-    share keys, stacked as rows of q in the table, stand apart: a query knows its place then.
+    A causal one needs no mask: a query sees the keys up to its own. Heads that share keys, stacked
+    as rows of q in the table, stand apart: a query knows its place then.
     """
     if not is_causal(work) or len(work.shapes) not in (3, 4):
         return work
@@ -33,6 +60,64 @@ def as_called(work: Work) -> Work:
         q = (q[0], q[1] * (q[2] // queries), queries, q[3])
     dtypes = work.dtypes if len(work.dtypes) == 1 else work.dtypes[:3]
     return replace(work, shapes=(q, k, v), dtypes=dtypes)
+
+
+def as_measured(work: Work) -> Work:
+    """Return a causal call as the measured kernel computes it, other calls as they are.
+
+    It skips tiles of `TILE` keys that no row of a block sees, and adds a mask to all others: with
+    512 keys or fewer it skips nothing. Each query gets the mean of the keys that are not skipped;
+    for 1024 queries of 1024 keys these are (512 + 1024) / 2.
+    """
+    if not is_causal(work) or len(work.shapes) != 3:
+        return work
+    q, k, v = work.shapes
+    queries = q[-2]
+    keys = k[-2]
+    shared_by = q[-3] // k[-3] if len(q) > 3 and len(k) > 3 else 1
+    step = max(1, TILE // max(shared_by, 1))  # queries whose heads fill a block of rows
+    computed = 0
+    for first in range(0, queries, step):
+        end = min(first + step, queries)
+        seen = end + keys - queries
+        computed += (end - first) * min(keys, math.ceil(seen / TILE) * TILE)
+    mean = math.ceil(computed / queries)
+    shapes = (q, (*k[:-2], mean, k[-1]), (*v[:-2], mean, v[-1]), (queries, mean))
+    attributes = {word: value for word, value in work.attributes.items() if word != "causal"}
+    return replace(work, shapes=shapes, dtypes=work.dtypes[:1], attributes=attributes)
+
+
+def is_library(work: Work) -> bool:
+    """Tell whether the library's kernel was measured, as far as a row shows it.
+
+    Sources that empty L2 before every call time libraries; kernels written by hand are timed warm.
+    """
+    return work.operator == FLASH and work.l2 == "cold"
+
+
+def dealt_cores(work: Work, chip: Chip) -> int:
+    """Return the cores that are busy to the end where blocks of `TILE` rows are dealt whole.
+
+    32 blocks on 24 cores take two turns, so that 16 cores would do. Latent heads, whose keys are
+    wider than their values, are cut so that all cores get the same.
+    """
+    q, k, v = work.shapes[:3]
+    if q[-2] <= FEW_QUERIES or q[-1] != v[-1]:
+        return chip.core_count
+    matrices = math.prod(k[:-2])
+    rows = math.prod(q[:-1]) // matrices
+    blocks = matrices * math.ceil(rows / TILE)
+    turns = math.ceil(blocks / chip.core_count)
+    return math.ceil(blocks / turns)
+
+
+def tiling_read_s(chip: Chip) -> float:
+    """Return the seconds in which the scalar unit reads the tiling data from memory.
+
+    It waits for each line, n lines of l cycles: n l / f.
+    """
+    lines = math.ceil(TILING_BYTES / LINE_BYTES)
+    return lines * chip.device_memory.latency_cycles / chip.clock_hz
 
 
 def latent(work: Work) -> Work:
@@ -65,33 +150,127 @@ def _heads_first(work: Work, shape: Shape) -> Shape:
     return (batch, two, one, size) if layout == "BSND" else (batch, one, two, size)
 
 
-# -- a chain ---------------------------------------------------------------------------------------
-def selected(work: Work) -> Graph:
-    """Return attention to selected keys: rows of k and v are gathered, every query has its own.
+# -- keys that every query selects -----------------------------------------------------------------
+def selected_shape(work: Work) -> FlashShape:
+    """Return attention to selected keys: the heads of a query are rows, its keys a matrix.
 
     Inputs are q, k, v and the numbers of the keys: (b, s, h, d), (b, t, 1, d), (b, t, 1, e) and
-    (b, s, 1, n). The h heads of a query are the rows of its matrix.
+    (b, s, 1, n). What a query reads was gathered into a ring that never leaves L2: for memory all
+    queries share one matrix of keys.
     """
+    from ascend_lab.operators.kernels.flash_shape import FlashShape, default_scale
+
     _check_count(work, 4)
-    q, k, v, chosen = (_heads_first(work, shape) for shape in work.shapes)
-    batch, heads, queries, size = q
-    tokens = batch * queries
-    count = chosen[3]
-    dtype = {"float16": "fp16", "bfloat16": "bf16"}.get(work.dtypes[0], work.dtypes[0])
-    net = GraphBuilder(work.operator, dtype)
-    asked = net.input("q", (tokens, heads, size))
-    places = net.input("chosen", (tokens * count,), "int32")
-    parts = []
-    for name, shape in (("k", k), ("v", v)):
-        rows = net.input(name, (batch * shape[1] * shape[2], shape[3]))
-        found = net.gather(rows, places, axis=0)
-        parts.append(net.reshape(found, shape=(tokens, count, shape[3])))
-    net.output(net.flash_attention(asked, *parts))
-    return net.build()
+    q, _, v, chosen = (_heads_first(work, shape) for shape in work.shapes)
+    batch, heads, queries, depth = q
+    return FlashShape(
+        batch * queries,
+        heads,
+        chosen[3],
+        depth,
+        v[3],
+        default_scale(depth),
+        shared=("k", "v"),
+        dtype=_dtype(work),
+    )
 
 
-BUILDERS: Mapping[str, Callable[[Work], Graph | Work]] = {
-    "mla": latent,
-    "sparse_flash_attention": selected,
-}
-"""The table's name for a kernel -> the call of an operator, or the chain, that computes it."""
+def _dtype(work: Work) -> str:
+    """Return the number format of q in our words."""
+    from ascend_lab.operators.dsl.tensor import ALIASES
+
+    return ALIASES.get(work.dtypes[0], work.dtypes[0])
+
+
+def selected(work: Work, chip: Chip) -> Estimate:
+    """Time attention to selected keys: vector cores gather rows while the cube multiplies others.
+
+    Each half of a tile's rows is moved by one vector core to UB and on to a ring in L2, where the
+    cube finds them. The first tile comes before the first product; all others hide behind the
+    products, unless the vector core's own copies take longer than all else. A row of v is the front
+    of a row of k, gathered once.
+
+    Source: hicann/ops-transformer, attention/sparse_flash_attention/op_kernel/arch22 (MergeKv).
+    """
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.operators.ops.attention import flash_kernel
+
+    shape = selected_shape(work)
+    line = simulate_kernel(flash_kernel(shape, chip), chip, DeviceMemory.of(chip))
+    row_cycles = gathered_row_cycles(shape, chip)
+    queries_of_core = math.ceil(shape.batch / chip.core_count)
+    rows_of_query = math.ceil(shape.keys / chip.vector_cores_per_core)
+    rows_of_tile = math.ceil(min(TILE, shape.keys) / chip.vector_cores_per_core)
+    copies = line.busy_cycles.get("AIV.MTE2", 0) + queries_of_core * rows_of_query * row_cycles
+    first = rows_of_tile * row_cycles + chip.device_memory.latency_cycles
+    memory_s = (line.memory_bytes + table_bytes(work)) / chip.device_memory.rate_bytes_per_s
+    parts = {
+        "products": (line.cycles + first) / chip.clock_hz,
+        "gathered rows": copies / chip.clock_hz,
+        "memory": memory_s,
+    }
+    limit = max(parts, key=lambda part: parts[part])
+    start_s = line.task_s - line.cycles / chip.clock_hz
+    model_s = start_s + parts[limit] + moves_s(work, chip)
+    by_host_s = 0.0
+    if work.timing != "kernel":
+        by_host_s = chip.launch_overhead_s - chip.queued_launch_s
+    marks = ("one kernel: rows gathered beside the products, v as the front of k",)
+    bound_s = selected_bound_s(shape, at_peak(chip))
+    return Estimate(model_s + by_host_s, bound_s, limit, {}, marks)
+
+
+def gathered_row_cycles(shape: FlashShape, chip: Chip) -> int:
+    """Return the cycles of the copy that brings a row of k from a table in L2 to a vector core."""
+    path = chip.path("GM", "UB")
+    size = shape.depth * 2  # both formats of the cube's attention have two bytes
+    cores = chip.core_count * chip.vector_cores_per_core
+    rate = min(path.rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores))
+    return path.startup_cycles + math.ceil(size / rate)
+
+
+def table_bytes(work: Work) -> int:
+    """Return the bytes of k that come from memory: each row once, if any query selects it."""
+    q, k, _, chosen = (_heads_first(work, shape) for shape in work.shapes)
+    rows = min(math.prod(k[:3]), q[0] * q[2] * chosen[3])
+    return rows * k[3] * 2
+
+
+def selected_bound_s(shape: FlashShape, chip: Chip) -> float:
+    """Return the least seconds of the products, and of the bytes of q and of one query's keys."""
+    products_s = shape.ops / chip.peak_ops_per_s(shape.dtype)
+    read = (shape.batch * shape.rows + shape.keys) * shape.depth * 2
+    return max(products_s, read / chip.device_memory.rate_bytes_per_s)
+
+
+def moves_s(work: Work, chip: Chip) -> float:
+    """Return the seconds of the slices or transposes whose times were added to the kernel's.
+
+    Slice*4 cuts q and k into a latent part, as wide as v, and a turned one. Transpose*2 changes the
+    order of heads and tokens of q and of the result.
+    """
+    q, k, v, _ = work.shapes
+    depth, width = q[3], v[3]
+    total_s = 0.0
+    if "Slice*4" in work.kernels:
+        for shape in (q, k):
+            for first, end in ((0, width), (width, depth)):
+                words = {"begin": (0, 0, 0, first), "end": (*shape[:3], end)}
+                total_s += _alone_s("slice", shape, work, chip, words)
+    if "Transpose*2" in work.kernels:
+        for shape in (q, (*q[:3], width)):
+            total_s += _alone_s("transpose", shape, work, chip, {"perm": (0, 2, 1, 3)})
+    return total_s
+
+
+def _alone_s(name: str, shape: Shape, work: Work, chip: Chip, words: Mapping[str, Any]) -> float:
+    """Return the seconds of a kernel that moves a tensor, as a task of its own."""
+    from ascend_lab.operators import ops
+
+    return ops.time(name, (shape,), (_dtype(work),), chip, **words).task_s
+
+
+BUILDERS: Mapping[str, Callable[[Work], Work]] = {"mla": latent}
+"""The table's name for a kernel -> the call of an operator that computes it."""
+ESTIMATES: Mapping[str, Callable[[Work, Chip], Estimate]] = {"sparse_flash_attention": selected}
+"""The table's name for a kernel -> what times it, where it is neither operator nor graph."""

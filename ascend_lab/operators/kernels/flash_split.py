@@ -69,31 +69,37 @@ class CubeParts(NamedTuple):
     q_slots: int
 
 
+COPIES = ((2, 1), (2, 2), (2, 4), (1, 1), (1, 2), (1, 4), (1, 8))
+"""Slots of q in L1, and pieces in which keys and values come there, the best first.
+
+Eighths are short copies: only for widths that have no room otherwise (the 576 of latent heads).
+"""
+
+
 def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts | None:
     """Return the largest parts with which a tiling fits L0 and L1, None if there are none.
 
-    Matrices as wide as they are come first, two slots of q before one.
+    See `COPIES`.
     """
     operands = _l0_parts(shape, tiling, chip)
     if operands is None:
         return None
     depth, width = shape.fractals[2:]
     rows, keys = tiling.rows // FRACTAL, tiling.keys // FRACTAL
-    for q_slots in (2, 1):
-        for pieces in (1, 2, 4):
-            k_rows = up(keys, pieces)
-            v_columns = up(width, pieces)
-            held = q_slots * rows * depth
-            held += 2 * (k_rows * depth + keys * v_columns + rows * keys)
-            if 2 * held * AREA <= chip.buffers["L1"]:
-                return CubeParts(*operands, k_rows, v_columns, q_slots)
+    for q_slots, pieces in COPIES:
+        k_rows = up(keys, pieces)
+        v_columns = up(width, pieces)
+        held = q_slots * rows * depth
+        held += 2 * (k_rows * depth + keys * v_columns + rows * keys)
+        if 2 * held * AREA <= chip.buffers["L1"]:
+            return CubeParts(*operands, k_rows, v_columns, q_slots)
     return None
 
 
 def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
     """Return the keys and columns of one matrix instruction: what fits every L0."""
     rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
-    for pieces in (1, 2, 4, 8):
+    for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
         columns = up(wide, pieces)
         for side in (8, 4, 2, 1):
             left, right = rows * max(side, columns), side * columns
