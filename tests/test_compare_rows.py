@@ -9,9 +9,15 @@ from test_compare import one
 
 from ascend_lab.chip import load_chip
 from ascend_lab.compare.chains import CHAINS
+from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Work
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
 from ascend_lab.graph import run_compiled
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels.group_norm import TILE, GroupNorm, group_norm_launch
+from ascend_lab.kernels.rotary import Rotary, rotary_launch
+from ascend_lab.ops.formats import numpy_type
+from ascend_lab.sim import execute
 
 B2 = load_chip("Ascend910B2")
 SEEDS = range(4)
@@ -22,9 +28,16 @@ def work_of(operator, shapes, dtype="fp32", **attributes):
 
 
 def run(work, **inputs):
-    """Return the outputs of the chain's kernels on a chip."""
-    found = run_compiled(CHAINS[work.operator](work), inputs, B2, dtype="")
-    outputs = [*found.values()]
+    """Return the outputs of the chain's kernels on a chip, those of programs in a row."""
+    made = CHAINS[work.operator](work)
+    if isinstance(made, Programs):
+        memory = {name: array.reshape(-1) for name, array in inputs.items()}
+        for kernel in made.write(B2):
+            own = {tensor.name for tensor in kernel.tensors} & memory.keys()
+            memory |= execute(kernel, {name: memory[name] for name in own}, B2)
+        outputs = [memory[name] for name in made.outputs]
+    else:
+        outputs = [*run_compiled(made, inputs, B2, dtype="").values()]
     return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -38,22 +51,38 @@ def close(found, wanted, dtype="fp32"):
 
 
 # -- values ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_group_norm(seed, dtype):
-    rng = np.random.default_rng(seed)
-    groups = int(rng.integers(1, 5))
-    channels = groups * int(rng.integers(1, 5))
-    shape = (int(rng.integers(1, 4)), channels, *rng.integers(1, 20, 2).tolist())
-    x, scale, bias = (normal(rng, s, dtype) for s in (shape, (channels,), (channels,)))
-    work = work_of("group_norm", (shape, scale.shape, bias.shape), dtype, groups=groups)
-    found = run(work, x=x, scale=scale, bias=bias)
-    rows = np.float64(x).reshape(shape[0], groups, -1)
-    centred = rows - rows.mean(2, keepdims=True)
-    rows = centred / np.sqrt((centred**2).mean(2, keepdims=True) + 1e-5)
-    y = rows.reshape(shape) * np.float64(scale)[:, None, None] + np.float64(bias)[:, None, None]
-    wanted = y / (1 + np.exp(-y))
-    close(found, wanted, dtype)
+def silu(y):
+    return y / (1 + np.exp(-y))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("images", "groups", "channels", "pixels"),
+    [
+        (2, 3, 5, 7),
+        (1, 2, 9, 16),  # several channels in a tile
+        (3, 2, 5, 24),
+        (50, 3, 1, 9),  # more images than cores
+        (1, 1, 300, 3),  # more channels than factors in UB at once
+        (1, 2, 3, 5000),
+        (1, 1, 2, TILE + 13),  # a channel in two tiles
+    ],
+)
+def test_group_norm(images, groups, channels, pixels, dtype):
+    rng = np.random.default_rng(0)
+    shape = (images, groups * channels, pixels)
+    kinds = (shape, (shape[1],), (shape[1],))
+    x, scale, bias = (rng.normal(size=s).astype(numpy_type(dtype)) for s in kinds)
+    work = work_of("group_norm", kinds, dtype, groups=groups)
+    found = np.float64(run(work, x=x, scale=scale, bias=bias)).reshape(shape)
+    rows = np.float64(x).reshape(images, groups, -1)
+    normal_rows = (rows - rows.mean(2, keepdims=True)) / np.sqrt(rows.var(2) + 1e-5)[..., None]
+    factors = (np.float64(f)[:, None] for f in (scale, bias))
+    y = normal_rows.reshape(shape) * next(factors) + next(factors)
+    slack = {"fp32": 1e-5, "fp16": 1e-3, "bf16": 8e-3}[dtype]
+    np.testing.assert_allclose(found, silu(y), rtol=slack, atol=slack)
+    launch = group_norm_launch(GroupNorm(images, groups, channels, pixels, dtype), B2)
+    assert sanitize(launch, B2) == []
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
@@ -91,32 +120,67 @@ def test_cross_entropy_loss(seed, reduction):
     close(np.squeeze(found), wanted)
 
 
+def turned(x, cos, sin, neighbours):
+    """A pair (a, b) as the complex number a + b i, times cos + sin i."""
+    half = x.shape[-1] // 2
+    a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else (x[..., :half], x[..., half:])
+    pairs = (np.float64(a) + 1j * np.float64(b)) * (np.float64(cos) + 1j * np.float64(sin))
+    parts = (pairs.real, pairs.imag)
+    return np.stack(parts, -1).reshape(x.shape) if neighbours else np.concatenate(parts, -1)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("mode", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", ["BSND", "BNSD"])
 @pytest.mark.parametrize(
-    ("layout", "mode"),
-    [("BSND", "half"), ("BNSD", "half"), ("BSND", "interleaved"), ("BNSD", "interleaved")],
+    ("batch", "length", "heads", "half"),
+    [(1, 3, (2, 2), 32), (2, 50, (1, 3), 8), (3, 7, (5, 2), 40), (1, 60, (40, 8), 64)],
 )
-@pytest.mark.parametrize("seed", SEEDS)
-def test_apply_rotary_pos_emb(seed, layout, mode):
-    rng = np.random.default_rng(seed)
-    batch, length, heads, half = (int(rng.integers(1, top)) for top in (4, 20, 6, 20))
-    ends = (batch, length, heads) if layout == "BSND" else (batch, heads, length)
-    q, k = (normal(rng, (*ends, 2 * half)) for _ in "qk")
+def test_apply_rotary_pos_emb(batch, length, heads, half, layout, mode, dtype):
+    rng = np.random.default_rng(0)
+    kind = numpy_type(dtype)
+    inner = [(length, n) if layout == "BSND" else (n, length) for n in heads]
+    q, k = (rng.normal(size=(batch, *axes, 2 * half)).astype(kind) for axes in inner)
     angles = rng.uniform(0, 2 * np.pi, (length, half))
-    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cos, sin = np.cos(angles).astype(kind), np.sin(angles).astype(kind)
     shapes = (q.shape, k.shape, cos.shape, sin.shape)
-    work = work_of("apply_rotary_pos_emb", shapes, layout=layout, mode=mode)
+    work = work_of("apply_rotary_pos_emb", shapes, dtype, layout=layout, mode=mode)
     found = run(work, q=q, k=k, cos=cos, sin=sin)
-    turn = np.exp(1j * angles)  # a pair (a, b) is the complex number a + b i
-    turn = turn[None, :, None] if layout == "BSND" else turn[None, None]
+    tables = (cos[:, None], sin[:, None]) if layout == "BSND" else (cos, sin)
+    slack = {"fp32": 2e-6, "fp16": 4e-3, "bf16": 2e-2}[dtype]
     for got, x in zip(found, (q, k), strict=True):
-        pairs = x[..., :half] + 1j * x[..., half:]
-        if mode == "interleaved":
-            pairs = x[..., 0::2] + 1j * x[..., 1::2]
-        turned = pairs * turn
-        wanted = np.concatenate((turned.real, turned.imag), -1)
-        if mode == "interleaved":
-            wanted = np.stack((turned.real, turned.imag), -1).reshape(x.shape)
-        close(got, wanted)
+        wanted = turned(x, *tables, mode == "interleaved")
+        np.testing.assert_allclose(np.float64(got).reshape(x.shape), wanted, slack, slack)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("rows", "heads", "size", "neighbours"),
+    [(7, (5, 2), 22, False), (2, (300, 1), 128, False), (9, (3, 3), 48, True)],
+)
+def test_a_turn_of_any_heads_has_no_fault(rows, heads, size, neighbours, dtype):
+    shape = Rotary(rows, heads, size, dtype, neighbours)
+    launch = rotary_launch(shape, B2)
+    tables = ("q", "k", "cos", "sin")
+    assert sanitize(launch, B2, filled=tables) == []
+    rng = np.random.default_rng(0)
+    kind = numpy_type(dtype)
+    q, k = (rng.normal(size=(rows, n, size)).astype(kind) for n in heads)
+    half = rng.uniform(-1, 1, (2, rows, 1, size // 2)).astype(kind)
+    cos, sin = (np.repeat(t, 2, -1) if neighbours else np.concatenate((t, t), -1) for t in half)
+    given = {name: a.reshape(-1) for name, a in zip(tables, (q, k, cos, sin), strict=True)}
+    memory = execute(launch, given, B2)
+    slack = {"fp32": 2e-6, "fp16": 4e-3, "bf16": 2e-2}[dtype]
+    for name, x in (("q", q), ("k", k)):
+        got = np.float64(memory[name]).reshape(x.shape)
+        np.testing.assert_allclose(got, turned(x, *half, neighbours), slack, slack)
+
+
+def test_a_turn_that_cannot_be_written_is_refused():
+    with pytest.raises(UnsupportedError, match="whole blocks of 32 bytes"):
+        rotary_launch(Rotary(4, (2, 2), 22, "fp16", neighbours=True), B2)
+    with pytest.raises(CapacityError, match="of UB for a head of 20000"):
+        rotary_launch(Rotary(4, (2, 2), 20000, "fp32"), B2)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
