@@ -15,6 +15,7 @@ from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
 from ascend_lab.graph import run_compiled
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels.group_norm import TILE, GroupNorm, group_norm_launch
+from ascend_lab.kernels.rerouting import Rerouting, rerouting_kernel
 from ascend_lab.kernels.rotary import Rotary, rotary_launch
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.sim import execute
@@ -33,8 +34,9 @@ def run(work, **inputs):
     if isinstance(made, Programs):
         memory = {name: array.reshape(-1) for name, array in inputs.items()}
         for kernel in made.write(B2):
-            own = {tensor.name for tensor in kernel.tensors} & memory.keys()
-            memory |= execute(kernel, {name: memory[name] for name in own}, B2)
+            own = {tensor.name: memory.get(tensor.name) for tensor in kernel.tensors}
+            given = {name: array for name, array in own.items() if array is not None}
+            memory |= execute(kernel, given, B2)
         outputs = [memory[name] for name in made.outputs]
     else:
         outputs = [*run_compiled(made, inputs, B2, dtype="").values()]
@@ -183,17 +185,39 @@ def test_a_turn_that_cannot_be_written_is_refused():
         rotary_launch(Rotary(4, (2, 2), 20000, "fp32"), B2)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_moe_re_routing(seed):
-    rng = np.random.default_rng(seed)
-    count, hidden = rng.integers(1, 60, 2).tolist()
-    tokens, scales = normal(rng, (count, hidden), "fp16"), normal(rng, (count, 1))
-    places = rng.permutation(count).astype(np.int32)
-    shapes = ((count, hidden), (2, 4), (count,))
-    work = Work("moe_re_routing", B2.name, shapes, None, ("fp16", "int64", "fp32"))
-    moved, moved_scales = run(work, tokens=tokens, places=places, scales=scales)
-    np.testing.assert_array_equal(moved, tokens[places])
-    np.testing.assert_array_equal(moved_scales, scales[places])
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "ranks", "experts", "dtype"),
+    [
+        (100, 33, 4, 4, "fp16"),
+        (500, 72, 64, 3, "bf16"),  # more ranks than cores
+        (5, 16, 4, 4, "int8"),  # fewer tokens than counts
+        (64, 128, 4, 4, "fp32"),  # nothing left over
+        (2 * 3000, 32, 2, 1, "fp16"),  # runs of several tiles
+    ],
+)
+def test_moe_re_routing(tokens, hidden, ranks, experts, dtype, scaled):
+    x = np.arange(tokens * hidden).reshape(tokens, hidden) % 97
+    x = x.astype(numpy_type(dtype))
+    scale = np.arange(tokens, dtype=np.float32)
+    shapes = (x.shape, (ranks, experts), (tokens,))[: 2 + scaled]
+    inputs = {"x": x, "scale": scale} if scaled else {"x": x}
+    found = run(work_of("moe_re_routing", shapes, dtype), **inputs)
+    each = tokens // (ranks * experts)
+    order = np.arange(tokens)
+    equal = order[: each * ranks * experts].reshape(ranks, experts, each)
+    order[: equal.size] = equal.transpose(1, 0, 2).reshape(-1).copy()
+    moved, moved_scale = found if scaled else (found, None)
+    np.testing.assert_array_equal(moved.reshape(x.shape), x[order])
+    if scaled:
+        np.testing.assert_array_equal(moved_scale, scale[order])
+    shape = Rerouting(tokens, hidden, ranks, experts, dtype, scaled)
+    assert sanitize(rerouting_kernel(shape, B2), B2) == []
+
+
+def test_a_token_beyond_ub_is_refused():
+    with pytest.raises(CapacityError, match="of UB for a token"):
+        rerouting_kernel(Rerouting(8, 2**20, 2, 2, "fp16"), B2)
 
 
 @pytest.mark.parametrize("skips", [1, 2])

@@ -5,7 +5,7 @@ time (which expert, which place) are inputs: a row says how many there are, not 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab import ops
-from ascend_lab.chip import Chip
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.dsl.tensor import ALIASES
@@ -21,6 +21,7 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, Value
 from ascend_lab.isa import Kernel, as_kernel, renamed
 from ascend_lab.kernels.group_norm import GroupNorm, group_norm_launch
+from ascend_lab.kernels.rerouting import Rerouting, rerouting_kernel
 from ascend_lab.kernels.rotary import Rotary, rotary_launch
 from ascend_lab.layout import row_major
 from ascend_lab.limits import shown
@@ -63,11 +64,11 @@ def _draft(work: Work) -> GraphBuilder:
     return GraphBuilder(work.operator, work.dtypes[0])
 
 
-def _float_of(work: Work) -> str:
-    """Return the format of a row's first input, a float."""
+def _format_of(work: Work, known: Collection[str] = FLOATS) -> str:
+    """Return the format of a row's first input, one of those known."""
     dtype = ALIASES.get(work.dtypes[0], work.dtypes[0]) if work.dtypes else ""
-    if dtype not in FLOATS:
-        needed = f"{work.operator}: {', '.join(FLOATS)}"
+    if dtype not in known:
+        needed = f"{work.operator}: one of {', '.join(known)}"
         raise UnsupportedError(needed, dtype or "none", "cast it")
     return dtype
 
@@ -95,7 +96,7 @@ def group_norm(work: Work) -> Programs:
         needed = f"group_norm: scale and bias of {shape[1]} channels"
         raise InputError(needed, shown(work.shapes[1:]), "mend that row")
     channels, pixels = shape[1] // groups, math.prod(shape[2:])
-    norm = GroupNorm(shape[0], groups, channels, pixels, _float_of(work))
+    norm = GroupNorm(shape[0], groups, channels, pixels, _format_of(work))
     return Programs(
         lambda chip: (as_kernel(group_norm_launch(norm, chip)),), ("x", "scale", "bias"), ("y",)
     )
@@ -174,7 +175,7 @@ def apply_rotary_pos_emb(work: Work) -> Programs:
     if work.shapes[3] != work.shapes[2]:
         needed = "apply_rotary_pos_emb: as many sines as cosines"
         raise InputError(needed, shown(work.shapes[2:]), "mend that row")
-    turn = _RotaryChain(work, _float_of(work), mode == "interleaved")
+    turn = _RotaryChain(work, _format_of(work), mode == "interleaved")
     outputs = ("q", "k") if layout == "BSND" else ("q_back", "k_back")
     return Programs(turn.kernels, ("q", "k", "cos", "sin"), outputs)
 
@@ -250,22 +251,24 @@ class _RotaryChain:
 
 
 # -- mixtures of experts ---------------------------------------------------------------------------
-def moe_re_routing(work: Work) -> Graph:
+def moe_re_routing(work: Work) -> Programs:
     """Tokens (and a scale of each), grouped by rank, put in the order of experts.
 
-    Tokens (count, hidden); counts (ranks, experts); scales (count). The place of every token is an
-    input: what the few counts say of it is summed up in far less time.
+    Tokens (count, hidden); counts (ranks, experts), of int64 read as int32; scales (count) in fp32.
+    Counts are taken as equal: a row does not say what they are.
     """
     _check(work, 2, 3)
     count, hidden = _sizes(work, 0, 2)
-    draft = _draft(work)
-    tokens = draft.input("tokens", (count, hidden))
-    places = draft.input("places", (count,), "int32")
-    draft.output(draft.gather(tokens, places))
-    if len(work.shapes) == 3:
-        scales = draft.input("scales", (count, 1), work.dtypes[-1])
-        draft.output(draft.gather(scales, places))
-    return draft.build()
+    ranks, experts = _sizes(work, 1, 2)
+    scaled = len(work.shapes) == 3
+    if scaled and work.shapes[2] != (count,):
+        needed = f"moe_re_routing: a scale for each of {count} tokens"
+        raise InputError(needed, "x".join(map(str, work.shapes[2])), "mend that row")
+    shape = Rerouting(count, hidden, ranks, experts, _format_of(work, DTYPE_BYTES), scaled)
+    inputs, outputs = ("x", "scale"), ("y", "scale_out")
+    return Programs(
+        lambda chip: (rerouting_kernel(shape, chip),), inputs[: 1 + scaled], outputs[: 1 + scaled]
+    )
 
 
 def moe_finalize_routing(work: Work) -> Graph:
