@@ -1,13 +1,14 @@
 """Tokens in the order of ranks put in that of experts: runs of them copied by vector cores.
 
-A core has whole ranks. Where the tokens of rank r for expert e come from, and where they go, are
-sums of the counts n (ranks, experts),
+Core i has the ranks i, i + cores, and so on. Where the tokens of rank r for expert e come from, and
+where they go, are sums of the counts n (ranks, experts),
 
     from = sum of n[i, j] over i < r, and n[r, j] over j < e
     to   = sum of n[i, j] over j < e, and n[i, e] over i < r
 
-which its scalar unit adds up, one trip to L2 a number. Programs do not depend on data, so that here
-all counts are equal; tokens that are left over lie behind, and one core moves them at the end.
+which its scalar unit adds up, one trip to L2 a number. Core 0 adds up the tokens of each expert,
+too. Programs do not depend on data, so that here all counts are equal; tokens that are left over
+lie behind, and one core moves them at the end.
 
 Source of the division into ranks, of the sums and of the moves: CANN toolkit 8.1, Ascend C operator
 MoeReRouting (moe_re_routing.h). The places of tokens, which it writes as well, are left out.
@@ -20,7 +21,7 @@ from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, KernelBuilder, Tile
 from ascend_lab.kernels.indexed_rows import l2_steps
-from ascend_lab.kernels.tiles import chunks, repeat, segments
+from ascend_lab.kernels.tiles import repeat, segments
 
 SCALE_BYTES = 4
 
@@ -54,12 +55,27 @@ def rerouting_kernel(shape: Rerouting, chip: Chip) -> isa.Kernel:
     """
     phases = []
     if shape.run:
-        axes = {"rank": chunks(shape.ranks, 1, chip.cores_of("vector"))}
-        phases.append(isa.spread("runs", axes, lambda own: _Writer(shape, chip).program(own)))
+        phases.append(isa.Launch("runs", _parts(shape, chip)))
     if shape.left:
         program = _Writer(shape, chip).left()
         phases.append(isa.Launch("left", (isa.Part(program),)))
     return isa.Kernel("rerouting", tuple(phases))
+
+
+def _parts(shape: Rerouting, chip: Chip) -> tuple[isa.Part, ...]:
+    """Return the programs: of core 0, which also adds up the totals, and of cores as full."""
+    cores = min(shape.ranks, chip.cores_of("vector"))
+    groups: dict[int, list[int]] = {}
+    for core in range(1, cores):
+        groups.setdefault(isa.up(shape.ranks - core, cores), []).append(core)
+    parts = [(isa.up(shape.ranks, cores), [0]), *groups.items()]
+    return tuple(
+        isa.Part(
+            _Writer(shape, chip).program(turns, cores, own[-1]),
+            tuple((("core", core),) for core in own),
+        )
+        for turns, own in parts
+    )
 
 
 class _Writer:
@@ -92,25 +108,28 @@ class _Writer:
         self.buffers = [self.queue.buffer]
         if shape.scaled:
             self.buffers.append(self.queue.join("scales", "fp32", self.tile))
-        self.known = k.queue("known", "UB", "int32", 1, src="S", dst="MTE2", depth=1)
+        # The scalar unit goes on to the next run while the copies of one are on their way.
+        self.known = k.queue("known", "UB", "int32", 1, src="S", dst="MTE2", depth=2)
 
-    def program(self, own: isa.Share) -> isa.Program:
-        """Write the ranks of a core."""
+    def program(self, turns: int, cores: int, last: int) -> isa.Program:
+        """Write so many ranks of cores up to the `last`, which reads most counts."""
         k, shape = self.k, self.shape
-        first = k.param("rank", own[2]) * own[1]
-        with repeat(k, "r", own[0]) as r:
-            rank = first + r
-            # Counts before a rank are fewer; the last one, which waits longest, reads all.
-            self._add_up(shape.ranks * shape.experts)
-            with repeat(k, "expert", shape.experts) as expert:
+        core = k.param("core", last + 1)
+        for turn in range(turns):
+            rank = core + turn * cores
+            self._add_up((turn * cores + last) * shape.experts)
+            with repeat(k, f"expert{turn}", shape.experts) as expert:
                 self.known.alloc()
                 self._add_up(shape.ranks)
                 self.known.enqueue()
                 self.known.dequeue()
                 source = (rank * shape.experts + expert) * shape.run
                 target = (expert * shape.ranks + rank) * shape.run
-                self._move("tile", source, target, shape.run)
+                self._move(f"tile{turn}", source, target, shape.run)
                 self.known.free()
+        if last == 0:
+            # The tokens of each expert, in GM: a count is read, and the sum that it is added to.
+            self._add_up(2 * shape.ranks * shape.experts)
         return k.finish()
 
     def left(self) -> isa.Program:
@@ -121,6 +140,8 @@ class _Writer:
 
     def _add_up(self, count: int) -> None:
         """Read numbers of GM, a trip to L2 each; only the first is in the program."""
+        if not count:  # nothing stands before the first rank
+            return
         steps = count * l2_steps(self.k.chip)
         self.k.scalar(self.count.region(0, 1), self.counts.region(0, 1), steps=steps)
 
