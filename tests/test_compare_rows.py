@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from test_compare import one
 
-from ascend_lab.chip import load_chip
 from ascend_lab.compare.chains import CHAINS
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import run_compiled
 from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
-from ascend_lab.graph import run_compiled
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels.group_norm import TILE, GroupNorm, group_norm_launch
-from ascend_lab.kernels.rerouting import Rerouting, rerouting_kernel
-from ascend_lab.kernels.rotary import Rotary, rotary_launch
-from ascend_lab.ops.formats import numpy_type
-from ascend_lab.sim import execute
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.kernels.group_norm import TILE, GroupNorm, group_norm_launch
+from ascend_lab.operators.kernels.rerouting import Rerouting, rerouting_kernel
+from ascend_lab.operators.kernels.rotary import Rotary, rotary_launch
+from ascend_lab.operators.ops.formats import numpy_type
 
 B2 = load_chip("Ascend910B2")
 SEEDS = range(4)

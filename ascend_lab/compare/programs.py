@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks
 from ascend_lab.compare.rows import Work
+from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.isa import Kernel
+    from ascend_lab.machine.isa import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ def programs(work: Work, found: Programs, chip: Chip) -> Estimate:
 
         bound = (read + max(0, written - L2)) / peak
     """
-    from ascend_lab.graph import Bound
-    from ascend_lab.graph.network import NetworkTimeline, OperatorTime
-    from ascend_lab.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.compiler import Bound
+    from ascend_lab.compiler.network import NetworkTimeline, OperatorTime
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     kernels = found.write(chip)
     tensors = {tensor.name: tensor for kernel in kernels for tensor in kernel.tensors}

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import ops
-from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Shape, Work
-from ascend_lab.dsl.tensor import ALIASES
+from ascend_lab.compiler import Graph, GraphBuilder, Value
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Value
-from ascend_lab.isa import Kernel, as_kernel, renamed
-from ascend_lab.kernels.group_norm import GroupNorm, group_norm_launch
-from ascend_lab.kernels.rerouting import Rerouting, rerouting_kernel
-from ascend_lab.kernels.rotary import Rotary, rotary_launch
-from ascend_lab.layout import row_major
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Kernel, as_kernel, renamed
+from ascend_lab.machine.layout import row_major
+from ascend_lab.operators import ops
+from ascend_lab.operators.dsl.tensor import ALIASES
+from ascend_lab.operators.kernels.group_norm import GroupNorm, group_norm_launch
+from ascend_lab.operators.kernels.rerouting import Rerouting, rerouting_kernel
+from ascend_lab.operators.kernels.rotary import Rotary, rotary_launch
 
 FLOATS = ("fp16", "bf16", "fp32")
 INT8_MOST = 127
