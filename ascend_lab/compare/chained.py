@@ -14,7 +14,6 @@ from ascend_lab.machine.chip import Chip
 READ_IN_PART = (
     "gather_elements",
     "moe_finalize_routing",
-    "moe_re_routing",
     "resize_bilinear",
     "sparse_flash_attention",
 )

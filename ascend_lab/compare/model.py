@@ -16,6 +16,7 @@ from ascend_lab.compare.collectives import collective
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.networks import network
 from ascend_lab.compare.operators import in_pairs, operator_alone
+from ascend_lab.compare.programs import Programs, programs
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.compare.words import NOT_PRINTED, chip_of
@@ -48,6 +49,8 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
         made = CHAINS[work.operator](work)
         if isinstance(made, Work):
             found = operator_alone(made, chip, like)
+        elif isinstance(made, Programs):
+            found = programs(work, made, chip)
         else:
             found = chain(work, made, chip)
     elif work.operator in GROUPS:
