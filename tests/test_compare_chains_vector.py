@@ -83,10 +83,11 @@ def test_powers_of_a_line(shape, dtype, base, kernels):
 def test_masked_and_scaled(shape, dtype, mask_dtype):
     x = numbers(shape, dtype)
     mask = np.random.default_rng(1).integers(0, 2, shape).astype(numpy_type(mask_dtype))
-    scale = np.array([1.5], numpy_type(dtype))
+    product = "fp32" if mask_dtype in FLOATS and mask_dtype != dtype else dtype
+    scale = np.array([1.5], numpy_type(product))
     work = work_of("masked_scale", [shape, shape], [dtype, mask_dtype], scale=1.5)
     (y,) = values_of(replace(work, kernels="Cast+Mul*2"), x, mask, scale)
-    check_close(y, wide(x) * wide(mask) * 1.5, dtype)
+    check_close(y, wide(x) * wide(mask) * 1.5, product)
 
 
 @settings(max_examples=8, deadline=None)
@@ -107,7 +108,9 @@ def test_gated_halves(shape, dtype, axis, kernels):
     shape = tuple(n + (n == 1 and at == axis) for at, n in enumerate(shape))
     half, x = shape[axis] // 2, numbers(shape, dtype)
     work = replace(work_of("swi_glu", [shape], [dtype], axis=axis - len(shape)), kernels=kernels)
-    (y,) = values_of(work, x)
+    longer = kernels and shape[axis] % 2 == 0  # what the Slice cuts off
+    given = np.concatenate((x, x[..., -1:]), -1) if longer else x
+    (y,) = values_of(work, given)
     left, right = (np.take(wide(x), range(i * half, (i + 1) * half), axis) for i in range(2))
     check_close(y, left / (1 + np.exp(-left)) * right, dtype)
 
@@ -232,6 +235,28 @@ def test_one_program_reads_what_it_needs_once():
     work = work_of("masked_scale", [shape, shape], ["fp32", "int8"], scale=2.0)
     times = [estimate(replace(work, kernels=kernels)).model_s for kernels in ("", "Cast+Mul*2")]
     assert times[1] > 1.3 * times[0]
+
+
+def test_a_product_of_two_floats_is_in_the_wider_one():
+    """Of fp16 and fp32 in fp32: more bytes than of two fp16, as many as of two fp32."""
+    shape = (8192, 4096)
+    times = [
+        estimate(replace(work_of("masked_scale", [shape] * 2, formats), kernels="Cast+Mul*2"))
+        for formats in (("fp16", "fp16"), ("fp16", "fp32"), ("fp32", "fp16"))
+    ]
+    narrow, mixed, turned = (found.model_s for found in times)
+    assert mixed > 1.5 * narrow
+    assert mixed == pytest.approx(turned, rel=0.01)
+
+
+def test_a_slice_that_a_row_names_is_a_kernel():
+    shape = (512, 1001)
+    work = work_of("swi_glu", [shape], ["fp16"], axis=0)
+    apart, one_kernel = (
+        estimate(replace(work, kernels=kernels)) for kernels in ("Slice+SwiGlu", "")
+    )
+    assert "kernels of ours: 2" in apart.marks[0] and "kernels of ours: 1" in one_kernel.marks[0]
+    assert apart.model_s > one_kernel.model_s
 
 
 @pytest.mark.parametrize(

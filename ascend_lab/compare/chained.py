@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 READ_IN_PART = (
     "gather_elements",
     "moe_finalize_routing",
-    "moe_re_routing",
     "resize_bilinear",
 )
 """Chains that need not read all of their inputs: indices say what."""

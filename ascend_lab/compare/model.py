@@ -17,6 +17,7 @@ from ascend_lab.compare.collectives import collective
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.networks import network
 from ascend_lab.compare.operators import in_pairs, like_library, operator_alone
+from ascend_lab.compare.programs import Programs, programs
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.compare.words import NOT_PRINTED, chip_of
@@ -45,26 +46,28 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
         # Sums of segments start from zeros that the measured kernels write: no x is read.
         work = replace(work, operator="unsorted_segment_sum")
     work = as_groups(work)
-    if work.operator.startswith(ZOO):
-        found = network(work, chip, like)
-    elif is_chain(work):
-        made = CHAINS[work.operator](work)
-        if isinstance(made, Work):
-            work = made
-            found = operator_alone(work, chip, like)
-        else:
-            found = chain(work, made, chip)
-    elif work.operator in GROUPS:
-        found = grouped(work, chip)
-    elif work.operator in ESTIMATES:
-        found = ESTIMATES[work.operator](work, chip)
-    elif work.operator == "transpose" and work.dtypes == ("int64",):
-        found = operator_alone(in_pairs(work), chip, like)
+    if work.operator == "transpose" and work.dtypes == ("int64",):
+        work = in_pairs(work)
         marks = (*marks, "int64 moved as pairs of int32")
-    else:
-        found = operator_alone(work, chip, like)
-    if like and not work.operator.startswith(ZOO):
-        found = like_library(work, chip, found)
+    found = _timed(work, chip, like)
     if any(NOT_PRINTED in mark for mark in marks):
         found = replace(found, bound_s=None)  # another bin may be quicker
     return replace(found, marks=(*marks, *found.marks))
+
+
+def _timed(work: Work, chip: Chip, like: str) -> Estimate:
+    """Return the time of a work by what knows it: a network, a chain of kernels, an operator."""
+    if work.operator.startswith(ZOO):
+        return network(work, chip, like)
+    if work.operator in GROUPS:
+        return grouped(work, chip)
+    if work.operator in ESTIMATES:
+        return ESTIMATES[work.operator](work, chip)
+    if not is_chain(work):
+        return like_library(work, chip, operator_alone(work, chip, like))
+    made = CHAINS[work.operator](work)
+    if isinstance(made, Programs):
+        return programs(work, made, chip)
+    if isinstance(made, Work):
+        return like_library(made, chip, operator_alone(made, chip, like))
+    return like_library(work, chip, chain(work, made, chip))

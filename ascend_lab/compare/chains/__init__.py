@@ -12,11 +12,12 @@ Some chains are cut into kernels as the source's was, not by our fusion: `KERNEL
 from collections.abc import Callable, Mapping, Sequence
 
 from ascend_lab.compare.chains import attention, groups, products, rows, vector
+from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Work
 from ascend_lab.compiler import Graph, Node
 
-Builder = Callable[[Work], Graph | Work]
-"""Work of a row -> a graph, or a call of an operator, that computes the same.
+Builder = Callable[[Work], Graph | Programs | Work]
+"""Work of a row -> a graph, programs or a call of an operator that computes the same.
 
 Raises `AscendLabError` for what it cannot.
 """

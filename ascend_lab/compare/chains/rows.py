@@ -5,18 +5,28 @@ time (which expert, which place) are inputs: a row says how many there are, not 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.compare.programs import Programs
 from ascend_lab.compare.rows import Shape, Work
 from ascend_lab.compiler import Graph, GraphBuilder, Value
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Kernel, as_kernel, renamed
 from ascend_lab.machine.layout import row_major
+from ascend_lab.operators import ops
+from ascend_lab.operators.dsl.tensor import ALIASES
+from ascend_lab.operators.kernels.group_norm import GroupNorm, group_norm_launch
+from ascend_lab.operators.kernels.rerouting import Rerouting, rerouting_kernel
+from ascend_lab.operators.kernels.rotary import Rotary, rotary_launch
 
+FLOATS = ("fp16", "bf16", "fp32")
 INT8_MOST = 127
 """The largest number of int8: rows are scaled so that their largest element becomes it."""
 
@@ -54,6 +64,15 @@ def _draft(work: Work) -> GraphBuilder:
     return GraphBuilder(work.operator, work.dtypes[0])
 
 
+def _format_of(work: Work, known: Collection[str] = FLOATS) -> str:
+    """Return the format of a row's first input, one of those known."""
+    dtype = ALIASES.get(work.dtypes[0], work.dtypes[0]) if work.dtypes else ""
+    if dtype not in known:
+        needed = f"{work.operator}: one of {', '.join(known)}"
+        raise UnsupportedError(needed, dtype or "none", "cast it")
+    return dtype
+
+
 def _axis(work: Work, rank: int) -> int:
     """Return the attribute `axis`, counted from 0."""
     axis = work.attributes["axis"]
@@ -63,7 +82,7 @@ def _axis(work: Work, rank: int) -> int:
 
 
 # -- norms and losses ------------------------------------------------------------------------------
-def group_norm(work: Work) -> Graph:
+def group_norm(work: Work) -> Programs:
     """SiLU of the norm over groups of channels: x (n, c, ...), scale (c), bias (c).
 
     The measured kernel is GroupNormSilu; that SiLU was on is taken from its name.
@@ -73,21 +92,14 @@ def group_norm(work: Work) -> Graph:
     if len(shape) < 3 or not isinstance(groups, int) or groups < 1 or shape[1] % groups:
         needed = "group_norm: x (n, c, ...) and groups that divide c"
         raise InputError(needed, f"{shape}, {shown(groups)}", "mend that row")
-    row = math.prod(shape[1:]) // groups
-    draft = _draft(work)
-    x = draft.input("x", shape)
-    scale = draft.input("scale", work.shapes[1])
-    bias = draft.input("bias", work.shapes[2])
-    rows = draft.reshape(x, shape=(shape[0] * groups, row))
-    normal = draft.layer_norm(rows, draft.fill((row,), 1.0), draft.fill((row,), 0.0))
-    channels = (shape[1], *(1 for _ in shape[2:]))
-    scaled = draft.mul(
-        draft.reshape(normal, shape=shape),
-        draft.reshape(scale, shape=channels),
+    if work.shapes[1:] != ((shape[1],), (shape[1],)):
+        needed = f"group_norm: scale and bias of {shape[1]} channels"
+        raise InputError(needed, shown(work.shapes[1:]), "mend that row")
+    channels, pixels = shape[1] // groups, math.prod(shape[2:])
+    norm = GroupNorm(shape[0], groups, channels, pixels, _format_of(work))
+    return Programs(
+        lambda chip: (as_kernel(group_norm_launch(norm, chip)),), ("x", "scale", "bias"), ("y",)
     )
-    shifted = draft.add(scaled, draft.reshape(bias, shape=channels))
-    draft.output(draft.silu(shifted))
-    return draft.build()
 
 
 def add_rms_norm_dynamic_quant(work: Work) -> Graph:
@@ -137,10 +149,14 @@ def cross_entropy_loss(work: Work) -> Graph:
 
 
 # -- rotary embedding ------------------------------------------------------------------------------
-def apply_rotary_pos_emb(work: Work) -> Graph:
+def apply_rotary_pos_emb(work: Work) -> Programs:
     """Pairs (a, b) of q and k turned: (a cos - b sin, b cos + a sin), cos and sin (length, d / 2).
 
-    `mode` half pairs element i with i + d / 2, interleaved 2 i with 2 i + 1.
+    `mode` half pairs element i with i + d / 2, interleaved 2 i with 2 i + 1. The kernels are those
+    of the measured chain: each table twice in a row (ConcatD, or each number twice,
+    RepeatInterleaveV2), a copy for each of several batches (BroadcastTo), q and k in the order
+    BSND and back (Transpose), and the turn. Left out are two BroadcastTo of the interleaved chain:
+    what they stretch, the counts of repeats, is small.
     """
     _check(work, 4, 4, "layout", "mode")
     layout, mode = work.attributes["layout"], work.attributes["mode"]
@@ -148,80 +164,111 @@ def apply_rotary_pos_emb(work: Work) -> Graph:
         needed = "apply_rotary_pos_emb: layout BSND or BNSD, mode half or interleaved"
         raise UnsupportedError(needed, f"{shown(layout)}, {shown(mode)}", "no other is built")
     length, half = _sizes(work, 2, 2)
-    draft = _draft(work)
-    cos = draft.input("cos", (length, half))
-    sin = draft.input("sin", work.shapes[3])
-    turn = _turn_halves if mode == "half" else _turn_neighbours
+    at = layout.index("S")
+    batch = work.shapes[0][0]
     for place, name in enumerate("qk"):
         shape = _sizes(work, place, 4)
-        at = layout.index("S")
-        if shape[at] != length or shape[3] != 2 * half:
-            needed = f"apply_rotary_pos_emb: {name} with {length} places of {2 * half} elements"
+        if (shape[0], shape[at], shape[3]) != (batch, length, 2 * half):
+            needed = f"apply_rotary_pos_emb: {name} with {batch} times {length} places"
+            needed = f"{needed} of {2 * half} elements"
             raise InputError(needed, "x".join(map(str, shape)), "mend that row")
-        draft.output(turn(draft, draft.input(name, shape), (cos, sin), at))
-    return draft.build()
+    if work.shapes[3] != work.shapes[2]:
+        needed = "apply_rotary_pos_emb: as many sines as cosines"
+        raise InputError(needed, shown(work.shapes[2:]), "mend that row")
+    turn = _RotaryChain(work, _format_of(work), mode == "interleaved")
+    outputs = ("q", "k") if layout == "BSND" else ("q_back", "k_back")
+    return Programs(turn.kernels, ("q", "k", "cos", "sin"), outputs)
 
 
-Tables = tuple[Value, Value]
-"""Cosines and sines."""
+@dataclass(frozen=True, slots=True)
+class _RotaryChain:
+    """The kernels around a rotary embedding, and itself."""
 
+    work: Work
+    dtype: str
+    neighbours: bool
 
-def _turned(draft: GraphBuilder, a: Value, b: Value, tables: Tables) -> tuple[Value, Value]:
-    """Return the pairs (a, b) turned by the angles of the tables."""
-    cos, sin = tables
-    first = draft.sub(draft.mul(a, cos), draft.mul(b, sin))
-    second = draft.add(draft.mul(b, cos), draft.mul(a, sin))
-    return first, second
+    def kernels(self, chip: Chip) -> list[Kernel]:
+        """Return them in order."""
+        layout = self.work.attributes["layout"]
+        shapes = self.work.shapes
+        heads = 3 - layout.index("S")
+        batch, length, size = shapes[0][0], shapes[2][0], shapes[0][3]
+        names = {"q": "q", "k": "k"}
+        before, after = [], []
+        for table in ("cos", "sin"):
+            rows, made = self._table(table, batch, chip)
+            names[table] = rows
+            before += made
+        if layout == "BNSD":
+            for name, shape in zip("qk", shapes, strict=False):
+                names[name] = f"{name}_rows"
+                turned = (batch, length, shape[heads], size)
+                swap = {"perm": (0, 2, 1, 3)}
+                inward = self._kernel("transpose", (shape,), (name, names[name]), chip, swap)
+                back = self._kernel(
+                    "transpose", (turned,), (names[name], f"{name}_back"), chip, swap
+                )
+                before.append(inward)
+                after.append(back)
+        both = (shapes[0][heads], shapes[1][heads])
+        rotary = Rotary(batch * length, both, size, self.dtype, self.neighbours)
+        turn = as_kernel(renamed(rotary_launch(rotary, chip), names))
+        return [*before, turn, *after]
 
+    def _table(self, name: str, batch: int, chip: Chip) -> tuple[str, list[Kernel]]:
+        """Return the name of a table as long as q has rows, and the kernels that make it."""
+        length, half = self.work.shapes[2]
+        size = 2 * half
+        twice, rows = f"{name}_twice", f"{name}_rows"
+        if self.neighbours:
+            single, pairs = (length * half, 1), (length * half, 2)
+            made = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
+        else:
+            given = ((length, half), (length, half))
+            made = [self._kernel("concat", given, (name, name, twice), chip, {"axis": 1})]
+        if batch == 1:
+            return twice, made
+        stretched = {"shape": (batch, length, size)}
+        made.append(self._kernel("expand", ((1, length, size),), (twice, rows), chip, stretched))
+        return rows, made
 
-def _turn_halves(draft: GraphBuilder, x: Value, tables: Tables, at: int) -> Value:
-    """Turn element i of each row with i + d / 2; places lie along axis `at`."""
-    half = x.shape[3] // 2
-    table = [x.shape[at] if axis == at else 1 for axis in range(3)]
-    cos, sin = (draft.reshape(t, shape=(*table, half)) for t in tables)
-    a, b = draft.split(x, sizes=(half, half), axis=3)
-    first, second = _turned(draft, a, b, (cos, sin))
-    whole: Value = draft.concat(first, second, axis=3)
-    return whole
-
-
-def _turn_neighbours(draft: GraphBuilder, x: Value, tables: Tables, at: int) -> Value:
-    """Turn neighbours 2 i and 2 i + 1 of x (b, s, n, d) or (b, n, s, d); places lie along `at`.
-
-    Neighbours lie in different lanes of a vector. With places as the last axis, (b, n, d, s), they
-    lie in different rows, and a row of angles serves all heads.
-    """
-    heads = 3 - at
-    b, n, s, d = x.shape[0], x.shape[heads], x.shape[at], x.shape[3]
-    half = d // 2
-    rows = (draft.transpose(t, perm=(1, 0)) for t in tables)
-    cos, sin = (draft.reshape(t, shape=(half, 1, s)) for t in rows)
-    turned = draft.transpose(x, perm=(0, heads, 3, at))
-    pairs = draft.reshape(turned, shape=(b * n, half, 2, s))
-    even, odd = draft.split(pairs, sizes=(1, 1), axis=2)
-    first, second = _turned(draft, even, odd, (cos, sin))
-    joined = draft.reshape(draft.concat(first, second, axis=2), shape=(b, n, d, s))
-    back: Value = draft.transpose(joined, perm=(0, 3, 1, 2) if at == 1 else (0, 1, 3, 2))
-    return back
+    def _kernel(
+        self,
+        operator: str,
+        shapes: tuple[Shape, ...],
+        names: tuple[str, ...],
+        chip: Chip,
+        attributes: Mapping[str, Any],
+    ) -> Kernel:
+        """Return the kernel of an operator, its inputs and its result under their names."""
+        kernel = ops.compile(operator, shapes, (self.dtype,) * len(shapes), chip, **attributes)
+        own = ("x",) if len(shapes) == 1 else tuple(f"x{place}" for place in range(len(shapes)))
+        known = {tensor.name for tensor in kernel.tensors}
+        own = own if own[0] in known else tuple(f"x{place}" for place in range(len(shapes)))
+        table = dict(zip((*own, "y"), names, strict=True))
+        return Kernel(operator, tuple(renamed(phase, table) for phase in kernel.phases))
 
 
 # -- mixtures of experts ---------------------------------------------------------------------------
-def moe_re_routing(work: Work) -> Graph:
+def moe_re_routing(work: Work) -> Programs:
     """Tokens (and a scale of each), grouped by rank, put in the order of experts.
 
-    Tokens (count, hidden); counts (ranks, experts); scales (count). The place of every token is an
-    input: what the few counts say of it is summed up in far less time.
+    Tokens (count, hidden); counts (ranks, experts), of int64 read as int32; scales (count) in fp32.
+    Counts are taken as equal: a row does not say what they are.
     """
     _check(work, 2, 3)
     count, hidden = _sizes(work, 0, 2)
-    draft = _draft(work)
-    tokens = draft.input("tokens", (count, hidden))
-    places = draft.input("places", (count,), "int32")
-    draft.output(draft.gather(tokens, places))
-    if len(work.shapes) == 3:
-        scales = draft.input("scales", (count, 1), work.dtypes[-1])
-        draft.output(draft.gather(scales, places))
-    return draft.build()
+    ranks, experts = _sizes(work, 1, 2)
+    scaled = len(work.shapes) == 3
+    if scaled and work.shapes[2] != (count,):
+        needed = f"moe_re_routing: a scale for each of {count} tokens"
+        raise InputError(needed, "x".join(map(str, work.shapes[2])), "mend that row")
+    shape = Rerouting(count, hidden, ranks, experts, _format_of(work, DTYPE_BYTES), scaled)
+    inputs, outputs = ("x", "scale"), ("y", "scale_out")
+    return Programs(
+        lambda chip: (rerouting_kernel(shape, chip),), inputs[: 1 + scaled], outputs[: 1 + scaled]
+    )
 
 
 def moe_finalize_routing(work: Work) -> Graph:
@@ -365,7 +412,7 @@ def gather_elements(work: Work) -> Graph:
     return draft.build()
 
 
-BUILDERS: Mapping[str, Callable[[Work], Graph]] = {
+BUILDERS: Mapping[str, Callable[[Work], Graph | Programs]] = {
     build.__name__: build
     for build in (
         group_norm,
@@ -379,4 +426,4 @@ BUILDERS: Mapping[str, Callable[[Work], Graph]] = {
         gather_elements,
     )
 }
-"""The table's name for a kernel -> what builds its graph."""
+"""The table's name for a kernel -> what builds its graph, or writes its programs."""

@@ -134,16 +134,22 @@ def exp(work: Work) -> Graph:
 
 
 def masked_scale(work: Work) -> Graph:
-    """Return y = x mask scale; the mask is in a format of its own, the scale a tensor of one."""
+    """Return y = x mask scale; the mask is in a format of its own, the scale a tensor of one.
+
+    A product of two formats is in the wider one, of fp16 and bf16 in fp32, as in PyTorch, from
+    which the kernels were called; a float is wider than any whole number.
+    """
     _refuse_others(work, "scale")
     if len(work.shapes) != 2:
         raise InputError("masked_scale: x and mask", str(len(work.shapes)), "mend that row")
-    dtype, mask_dtype = _dtypes(work, 2)
+    dtypes = _dtypes(work, 2)
+    floats = {dtype for dtype in dtypes if forms.is_float(dtype)}
+    product_dtype = dtypes[0] if not floats else floats.pop() if len(floats) == 1 else "fp32"
     net = GraphBuilder(work.operator)
-    x = net.input("x", work.shapes[0], dtype)
-    mask = net.input("mask", work.shapes[1], mask_dtype)
-    product = net.mul(x, _narrow(net, mask, dtype))
-    net.output(net.mul(product, net.input("scale", (1,), dtype)))
+    x = net.input("x", work.shapes[0], dtypes[0])
+    mask = net.input("mask", work.shapes[1], dtypes[1])
+    product = net.mul(_narrow(net, x, product_dtype), _narrow(net, mask, product_dtype))
+    net.output(net.mul(product, net.input("scale", (1,), product_dtype)))
     return net.build()
 
 
@@ -189,7 +195,9 @@ def swi_glu(work: Work) -> Graph:
     """Return y = silu(left half) right half of a tensor cut along an axis.
 
     It is read as (rows, 2, n): rows are what lies before the axis, one if that is the first. Of an
-    odd size the last element is sliced off first, as in the measured chain.
+    odd size the last element is sliced off first. Where a row of an even size names Slice, it is
+    not said what was sliced: a last axis longer by one, because what is cut off other axes leaves
+    neighbours, which need no kernel.
     """
     _refuse_others(work, "axis")
     shape, axis = _only_shape(work), _glu_axis(work)
@@ -205,6 +213,11 @@ def swi_glu(work: Work) -> Graph:
         whole = net.input("x", (rows, shape[axis] * inner), dtype)
         even = net.slice(whole, begin=(0, 0), end=(rows, 2 * half * inner))
         x = net.reshape(even, shape=(rows, 2, half * inner))
+    elif _names_slice(work):
+        lines = forms.elements(shape[:-1])
+        whole = net.input("x", (lines, shape[-1] + 1), dtype)
+        own = net.slice(whole, begin=(0, 0), end=(lines, shape[-1]))
+        x = net.reshape(own, shape=(rows, 2, half * inner))
     else:
         x = net.input("x", (rows, 2, half * inner), dtype)
     left, right = _halves(net, x)
@@ -212,6 +225,10 @@ def swi_glu(work: Work) -> Graph:
     out = (*shape[:axis], half, *shape[axis + 1 :])
     net.output(net.reshape(_narrow(net, y, dtype), shape=out))
     return net.build()
+
+
+def _names_slice(work: Work) -> bool:
+    return "Slice" in work.kernels.split("+")
 
 
 def _glu_axis(work: Work) -> int:
@@ -379,8 +396,8 @@ def _each_tensor(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
 
 
 def _sliced_before(work: Work, graph: Graph) -> Sequence[Sequence[Node]]:
-    """Return one kernel, or two where the row names several: Slice makes an odd size even."""
-    if not work.kernels or work.shapes[0][_glu_axis(work)] % 2 == 0:
+    """Return one kernel, or two where the row names Slice, which comes first."""
+    if not _names_slice(work):
         return [graph.nodes]
     place = next(i for i, node in enumerate(graph.nodes) if node.op == "slice")
     return [graph.nodes[: place + 1], graph.nodes[place + 1 :]]

@@ -1,0 +1,61 @@
+"""Measured kernels that are programs of ours written by hand: their time, and the bound of bytes.
+
+Tensors with the same name are one tensor, and what a kernel leaves in L2 the next may find there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks
+from ascend_lab.compare.rows import Work
+from ascend_lab.machine.chip import Chip
+
+if TYPE_CHECKING:
+    from ascend_lab.machine.isa import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What writes the kernels of a row for a chip, in their order, and which tensors stay.
+
+    Tensors of `inputs` hold numbers before, those of `outputs` are read after.
+    """
+
+    write: Callable[[Chip], Sequence[Kernel]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def programs(work: Work, found: Programs, chip: Chip) -> Estimate:
+    """Time kernels one after another on one L2, each with a start of its own.
+
+    No schedule is quicker than the bytes of the inputs, and those of outputs beyond L2, at the peak
+    rate of memory:
+
+        bound = (read + max(0, written - L2)) / peak
+    """
+    from ascend_lab.compiler import Bound
+    from ascend_lab.compiler.network import NetworkTimeline, OperatorTime
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+
+    kernels = found.write(chip)
+    tensors = {tensor.name: tensor for kernel in kernels for tensor in kernel.tensors}
+    memory = DeviceMemory.of(chip)
+    addresses = memory.addresses(tuple(tensors.values()))
+    operators: list[OperatorTime] = []
+    for kernel in kernels:
+        own = {t.name: (addresses[t.name], t.size_bytes) for t in kernel.tensors}
+        line = simulate_kernel(kernel, chip, memory.at(own))
+        line = replace(line, start="queued" if operators else "cold")
+        operators.append(OperatorTime(kernel.name, kernel.name, line))
+    times = NetworkTimeline(work.operator, chip, tuple(operators), 0)
+    read = sum(tensors[name].size_bytes for name in found.inputs)
+    written = sum(tensors[name].size_bytes for name in found.outputs)
+    crossing = read + max(0, written - chip.l2.size_bytes)
+    peak = at_peak(chip).device_memory.rate_bytes_per_s
+    bound = Bound(memory=crossing / peak, launch=chip.launch_overhead_s)
+    marks = (f"kernels of ours: {len(kernels)}, cut as the source's",)
+    return of_tasks(work, chip, times, bound, marks)

@@ -1,0 +1,252 @@
+"""Group norm, then SiLU, on the vector unit: a core has whole groups, and reads each twice.
+
+With the E = channels x pixels numbers of a group, and the factors a and b of its channels,
+
+    m = sum(x) / E,   v = sum(x x) / E - m^2,   s = a / sqrt(v + epsilon),   t = b - m s
+    y = x s + t,      z = y / (1 + e^-y)
+
+The first reading adds up blocks of 8 numbers, and of their squares, in fp32. The second, which
+finds what L2 still holds, computes z. A channel's s and t lie in UB as blocks of 8 equal numbers,
+which an instruction reads again and again: no tensor of factors is as long as the images.
+
+Source of the division into groups, of both sums and of fp32: CANN toolkit 8.1, Ascend C operator
+GroupNormSilu (group_norm_silu_b16.h, group_norm_silu_b32.h).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab.operators.kernels.tiles import chunks, repeat, segments
+
+LANES, BLOCK = 64, 8
+"""Numbers of fp32 in a repeat, and in a block of 32 bytes."""
+TILE = 96 * LANES
+"""Numbers of a tile: two slots each way and two more in fp32 take 144 KiB of the 192 of UB."""
+SUMS = TILE // BLOCK + LANES
+"""Sums of the blocks of a tile, and behind them numbers that fill no block."""
+CHANNELS = 256
+"""Channels whose factors lie in UB at once: two blocks of 32 bytes each."""
+
+Place = tuple[Buffer | Tile, Affine | int]
+"""Where a run of numbers begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNorm:
+    """Images (images, groups, channels of a group, pixels), and what is added to the variance."""
+
+    images: int
+    groups: int
+    channels: int
+    pixels: int
+    dtype: str
+    epsilon: float = 1e-5
+
+    @property
+    def size(self) -> int:
+        """Numbers of a group."""
+        return self.channels * self.pixels
+
+
+def group_norm_launch(shape: GroupNorm, chip: Chip) -> isa.Launch:
+    """Return the launch: x, scale and bias per channel, y; raises `PathError` for coupled cores.
+
+    Images and groups are divided over cores so that the core with most groups has few.
+    """
+    cores = chip.cores_of("vector")
+    images = min(
+        range(1, min(shape.images, cores) + 1),
+        key=lambda n: isa.up(shape.images, n) * isa.up(shape.groups, min(shape.groups, cores // n)),
+    )
+    axes = {
+        "image": chunks(shape.images, 1, images),
+        "group": chunks(shape.groups, 1, cores // images),
+    }
+    return isa.spread("group_norm", axes, lambda *own: _Writer(shape, chip).program(*own))
+
+
+class _Writer:
+    """The program of cores with equal shares."""
+
+    def __init__(self, shape: GroupNorm, chip: Chip) -> None:
+        """Declare tensors, allocate queues and tiles."""
+        self.shape = shape
+        k = self.k = KernelBuilder("group_norm", chip)
+        numbers = shape.images * shape.groups * shape.size
+        factors = shape.groups * shape.channels
+        self.x = k.tensor("x", shape.dtype, numbers)
+        self.factors = [k.tensor(name, shape.dtype, factors) for name in ("scale", "bias")]
+        self.y = k.tensor("y", shape.dtype, numbers)
+        self.loaded = k.queue("x_ub", "UB", shape.dtype, TILE, src="MTE2", dst="V")
+        self.out = k.queue("y_ub", "UB", shape.dtype, TILE, src="V", dst="MTE3")
+        self.given = k.queue("scale_ub", "UB", shape.dtype, CHANNELS, src="MTE2", dst="V", depth=1)
+        self.given.join("bias_ub", shape.dtype, CHANNELS)
+        self.wide = k.buffer("wide", "UB", "fp32", TILE)
+        self.other = k.buffer("other", "UB", "fp32", TILE)
+        self.sums = [k.buffer(name, "UB", "fp32", SUMS) for name in ("sums", "squares")]
+        self.part = k.buffer("part", "UB", "fp32", TILE // BLOCK)
+        self.mean, self.square, self.rate = (
+            k.buffer(name, "UB", "fp32", BLOCK) for name in ("mean", "square", "rate")
+        )
+        self.means = k.buffer("means", "UB", "fp32", BLOCK)
+        self.rates = k.buffer("rates", "UB", "fp32", BLOCK)
+        self.slope = k.buffer("slope", "UB", "fp32", CHANNELS)
+        self.shift = k.buffer("shift", "UB", "fp32", CHANNELS)
+        self.slopes = k.buffer("slopes", "UB", "fp32", CHANNELS * BLOCK)
+        self.shifts = k.buffer("shifts", "UB", "fp32", CHANNELS * BLOCK)
+
+    def program(self, images: isa.Share, groups: isa.Share) -> isa.Program:
+        """Write the groups of a core, one after the other."""
+        k = self.k
+        first_image = k.param("image", images[2]) * images[1]
+        first_group = k.param("group", groups[2]) * groups[1]
+        with repeat(k, "i", images[0]) as i, repeat(k, "g", groups[0]) as g:
+            group = first_group + g
+            start = ((first_image + i) * self.shape.groups + group) * self.shape.size
+            self._statistics(start)
+            for channel, count in segments(k, "some", self.shape.channels, CHANNELS):
+                self._factors(group * self.shape.channels + channel, count)
+                self._channels(start + channel * self.shape.pixels, count)
+        return k.finish()
+
+    # -- moves ------------------------------------------------------------------------------------
+    def _load(self, queue: Queue, parts: list[tuple[Buffer, Region]]) -> None:
+        """Bring regions to the buffers of a queue's slot."""
+        slot = queue.alloc().slot
+        for buffer, source in parts:
+            target = Tile(buffer, slot).region(0, source.elements)
+            self.k.copy(target, source, pad=_is_ragged(source))
+        queue.enqueue()
+
+    def _tiles(self, name: str, start: Affine, count: int) -> Iterator[tuple[Affine, int, Tile]]:
+        """Yield (first, numbers, tile) of a run of x, each loaded, and freed behind its use."""
+        for at, size in segments(self.k, name, count, TILE):
+            self._load(self.loaded, [(self.loaded.buffer, self.x.region(start + at, size))])
+            yield start + at, size, self.loaded.dequeue()
+            self.loaded.free()
+
+    def _widened(self, tile: Tile | Buffer, target: Buffer, size: int) -> Place:
+        """Return numbers in fp32, cast where they are narrower."""
+        if self.shape.dtype == "fp32":
+            return tile, 0
+        self.k.each("vconv", size, (target, 0), (tile, 0))
+        return target, 0
+
+    # -- first reading ----------------------------------------------------------------------------
+    def _statistics(self, start: Affine) -> None:
+        """Leave the mean and 1 / sqrt(variance + epsilon) of a group in a block each."""
+        k, squares = self.k, (self.other, 0)
+        for one in self.sums:
+            k.each("vdup", SUMS, (one, 0), scalar=0.0)
+        for _, size, tile in self._tiles("sum", start, self.shape.size):
+            x = self._widened(tile, self.wide, size)
+            k.each("vmul", size, squares, x, x)
+            for one, (terms, _) in zip(self.sums, (x, squares), strict=True):
+                self._add_up(one, terms, size)
+        mean, square, rate = (self.mean, 0), (self.square, 0), (self.rate, 0)
+        for one, total in zip(self.sums, (self.mean, self.square), strict=True):
+            rows = SUMS // LANES
+            k.vector("vcadd", self.part.region(0, rows), one.region(0, (rows, LANES)))
+            k.vector("vcadd", total.region(0, 1), self.part.region(0, (1, rows)))
+            k.each("vmuls", 1, (total, 0), (total, 0), scalar=1.0 / self.shape.size)
+        k.each("vmul", 1, rate, mean, mean)
+        k.each("vsub", 1, rate, square, rate)
+        k.each("vmaxs", 1, rate, rate, scalar=0.0)  # rounding may leave less than 0
+        k.each("vadds", 1, rate, rate, scalar=self.shape.epsilon)
+        k.each("vrsqrt", 1, rate, rate)
+        self._spread(self.means, self.mean, 1)
+        self._spread(self.rates, self.rate, 1)
+
+    def _add_up(self, sums: Buffer, terms: Buffer | Tile, size: int) -> None:
+        """Add blocks of terms to sums, one each, and what fills no block behind them."""
+        k = self.k
+        whole = size // BLOCK * BLOCK
+        for at, shape in k.runs(whole, LANES):
+            blocks = shape[0] * shape[1] // BLOCK
+            k.vector("vcgadd", self.part.region(at // BLOCK, blocks), terms.region(at, shape))
+        k.each("vadd", whole // BLOCK, (sums, 0), (sums, 0), (self.part, 0))
+        behind = (sums, TILE // BLOCK)
+        k.each("vadd", size - whole, behind, behind, (terms, whole))
+
+    def _spread(self, blocks: Buffer, numbers: Buffer, count: int) -> None:
+        """Emit a block of equal numbers for each of `count`."""
+        self.k.vector("vbrcb", blocks.region(0, (count, BLOCK)), numbers.region(0, count))
+
+    # -- second reading ---------------------------------------------------------------------------
+    def _factors(self, channel: Affine, count: int) -> None:
+        """Leave s and t of `count` channels in blocks."""
+        k, slope, shift = self.k, (self.slope, 0), (self.shift, 0)
+        buffers = (self.given.buffer, *self.given.members)
+        sources = [tensor.region(channel, count) for tensor in self.factors]
+        self._load(self.given, list(zip(buffers, sources, strict=True)))
+        slot = self.given.dequeue().slot
+        scale, bias = (Tile(buffer, slot) for buffer in buffers)
+        a = self._widened(scale, self.slope, count)
+        self._by_block("vmul", count, slope, a, (self.rates, 0))
+        b = self._widened(bias, self.other, count)
+        self._by_block("vmul", count, shift, slope, (self.means, 0))
+        k.each("vsub", count, shift, b, shift)
+        self.given.free()
+        self._spread(self.slopes, self.slope, count)
+        self._spread(self.shifts, self.shift, count)
+
+    def _channels(self, start: Affine, count: int) -> None:
+        """Write z of `count` channels whose factors lie in UB.
+
+        Short ones share a tile where each begins a block: all but the factors is done to all.
+        """
+        pixels = self.shape.pixels
+        together = TILE // pixels if pixels % BLOCK == 0 else 1
+        if together <= 1:
+            with repeat(self.k, "channel", count) as c:
+                self._run(start + c * pixels, pixels, 1, c)
+            return
+        for first, some in segments(self.k, "channel", count, together):
+            self._run(start + first * pixels, some * pixels, some, first)
+
+    def _run(self, start: Affine, size: int, channels: int, first: Affine) -> None:
+        """Write z of a run of numbers, of one channel or of several whole ones."""
+        k, y, below = self.k, (self.wide, 0), (self.other, 0)
+        for at, count, tile in self._tiles("tile", start, size):
+            x, _ = self._widened(tile, self.wide, count)
+            each = count // channels
+            with repeat(k, "one", channels) as one:
+                part = one * each
+                factors = (first + one) * BLOCK
+                to = (self.wide, part)
+                self._by_block("vmul", each, to, (x, part), (self.slopes, factors))
+                self._by_block("vadd", each, to, to, (self.shifts, factors))
+            k.each("vmuls", count, below, y, scalar=-1.0)
+            k.each("vexp", count, below, below)
+            k.each("vadds", count, below, below, scalar=1.0)
+            out: Place = (self.out.alloc(), 0)
+            if self.shape.dtype == "fp32":
+                k.each("vdiv", count, out, y, below)
+            else:
+                k.each("vdiv", count, y, y, below)
+                k.each("vconv", count, out, y)
+            self.out.enqueue()
+            target = self.y.region(at, count)
+            k.copy(target, self.out.dequeue().region(0, count), pad=_is_ragged(target))
+            self.out.free()
+
+    def _by_block(self, op: str, count: int, to: Place, of: Place, block: Place) -> None:
+        """Emit an operation on a run of numbers with one that stands in all lanes of a block."""
+        whole, rest = divmod(count, LANES)
+        blocks, last = divmod(rest, BLOCK)
+        done = 0
+        for sizes in ((whole, BLOCK, BLOCK), (1, blocks, BLOCK), (1, 1, last)):
+            elements = sizes[0] * sizes[1] * sizes[2]
+            if elements:
+                runs = [memory.region(at + done, sizes) for memory, at in (to, of)]
+                again = block[0].region(block[1], sizes, (0, 0, 1))
+                self.k.vector(op, *runs, again)
+            done += elements
+
+
+def _is_ragged(region: Region) -> bool:
+    """Tell whether a run of neighbours ends within a block of 32 bytes."""
+    return region.elements * DTYPE_BYTES[region.buffer.dtype] % BLOCK_BYTES != 0

@@ -1,0 +1,167 @@
+"""Tokens in the order of ranks put in that of experts: runs of them copied by vector cores.
+
+Core i has the ranks i, i + cores, and so on. Where the tokens of rank r for expert e come from, and
+where they go, are sums of the counts n (ranks, experts),
+
+    from = sum of n[i, j] over i < r, and n[r, j] over j < e
+    to   = sum of n[i, j] over j < e, and n[i, e] over i < r
+
+which its scalar unit adds up, one trip to L2 a number. Core 0 adds up the tokens of each expert,
+too. Programs do not depend on data, so that here all counts are equal; tokens that are left over
+lie behind, and one core moves them at the end.
+
+Source of the division into ranks, of the sums and of the moves: CANN toolkit 8.1, Ascend C operator
+MoeReRouting (moe_re_routing.h). The places of tokens, which it writes as well, are left out.
+"""
+
+from dataclasses import dataclass
+
+from ascend_lab.errors import CapacityError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Affine, KernelBuilder, Tile
+from ascend_lab.operators.kernels.indexed_rows import l2_steps
+from ascend_lab.operators.kernels.tiles import repeat, segments
+
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rerouting:
+    """Tokens of `hidden` elements from ranks for experts; with `scaled` a number in fp32 each."""
+
+    tokens: int
+    hidden: int
+    ranks: int
+    experts: int
+    dtype: str
+    scaled: bool = False
+
+    @property
+    def run(self) -> int:
+        """Tokens of a rank for an expert."""
+        return self.tokens // (self.ranks * self.experts)
+
+    @property
+    def left(self) -> int:
+        """Tokens that are left over."""
+        return self.tokens % (self.ranks * self.experts)
+
+
+def rerouting_kernel(shape: Rerouting, chip: Chip) -> isa.Kernel:
+    """Return the kernel: counts (ranks experts), x, y, and with scales scale and scale_out.
+
+    Raises `CapacityError` where no token fits UB, `PathError` for ragged tokens on coupled cores.
+    """
+    phases = []
+    if shape.run:
+        phases.append(isa.Launch("runs", _parts(shape, chip)))
+    if shape.left:
+        program = _Writer(shape, chip).left()
+        phases.append(isa.Launch("left", (isa.Part(program),)))
+    return isa.Kernel("rerouting", tuple(phases))
+
+
+def _parts(shape: Rerouting, chip: Chip) -> tuple[isa.Part, ...]:
+    """Return the programs: of core 0, which also adds up the totals, and of cores as full."""
+    cores = min(shape.ranks, chip.cores_of("vector"))
+    groups: dict[int, list[int]] = {}
+    for core in range(1, cores):
+        groups.setdefault(isa.up(shape.ranks - core, cores), []).append(core)
+    parts = [(isa.up(shape.ranks, cores), [0]), *groups.items()]
+    return tuple(
+        isa.Part(
+            _Writer(shape, chip).program(turns, cores, own[-1]),
+            tuple((("core", core),) for core in own),
+        )
+        for turns, own in parts
+    )
+
+
+class _Writer:
+    """The program of cores with equal shares."""
+
+    def __init__(self, shape: Rerouting, chip: Chip) -> None:
+        """Declare tensors; allocate two slots for as many tokens as fit."""
+        self.shape = shape
+        k = self.k = KernelBuilder("rerouting", chip)
+        whole = shape.tokens * shape.hidden
+        self.pairs = [(k.tensor("x", shape.dtype, whole), k.tensor("y", shape.dtype, whole))]
+        self.widths = [shape.hidden]
+        if shape.scaled:
+            names = ("scale", "scale_out")
+            given, moved = (k.tensor(name, "fp32", shape.tokens) for name in names)
+            self.pairs.append((given, moved))
+            self.widths.append(1)
+        self.counts = k.tensor("counts", "int32", shape.ranks * shape.experts)
+        self.count = k.buffer("count", "UB", "int32", 1)
+        # A run of tokens, and one of scales behind it, may end within a block.
+        room = chip.buffers["UB"] // 2 - 3 * BLOCK_BYTES
+        token_bytes = shape.hidden * DTYPE_BYTES[shape.dtype] + SCALE_BYTES * shape.scaled
+        self.tile = min(room // token_bytes, max(shape.run, shape.ranks * shape.experts))
+        if not self.tile:
+            needed = f"rerouting: {token_bytes} bytes of UB for a token"
+            raise CapacityError(needed, f"{room} bytes", "use shorter tokens")
+        self.queue = k.queue(
+            "rows", "UB", shape.dtype, self.tile * shape.hidden, src="MTE2", dst="MTE3"
+        )
+        self.buffers = [self.queue.buffer]
+        if shape.scaled:
+            self.buffers.append(self.queue.join("scales", "fp32", self.tile))
+        # The scalar unit goes on to the next run while the copies of one are on their way.
+        self.known = k.queue("known", "UB", "int32", 1, src="S", dst="MTE2", depth=2)
+
+    def program(self, turns: int, cores: int, last: int) -> isa.Program:
+        """Write so many ranks of cores up to the `last`, which reads most counts."""
+        k, shape = self.k, self.shape
+        core = k.param("core", last + 1)
+        for turn in range(turns):
+            rank = core + turn * cores
+            self._add_up((turn * cores + last) * shape.experts)
+            with repeat(k, f"expert{turn}", shape.experts) as expert:
+                self.known.alloc()
+                self._add_up(shape.ranks)
+                self.known.enqueue()
+                self.known.dequeue()
+                source = (rank * shape.experts + expert) * shape.run
+                target = (expert * shape.ranks + rank) * shape.run
+                self._move(f"tile{turn}", source, target, shape.run)
+                self.known.free()
+        if last == 0:
+            # The tokens of each expert, in GM: a count is read, and the sum that it is added to.
+            self._add_up(2 * shape.ranks * shape.experts)
+        return k.finish()
+
+    def left(self) -> isa.Program:
+        """Write the tokens that are left over."""
+        behind = Affine(self.shape.tokens - self.shape.left)
+        self._move("tile", behind, behind, self.shape.left)
+        return self.k.finish()
+
+    def _add_up(self, count: int) -> None:
+        """Read numbers of GM, a trip to L2 each; only the first is in the program."""
+        if not count:  # nothing stands before the first rank
+            return
+        steps = count * l2_steps(self.k.chip)
+        self.k.scalar(self.count.region(0, 1), self.counts.region(0, 1), steps=steps)
+
+    def _move(self, name: str, source: Affine, target: Affine, tokens: int) -> None:
+        """Copy a run of tokens, and their scales."""
+        k = self.k
+        for at, some in segments(k, name, tokens, self.tile):
+            places = list(zip(self.pairs, self.widths, self.buffers, strict=True))
+            slot = self.queue.alloc().slot
+            for (given, _), width, buffer in places:
+                near = Tile(buffer, slot).region(0, some * width)
+                k.copy(near, given.region((source + at) * width, near.elements), pad=_ragged(near))
+            self.queue.enqueue()
+            slot = self.queue.dequeue().slot
+            for (_, moved), width, buffer in places:
+                near = Tile(buffer, slot).region(0, some * width)
+                k.copy(moved.region((target + at) * width, near.elements), near, pad=_ragged(near))
+            self.queue.free()
+
+
+def _ragged(region: isa.Region) -> bool:
+    """Tell whether a run of neighbours ends within a block of 32 bytes."""
+    return region.elements * DTYPE_BYTES[region.buffer.dtype] % BLOCK_BYTES != 0

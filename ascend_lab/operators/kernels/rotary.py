@@ -1,0 +1,315 @@
+"""Rotary embedding on the vector unit: pairs (a, b) of q and k turned by the angles of their row.
+
+    a cos - b sin,  b cos + a sin
+
+A core has rows of q and k with their cosines and sines, which are read once for all heads. Pairs
+are element i and i + d / 2 of a head, which lie at other addresses, or neighbours 2 i and 2 i + 1,
+which lie in other lanes. Lanes change places in three steps, 16 blocks of 32 bytes at a time: a
+transpose makes rows of lanes, rows are copied crosswise, a transpose makes lanes of rows.
+
+fp16 is computed in fp16, bf16 in fp32. Source: CANN toolkit 8.1, Ascend C operator
+ApplyRotaryPosEmb (apply_rotary_pos_emb.cpp, apply_rotary_pos_emb_compute_ab.h). It changes q and
+k in place, as ours does (aclnn_apply_rotary_pos_emb.h): L2 holds a tensor less of each.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ascend_lab.errors import CapacityError, UnsupportedError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Region, Tile
+from ascend_lab.operators.kernels.tiles import chunks, repeat, segments
+
+SQUARE = 16
+"""Blocks of 32 bytes, and numbers of 2 bytes in each, that a transpose turns."""
+BLOCKS = 8
+"""Blocks that a repeat takes."""
+MOST_ROWS = 64
+"""Rows of a tile: more hide no more of an instruction's first cycles."""
+Memory = Buffer | Tile
+Place = tuple[Memory, Affine | int]
+"""Where in a tile of heads, or of tables, the first run begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rows, the heads of q and k in each, and the size of a head; which elements are pairs."""
+
+    rows: int
+    heads: tuple[int, int]
+    size: int
+    dtype: str
+    neighbours: bool = False
+
+    @property
+    def halves(self) -> tuple[int, int]:
+        """Runs of a head and the length of each: its halves, or the whole one of neighbours."""
+        return (1, self.size) if self.neighbours else (2, self.size // 2)
+
+
+def rotary_launch(shape: Rotary, chip: Chip) -> isa.Launch:
+    """Return the launch, which changes q and k in place; cos and sin are (rows, size).
+
+    Raises `UnsupportedError` for neighbours in heads that end within a block of 32 bytes,
+    `PathError` for coupled cores, `CapacityError` where no head fits UB.
+    """
+    if shape.neighbours and shape.size * DTYPE_BYTES[shape.dtype] % BLOCK_BYTES:
+        needed = f"rotary: heads of whole blocks of {BLOCK_BYTES} bytes for neighbours"
+        raise UnsupportedError(needed, f"{shape.size} {shape.dtype}", "turn halves instead")
+    axes = {"row": chunks(shape.rows, 1, chip.cores_of("vector"))}
+    return isa.spread("rotary", axes, lambda own: _Writer(shape, chip, own).program())
+
+
+class _Writer:
+    """The program of cores with equal shares."""
+
+    def __init__(self, shape: Rotary, chip: Chip, own: isa.Share) -> None:
+        """Declare tensors, choose rows and heads of a tile, allocate queues and tiles."""
+        self.shape, self.own = shape, own
+        k = self.k = KernelBuilder("rotary", chip)
+        self.compute = "fp32" if shape.dtype == "bf16" else shape.dtype
+        runs, length = shape.halves
+        block = BLOCK_BYTES // min(DTYPE_BYTES[shape.dtype], DTYPE_BYTES[self.compute])
+        self.pitch = isa.up(length, block) * block
+        self.head = runs * self.pitch
+        self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[self.compute]
+        self.rows, self.heads = self._tile(chip)
+        sizes = [shape.rows * n * shape.size for n in shape.heads]
+        self.given = [k.tensor(n, shape.dtype, size) for n, size in zip("qk", sizes, strict=True)]
+        table = shape.rows * shape.size
+        self.tables = [k.tensor(name, shape.dtype, table) for name in ("cos", "sin")]
+        self._allocate()
+
+    def _tile(self, chip: Chip) -> tuple[int, int]:
+        """Return the rows and heads of a tile: all heads of many rows, or some of one."""
+        narrow, wide = DTYPE_BYTES[self.shape.dtype], DTYPE_BYTES[self.compute]
+        cast = self.compute != self.shape.dtype
+        of_table = 2 * self.head * (2 * narrow + wide * cast)
+        of_head = self.head * (4 * narrow + 2 * wide + wide * cast)
+        # Behind a tile stands room for whole squares; its slots begin with blocks.
+        room = chip.buffers["UB"] - 8 * SQUARE * BLOCK_BYTES
+        heads = min(max(self.shape.heads), chip.max_repeat)
+        while heads > 1 and of_table + heads * of_head > room:
+            heads = isa.up(heads, 2)
+        rows = min(room // (of_table + heads * of_head), MOST_ROWS, self.own[0])
+        if not rows:
+            needed = f"rotary: {of_table + of_head} bytes of UB for a head of {self.shape.size}"
+            raise CapacityError(needed, f"{room} bytes", "use smaller heads")
+        return rows, heads
+
+    def _allocate(self) -> None:
+        """Allocate queues and tiles in UB."""
+        k, dtype = self.k, self.shape.dtype
+        table = self.rows * self.head
+        square = SQUARE * BLOCK_BYTES // DTYPE_BYTES[dtype]
+        tile = isa.up(table * self.heads, square) * square
+        self.angles = k.queue("cos_ub", "UB", dtype, table, src="MTE2", dst="V")
+        self.angles.join("sin_ub", dtype, table)
+        self.loaded = k.queue("x_ub", "UB", dtype, tile, src="MTE2", dst="V")
+        self.out = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3")
+        self.other = k.buffer("other", "UB", self.compute, tile)
+        self.crossed = k.buffer("crossed", "UB", self.compute, tile)
+        # Crossing ends in one of both, and the other is free for what is to be cast.
+        self.result = self.other if self.shape.neighbours else self.crossed
+        sources = [self.loaded.buffer, self.other, self.crossed]
+        if self.compute != dtype:
+            self.wide_x = k.buffer("x_wide", "UB", self.compute, tile)
+            sources[0] = self.wide_x
+            self.wide_tables = [
+                k.buffer(name, "UB", self.compute, table) for name in ("cos_wide", "sin_wide")
+            ]
+        if self.shape.neighbours and self.compute == "fp32":
+            self.halves = {one.name: k.view(one, f"{one.name}_halves", "fp16") for one in sources}
+
+    def program(self) -> isa.Program:
+        """Write tiles of rows; in each q, then k, by tiles of heads."""
+        k = self.k
+        first = k.param("row", self.own[2]) * self.own[1]
+        for at, rows in segments(k, "tile", self.own[0], self.rows):
+            row = first + at
+            slot = self.angles.alloc().slot
+            buffers = (self.angles.buffer, *self.angles.members)
+            for tensor, buffer in zip(self.tables, buffers, strict=True):
+                self._move(Tile(buffer, slot), tensor, row * self.shape.size, (rows, 1, 1))
+            self.angles.enqueue()
+            slot = self.angles.dequeue().slot
+            tables = self._tables([Tile(buffer, slot) for buffer in buffers], rows)
+            for place, heads in enumerate(self.shape.heads):
+                for head, some in segments(k, f"head{place}", heads, self.heads):
+                    start = (row * heads + head) * self.shape.size
+                    self._turn(place, start, (rows, some, heads), tables)
+            self.angles.free()
+        return k.finish()
+
+    def _move(self, tile: Tile, tensor: Buffer, start: Affine, sizes: tuple[int, int, int]) -> None:
+        """Bring (rows, heads of the tile, heads of a row) to UB, halves at whole blocks."""
+        near, far = self._regions(tile, tensor, start, sizes)
+        self.k.copy(near, far, pad=self._is_ragged)
+
+    @property
+    def _is_ragged(self) -> bool:
+        """Whether runs end within a block of 32 bytes."""
+        return self.shape.halves[1] * DTYPE_BYTES[self.shape.dtype] % BLOCK_BYTES != 0
+
+    def _regions(
+        self, tile: Tile, tensor: Buffer, start: Affine, sizes: tuple[int, int, int]
+    ) -> tuple[Region, Region]:
+        """Return heads in a tile, and in GM."""
+        rows, some, heads = sizes
+        runs, length = self.shape.halves
+        size = self.shape.size
+        shape = (rows, some, runs, length)
+        near = tile.region(0, shape, (some * self.head, self.head, self.pitch, 1))
+        far = tensor.region(start, shape, (heads * size, size, length, 1))
+        return near, far
+
+    def _tables(self, tiles: list[Tile], rows: int) -> list[Memory]:
+        """Return cosines and sines ready to multiply by: those of even lanes negative."""
+        found: list[Memory] = [*tiles]
+        if self.compute != self.shape.dtype:
+            for wide, tile in zip(self.wide_tables, tiles, strict=True):
+                self._cast((rows, 1, 1), wide, tile)
+            found = [*self.wide_tables]
+        if self.shape.neighbours:
+            for at, (repeats, lanes) in self.k.runs(rows * self.head, self.lanes):
+                even = sum(1 << lane for lane in range(0, lanes, 2))
+                part = found[1].region(at, (repeats, lanes))
+                self.k.vector("vmuls", part, part, scalar=-1.0, mask=even)
+        return found
+
+    def _turn(
+        self, place: int, start: Affine, sizes: tuple[int, int, int], tables: list[Memory]
+    ) -> None:
+        """Load, turn and store (rows, heads of the tile, heads of a row) of q or k."""
+        k = self.k
+        self._move(self.loaded.alloc(), self.given[place], start, sizes)
+        self.loaded.enqueue()
+        x: Memory = self.loaded.dequeue()
+        out: Memory = self.out.alloc()
+        y = out
+        if self.compute != self.shape.dtype:
+            self._cast(sizes, self.wide_x, x)
+            x, y = self.wide_x, self.result
+        if self.shape.neighbours:
+            self._turn_neighbours(sizes, x, y, tables)
+        else:
+            self._turn_halves(sizes, x, y, tables)
+        if self.compute != self.shape.dtype:
+            self._cast(sizes, out, y)
+        self.loaded.free()
+        self.out.enqueue()
+        near, far = self._regions(self.out.dequeue(), self.given[place], start, sizes)
+        k.copy(far, near, pad=self._is_ragged)
+        self.out.free()
+
+    # -- arithmetic -------------------------------------------------------------------------------
+    def _turn_halves(
+        self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
+    ) -> None:
+        """Turn element i of each head with i + d / 2."""
+        cos, sin = tables
+        other = self.other
+        for at, lanes in self._runs(self.shape.size // 2):
+            for own, pair, op in (
+                (at, at + self.pitch, "vsub"),
+                (at + self.pitch, at, "vadd"),
+            ):
+                self._emit("vmul", sizes, lanes, (y, own), (x, own), table=(cos, own))
+                self._emit("vmul", sizes, lanes, (other, own), (x, pair), table=(sin, own))
+                self._emit(op, sizes, lanes, (y, own), (y, own), (other, own))
+
+    def _turn_neighbours(
+        self, sizes: tuple[int, int, int], x: Memory, y: Memory, tables: list[Memory]
+    ) -> None:
+        """Turn elements 2 i and 2 i + 1 of each head; the sines of even lanes are negative."""
+        cos, sin = tables
+        count = sizes[0] * sizes[1] * self.head
+        self._cross(x, count)
+        crossed = self.crossed
+        for at, lanes in self._runs(self.head):
+            self._emit("vmul", sizes, lanes, (y, at), (x, at), table=(cos, at))
+            self._emit("vmul", sizes, lanes, (crossed, at), (crossed, at), table=(sin, at))
+        self.k.each("vadd", count, (y, 0), (y, 0), (crossed, 0))
+
+    def _cross(self, x: Memory, count: int) -> None:
+        """Leave x in `crossed` with each two neighbouring numbers exchanged.
+
+        A number of 4 bytes is two rows of a transposed square, one of 2 bytes is one.
+        """
+        k, step = self.k, DTYPE_BYTES[self.compute] // 2
+        area = SQUARE * SQUARE
+        squares = isa.up(count * step, area)
+        if rest := squares * area // step - count:
+            k.each("vdup", rest, (x, count), scalar=0.0)
+        blocks = (squares, SQUARE, SQUARE)
+        lanes = self._in_halves(x).region(0, blocks)
+        rows, exchanged = (self._in_halves(one) for one in (self.crossed, self.other))
+        k.vector("vtranspose", rows.region(0, blocks), lanes)
+        apart = 2 * step * SQUARE
+        for row in range(2 * step):
+            whole, rest = divmod(squares * SQUARE // (2 * step), BLOCKS)
+            target = (row + step) % (2 * step)
+            for first, shape in (
+                (0, (whole, BLOCKS, SQUARE)),
+                (whole * BLOCKS, (1, rest, SQUARE)),
+            ):
+                if shape[0] * shape[1]:
+                    strides = (BLOCKS * apart, apart, 1)
+                    source = rows.region(first * apart + row * SQUARE, shape, strides)
+                    place = exchanged.region(first * apart + target * SQUARE, shape, strides)
+                    k.vector("vcopy", place, source)
+        k.vector("vtranspose", rows.region(0, blocks), exchanged.region(0, blocks))
+
+    def _in_halves(self, memory: Memory) -> Memory:
+        """Return the same bytes as numbers of 2 bytes."""
+        if self.compute == "fp16":
+            return memory
+        if isinstance(memory, Tile):
+            return Tile(self.halves[memory.buffer.name], memory.slot)
+        return self.halves[memory.name]
+
+    def _cast(self, sizes: tuple[int, int, int], to: Memory, of: Memory) -> None:
+        """Emit the cast of heads; what pads their halves has no value."""
+        if not self._is_ragged:
+            count = sizes[0] * sizes[1] * self.head
+            self.k.each("vconv", count, (to, 0), (of, 0))
+            return
+        runs, length = self.shape.halves
+        for run in range(runs):
+            for first, lanes in self._runs(length):
+                at = run * self.pitch + first
+                self._emit("vconv", sizes, lanes, (to, at), (of, at))
+
+    def _runs(self, length: int) -> Iterator[tuple[int, int]]:
+        """Yield (first, lanes) of what instructions take of a run."""
+        for at in range(0, length, self.lanes):
+            yield at, min(self.lanes, length - at)
+
+    def _emit(
+        self,
+        op: str,
+        sizes: tuple[int, int, int],
+        lanes: int,
+        *places: Place,
+        table: Place | None = None,
+    ) -> None:
+        """Emit an operation on the same lanes of all heads; of a table, on its row's for each.
+
+        An instruction takes all rows of a head or all heads of a row, whatever is more.
+        """
+        rows, heads, _ = sizes
+        by_head = heads <= rows
+        turns, repeats = (heads, rows) if by_head else (rows, heads)
+        step, apart = (1, heads) if by_head else (heads, 1)
+        with repeat(self.k, "turn", turns) as turn:
+            shape = (repeats, lanes)
+            regions = [
+                memory.region(turn * (step * self.head) + at, shape, (apart * self.head, 1))
+                for memory, at in places
+            ]
+            if table is not None:
+                memory, at = table
+                first, again = (Affine(), self.head) if by_head else (turn * self.head, 0)
+                regions.append(memory.region(first + at, shape, (again, 1)))
+            self.k.vector(op, *regions)
