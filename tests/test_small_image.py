@@ -41,7 +41,7 @@ def test_planes_become_pixels(chip_name: str, n: int, c: int, pixels: int) -> No
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
 @pytest.mark.parametrize(
-    ("n", "c", "pixels"), [(1, 3, 16), (3, 1, 700), (2, 16, 5000), (9, 12, 50)]
+    ("n", "c", "pixels"), [(1, 3, 16), (3, 2, 700), (2, 16, 5000), (9, 12, 50)]
 )
 def test_planes_become_pixels_of_sixteen_channels(
     chip_name: str, n: int, c: int, pixels: int

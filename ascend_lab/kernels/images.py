@@ -129,7 +129,7 @@ def _turn(k: KernelBuilder, steps: Buffer, turned: Buffer, to: isa.Tile, blocks:
 # -- halves of few channels ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class FewChannels:
-    """Images of up to 16 channels in a 2-byte format, and the pixels of each."""
+    """Images of 2 to 16 channels in a 2-byte format, and the pixels of each."""
 
     images: int
     channels: int
@@ -140,12 +140,13 @@ class FewChannels:
 def few_channels_launch(image: FewChannels, chip: Chip) -> isa.Launch:
     """Return the kernel, x (n, c, pixels) to y (n, pixels, 16), channels that are not there 0.
 
-    Raises `UnsupportedError` for more than 16 channels, fewer than 16 pixels or another format.
+    Raises `UnsupportedError` for more than 16 channels or one (15 of 16 planes that are turned
+    would be empty), fewer than 16 pixels or another format.
     """
-    fits = image.channels <= FRACTAL <= image.pixels
+    fits = 2 <= image.channels <= FRACTAL <= image.pixels
     if not fits or DTYPE_BYTES[image.dtype] != 2:
         got = f"{image.channels} channels, {image.pixels} pixels in {image.dtype}"
-        raise UnsupportedError("at most 16 channels and at least 16 pixels", got, "convert it so")
+        raise UnsupportedError("2 to 16 channels and at least 16 pixels", got, "convert it so")
     cores = chip.cores_of("vector")
     pixel_bytes = FRACTAL * DTYPE_BYTES[image.dtype]
     room = chip.buffers["UB"] // (4 * pixel_bytes)  # two queues of two slots each
