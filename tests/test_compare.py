@@ -218,14 +218,24 @@ def test_a_collective_is_that_of_its_topology(tmp_path: Path) -> None:
     pod = collective_time("all_to_all", load_topology("a3-pod:32"), 4194304)
     assert said_so.model_s == pod.time_s
     assert "topology: as a3-pod" in said_so.marks
-    words = ("got 9", "a topology among", "got None", "overlap=True")
-    for row, word in zip(wrong[:-1], words, strict=True):
+    words = ("got 9", "a topology among", "got None", "overlap=True", "timing=kernel; got wall")
+    for row, word in zip(wrong, words, strict=True):
         assert word in row.refused
-    assert any("launch" in mark for mark in wrong[-1].marks)
-    named = one(tmp_path, **rows[0] | {"chip": "Ascend910B2", "timing": "wall"})
-    launch_s = load_chip("Ascend910B2").launch_overhead_s
-    assert named.model_s == pytest.approx(timed.time_s + launch_s)
-    assert "of the host's work a launch, no library's" in named.marks
+
+
+def test_experts_tokens_are_also_moved_in_memory(tmp_path: Path) -> None:
+    said = {"chip": "A3 (pod)", "operator": "all_to_all", "inputs": "bytes=8000000"}
+    words = "ranks=8;topology=A3 pod, HCCS;ep=8;tokens=100;hidden=10000;topk=8"
+    rows = [{**said, "attributes": words, "dtype": dtype} for dtype in ("int8", "bf16", "fp32")]
+    no_experts = {**rows[0], "attributes": words + ";topk=0"}
+    dispatch, combine, *wrong = compare(table(tmp_path, *rows, no_experts)).rows
+    links_s = collective_time("all_to_all", load_topology("a3-pod:8"), 8000000).time_s
+    rate = load_chip("Ascend910C").device_memory.rate_bytes_per_s
+    assert dispatch.model_s == pytest.approx(links_s + 16000000 / rate)
+    assert combine.model_s == pytest.approx(links_s + 9000000 / rate)
+    assert any("late hosts" in mark for mark in dispatch.marks)
+    for row, word in zip(wrong, ("tokens in", "topk"), strict=True):
+        assert word in row.refused
 
 
 @pytest.mark.parametrize("words", list(OTHER_WORDS))

@@ -20,16 +20,16 @@ def test_the_published_rates_are_those_of_products_that_the_chips_can_reach():
     assert slow < macs_per_s < fast  # at 500 MHz it would be above the peak
 
 
-def test_a_network_is_where_it_was_measured_or_nearly():
+def test_a_network_with_small_channels_is_quicker_by_our_compiler_than_measured():
     rows = [row for row in network_rows(["resnet18"]) if row.chip == "Ascend310DK"]
     assert [row.batch for row in rows] == [1, 16]
     for row in rows:
-        assert row.misses == (row.batch == 1) and row.time_error > -0.24, row.time_error
+        assert row.misses and -0.46 < row.time_error < -0.3, row.time_error
         assert sum(row.terms.values()) == pytest.approx(row.model_s)
         assert row.terms["bound"] < row.published_s  # nobody is below it
     last = network_table(rows).splitlines()[-1]
     assert "resnet18" in last and " 1510 " in last
-    assert rows[-1].cause in last and "*" not in last
+    assert rows[-1].cause in last and "*" in last
 
 
 def test_a_row_outside_its_goal_says_why():

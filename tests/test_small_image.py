@@ -14,7 +14,12 @@ from ascend_lab.operators.kernels import ConvShape, conv_launch
 from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
 from ascend_lab.operators.kernels.epilogue_plan import bias_bytes, pack_bias
-from ascend_lab.operators.kernels.images import SmallImage, small_image_launch
+from ascend_lab.operators.kernels.images import (
+    FewChannels,
+    SmallImage,
+    few_channels_launch,
+    small_image_launch,
+)
 
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
@@ -32,6 +37,22 @@ def test_planes_become_pixels(chip_name: str, n: int, c: int, pixels: int) -> No
     q = execute(launch, {"x": x.ravel()}, chip)["y"].reshape(n, pixels, 4)
     steps = np.rint(x * np.float16(32) - np.float16(9)).clip(-128, 127).transpose(0, 2, 1)
     assert q.dtype == np.int8 and np.array_equal(q[..., :c], steps) and not q[..., c:].any()
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(
+    ("n", "c", "pixels"), [(1, 3, 16), (3, 2, 700), (2, 16, 5000), (9, 12, 50)]
+)
+def test_planes_become_pixels_of_sixteen_channels(
+    chip_name: str, n: int, c: int, pixels: int
+) -> None:
+    """One block, a last tile that is moved back, no channel missing, more images than cores."""
+    chip = load_chip(chip_name)
+    x = np.random.default_rng(c).standard_normal((n, c, pixels)).astype(np.float16)
+    launch = few_channels_launch(FewChannels(n, c, pixels), chip)
+    assert sanitize(launch, chip) == []
+    y = execute(launch, {"x": x.ravel()}, chip)["y"].reshape(n, pixels, 16)
+    assert np.array_equal(y[..., :c], x.transpose(0, 2, 1)) and not y[..., c:].any()
 
 
 @settings(max_examples=15)

@@ -8,7 +8,14 @@ from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
 
 OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
-"""Words on the experts whose tokens a collective moves: the bytes are what counts."""
+"""Words on the experts whose tokens a collective moves."""
+TOKEN_DTYPES = ("int8", "fp16", "bf16")
+LATE_HOSTS = "as measured also a wait for late hosts"
+"""A mark on a dispatch: it ends when the last rank has sent, whose host may have begun later.
+
+A combine follows it on each device's queue, so all ranks begin it together. Source: the benchmark
+of sgl-kernel-npu, which sets a barrier before the first of thirty calls and averages all.
+"""
 OTHER_TOPOLOGIES = {"A3 pod, HCCS": "a3-pod"}
 """Words of a source for its topology -> the preset, with as many devices as ranks."""
 
@@ -18,6 +25,9 @@ def collective(work: Work, own: Chip | None) -> Estimate:
     from ascend_lab.cluster import collective_time, load_topology
     from ascend_lab.cluster.loader import TOPOLOGIES
 
+    if work.timing != "kernel":
+        needed = f"{work.operator}: the time of its tasks on the devices, timing=kernel"
+        raise UnsupportedError(needed, work.timing, "what hosts do meanwhile has no model")
     for word, value in work.attributes.items():
         if word not in ("ranks", "topology", *OF_EXPERTS) and not is_told(word):
             needed = f"{work.operator}: attributes ranks and topology"
@@ -38,15 +48,37 @@ def collective(work: Work, own: Chip | None) -> Estimate:
         raise InputError(needed, shown(ranks), "mend that row")
     found = collective_time(work.operator, topology, work.size_bytes, placement=range(ranks))
     marks.append(f"{found.algorithm}, the quickest of the model")
-    launch_s = 0.0
-    if work.timing != "kernel":
-        try:
-            chip, of_chip = chip_of(work.chip, own)
-        except InputError:
-            marks.append("the launch of this chip is unknown: none counted")
-        else:
-            launch_s = chip.launch_overhead_s
-            marks += [*of_chip, "of the host's work a launch, no library's"]
-    return Estimate(
-        found.time_s + launch_s, found.lower_bound_s + launch_s, "links", {}, tuple(marks)
-    )
+    tokens_s = 0.0
+    if work.attributes.keys() >= set(OF_EXPERTS):
+        chip, of_chip = chip_of(work.chip, own)
+        tokens_s, moved = tokens_moved(work, chip)
+        marks += [*of_chip, moved]
+    return Estimate(found.time_s + tokens_s, found.lower_bound_s, "links", {}, tuple(marks))
+
+
+def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
+    """Return the seconds in which a rank moves its experts' tokens in its own memory, and a mark.
+
+        dispatch: received rows leave the buffer that peers write to       2 B / memory rate
+        combine:  a sum over the topk rows of every token          (B + B / topk) / memory rate
+
+    B are the bytes of all rows. A core sends all of its rows before it begins with what came in, so
+    these seconds follow those of the links. Rows of int8 are a dispatch's: sums are exchanged in
+    wider formats. A row is quantised while others are on the links, which costs no time of its own.
+    Source: sgl-project/sgl-kernel-npu @f425bdf1, csrc/deepep/ops/op_kernel: the phases of
+    moe_distribute_dispatch_v2 and moe_distribute_combine_v2.
+    """
+    dtype, topk = ", ".join(work.dtypes), work.attributes["topk"]
+    if dtype not in TOKEN_DTYPES:
+        needed = f"{work.operator}: tokens in {', '.join(TOKEN_DTYPES)}"
+        raise UnsupportedError(needed, dtype or "none", "leave out the words on experts")
+    if type(topk) is not int or topk < 1:
+        raise InputError(f"{work.operator}: topk above 0", shown(topk), "mend that row")
+    row_bytes = work.size_bytes or 0.0
+    if dtype == "int8":
+        moved_bytes = 2.0 * row_bytes
+        said = f"dispatch: with the copy to the experts; {LATE_HOSTS}"
+    else:
+        moved_bytes = row_bytes + row_bytes / topk
+        said = "combine: with the sum over the experts of a token"
+    return moved_bytes / chip.device_memory.rate_bytes_per_s, said

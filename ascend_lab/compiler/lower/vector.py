@@ -32,8 +32,10 @@ from ascend_lab.operators.dsl.fractals import matrices
 from ascend_lab.operators.kernels import transpose
 from ascend_lab.operators.kernels.images import (
     ByteImage,
+    FewChannels,
     SmallImage,
     byte_image_launch,
+    few_channels_launch,
     small_image_launch,
 )
 from ascend_lab.operators.ops.casts import is_half
@@ -305,11 +307,16 @@ def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name:
 def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
     """Return the program that copies a tensor from one layout to another."""
     (x,), (y,), kind = piece.graph.inputs, piece.graph.outputs, piece.type(piece.graph.inputs[0])
-    if (kind.layout, piece.output.layout) == ("ND", SMALL_PIXELS):
-        n, c, h, w = kind.shape
-        with suppress(UnsupportedError):  # few pixels: element by element
+    launch = None
+    with suppress(UnsupportedError):  # many channels, or few pixels: by the maps
+        if (kind.layout, piece.output.layout) == ("ND", SMALL_PIXELS):
+            n, c, h, w = kind.shape
             launch = small_image_launch(SmallImage(n, c, h * w, kind.dtype), chip)
-            return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
+        if (kind.layout, piece.output.layout) == ("ND", "NC1HWC0"):
+            n, c, h, w = kind.shape
+            launch = few_channels_launch(FewChannels(n, c, h * w, kind.dtype), chip)
+    if launch is not None:
+        return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
     return _copied(piece, chip, maps_between(kind, piece.output), "trans_data")
 
 

@@ -4,6 +4,8 @@ Int8 in NC1HWC0: a block of 16 pixels of up to 16 channels is transposed by the 
 the channels of a pixel lie side by side; the other half of its 32 bytes is 0. Cores share the
 images, and where there are fewer of those, their pixels.
 
+Halves in NC1HWC0: the same, but each pixel is its 16 channels, and nothing is converted.
+
 Pooling takes the largest of each window. The vector unit compares halves, so bytes are converted: a
 block of image rows at once, before rows are folded. Columns are folded 16 channels at a time: eight
 pixels of 32 bytes a repeat, whatever lies between them. Cores share the planes, and where there are
@@ -131,6 +133,81 @@ def _turn(k: KernelBuilder, steps: Buffer, turned: Buffer, to: isa.Tile, blocks:
         lanes = (2 * min(most, blocks - done), 8, FRACTAL)
         half = to.region(done * FRACTAL * PAIR, lanes, (8 * PAIR, PAIR, 1))
         k.vector("vconv", half, turned.region(done * AREA, lanes))
+
+
+# -- halves of few channels ------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class FewChannels:
+    """Images of 2 to 16 channels in a 2-byte format, and the pixels of each."""
+
+    images: int
+    channels: int
+    pixels: int
+    dtype: str = "fp16"
+
+
+def few_channels_launch(image: FewChannels, chip: Chip) -> isa.Launch:
+    """Return the kernel, x (n, c, pixels) to y (n, pixels, 16), channels that are not there 0.
+
+    Raises `UnsupportedError` for more than 16 channels or one (15 of 16 planes that are turned
+    would be empty), fewer than 16 pixels or another format.
+    """
+    fits = 2 <= image.channels <= FRACTAL <= image.pixels
+    if not fits or DTYPE_BYTES[image.dtype] != 2:
+        got = f"{image.channels} channels, {image.pixels} pixels in {image.dtype}"
+        raise UnsupportedError("2 to 16 channels and at least 16 pixels", got, "convert it so")
+    cores = chip.cores_of("vector")
+    pixel_bytes = FRACTAL * DTYPE_BYTES[image.dtype]
+    room = chip.buffers["UB"] // (4 * pixel_bytes)  # two queues of two slots each
+    share = up(image.images * image.pixels, TILES * cores)  # a core's pixels in a few tiles
+    most = min(MOST, room, share, image.pixels)
+    tile = max(FRACTAL, most // FRACTAL * FRACTAL)
+    tiles = up(image.pixels, tile)
+    split = min(up(cores, image.images), tiles)
+    images = chunks(image.images, 1, cores // split or 1)
+
+    def program(own: Share, tiles: Share) -> Program:
+        return _few_channels_program(image, chip, tile, own, tiles[1:])
+
+    return spread("few_channels", {"core": images}, program, apart=chunks(tiles, 1, split))
+
+
+def _few_channels_program(
+    image: FewChannels, chip: Chip, tile: int, own: Share, tiles: tuple[int, int]
+) -> Program:
+    """Return the program for tiles first .. end - 1, of `tile` pixels, of a core's images.
+
+    The last tile of an image is moved back where it would stand out; what is done is not stored.
+    """
+    c, pixels, blocks = image.channels, image.pixels, tile // FRACTAL
+    k = KernelBuilder(f"few_channels_{own[0]}x{tiles[1] - tiles[0]}", chip)
+    x = k.tensor("x", image.dtype, image.images * c * pixels)
+    y = k.tensor("y", image.dtype, image.images * pixels * FRACTAL)
+    held = k.queue("x_ub", "UB", image.dtype, tile * FRACTAL, src="MTE2", dst="V")
+    out = k.queue("y_ub", "UB", image.dtype, tile * FRACTAL, src="V", dst="MTE3")
+    for slot in range(held.buffer.slots if c < FRACTAL else 0):  # planes that no channel fills
+        k.each("vdup", (FRACTAL - c) * tile, (isa.Tile(held.buffer, slot), c * tile), scalar=0.0)
+    first = k.param("core", own[2]) * own[1]
+
+    whole = min(tiles[1], pixels // tile)
+    done = -pixels % tile
+    with repeat(k, "image", own[0]) as index:
+        plane = first + index
+        sides = (whole - tiles[0], tiles[0] * tile, 0), (tiles[1] - whole, pixels - tile, done)
+        for count, begin, skip in (side for side in sides if side[0] > 0):
+            with repeat(k, "tile", count) as number:
+                at = number * tile + begin
+                planes = x.region(plane * (c * pixels) + at, (c, tile), (pixels, 1))
+                k.copy(held.alloc().region(0, (c, tile)), planes)
+                held.enqueue()
+                channels = held.dequeue().region(0, (blocks, FRACTAL, FRACTAL), (FRACTAL, tile, 1))
+                k.vector("vtranspose", out.alloc().region(0, (blocks, FRACTAL, FRACTAL)), channels)
+                held.free()
+                out.enqueue()
+                start, left = (plane * pixels + at + skip) * FRACTAL, (tile - skip) * FRACTAL
+                k.copy(y.region(start, left), out.dequeue().region(skip * FRACTAL, left))
+                out.free()
+    return k.finish()
 
 
 # -- pooling ---------------------------------------------------------------------------------------
