@@ -9,9 +9,6 @@ from ascend_lab.dsl.tensor import Axis, Call, Compute, Expr, Read, Shape, Tensor
 from ascend_lab.errors import ScheduleError, ShapeError
 from ascend_lab.isa import FRACTAL, Affine, c0_of
 
-IN_MEMORY = ("GM", "L2")
-"""Where MTE2 loads from: tensors, and tiles between a cube core and its vector cores."""
-
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
