@@ -29,7 +29,6 @@ from bench.rows import row_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
 from bench.speed import (
-    bench_batch,
     bench_candidates,
     bench_chapters,
     bench_defaults,
@@ -47,7 +46,6 @@ BENCHES = (
     bench_lowering,
     bench_defaults,
     bench_reference,
-    bench_batch,
     bench_graphs,
     bound_figures,
     published_figures,

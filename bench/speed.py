@@ -1,4 +1,4 @@
-"""Speed of the simulators, of candidates, of the batch timer, of imports and of the chapters."""
+"""Speed of the simulators, of candidates, of imports and of the chapters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
 
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import (
@@ -22,7 +19,6 @@ from ascend_lab.machine.sim import (
     simulate,
 )
 from ascend_lab.operators.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
-from ascend_lab.operators.kernels.timed_schedules import time_tilings
 from bench import graph as graphs, operators
 from bench.table import CHIPS, Figure, below, median_s, times
 
@@ -112,43 +108,6 @@ def bench_reference() -> list[Figure]:
         told = f"{rate:.1f} M events/s"
         rows.append(Figure(f"reference, {name}", told, f">= {least} M", rate >= least))
     return rows
-
-
-def bench_batch() -> list[Figure]:
-    """Candidate timings per second of a three-level tile nest, sampled against the reference."""
-    chip = load_chip("Ascend910B2")
-    shape = GemmShape(6144, 6144, 6144)
-    tilings = [
-        GemmSchedule(m, k, n, step, rows, 24 // rows)
-        for m in (16, 32, 64, 128, 256)
-        for n in (16, 32, 64, 128, 256)
-        for k in (32, 64, 128)
-        for step in (1, 2, 4, 8)
-        for rows in (1, 2, 3, 4, 6, 8, 12, 24)
-        if 2 * k * max(m, n) * 2 <= 65536 and m * n * 4 <= 131072
-        if 4 * (m + n) * k * step <= 524288
-        if 6144 % (m * rows) == 0 and 6144 % (n * (24 // rows)) == 0
-    ]
-    rate = len(tilings) / median_s(lambda: time_tilings(shape, chip, tilings), 3)
-    picks = [tilings[i] for i in np.random.default_rng(0).choice(len(tilings), 20, replace=False)]
-    few = [t for t in tilings if 768 % (t.base_k * t.step_k) == 0]
-    few = [t for t in few if t.base_m * t.grid_rows <= 768 and t.base_n * t.grid_cols <= 768][::40]
-    few = [t for t in few if 768 % (t.base_m * t.grid_rows) == 0]
-    few = [t for t in few if 768 % (t.base_n * t.grid_cols) == 0]
-    wrong = 0
-    checks: tuple[tuple[GemmShape, Literal["fast", "reference"], list[GemmSchedule]], ...] = (
-        (shape, "fast", picks),
-        (GemmShape(768, 768, 768), "reference", few),
-    )
-    for size, engine, some in checks:
-        found = time_tilings(size, chip, some)
-        for tiling, cycles in zip(some, found, strict=True):
-            again = simulate(gemm_launch(size, chip, tiling), chip, engine=engine)
-            wrong += again.cycles != cycles
-    return [
-        Figure(f"batch of {len(tilings)} tilings", f"{rate:,.0f} /s", ">= 10,000 /s", rate >= 1e4),
-        Figure("  wrong in sample", f"{wrong} of {20 + len(few)}", "0", wrong == 0),
-    ]
 
 
 def bench_import() -> list[Figure]:

@@ -21,7 +21,6 @@ from ascend_lab.operators.kernels import (
 )
 from ascend_lab.operators.kernels.conv_schedules import CHANGED, check_conv, stage_bytes
 from ascend_lab.operators.kernels.gemm_schedule import CHOICES, KEEP_ORDER
-from ascend_lab.operators.kernels.timed_schedules import time_tilings
 
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
 PLAIN = {"order": "mn", "keep": "", "bypass": ""}
@@ -283,9 +282,3 @@ def test_choices_a_convolution_does_not_have(extra, words):
     schedule = GemmSchedule(16, 16, 16, 1, 1, 1, **extra)
     with pytest.raises(InputError, match=words):
         conv_launch(ConvShape(1, 16, 8, 8, 16, 1, 1), load_chip("Ascend310"), schedule)
-
-
-def test_batches_time_plain_tilings_only():
-    chip, shape = load_chip("Ascend910A"), GemmShape(64, 64, 64)
-    with pytest.raises(InputError, match=r"got \{'order': 'nm'\}"):
-        time_tilings(shape, chip, [GemmSchedule(16, 16, 16, 1, 1, 1, order="nm")])

@@ -38,8 +38,7 @@ class Settings:
     `search`: the name of a search instead of the one that suits each operator. `repeat`: tune again
     what the bank knows. Where a cube's operator is not proven optimal, branch and bound tries
     `budget` more; with `deeper` as many as it takes, within `deeper_s` seconds an operator.
-    `verify`: run every winner and compare its values with the default's. `prior`: let what the bank
-    knows of vector operators steer the tree search of others.
+    `verify`: run every winner and compare its values with the default's.
     """
 
     budget: int = 200
@@ -52,7 +51,6 @@ class Settings:
     deeper: bool = False
     deeper_s: float = 10.0
     verify: bool = True
-    prior: bool = False
 
     def __post_init__(self) -> None:
         """Raise `InputError` for numbers that make no sense."""

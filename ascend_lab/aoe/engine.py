@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ascend_lab.aoe import tuning, vector
+from ascend_lab.aoe import tuning
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial, jobs_of
 from ascend_lab.aoe.operators import Tunable, operators_of
@@ -239,7 +239,6 @@ class _Operators:
         self.results: dict[str, Result] = {}
         self.outcomes: list[Outcome] = []
         self.interrupted = False
-        self.policy = vector.learn(self.knowledge.entries()) if self.settings.prior else None
 
     def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
         """Take each from the bank or search, the one with most to gain first.
@@ -300,7 +299,7 @@ class _Operators:
         found = tune_operator(
             operator, self.settings, workers=self.workers, time_limit_s=limit_s,
             deadline=self.deadline, known=known, near=tuning.suggestions(operator, self.knowledge),
-            policy=self.policy, on_trial=on_trial,
+            on_trial=on_trial,
             told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
         )  # fmt: skip
         self.results[operator.name] = found

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge
 from ascend_lab.aoe.cube import FIRST, CubeJob, JointJob, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Settings, Steps, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
-from ascend_lab.aoe.search import Mcts, search_named
+from ascend_lab.aoe.search import search_named
 from ascend_lab.aoe.space import Point, Space, completed
-from ascend_lab.aoe.vector import PATIENCE, TAUGHT, Policy, VectorJob, decisions_of
+from ascend_lab.aoe.vector import PATIENCE, VectorJob
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.compiler.lower import Choice, choice_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
@@ -90,8 +90,7 @@ class Result:
 
     `choice` is None where the default stays. `bound_cycles` holds for every schedule of the space;
     `proven` tells that the best one was found. `source`: "tuned", "custom" or "builtin" (found in a
-    bank), "none" (nothing to tune, for the reason in `note`), "failed". `decisions`: what a
-    vector operator's choice teaches a policy.
+    bank), "none" (nothing to tune, for the reason in `note`), "failed".
     """
 
     operator: Tunable
@@ -105,7 +104,6 @@ class Result:
     search: str = ""
     trace: Trace | None = None
     spent_s: float = field(default=0.0, compare=False)
-    decisions: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def gap(self) -> float | None:
@@ -160,7 +158,6 @@ def tune_operator(
     deadline: Deadline | None = None,
     known: Mapping[Point, tuple[float, str]] | None = None,
     near: Sequence[Choice] = (),
-    policy: Policy | None = None,
     on_trial: Callable[[Trial], None] | None = None,
     told: Step = lambda what, done, most: None,
 ) -> Result:
@@ -168,9 +165,9 @@ def tune_operator(
 
     `time_limit_s` is for search and proof, the `deadline` for the check of the winner's values,
     too: a candidate that is not checked is not taken. `near` are choices that suited like shapes,
-    tried first; `known` the attempts of an interrupted run; `policy` steers the tree search of a
-    vector operator; `told` hears of proof and check. An operator without a space keeps its default,
-    and its result says why. Raises `InputError` for an unknown search.
+    tried first; `known` the attempts of an interrupted run; `told` hears of proof and check. An
+    operator without a space keeps its default, and its result says why. Raises `InputError` for an
+    unknown search.
     """
     settings, started = settings or Settings(), time.monotonic()
     deadline = deadline or Deadline()
@@ -185,7 +182,7 @@ def tune_operator(
         return untuned(operator, NOT_REACHED)
     name = settings.search or job.search
     trace = drive(
-        _search(name, job, policy, settings), job.space, job.measure, settings.budget,
+        _search(name, job, settings), job.space, job.measure, settings.budget,
         seed=settings.seed, start=start, executor=workers, time_limit_s=own.limit_s,
         trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
         on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
@@ -199,17 +196,12 @@ def tune_operator(
     return replace(found, search=name, spent_s=time.monotonic() - started)
 
 
-def _search(name: str, job: Job, policy: Policy | None, settings: Settings) -> Search:
-    """Return a search by name; a tree search on a vector operator follows the policy.
-
-    Where the user names none, a cube's tilings that may be the quickest come first.
-    """
+def _search(name: str, job: Job, settings: Settings) -> Search:
+    """Return a search by name; before one that the user did not name, a cube's likely tilings."""
     search = search_named(name)
     if isinstance(job, CubeJob) and not settings.search:
         return _bounded(job, search, settings.budget)
-    if policy is None or not isinstance(search, Mcts) or not isinstance(job, VectorJob):
-        return search
-    return replace(search, prior=policy.prior(job.space))
+    return search
 
 
 def _bounded(job: CubeJob, search: Search, budget: int) -> Search:
@@ -299,9 +291,8 @@ def _result(
             return replace(untuned(operator, NOT_CHECKED), trace=trace)
         told("values", 1, 1)
         if not wrong:
-            taught = decisions_of(job.space, trial.point) if isinstance(job, VectorJob) else None
-            return Result(operator, choice, before, int(trial.cost), bound, proven, note=note,
-                          trace=trace, decisions=taught)  # fmt: skip
+            after = int(trial.cost)
+            return Result(operator, choice, before, after, bound, proven, note=note, trace=trace)
         note, proven = f"a faster candidate was refused: {wrong}", False
     bound = min(bound, before)
     return Result(operator, None, before, before, bound, proven, note=note, trace=trace)
@@ -325,8 +316,6 @@ def features_of(operator: Tunable) -> tuple[float, ...]:
 def entry_of(result: Result, settings: Settings) -> BankEntry:
     """Return what the bank keeps of a result; without a schedule the default is the best known."""
     choice = result.choice.as_dict() if result.choice else {}
-    if choice and result.decisions:
-        choice |= {TAUGHT: result.decisions}
     return BankEntry(
         key_of(result.operator), choice, result.before_cycles, result.after_cycles,
         result.bound_cycles, result.proven, result.search, settings.seed, result.trials,

@@ -69,7 +69,7 @@ PRECISIONS = {
 """--precision_mode, and the number format everything is computed in."""
 FLAGS_OF_JOBS = {
     "1": ("--Fnonhomo_split",),
-    "2": ("--Fdeeper_opat", "--tune_ops_file", "--policy_prior", "--budget", "--executor",
+    "2": ("--Fdeeper_opat", "--tune_ops_file", "--budget", "--executor",
           "--tune_optimization_level"),
     "12": ("--time_limit", "--seed", "--reload", "--progress_bar"),
     "4": ("--cluster", "--devices", "--max_segments", "--optimizer"),
@@ -119,8 +119,6 @@ def _add_search(made: Parser) -> None:
         help=f"O1 tries {O1_TIMES} times as many candidates (O2)")  # fmt: skip
     add("--Fdeeper_opat", action="store_true", help="search on until each best is proven")
     add("--Fnonhomo_split", action="store_true", help="uneven slices too")
-    add("--policy_prior", action="store_true",
-        help="let the bank steer the search of vector operators")  # fmt: skip
     add("--budget", type=count, metavar="N", help="candidates per operator (200)")
     add("--time_limit", type=decimal, metavar="S", help="seconds per network")
     add("--seed", type=whole, default=0, help="of the searches (0)")
@@ -185,7 +183,6 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         time_limit_s=limit_s,
         repeat=bank.repeat_tune(environ),
         deeper=arguments.Fdeeper_opat,
-        prior=arguments.policy_prior,
     )
 
 

@@ -207,16 +207,6 @@ def test_the_tree_counts_visits_and_keeps_least_costs(budget):
     assert set(tree_of(search.root, 1)) == {p for p in tree if len(p) <= 1}
 
 
-def test_a_prior_decides_what_is_tried_first():
-    def prior(prefix, options):
-        return [1.0 if value in (8, 3, "z") else 1e-9 for value in options]
-
-    plain = Mcts(batch=1, completions=1, prior=prior)
-    for seed in range(20):
-        first = drive(plain, SPACES["table"], cases.cost, 2, seed=seed)
-        assert 8 in [t.point[0] for t in first.trials]
-
-
 def test_the_generations_are_logged():
     search = Genetic()
     trace = drive(search, SPACES["table"], cases.cost, 27, seed=0)

@@ -168,14 +168,6 @@ class Knowledge:
             return builtin, "builtin"
         return None
 
-    def entries(self) -> list[BankEntry]:
-        """Return all entries of this `MODEL_VERSION`, custom ones first, of a key the best one."""
-        known = {entry.key: entry for entry in self._asked(Store.entries) or ()}
-        for key, entry in sorted(self.unsaved.items(), key=lambda pair: pair[0].digest):
-            known[key] = entry if entry.better_than(known.get(key)) else known[key]
-        found = [*known.values(), *self._builtin_besides(known)]
-        return [entry for entry in found if entry.model_version == MODEL_VERSION]
-
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
         near = self._asked(lambda store: store.nearest(key, features, count)) or ()

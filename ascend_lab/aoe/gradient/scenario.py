@@ -5,28 +5,28 @@ its bytes. Buckets start in order, up to `streams` at once. Startups do not dist
 bytes of m all-reduces share the link, each at the rate 1 / (1 + (m - 1) * sharing). While one is
 under way backward goes on at the rate 1 / (1 + slowdown).
 
-The search is iterated local search on the last gradients of the buckets, with the dynamic
-programming's answer as the start: a step moves one of them, drops one or adds one; where no step
-helps, a few random ones are taken from the best split and the walk begins anew.
+The search is iterated local search over the places where a bucket ends, with the dynamic
+programming's answers as the start: a step takes away one end or adds one.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from ascend_lab import cluster, errors
+from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.gradient import planning, splits
+from ascend_lab.aoe.search.points import IteratedLocal
+from ascend_lab.aoe.space import Point
 
 NOTHING = 1e-12
 """A rest of work this small, relative to the whole, is rounding."""
-KICK = 3
-"""Random steps taken from the best split when none helps."""
 MOST_STARTS = 8
 """The best splits in at most 1, 2, ... so many buckets are tried first."""
-MOST_IDLE = 50
-"""Walks in a row that find nothing new, after which the search ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,80 +165,54 @@ def improve(
         raise errors.InputError("a budget of at least 1", str(budget), "raise it")
     table, price = splits.table_of(rows, max_bytes), splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
-    walk = _Walk(table, scenario, max_segments, budget, seed)
-    start_s = walk.cost(start)
+    likely = [start]
     for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
-        try:
-            walk.cost(splits.best_split(table, price, few)[0])
-        except errors.InputError:  # so few cannot keep the formats apart
-            continue
-    for name in planning.BASELINES:
-        walk.cost(planning.baseline(name, table, scenario.cost))
-    walk.run()
-    return Improved(walk.best, walk.end_s, start_s, len(walk.known))
+        with suppress(errors.InputError):  # so few cannot keep the formats apart
+            likely.append(splits.best_split(table, price, few)[0])
+    likely += [planning.baseline(name, table, scenario.cost) for name in planning.BASELINES]
+    space, score = _Cuts(table, max_segments), scorer(table, scenario)
+
+    def measure(point: Point) -> float:
+        """Return the end of a split; infinity if it breaks a limit."""
+        split = space.key(point)
+        return math.inf if split is None else score(split)
+
+    points = [space.point(split) for split in likely]
+    trace = drive(IteratedLocal(), space, measure, budget, seed=seed, start=points)
+    best = space.key(trace.best.point)
+    assert best is not None  # the start keeps all limits
+    return Improved(best, trace.best.cost, score(start), len(trace.trials))
 
 
-class _Walk:
-    """The state of a search: what is known, and the best of it."""
+class _Cuts:
+    """Splits as points: for every gradient but the last, does a bucket end with it?"""
 
-    def __init__(
-        self, table: splits.Table, scenario: Scenario, most: int | None, budget: int, seed: int
-    ) -> None:
-        self.table, self.most, self.budget = table, most, budget
-        self.score = scorer(table, scenario)
-        self.rng = np.random.default_rng(seed)
-        self.known: dict[splits.Split, float] = {}
-        self.best: splits.Split = ()
-        self.end_s = np.inf
+    size = None
 
-    def cost(self, split: splits.Split) -> float:
-        """Return the end of a split; infinity if it breaks a limit or the budget is spent."""
-        if split not in self.known:
-            if len(self.known) >= self.budget or not self.table.allows(split, self.most):
-                return np.inf
-            self.known[split] = self.score(split)
-            if self.known[split] < self.end_s:
-                self.best, self.end_s = split, self.known[split]
-        return self.known[split]
+    def __init__(self, table: splits.Table, max_segments: int | None) -> None:
+        self.table = table
+        self.max_segments = max_segments
+        self.names = tuple(f"after {place}" for place in range(table.count - 1))
 
-    def run(self) -> None:
-        """Walk down, jump, walk down again, until the budget is spent or nothing is new."""
-        self._down(self.best)
-        idle = 0
-        while len(self.known) < self.budget and idle < MOST_IDLE:
-            known, split = len(self.known), self.best
-            for _ in range(KICK):
-                near = self._near(split)
-                split = near[int(self.rng.integers(len(near)))] if near else split
-            self._down(split)
-            idle = idle + 1 if len(self.known) == known else 0
+    def options(self, prefix: Point) -> tuple[bool, ...]:
+        """Return both answers: what breaks a limit has no key."""
+        return (False, True)
 
-    def _down(self, split: splits.Split) -> None:
-        """Take the first step that helps, until there is none."""
-        end, moved = self.cost(split), True
-        while moved and len(self.known) < self.budget:
-            moved = False
-            near = self._near(split)
-            for i in self.rng.permutation(len(near)):
-                reached = self.cost(near[i])
-                if reached < end:
-                    split, end, moved = near[i], reached, True
-                    break
+    def point(self, split: splits.Split) -> Point:
+        """Return the answers that give a split."""
+        lasts = {last for _, last in split}
+        return tuple(place in lasts for place in range(len(self.names)))
 
-    def _near(self, split: splits.Split) -> list[splits.Split]:
-        """Return the splits one step away that keep the limits."""
-        last = self.table.count - 1
-        cuts = [end for _, end in split[:-1]]
-        walls = [-1, *cuts, last]
-        steps = [2**i for i in range(last.bit_length())]
-        found: set[tuple[int, ...]] = set()
-        for k, cut in enumerate(cuts):
-            others = (*cuts[:k], *cuts[k + 1 :])
-            places = [cut + way * step for step in steps for way in (-1, 1)]
-            moved = [c for c in places if walls[k] < c < walls[k + 2]]
-            found |= {others, *(tuple(sorted((*others, c))) for c in moved)}
-        for first, end in split:
-            drawn = {(first + end) // 2, *self.rng.integers(first, end + 1, 2).tolist()}
-            found |= {tuple(sorted({*cuts, int(c)})) for c in drawn if first <= c < end}
-        near = [splits.split_at((*ends, last)) for ends in sorted(found)]
-        return [s for s in near if self.table.allows(s, self.most)]
+    def key(self, point: Point) -> splits.Split | None:
+        """Return the split; None, one candidate for all of them, if it breaks a limit."""
+        cuts = [place for place, cut in enumerate(point) if cut]
+        split = splits.split_at([*cuts, len(point)])
+        return split if self.table.allows(split, self.max_segments) else None
+
+    def sample(self, rng: np.random.Generator) -> Point:
+        """Return random answers."""
+        return tuple(rng.integers(0, 2, len(self.names)).astype(bool).tolist())
+
+    def points(self) -> Iterator[Point]:
+        """Yield all answers."""
+        return product((False, True), repeat=len(self.names))

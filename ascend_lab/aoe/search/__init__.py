@@ -10,7 +10,7 @@ Automatic Method of Solving Discrete Programming Problems", 1960).
 Monte-Carlo tree search learns where to decide next from what lies below. A node is a prefix. From
 the root the search follows the child of greatest
 
-    best cost of all / best cost below the child + exploration * prior * sqrt(log N / n),
+    best cost of all / best cost below the child + exploration * sqrt(log N / n),
 
 with N and n the visits of node and child, until an option was never tried; then it completes the
 point and gives every node on the way the least cost seen below it (minimum-time backup, not the
@@ -100,8 +100,6 @@ class BranchAndBound:
 
 
 # -- Monte-Carlo tree search ----------------------------------------------------------------------
-Prior = Callable[[Point, Sequence[Value]], Sequence[float]]
-"""(prefix, its options) -> a weight per option; the search scales them to mean 1."""
 ELITE = 10
 """Best points so far, whose endings are tried behind other prefixes."""
 
@@ -138,8 +136,7 @@ class Mcts:
     instead. Half of the `completions` of each are random, half borrow the later decisions of one of
     the best points; of each rollout the one that a model of the trials so far likes best is kept,
     and the `batch` best of these are measured. With one completion there is no model and nothing
-    greedy: the plain algorithm. A `prior` weighs options that were not tried yet, and the
-    exploration of those that were. The numbers were chosen as those of the genetic search.
+    greedy: the plain algorithm. The numbers were chosen as those of the genetic search.
     """
 
     exploration: float = 1.0
@@ -148,7 +145,6 @@ class Mcts:
     greedy: float = 0.5
     completions: int = 16
     caution: float = 1.0
-    prior: Prior | None = None
     root: Node = field(default_factory=Node, init=False, repr=False)
 
     def __call__(
@@ -239,20 +235,11 @@ class _Rollouts:
     def _select(self, node: Node, prefix: Point) -> Value:
         """Return the option of greatest value, those never tried first."""
         options = self.fresh.space.options(prefix)
-        weights = np.ones(len(options))
-        if self.search.prior:
-            given = np.asarray(self.search.prior(prefix, options), np.float64)
-            weights = given / given.mean()
-        new = [i for i, value in enumerate(options) if value not in node.children]
+        new = [value for value in options if value not in node.children]
         if new:
-            chances = weights[new] / weights[new].sum()
-            return options[new[int(self.fresh.rng.choice(len(new), p=chances))]]
+            return new[int(self.fresh.rng.random() * len(new))]
         scale = self.search.exploration * math.sqrt(math.log(node.visits + node.pending))
-        scores = [
-            self._value(node.children[value], scale * float(weight))
-            for value, weight in zip(options, weights, strict=True)
-        ]
-        return options[int(np.argmax(scores))]
+        return max(options, key=lambda value: self._value(node.children[value], scale))
 
     def _value(self, child: Node, scale: float) -> float:
         if child.closed:

@@ -9,7 +9,7 @@ from ascend_lab.machine.isa.instructions import (
 )
 from ascend_lab.machine.isa.launch import (
     Kernel, Launch, Part, Ring, RingTile, Share, as_kernel, as_launch, binding_of, cross_set,
-    cross_wait, numbered, renamed, spread,
+    cross_wait, renamed, spread,
 )
 from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, up, var
 from ascend_lab.machine.isa.operands import ACCUMULATOR, FRACTAL, SMALL_C0
@@ -22,7 +22,7 @@ __all__ = [
     "Kernel", "KernelBuilder", "Launch", "Loop", "Node", "Part", "Program", "Queue", "Region",
     "Ring", "RingEnd", "RingTile", "Share", "Tile", "as_kernel", "as_launch", "barrier",
     "binding_of", "c0_of", "check_instruction", "check_program", "cross_set", "cross_wait",
-    "data_copy", "fixpipe", "interleave", "load2d", "load3d", "mmad", "mmad_shape", "numbered",
+    "data_copy", "fixpipe", "interleave", "load2d", "load3d", "mmad", "mmad_shape",
     "parse_program", "pipe_stream", "program_unit", "renamed", "sanitize", "scalar", "set_flag",
     "spread", "unit_of", "up", "var", "vector", "wait_flag",
 ]

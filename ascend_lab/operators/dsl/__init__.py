@@ -22,7 +22,7 @@ from ascend_lab.operators.dsl.primitives_loops import (
     bind, fuse, reorder, rfactor, split, tensorize, tile, vectorise,
 )
 from ascend_lab.operators.dsl.primitives_tiles import (
-    cache_read, cache_write, compute_at, double_buffer, inline, materialise, storage_align, stream,
+    cache_read, cache_write, compute_at, double_buffer, inline, materialise, storage_align,
 )
 from ascend_lab.operators.dsl.run import interpret, run
 from ascend_lab.operators.dsl.schedule import Schedule, Step, create_schedule, replay, show
@@ -37,7 +37,7 @@ __all__ = [
     "min", "minimum", "pad", "placeholder", "pooling2d", "prod", "reduce_axis", "reduce_max",
     "reduce_min", "reduce_prod", "reduce_sum", "relu", "renamed", "reorder", "replay", "reshape",
     "rfactor", "round", "rsqrt", "run", "scatter", "schedule_product", "select", "show", "slice",
-    "split", "sqrt", "storage_align", "stream", "sum", "tensorize", "tile", "transpose", "vabs",
+    "split", "sqrt", "storage_align", "sum", "tensorize", "tile", "transpose", "vabs",
     "vadd", "vadds", "vand", "vcmp", "vdiv", "vectorise", "vexp", "vlog", "vmax", "vmaxs", "vmin",
     "vmins", "vmul", "vmuls", "vnot", "vor", "vrec", "vrelu", "vrsqrt", "vsqrt", "vsub",
 ]

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, c0_of, up
+from ascend_lab.machine.isa import Affine, c0_of
 from ascend_lab.operators.dsl import emit_vector, schedule, tensor
-from ascend_lab.operators.dsl.stages import IN_MEMORY, Stage, State, overwrites
+from ascend_lab.operators.dsl.stages import Stage, State, overwrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,6 @@ def needed(
     if stage.repeats:
         ranges[-1] = Range(ZERO, stage.align)
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
-    for name in ("m", "n") if stage.scope == "L2" else ():  # the cube fills whole fractals
-        data[name] = Range(data[name].start, up(data[name].count, FRACTAL) * FRACTAL)
     ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
     extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}
     return data | {name: Range(ZERO, extent) for name, extent in extents.items()}
@@ -172,7 +170,7 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
         name = stage.name
         _, elements = row_steps(stage, tuple(kept[name][a.name].count for a in stage.axes))
         readers = state.readers(name)
-        loaded = stage.is_copy and state.find(stage.sources[0]).scope in IN_MEMORY
+        loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
         each = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
         if loaded or any(r.scope == "GM" for r in readers):
             total += each * stage.depth

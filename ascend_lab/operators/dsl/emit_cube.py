@@ -139,14 +139,6 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
         out = emit_vector.View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
         k.copy(out.memory.region(0, box), source, relu=fractals.has_relu(stage.expr))
         return
-    if stage.scope == "L2":  # as rows, which the fix pipe writes too
-        own = tiles.own_view(stage, dict(zip((a.name for a in stage.axes), ranges, strict=True)))
-        sizes = (columns, rows * isa.FRACTAL, isa.FRACTAL)
-        steps = (isa.FRACTAL, own.strides[matrix.minor], 1)
-        target = own.memory.region(own.offset, sizes, steps)
-        source = held.memory.region(at * AREA_C, sizes, (pitch * AREA_C, isa.FRACTAL, 1))
-        k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
-        return
     tensor = tiles.place(stage.name)
     place, height = _fractal(matrix, tensor, ranges)
     target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))

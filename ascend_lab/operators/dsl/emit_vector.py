@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Region, RingTile, Tile, c0_of
+from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Region, Tile, c0_of
 from ascend_lab.machine.layout import row_major
 
-Memory = Buffer | Tile | RingTile
+Memory = Buffer | Tile
 
 
 @dataclass(frozen=True, slots=True)

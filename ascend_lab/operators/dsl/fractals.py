@@ -6,21 +6,10 @@ conversion phase stands between.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ascend_lab import errors
 from ascend_lab.machine import isa, layout
-from ascend_lab.operators.dsl.stages import (
-    IN_MEMORY,
-    Fixed,
-    Input,
-    Stage,
-    State,
-    fresh,
-    identity,
-    redirect,
-)
+from ascend_lab.operators.dsl.stages import Fixed, Input, Stage, State, identity, redirect
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read
 
 CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")
@@ -57,7 +46,7 @@ def role_of(state: State, stage: Stage) -> str:
     if not stage.is_copy and plain_read(stage.expr) is None:
         return ""
     source = state.find(stage.sources[0])
-    if not isinstance(source, Stage) or source.scope in IN_MEMORY:
+    if not isinstance(source, Stage) or source.scope == "GM":
         return ""
     return role_of(state, source)
 
@@ -182,40 +171,6 @@ def _result(state: State, stage: Stage) -> State:
     return state
 
 
-def elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
-    """Return the rows of a product, and the stages behind them that one nest can compute.
-
-    Each does the same to every element; only those before the last may be read by others of them.
-    """
-    rows = [x for x in state.readers(s.name) if isinstance(x, Fixed) and not s.output]
-    readers = state.readers(rows[0].name) if rows else state.readers(s.name)
-    found, names, count = list[Stage](), [x.name for x in rows], 0
-    for stage in state.stages if len(rows) == len(state.readers(s.name)) == 1 else ():
-        if not set(names) & set(stage.sources):
-            continue
-        if not isinstance(stage, Stage) or not _elementwise(stage, rows[0], names):
-            break
-        if {r.name for n in names for r in state.readers(n)} <= {*names, stage.name}:
-            count = len(names)
-        found.append(stage)
-        names.append(stage.name)
-        if stage.output:
-            break
-    if count:
-        return rows[0], found[:count]
-    got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
-    needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
-    raise errors.ScheduleError(needed, got, "put an elementwise stage between, or leave stream out")
-
-
-def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:
-    """True for an unscheduled stage of the shape of `rows` that reads `names` where it writes."""
-    free = stage.loops == fresh(stage.axes) and stage.scope == "GM" and not stage.attach
-    places = {(r.index, r.view) for r in stage.reads if r.source in names}
-    alike = stage.shape == rows.shape and places == {(identity(stage.axes), ())}
-    return free and alike and not stage.is_cube and not stage.vector_at
-
-
 def stored(state: State) -> dict[str, int]:
     """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
     sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
@@ -236,10 +191,9 @@ def matrices(state: State) -> dict[str, Matrix]:
                 origin = state.stage(origin).sources[0]
             found[origin] = matrix_of(cube, role)
         out: Stage | Fixed = cube
-        while out.scope not in IN_MEMORY:
+        while out.scope != "GM":
             out = state.readers(out.name)[0]
-        if out.scope == "GM":
-            found[out.name] = matrix_of(cube, "C")
+        found[out.name] = matrix_of(cube, "C")
     for stage in state.stages:
         if isinstance(stage, Fixed) and stage.kind == "to_fractal":
             found[stage.name] = dict(stage.attrs)["matrix"]

@@ -30,7 +30,7 @@ from ascend_lab.operators.dsl.schedule import (
     roots,
 )
 from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, bare
-from ascend_lab.operators.dsl.tiles import Group, Tiles, ring_of
+from ascend_lab.operators.dsl.tiles import Group, Tiles
 
 
 def lower(schedule: Schedule) -> isa.Kernel:
@@ -83,32 +83,26 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
         needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
         raise errors.ScheduleError(needed, "a loop", "bind it")
-    sides = [sum(count for _, count, _ in share) for share in shares]
-    used, ring = math.prod(sides), ring_of(state, root, chip, math.prod(sides))
+    used = math.prod(sum(count for _, count, _ in share) for share in shares)
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
     if used > there:
         needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
         raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
-    team = 1 + chip.vector_cores_per_core if ring else 0
     parts = []
-    for chosen, member in product(product(*shares), range(max(team, 1))):
-        nest, box, core = Nest(state, root, chip, dict(tensors)), whole(stage), isa.Affine()
-        for leaf, side, (first, count, elements) in zip(bound, sides, chosen, strict=True):
-            place = nest.builder.param(leaf.name, first + count)
-            core, start = core * side + place, place * leaf.width
+    for chosen in product(*shares):
+        nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
+        for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
+            start = nest.builder.param(leaf.name, first + count) * leaf.width
             ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
             start = isa.Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
-        if ring:
-            nest.join(ring, core, member)
         nest.run(stage, box)
         program, steps = nest.builder.finish(), [range(f, f + n) for f, n, _ in chosen]
         named = (zip((leaf.name for leaf in bound), at, strict=True) for at in product(*steps))
         bindings = tuple(isa.binding_of(dict(x)) for x in named)
-        bindings = isa.numbered(program, bindings, member - 1) if ring else bindings
         parts.append(isa.Part(program, bindings))
-    return isa.Launch(root, tuple(parts), team)
+    return isa.Launch(root, tuple(parts))
 
 
 def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
@@ -129,10 +123,7 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
 
 # -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
 class Nest:
-    """The program of one kind of core for the phase of one root stage.
-
-    Around a ring either the cube core writes it, or the vector core number `aiv` of the AI core.
-    """
+    """The program of one kind of core for the phase of one root stage."""
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
         self.state, self.root = state, root
@@ -142,7 +133,6 @@ class Nest:
         self.active: dict[str, Box] = {}
         self.pending: dict[str, Sequence[Leaf]] = {}
         self.how: Copy = main_part
-        self.cube, self.aiv = True, isa.Affine()
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.counts = {s.name: loop_count(state, s) for s in stages}
         self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
@@ -153,47 +143,6 @@ class Nest:
     def _turn(self, stage: Stage) -> int:
         """Loads first, stores last, what is computed in between."""
         return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
-
-    # -- cube and vector cores that share a nest ------------------------------------------------
-    def join(self, ring: isa.Ring, core: isa.Affine, member: int) -> None:
-        """Write one side of a ring only: of AI core number `core` that of the cube core, 0, or of a
-        vector core. Those with as many rows run one program, bound to their number.
-        """
-        k, self.cube, of_cube = self.builder, member == 0, self.tiles.fractal
-        way = k.ring_out(ring, core, "FIX") if self.cube else k.ring_in(ring, core, "MTE2")
-        self.tiles.ring = way
-        for place, guests in self.guests.items():
-            kept = [g for g in guests if (g.name in of_cube) == self.cube or g.scope == "L2"]
-            self.guests[place] = kept
-        rows, each = self.rows_of(self.state.stage(ring.name)), k.chip.vector_cores_per_core
-        even = member and whole(self.state.stage(self.root))[rows].count % each == 0
-        self.aiv = k.param("aiv", each) if even else isa.Affine(member - 1)
-
-    def rows_of(self, tile: Stage) -> str:
-        """Return the axis of the nest that goes down the rows of a product."""
-        place = [a.name for a in tile.axes].index("m")
-        return self.state.stage(self.root).axes[place].name
-
-    def shares(self, guests: Sequence[Stage]) -> bool:
-        """Fill a slot of a ring, or take one; tell whether anything is left to do with it.
-
-        A vector core goes on with its part of the rows.
-        """
-        tile = next((g for g in guests if g.scope == "L2"), None)
-        if tile is None:
-            return True
-        box = needed(self.state, tile, self.active)
-        if self.cube:
-            self.produce(guests)
-            self.run(tile, box)
-            return False
-        self.open(tile, box)
-        place, own = self.rows_of(tile), self.active[self.root]
-        each = isa.up(own[place].count, self.builder.chip.vector_cores_per_core)
-        first = self.aiv * each
-        left = each if first.terms else max(0, min(each, own[place].count - first.const))
-        self.active[self.root] = own | {place: Range(own[place].start + first, left)}
-        return left > 0
 
     # -- loops ----------------------------------------------------------------------------------
     def run(self, stage: Stage, box: Box) -> None:
@@ -224,9 +173,8 @@ class Nest:
         for part, trip in self.steps(stage, leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: part}
             self.pending[stage.name] = loops[1:]
-            if self.shares(guests):
-                self.produce(guests)
-                self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
+            self.produce(guests)
+            self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
             self.release(guests)
         self.active[stage.name] = box
 
@@ -253,8 +201,6 @@ class Nest:
         """
         readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
         for stage in stages if self.how is main_part else ():
-            if stage.scope == "L2":
-                continue  # there already
             box = needed(self.state, stage, self.active)
             if stage.scope == "GM":
                 self.run(stage, box)
@@ -329,8 +275,6 @@ class Nest:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
-            if stage.scope == "L2":  # not before its sums are there
-                self.open(stage, box)
             emit_cube.instructions(self.tiles, stage, box, folds)
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
             read = bare(stage.expr)

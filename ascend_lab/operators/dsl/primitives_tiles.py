@@ -1,10 +1,10 @@
-"""Primitives that place values: cache_read, compute_at, inline, stream; and `unchain` for folds."""
+"""Primitives that place values: cache_read, compute_at, inline; and `unchain` for folds."""
 
 from dataclasses import replace
 
 from ascend_lab.errors import ScheduleError
-from ascend_lab.machine.isa import Affine, c0_of, launch, var
-from ascend_lab.operators.dsl import fractals, primitives_loops, schedule
+from ascend_lab.machine.isa import Affine, c0_of, var
+from ascend_lab.operators.dsl import primitives_loops, schedule
 from ascend_lab.operators.dsl.stages import (
     Fixed,
     Stage,
@@ -40,7 +40,7 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     """
     _check_scope(scope)
     entry = state.find(tensor)
-    origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L2", "L0C")}.get(scope, ("GM",))
+    origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
     there = entry.scope
     if there not in origins or (there == "GM" and entry.attach):
         needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
@@ -275,50 +275,6 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     if not isinstance(depth, int) or not 1 <= depth <= 4:
         raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", repr(depth), "2 is usual")
     return state.put(replace(s, depth=depth))
-
-
-@schedule.primitive
-def stream(state: State, stage: str, slots: int = 4) -> State:
-    """Let vector cores work on tiles of a product while the cube core works on the next ones.
-
-    before: `for i_o: c[i] = a[i] @ b` on cube cores, then `y[i] = f(c[i])` in a nest of its own
-    after: `for i_o:` the cube core `c[t % slots] = a[i] @ b`; its vector cores, a part of the rows
-    each, `y[i] = f(c[t % slots])`
-
-    The last of the stages that do the same to each element of the product takes over its loops,
-    those before are tiles of it. Cube and vector cores must be apart.
-    """
-    s, sums = _tiled_product(state, stage)
-    at = sums.attach[1] if sums.attach else ""
-    if at in ("", *s.bound) or schedule.loop_count(state, s) != s.position(at) + 1:
-        needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
-        raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
-    if not isinstance(slots, int) or not 1 <= slots <= launch.LIMIT:
-        raise ScheduleError(f"stream {stage}: 1 to {launch.LIMIT} slots", repr(slots), "4 is usual")
-    turned, (*tiles, y) = fractals.elementwise_readers(state, s)
-    names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
-    own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
-    loops = tuple(replace(x, name=own[x.name], root=names[x.root]) for x in s.loops)
-    for guest in state.guests(stage):
-        place = guest.attach[1] if guest.attach else ""
-        new = (stage, "") if place == at else (y.name, own.get(place, ""))
-        state = state.put(replace(guest, attach=new))
-    y = replace(y, loops=loops, bound=tuple(own[name] for name in s.bound))
-    for reader in (*(replace(x, scope="UB") for x in tiles), y):
-        state = state.put(replace(redirect(reader, turned.name, stage), depth=2))
-    tile = replace(s, scope="L2", attach=(y.name, own[at]), loops=fresh(s.axes), bound=())
-    return state.put(replace(tile, depth=slots)).drop(turned.name)
-
-
-def _tiled_product(state: State, stage: str) -> tuple[Stage, Stage]:
-    """Return a product that is stored from sums in L0C, and these."""
-    s = state.stage(stage)
-    sums = state.find(s.sources[0])
-    if s.scope == "GM" and not s.attach and isinstance(sums, Stage) and sums.scope == "L0C":
-        return s, sums
-    needed = f"stream {stage}: a product that is stored from sums in L0C"
-    got = "one not yet scheduled" if s.is_cube else f"{s.expr} in {s.scope}"
-    raise ScheduleError(needed, got, 'cache_write it to "L0C", where cores are apart, and tile it')
 
 
 @schedule.primitive

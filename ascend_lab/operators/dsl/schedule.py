@@ -242,7 +242,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         if stage.scope != "GM" and stage.attach is None:
-            state = state.put(replace(stage, attach=_unsaid(state, root, stage)))
+            state = state.put(replace(stage, attach=(root, "")))
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
@@ -254,15 +254,6 @@ def complete(state: State, root: str) -> State:
         if stage.scope in ("UB", "GM") and not loads:
             state = _loaded_through_tiles(state, stage)
     return _rows_alike(state)
-
-
-def _unsaid(state: State, root: str, stage: Stage) -> tuple[str, str]:
-    """Return where a tile is computed if nobody says: inside a ring, with its side of that."""
-    nest = state.stage(root)
-    ring = next((s.name for s in state.guests(root) if s.scope == "L2"), "")
-    if not ring or role_of(state, stage):
-        return ring or root, ""
-    return root, nest.loops[loop_count(state, nest) - 1].name
 
 
 def _rows_alike(state: State) -> State:
@@ -279,7 +270,7 @@ def _rows_alike(state: State) -> State:
 
 
 def _in_gm(state: State, name: str) -> bool:
-    return state.find(name).scope in nests.IN_MEMORY
+    return state.find(name).scope == "GM"
 
 
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:

@@ -19,9 +19,6 @@ from ascend_lab.operators.dsl.tensor import (
     rewrite,
 )
 
-IN_MEMORY = ("GM", "L2")
-"""Where MTE2 loads from: tensors, and tiles between a cube core and its vector cores."""
-
 
 @dataclass(frozen=True, slots=True)
 class Leaf:

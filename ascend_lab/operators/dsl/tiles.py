@@ -11,13 +11,12 @@ from typing import Any
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine import isa, layout
-from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.dsl import boxes, fractals, schedule
 from ascend_lab.operators.dsl.emit_vector import Memory, Unit, View
-from ascend_lab.operators.dsl.stages import IN_MEMORY, Leaf, Stage, State, identity, overwrites
+from ascend_lab.operators.dsl.stages import Leaf, Stage, State, identity, overwrites
 from ascend_lab.operators.dsl.tensor import Axis, Read
 
-PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M", "L2": "FIX"}
+PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,6 @@ class Tiles:
         self.smooth = all(_whole_blocks(state, s, block) for s in stages)
         self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
         self.held: dict[str, Held] = {}
-        self.ring: isa.RingEnd | None = None
         self.filled: set[str] = set()
         self.groups: dict[str, Group] = {}
 
@@ -69,7 +67,7 @@ class Tiles:
         if name in self.held:
             return self.held[name]
         entry = self.state.find(name)
-        if entry.scope not in IN_MEMORY:
+        if entry.scope != "GM":
             needed = f"{name}: there before what reads it"
             raise ScheduleError(needed, "computed in a loop behind", "compute_at its reader there")
         if name not in self.tensors:
@@ -122,9 +120,6 @@ class Tiles:
         own = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
         if own and old and old == Held(old.memory, stage.dtype, starts, sizes, steps):
             memory = old.memory
-        elif stage.scope == "L2":
-            assert self.ring is not None
-            memory = self.ring.alloc() if self.ring.fills else self.ring.dequeue()
         elif stage.name in self.groups:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
@@ -230,7 +225,7 @@ class Tiles:
         """Return the pipe that fills the tile of a stage."""
         if stage.scope != "UB":
             return PIPE_INTO[stage.scope]
-        loads = stage.is_copy and self.state.find(stage.sources[0]).scope in IN_MEMORY
+        loads = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
         return "MTE2" if loads else "V"
 
     def reader(self, stage: Stage) -> str:
@@ -271,38 +266,11 @@ class Tiles:
         held = self.held.pop(name, None)
         if held is not None and all(h.memory is not held.memory for h in self.held.values()):
             self.unit.give(held.memory)
-        if held is not None and isinstance(held.memory, isa.RingTile):
-            assert self.ring is not None
-            (self.ring.enqueue if self.ring.fills else self.ring.free)()
         group = self.groups.get(name)
         if group is not None and group.slot is not None:
             group.queue.free()
             group.slot = None
             group.filled = []
-
-
-def ring_of(state: State, root: str, chip: Chip, cores: int) -> isa.Ring | None:
-    """Return the ring of a nest that is split between cube and vector cores; None if it is not."""
-    tile = next((s for s in state.stages if isinstance(s, Stage) and s.scope == "L2"), None)
-    if tile is None:
-        return None
-    host, loop = tile.attach or ("", "")
-    if chip.combined or host != root:
-        where = f"{chip.name}, whose cores do both" if chip.combined else f"in that of {root}"
-        needed = f"{tile.name}: cube and vector cores apart, and a nest of its reader's own"
-        raise ScheduleError(needed, where, "leave stream out")
-    nest = state.stage(root)
-    for guest in state.guests(root):
-        place = guest.attach[1] if guest.attach else ""
-        step = (nest.position(place) if place else -1) - nest.position(loop)
-        cube = bool(fractals.role_of(state, guest))
-        if step > 0 if cube else step < 0 and tile.name in guest.sources:
-            way = "no further in" if cube else "no further out"
-            needed = f"{guest.name}: {way} than {tile.name}, at {root}.{loop}"
-            raise ScheduleError(needed, place or "in front of all loops", "compute_at that loop")
-    box = boxes.first_boxes(state, root)[tile.name]
-    size = math.prod(box[a.name].count for a in tile.axes)
-    return isa.Ring(tile.name, tile.dtype, size, tile.depth, cores, 0, 1)
 
 
 def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:

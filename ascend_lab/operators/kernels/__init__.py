@@ -25,6 +25,7 @@ from ascend_lab.operators.kernels.gemm import gemm_launch
 from ascend_lab.operators.kernels.gemm_schedule import (
     GemmSchedule, GemmShape, check_schedule, tile_bytes,
 )
+from ascend_lab.operators.kernels.grids import best_grid
 from ascend_lab.operators.kernels.rearrange import (
     check_indices, concat_launch, gather_launch, one_hot_launch, pad_launch, reshape_launch,
     scatter_launch, slice_launch, split_launch,
@@ -32,7 +33,6 @@ from ascend_lab.operators.kernels.rearrange import (
 from ascend_lab.operators.kernels.tandem import tandem_launch
 from ascend_lab.operators.kernels.tandem_schedules import tandem_launches
 from ascend_lab.operators.kernels.tandem_shape import Tandem, TandemSchedule
-from ascend_lab.operators.kernels.timed_schedules import best_grid, time_tilings
 from ascend_lab.operators.kernels.transpose import transpose_launch
 from ascend_lab.machine.layout import copy_launch
 # fmt: on
@@ -47,8 +47,7 @@ __all__ = [
     "gather_launch", "gemm_launch", "one_hot_launch", "pack_conv", "pack_deconv",
     "pack_depthwise", "pack_gemm", "pad_launch", "reshape_launch", "scatter_launch",
     "slice_launch", "split_launch", "tandem_launch", "tandem_launches", "tile_bytes",
-    "time_tilings", "transpose_launch", "unpack_conv", "unpack_deconv", "unpack_gemm",
-    "window_schedule",
+    "transpose_launch", "unpack_conv", "unpack_deconv", "unpack_gemm", "window_schedule",
 ]  # fmt: skip
 
 

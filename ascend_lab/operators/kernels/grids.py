@@ -1,0 +1,69 @@
+"""The quickest grid of cores for a tile that a reader chose."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators.kernels import conv, conv_schedules, conv_windows, gemm, gemm_schedule
+from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.operators.kernels.default_schedules import estimate
+from ascend_lab.operators.kernels.gemm_schedule import Floats, GemmSchedule, GemmShape
+
+TRIED = 8
+"""Grids that `best_grid` simulates besides the schedule's own."""
+
+
+def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> GemmSchedule:
+    """Return the schedule with the quickest grid, its own among equals; raises as its launch.
+
+    Estimates order the grids; simulated are its own and the TRIED ones with the least.
+    """
+    if isinstance(shape, ConvShape):
+        conv_schedules.check_conv(shape, schedule, chip)
+    else:
+        gemm_schedule.check_schedule(shape, schedule, chip)
+    every = [schedule, *_grids(shape, chip, schedule)]
+    order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
+    tried = [schedule, *(every[int(index)] for index in order)]
+    launches = (
+        conv.conv_launch(shape, chip, one)
+        if isinstance(shape, ConvShape)
+        else gemm.gemm_launch(shape, chip, one)
+        for one in tried
+    )
+    cycles = [sim.simulate(launch, chip).cycles for launch in launches]
+    return tried[int(np.argmin(cycles))]
+
+
+def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
+    """Return the schedule on every grid; of those that give a core the same work, the smallest."""
+    tile, blocks = schedule.base_m // isa.FRACTAL, schedule.base_n // isa.FRACTAL
+    if isinstance(shape, GemmShape):
+        m1, _, n1 = shape.fractals
+        down, bundles, across = isa.up(m1, tile), 1, isa.up(n1, blocks)
+    else:
+        bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
+        down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
+        bundles, across = bundle.count, isa.up(bundle.n1, blocks)
+    found: dict[tuple[int, ...], GemmSchedule] = {}
+    for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
+        if rows * cols <= chip.core_count:
+            shares = min(cols, bundles)
+            work = isa.up(down, rows), isa.up(bundles, shares), isa.up(across, cols // shares)
+            found.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
+    return list(found.values())
+
+
+def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
+    """Return the cycles that the default's rule gives schedules of one tile."""
+    tilings = gemm_schedule.tilings_of(every, shape.dtype)
+    if isinstance(shape, GemmShape):
+        return estimate(shape, chip, tilings)
+    stages = np.full(len(every), conv_schedules.c1_stage(shape, every[0]))
+    strips = np.full(len(every), conv_schedules.takes_strips(shape, every[0], chip))
+    return conv_schedules.conv_estimate(
+        shape, chip, conv_schedules.Candidates(tilings, stages, strips)
+    )
