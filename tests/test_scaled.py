@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, random_inputs, run_tasks
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_tasks
-from ascend_lab.isa import as_kernel, sanitize
-from ascend_lab.kernels import ConvShape
-from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.kernels.epilogue import Epilogue, Operand, Step
-from ascend_lab.kernels.squeeze import scaled_launch
 from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.layout import address_map, pack
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators.kernels import ConvShape
+from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
+from ascend_lab.operators.kernels.epilogue import Epilogue, Operand, Step
+from ascend_lab.operators.kernels.squeeze import scaled_launch
 
 OPERANDS = (Operand("bias", "channel", "fp16"), Operand("skip", "tile", "fp16"))
 STEPS = (

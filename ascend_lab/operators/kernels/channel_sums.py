@@ -1,0 +1,235 @@
+"""Two sums over each channel of images in NC1HWC0, on the vector unit: sum(a) and sum(a b).
+
+In NC1HWC0 all pixels of a channel lie in the same one of 16 lanes. So tiles of any pixels are
+added lane by lane, in fp32, to a tile of sums; at the end its rows of 16 lanes are folded onto the
+first. Channel blocks, images and rows are divided over the cores. Each writes its partial sums; a
+second phase adds them and computes what is wanted of them:
+
+    a = b = x:        mean = sum(x) / m,  variance = sum(x x) / m - mean^2     (m per channel)
+    a = grad, b = x:  dscale = (sum(a b) - mean sum(a)) / sqrt(variance + epsilon), dbias = sum(a)
+
+so that batch norm reads its images once for the statistics, and once for both gradients.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators.kernels import planes, tiles
+
+LANES, TILES = 64, 4
+C0 = planes.C0
+SPARE_BYTES = 4096
+SMALL = 4096
+"""Elements up to which a tile is not made smaller only to have several of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSums:
+    """Images (n, c, h, w) in a 2-byte format; `epsilon` of the gradients, None: the statistics."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    dtype: str = "fp16"
+    epsilon: float | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 16 channels."""
+        return isa.up(self.c, C0)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Names of the tensors that are read: a, and b if it is another."""
+        return ("x",) if self.epsilon is None else ("grad", "x")
+
+
+def channel_sums_kernel(job: ChannelSums, chip: Chip) -> isa.Kernel:
+    """Return the kernel: x, or grad, x, mean and variance, to y0 and y1, one fp32 per channel.
+
+    Numbers per channel are stored as (1, C1, 1, 1, 16). Raises `CapacityError` where UB is small.
+    """
+    cores = chip.cores_of("vector")
+    sizes = planes.dealt((job.blocks, job.n, job.h), cores, large_folds=True)
+    bands = len(sizes[2])
+    slots = len(sizes[1]) * bands
+    first = planes.plane_launch(
+        "partial", sizes, lambda own: _partial(job, own, bands, slots, chip)
+    )
+    some = isa.up(job.blocks, isa.up(job.blocks, cores))
+    channels = [C0 * size for size in tiles.chunks(job.blocks, 1, some)]
+    last = isa.spread("final", {"channel": channels}, lambda own: _final(job, slots, own, chip))
+    return isa.Kernel("channel_sums", (first, last))
+
+
+# -- first phase: partial sums --------------------------------------------------------------------
+def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple[int, int]:
+    """Return the elements of a tile and the images in it, the latter 1 where it is cut.
+
+    Per element and image UB holds two slots and a copy in fp32, and two sums in fp32.
+    """
+    each = len(job.images) * (2 * DTYPE_BYTES[job.dtype] + 4) + 8
+    most = (chip.buffers["UB"] - SPARE_BYTES) // each
+    most = min(most // LANES, chip.max_repeat) * LANES
+    if run > most:
+        return isa.up(isa.up(run, isa.up(run, most)), LANES) * LANES, 1
+    together = min(most // run, images, max(isa.up(images, TILES), isa.up(SMALL, run)))
+    return together * run, together
+
+
+def _partial(job: ChannelSums, own: planes.Own, bands: int, slots: int, chip: Chip) -> isa.Program:
+    """Add the tiles of one core, and their products with the other image, or themselves."""
+    k, row, total = isa.KernelBuilder("channel_sums", chip), job.w * C0, job.blocks * C0
+    plane, low = job.h * row, own.rows[0] * row
+    run, pitch = own.rows[1] * row - low, job.blocks * plane
+    size, together = _tile_elements(job, run, own.images[0], chip)
+    tensors = [k.tensor(x, job.dtype, job.n * pitch) for x in job.images]
+    partial = k.tensor("partial", "fp32", slots * 2 * total)
+    loaded = k.queue("a_ub", "UB", job.dtype, size, src="MTE2", dst="V")
+    slot_of = [loaded.buffer, *(loaded.join(f"{x}_ub", job.dtype, size) for x in job.images[1:])]
+    wide = [k.buffer(f"{x}_wide", "UB", "fp32", size) for x in job.images]
+    sums = [k.buffer(x, "UB", "fp32", size) for x in ("sums", "products")]
+    out = k.queue("out", "UB", "fp32", 2 * C0, src="V", dst="MTE3")
+    c_at = k.param("channel", own.channels[2]) * own.channels[1]
+    batch = k.param("batch", own.images[2])
+    with tiles.repeat(k, "c", own.channels[0]) as c:
+        for one in sums:
+            k.each("vdup", size, (one, 0), scalar=0.0)
+        block = c_at + c
+        for image, at, sizes in _tiles(k, own.images[0], run, together, size):
+            start = (
+                (batch * (own.images[1] * job.blocks) + block) * plane + image * pitch + at + low
+            )
+            slot, count = loaded.alloc().slot, sizes[0] * sizes[1]
+            for tensor, buffer in zip(tensors, slot_of, strict=True):
+                source = tensor.region(start, sizes, (pitch, 1))
+                k.copy(isa.Tile(buffer, slot).region(0, sizes), source)
+            loaded.enqueue()
+            _add(k, loaded, wide, sums, count)
+        tile = out.alloc()
+        for number, one in enumerate(sums):
+            fold_rows(k, one, size // C0, C0)
+            k.each("vcopy", C0, (tile, number * C0), (one, 0))
+        out.enqueue()
+        start = (batch * bands + own.band) * (2 * total) + block * C0
+        k.copy(partial.region(start, (2, C0), (total, 1)), out.dequeue().region(0, (2, C0)))
+        out.free()
+    return k.finish()
+
+
+def _add(
+    k: isa.KernelBuilder,
+    loaded: isa.Queue,
+    wide: list[isa.Buffer],
+    sums: list[isa.Buffer],
+    count: int,
+) -> None:
+    """Add a tile to the sums, and its products with the other one, or with itself."""
+    slot, (a, b) = loaded.dequeue().slot, ((wide[0], 0), (wide[-1], 0))
+    for buffer, to in zip((loaded.buffer, *loaded.members), wide, strict=True):
+        k.each("vconv", count, (to, 0), (isa.Tile(buffer, slot), 0))
+    loaded.free()
+    k.each("vadd", count, (sums[0], 0), (sums[0], 0), a)
+    k.each("vmul", count, b, a, b)
+    k.each("vadd", count, (sums[1], 0), (sums[1], 0), b)
+
+
+def _tiles(
+    k: isa.KernelBuilder, images: int, run: int, together: int, size: int
+) -> Iterator[tuple[isa.Affine, isa.Affine, tuple[int, int]]]:
+    """Yield the image and element where each tile starts and its (images, elements of each)."""
+    if size >= run:
+        for at, count in tiles.segments(k, "image", images, together):
+            yield at, isa.Affine(), (count, run)
+        return
+    with tiles.repeat(k, "image", images) as image:
+        for at, count in tiles.segments(k, "pixels", run, size):
+            yield image, at, (1, count)
+
+
+# -- second phase: sums of the cores' sums --------------------------------------------------------
+def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Program:
+    """Add the partial sums of a core's channels, and compute both results."""
+    k, total, count = isa.KernelBuilder("channel_totals", chip), job.blocks * C0, own[0]
+    start = k.param("channel", own[2]) * own[1]
+    partial = k.tensor("partial", "fp32", slots * 2 * total)
+    given = [k.tensor(x, "fp32", total) for x in ("mean", "variance") if job.epsilon is not None]
+    loaded = k.queue("sums", "UB", "fp32", slots * count, src="MTE2", dst="V", depth=1)
+    inputs = [loaded.buffer, loaded.join("products", "fp32", slots * count)]
+    inputs += [loaded.join(f"{x.name}_ub", "fp32", count) for x in given]
+    slot = loaded.alloc().slot
+    for number, tile in enumerate(inputs[:2]):
+        rows = partial.region(start + number * total, (slots, count), (2 * total, 1))
+        k.copy(isa.Tile(tile, slot).region(0, (slots, count)), rows)
+    for tensor, tile in zip(given, inputs[2:], strict=True):
+        k.copy(isa.Tile(tile, slot).region(0, count), tensor.region(start, count))
+    loaded.enqueue()
+    loaded.dequeue()
+    for tile in inputs[:2]:
+        fold_rows(k, tile, slots, count)
+    _store_results(k, job, inputs, start, count)
+    loaded.free()
+    return k.finish()
+
+
+def _store_results(
+    k: isa.KernelBuilder, job: ChannelSums, inputs: list[isa.Buffer], start: isa.Affine, count: int
+) -> None:
+    """Compute the two results of `count` channels from `start` on, and store them."""
+    results = [k.tensor(x, "fp32", job.blocks * C0) for x in ("y0", "y1")]
+    out = k.queue("y0_ub", "UB", "fp32", count, src="V", dst="MTE3", depth=1)
+    outs = [out.buffer, out.join("y1_ub", "fp32", count)]
+    out.alloc()
+    _results(k, job, inputs, outs, count)
+    out.enqueue()
+    out.dequeue()
+    for tensor, tile in zip(results, outs, strict=True):
+        k.copy(tensor.region(start, count), tile.region(0, count))
+    out.free()
+
+
+def _results(
+    k: isa.KernelBuilder,
+    job: ChannelSums,
+    inputs: list[isa.Buffer],
+    outs: list[isa.Buffer],
+    count: int,
+) -> None:
+    """Compute the two results from the sums, in the first row of each tile."""
+
+    def put(op: str, *buffers: isa.Buffer, scalar: float | None = None) -> None:
+        k.each(op, count, *((buffer, 0) for buffer in buffers), scalar=scalar)
+
+    sums, products, y0, y1 = *inputs[:2], *outs
+    if job.epsilon is None:
+        share = 1.0 / (job.n * job.h * job.w)
+        put("vmuls", y0, sums, scalar=share)
+        put("vmul", sums, y0, y0)
+        put("vmuls", products, products, scalar=share)
+        put("vsub", y1, products, sums)
+        put("vrelu", y1, y1)  # rounding may leave it slightly below 0
+        return
+    mean, variance = inputs[2:]
+    put("vcopy", y1, sums)
+    put("vmul", mean, mean, sums)
+    put("vsub", products, products, mean)
+    put("vadds", variance, variance, scalar=job.epsilon)
+    put("vrsqrt", variance, variance)
+    put("vmul", y0, products, variance)
+
+
+def fold_rows(
+    k: isa.KernelBuilder,
+    place: isa.Tile | isa.Buffer,
+    rows: int,
+    width: int,
+) -> None:
+    """Add all rows onto the first, half of them at a time."""
+    first = (place, 0)
+    while rows > 1:
+        half = rows // 2
+        k.each("vadd", half * width, first, first, (place, (rows - half) * width))
+        rows -= half
