@@ -14,11 +14,12 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "ascend_lab"
 MOST_PARAMETERS = 6
 MOST_FIELDS = 12
-VAGUE = frozenset(
-    "found own one part whole wanted most before rest held after each near other others given "
-    "made said told known more less left here there both least enough full some first last next "
-    "every all new old same such way ways what how".split()
-)
+VAGUE_WORDS = """
+found own one part whole wanted most before rest held after each near other others given made said
+told known more less left here there both least enough full some first last next every all new old
+same such way ways what how
+"""
+VAGUE = frozenset(VAGUE_WORDS.split())
 """Words that, alone as a name, do not say what a value is."""
 
 

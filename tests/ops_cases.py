@@ -286,7 +286,6 @@ BUILDERS: dict[str, Callable[..., Case]] = {
     "muls": lambda draw: numbered(draw, "number", (2.0, 0.1, -3.7)),
     "leaky_relu": lambda draw: numbered(draw, "alpha", (0.01, 0.3, 1.5)),
     "elu": lambda draw: numbered(draw, "alpha", (1.0, 0.3)),
-    "silu": lambda draw: numbered(draw, "turned", (False, True)),
     "clip": lambda draw: numbered(draw, "high", (1.0, 0.1)),
     "select": lambda draw: broadcast(draw, 3), "cast": cast,
     "quantise": lambda draw: whole(draw, 1), "dequantise": lambda draw: whole(draw, 1),

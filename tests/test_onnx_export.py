@@ -143,15 +143,6 @@ def test_names_of_helpers_do_not_clash_with_tensors_of_the_graph():
     np.testing.assert_allclose(got, evaluate(graph, feed)["int64_constant"], rtol=1e-6)
 
 
-def test_a_turned_silu_is_exported_as_what_it_computes():
-    net = GraphBuilder("net")
-    net.output(net.silu(net.input("x", (5,)), turned=True, name="y"))
-    graph, feed = net.build(), {"x": np.linspace(-4, 4, 5, dtype=np.float32)}
-    got, wanted = run_onnx(export_onnx(graph), feed)["y"], evaluate(graph, feed)["y"]
-    np.testing.assert_allclose(got, wanted, rtol=1e-5)
-    np.testing.assert_allclose(wanted, feed["x"] / (1 + np.exp(feed["x"])), rtol=1e-5)
-
-
 def test_layout_changes_become_identities():
     net = GraphBuilder("net")
     x = net.input("x", (1, 3, 4, 4))

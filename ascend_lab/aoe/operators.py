@@ -23,7 +23,7 @@ from ascend_lab.compiler.lower import (
     halves_of,
     lower,
 )
-from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of, ended_by
+from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of, pooled_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned
 from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
@@ -145,10 +145,8 @@ def _fixed(piece: Piece) -> str:
         return ""
     if halves_of(nodes)[1]:
         return f"of a tandem the quickest of {TIMED} divisions is taken already"
-    if ended_by(piece, "largest")[1]:
+    if pooled_of(piece)[1]:
         return "what it makes is pooled on the core, in tiles of its windows"
-    if ended_by(piece, "channel sums")[1]:
-        return "what it makes is summed on the core, in tiles of all its channels"
     return ""
 
 

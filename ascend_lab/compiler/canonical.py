@@ -7,7 +7,6 @@ s (a @ b)              (s a) @ b, or a @ (s b), in a batch of products that are 
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
-silu between products  -silu(-x) where weights turn the signs (`turned_silus`)
 moves of channels      products with zeros and ones where that is quicker (`channels`)
 
 The products are queries, keys and values of an attention, for example:
@@ -17,20 +16,11 @@ The products are queries, keys and values of an attention, for example:
 One launch, x is read once, and wide results keep more cores busy. Columns of fractals are outermost
 in memory, so that slices are views. What else all do alike, lane by lane, comes along. Convolutions
 of one image with windows alike are such products; what a concat takes is a view, and stays apart.
-
-silu(x) = x / (1 + e^-x) begins with a pass that turns x around. -silu(-x) = x / (1 + e^x) does not:
-four vector instructions instead of five. A product with constant weights makes -x as well as x, and
-reads -y as well as y, with other weights; a mean, a scale or a move hands the sign on:
-
-    conv2d(x, W, b) -> silu -> mean, scale -> conv2d(y, V, c)
-    conv2d(x, -W, -b) -> silu, turned -> mean, scale -> conv2d(y, -V, c)
-
-Signs do not round: every other tensor keeps all its bits. Between two turned ones only biases turn.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -38,7 +28,7 @@ from ascend_lab.compiler.channels import channels_by_cube
 from ascend_lab.compiler.draft import Draft, pruned
 from ascend_lab.compiler.ir import Attrs, Constant, Graph, Node, TensorType, Values, only_reader
 from ascend_lab.compiler.passes import images
-from ascend_lab.compiler.passes.rewrite import derived, settings
+from ascend_lab.compiler.passes.rewrite import settings
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.ops.attention import grouped_heads, seen_keys
 from ascend_lab.operators.ops.formats import is_float
@@ -54,7 +44,7 @@ def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
     `joint`: two convolutions that are added may become one kernel.
     """
     graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip), chip)))
-    return merged_products(channels_by_cube(turned_silus(graph), chip, joint=joint), chip)
+    return merged_products(channels_by_cube(graph, chip, joint=joint), chip)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -384,103 +374,3 @@ def _joined(draft: Draft, names: list[str], axis: int) -> str:
     kind = TensorType(tuple(shape), parts[0].type.dtype)
     data = Constant(kind, lambda: np.concatenate([part.array() for part in parts], axis))
     return draft.add(data, f"{names[0]}_all")
-
-
-# -- signs ---------------------------------------------------------------------------------------
-PRODUCTS = ("conv2d", "depthwise_conv2d", "conv_transpose2d", "matmul")
-HANDED_ON = (
-    "global_avg_pool", "avg_pool2d", "reduce_mean", "reduce_sum", "muls",
-    "reshape", "transpose", "slice", "expand",
-)  # fmt: skip
-"""Operators of one tensor that are as negative as it is."""
-
-
-def turned_silus(graph: Graph) -> Graph:
-    """Return the graph with every SiLU turned whose sign weights on both sides take in."""
-    signs = _Signs(graph)
-    for node in graph.nodes:
-        if node.op == "silu" and not node.attr("turned", False):
-            signs.turn(node)
-    return signs.applied() if signs.silus else graph
-
-
-@dataclass(slots=True)
-class _Signs:
-    """Tensors that are stored as their negatives, and the SiLUs between them."""
-
-    graph: Graph
-    negative: set[str] = field(default_factory=set)
-    silus: set[str] = field(default_factory=set)
-
-    def turn(self, silu: Node) -> None:
-        """Turn a SiLU if what is before it and behind it can be negative."""
-        before, behind = set[str](), set[str]()
-        if self._made(silu.inputs[0], before) and self._read(silu.output, behind):
-            self.negative |= before | behind
-            self.silus.add(silu.name)
-
-    def _made(self, name: str, found: set[str]) -> bool:
-        """Tell whether a tensor with one reader can be made negative, by weights or sums of such.
-
-        `found` gets its name and those on the way there.
-        """
-        graph = self.graph
-        node = graph.producers.get(name)
-        if node is None or len(graph.readers[name]) != 1 or name in graph.outputs:
-            return False
-        found.add(name)
-        if self._weighs(node):
-            return True
-        varying = [n for n in node.inputs if n not in graph.constants]
-        sums = node.op in ("add", "reshape") and len(varying) == 1
-        return sums and is_float(graph.types[name].dtype) and self._made(varying[0], found)
-
-    def _weighs(self, node: Node) -> bool:
-        """Tell whether a node is a product with constant weights, and a constant bias."""
-        fixed = all(name in self.graph.constants for name in node.inputs[1:])
-        floats = all(is_float(self.graph.types[n].dtype) for n in (*node.inputs, *node.outputs))
-        plain = node.inputs[0] not in self.graph.constants and not node.attr("pad_value", 0)
-        return node.op in PRODUCTS and len(node.inputs) > 1 and fixed and floats and plain
-
-    def _read(self, name: str, found: set[str]) -> bool:
-        """Tell whether all that reads a tensor can read its negative; `found` as `_made`."""
-        todo = [name]
-        while todo:
-            name = todo.pop()
-            found.add(name)
-            if name in self.graph.outputs or not self.graph.readers[name]:
-                return False
-            for node in self.graph.readers[name]:
-                if self._weighs(node):
-                    continue
-                others = [n for n in node.inputs if n != name]
-                scales = node.op == "mul" and len(others) == 1
-                if not scales and node.op not in HANDED_ON:
-                    return False
-                if {*others, node.output} & (self.negative | found):
-                    return False  # a product of two negatives
-                todo.append(node.output)
-        return True
-
-    def applied(self) -> Graph:
-        """Return the graph with SiLUs turned, and weights and biases that fit them."""
-        draft, known = Draft(self.graph), dict[str, str]()
-        for node in draft:
-            if node.name in self.silus:
-                draft.become(node, node.op, node.inputs, {"turned": True})
-                continue
-            result = node.output in self.negative
-            if self._weighs(node):
-                moved = node.inputs[1:2] if result != (node.inputs[0] in self.negative) else ()
-                moved += node.inputs[2:] if result else ()
-            else:
-                sums = result and node.op == "add"
-                moved = tuple(n for n in node.inputs if sums and n in draft.constants)
-            if moved:
-                for name in moved:
-                    if name not in known:
-                        other = derived(draft.type(name), np.negative, draft.constants[name])
-                        known[name] = draft.add(other, f"{name}_turned")
-                inputs = [known[n] if n in moved else n for n in node.inputs]
-                draft.become(node, node.op, inputs, node.attrs)
-        return draft.finish()

@@ -101,7 +101,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     more = after and after.has("lanes") and not lower.scale_of(graph, after)
     if (len(piece.graph.outputs) > 1 and not means) or (more and two):
         return False  # what follows two convolutions needs a kernel of its own
-    if means and len(group) > 2 and not pays(graph, group[:-1], chip, start):
+    if means and not pays(graph, group[:-1], chip, start):
         return False
     try:
         if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):

@@ -148,12 +148,6 @@ def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*chain, pool] if pool is not None and pool.has("largest") else None
 
 
-def summed_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a convolution and the sums of its channels for a batch norm."""
-    norms = [r for r in graph.readers[node.output] if r.op == "bn_training_reduce"]
-    return [node, *norms] if len(norms) == 1 and node.op == "conv2d" else None
-
-
 def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
     after = only_reader(graph, node) if node.op == "quantise" else None
@@ -180,7 +174,6 @@ RULES: list[Rule] = [
     Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule(JOINT, joint_convolutions),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
-    Rule("TbeConvBnreduceFusionPass", summed_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
     _headed("TbeConvElemwiseFusionPass", "conv2d"),
@@ -381,10 +374,8 @@ def fuse(
         work.propose(AUTOMATIC, group)
     singles = ((node,) for node in graph.nodes if node.name not in work.taken)
     groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}
-    both = ("conv2d", "bn_training_reduce")  # stand in front: others may read the first, too
-    ends = {k: g[0] if (g[0].op, g[-1].op) == both else g[-1] for k, g in groups.items()}
-    order = sorted(groups, key=lambda name: work.place[ends[name].name])
-    return Fused(tuple(groups[name] for name in order), work.counts)
+    order = sorted(groups, key=lambda last: work.place[last])
+    return Fused(tuple(groups[last] for last in order), work.counts)
 
 
 class _Fuser:

@@ -78,7 +78,6 @@ NAMED: Mapping[tuple[str, str], str] = {
     (GRAPH, "Int8ConversionPass"): "AMCT, Ascend Model Compression Toolkit",
     (UB, "TbeEltwiseQuantFusionPass"): DOCUMENT,
     (UB, "ConfusionTransposeTransDataFusionPass"): CANNDEV + ", confusion_transpose_d_fusion",
-    (UB, "TbeConvBnreduceFusionPass"): DOCUMENT,
     (UB, "TbeConv2dAddRelu6MulMulFusionPass"): DOCUMENT,
     (UB, "TbeConvDoubleInFusionPass"): DOCUMENT,
     (UB, "TbeConvElemwiseFusionPass"): DOCUMENT,

@@ -633,46 +633,6 @@ def test_a_join_and_relus_gradient_follow_an_images_gradient(
         assert task.lowered is None or sanitize(task.lowered.kernel, load_chip(chip)) == []
 
 
-@pytest.mark.parametrize("norms", [1, 2])
-def test_who_reads_a_convolution_before_its_sums_finds_it(norms: int) -> None:
-    """One batch norm is summed in its kernel; of two that read one convolution none is."""
-    net = GraphBuilder("read", "fp16")
-    weight = np.ones((256, 64, 1, 1), np.float16)
-    y = net.conv2d(net.input("x", (32, 64, 28, 28)), net.constant(weight))
-    before = net.global_avg_pool(y)
-    net.output(before, *(out for _ in range(norms) for out in net.bn_training_reduce(y)))
-    stages = TRAINING.stages(net.build(), load_chip(CHIP))
-    order = [[n.op for n in group] for group in stages.fused.groups]
-    fused = order.index(["conv2d", "bn_training_reduce"]) if norms == 1 else -1
-    assert fused < min(i for i, ops in enumerate(order) if "global_avg_pool" in ops)
-    assert stages.timeline().time_s > 0
-
-
-@pytest.mark.parametrize(
-    ("chip", "dtype"), [(CHIP, "fp16"), ("Ascend910B2", "fp16"), ("Ascend910B2", "bf16")]
-)
-def test_a_convolution_sums_its_channels_for_a_batch_norm(dtype: str, chip: str) -> None:
-    """Where that is faster; sums of other formats than fp16 are a kernel of their own."""
-    rng = np.random.default_rng(3)
-    net = GraphBuilder("summed", dtype)
-    x, weight = net.input("x", (32, 64, 28, 28)), rng.integers(-1, 2, (256, 64, 1, 1))
-    first = net.constant(weight.astype(np.float16))
-    y = net.conv2d(x, first if dtype == "fp16" else net.cast(first, dtype=dtype))
-    net.output(y, *net.bn_training_reduce(y))
-    graph = net.build()
-    stages = TRAINING.stages(graph, load_chip(chip))
-    groups = [[n.op for n in group] for group in stages.fused.groups]
-    assert (["conv2d", "bn_training_reduce"] in groups) == (dtype == "fp16")
-    inputs = {"x": rng.integers(-2, 3, (32, 64, 28, 28)).astype(np.float16)}
-    found, wanted = run_tasks(stages.compiled, inputs), evaluate(graph, inputs)
-    for (name, one), two in zip(wanted.items(), found.values(), strict=True):
-        wide = np.asarray(one, np.float64)
-        got = np.asarray(two, np.float64)
-        np.testing.assert_allclose(got, wide, rtol=1e-5, atol=1e-5, err_msg=name)
-    for task in stages.compiled.tasks:
-        assert task.lowered is None or sanitize(task.lowered.kernel, load_chip(chip)) == []
-
-
 def test_images_stay_in_blocks_of_channels() -> None:
     """Only what enters is converted: the images, and the gradient behind the mean of channels."""
     net = GraphBuilder("blocks")

@@ -189,9 +189,9 @@ def halves_of(nodes: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
 
 
 def means_of(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Return the means of channels behind two convolutions, or sums behind one, if any."""
+    """Return the means of channels behind two convolutions, if any."""
     means = nodes[-1].op == "global_avg_pool" and halves_of(nodes)[1]
-    return nodes[-1:] if means or (nodes[1:] and nodes[-1].has("channel sums")) else ()
+    return nodes[-1:] if means else ()
 
 
 def lower_tandem(piece: Piece, chip: Chip) -> Lowered:

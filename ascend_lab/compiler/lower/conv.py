@@ -17,13 +17,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.layout import address_map, maps_launch, pack
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators import dsl as te, kernels
-from ascend_lab.operators.kernels import (
-    channel_sums,
-    conv_schedules,
-    deconv,
-    dense_placement,
-    epilogue_plan,
-)
+from ascend_lab.operators.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.operators.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
 from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
@@ -85,7 +79,7 @@ def lower_conv(
     if beside_of(piece)[1]:
         return _by_cube(piece, chip, tiling)
     node = piece.graph.nodes[0]
-    if ended_by(piece, "largest")[1]:
+    if pooled_of(piece)[1]:
         refuse_computed(piece, node.inputs[1])
         return _lower_conv(piece, chip, vector=False, tiling=tiling)
     single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
@@ -173,13 +167,12 @@ def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
 def _lower_conv(
     piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
 ) -> Lowered:
-    y, (piece, pool) = piece.graph.outputs[0], ended_by(piece, "largest")
+    y, (piece, pool) = piece.graph.outputs[0], pooled_of(piece)
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     if pool:
         settings = ir.operator_of(pool.op).settings(pool.attrs)
         windows = pooling.as_convolution(settings, piece.output.shape)
         shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
-    piece, norm = ended_by(piece, "channel sums")
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
@@ -196,12 +189,7 @@ def _lower_conv(
         refuse_computed(piece, other[0].inputs[1])
         own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
         forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
-    launches, ones = [*packing, isa.renamed(launch, own)], dict[str, ir.Values]()
-    if norm:
-        own = dict(zip(("y0", "y1"), norm.outputs, strict=True))
-        launches.append(isa.renamed(channel_sums.totals_launch(launch, shape, chip), own))
-        ones["ones"] = channel_sums.ones_and_diagonal()
-    return Lowered(isa.Kernel(node.op, tuple(launches)), forms, ones)
+    return Lowered(isa.Kernel(node.op, (*packing, isa.renamed(launch, own))), forms)
 
 
 def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
@@ -222,10 +210,10 @@ def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
     return tuple(found) if found and found[0].op == "conv2d" else ()
 
 
-def ended_by(piece: Piece, trait: str) -> tuple[Piece, ir.Node | None]:
-    """Return a piece without the node at its end, and that, if it has a trait."""
+def pooled_of(piece: Piece) -> tuple[Piece, ir.Node | None]:
+    """Return a piece without the maximum of windows at its end, and that, if there is one."""
     *nodes, last = piece.graph.nodes
-    if not nodes or not last.has(trait):
+    if not nodes or not last.has("largest"):
         return piece, None
     graph = replace(piece.graph, nodes=tuple(nodes), outputs=last.inputs)
     return replace(piece, graph=graph), last
@@ -289,10 +277,6 @@ def conv_job(
     that: half the vector work, two roundings instead of one. Or the cube adds it, none of both,
     where that is quicker (default) or wished and the bias leaves room in L1.
     """
-    piece, norm = ended_by(piece, "channel sums")
-    if norm:
-        shape, epilogue, forms = conv_job(piece, chip, vector=vector, cube_adds=cube_adds)
-        return shape, replace(epilogue or PLAIN, totals=True), forms
     piece, other = beside_of(piece)
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
@@ -316,7 +300,7 @@ def conv_job(
 def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     """Tell whether a convolution takes as long `alone`: a fix pipe does what follows in passing."""
     heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
-    if chip.combined or heads != piece.graph.nodes[:1] or ended_by(piece, "largest")[1]:
+    if chip.combined or heads != piece.graph.nodes[:1] or pooled_of(piece)[1]:
         return False
     (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
     if one is None or other is None or shape != same or by_vector(shape):

@@ -235,8 +235,7 @@ def _clip(site: Site, name: str, low: float, high: float, dtype: str) -> str:
 @rule("silu")
 def _silu(site: Site) -> Result:
     x = site.inputs[0]
-    turned = site.one("Neg", x) if site.attrs["turned"] else x
-    return site.one("Mul", x, site.one("Sigmoid", turned))
+    return site.one("Mul", x, site.one("Sigmoid", x))
 
 
 @rule("adds", "muls")

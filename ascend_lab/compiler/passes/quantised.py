@@ -2,10 +2,9 @@
 
     conv(dequantise(q), dequantise(w))           dequantise(conv(q, w))        sums in int32
     quantise(relu(dequantise(sums)))             requantise(sums)              in the epilogue
-    max_pool(dequantise(q)), reshape, ...        dequantise(max_pool(q))
+    reshape(dequantise(q)), transpose, ...       dequantise(reshape(q))
     dequantise(q) + y                            add_dequantised(y, q)         a residual in bytes
     quantise(dequantise(q)), equal scales        q
-    quantise(max_pool(x))                        max_pool(quantise(x))
 
 y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)); pads of x hold ox. Sums that int32
 might not hold stay in floating point; a bias too large for it is added to dequantised sums.
@@ -31,7 +30,7 @@ from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.operators.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
-MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
+MOVING = ("reshape", "transpose", "slice", "expand")
 WINDOW = ("stride", "pad", "dilation")
 MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
@@ -230,9 +229,9 @@ def _whole_bias(
 
 # -- what lies between ----------------------------------------------------------------------------
 def moved(draft: Draft, node: Node) -> bool:
-    """Move or compare bytes instead of the floats they stand for."""
+    """Move bytes instead of the floats they stand for."""
     x = bytes_of(draft, node.inputs[0])
-    if x is None or (node.op == "max_pool2d" and not draft.uses[node.output]):
+    if x is None:
         return False
     made = draft.insert(node.op, (x.name,), node.attrs, f"{node.name}_int8")
     attrs = {"scale": x.scale, "offset": x.offset, "dtype": draft.type(node.output).dtype}
@@ -408,22 +407,12 @@ def _both(scale: Values, bias: Values, other_scale: Values, other: Values) -> Va
     return np.asarray(bias + np.rint(other * (other_scale / scale.astype(np.float64))))
 
 
-def before_pool(draft: Draft, node: Node) -> bool:
-    """Quantise before the largest are sought: fewer bytes, the same ones."""
-    pool = draft.only(node.inputs[0], "max_pool2d")
-    if pool is None or node.attr("dtype", "int8") != "int8":
-        return False
-    small = draft.insert("quantise", pool.inputs, node.attrs, f"{node.name}_image")
-    return draft.become(node, "max_pool2d", (small,), pool.attrs)
-
-
 def fold(graph: Graph) -> tuple[Graph, int]:
     """Return the graph in integer layers, and how many rewrites that took."""
     total = 0
     for apply in (
         simplify.COMMON.apply,
         sweep(in_int8, "quantise"),
-        sweep(before_pool, "quantise"),
         sweep(integer_layer, *CONVOLUTIONS, *simplify.PRODUCTS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),

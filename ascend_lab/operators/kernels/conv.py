@@ -31,11 +31,10 @@ from ascend_lab.operators.kernels import (
     epilogue_emit,
     tiles,
 )
-from ascend_lab.operators.kernels.channel_sums import Totals
 from ascend_lab.operators.kernels.conv_shape import ConvShape, units_of
 from ascend_lab.operators.kernels.conv_tiles import BundlePlace, BundleShare, Feeds, Held, Job, Walk
 from ascend_lab.operators.kernels.conv_windows import Pixels
-from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, check_epilogue, halves
+from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
 from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
 from ascend_lab.operators.kernels.mix import After, VectorWriter, to_ring
@@ -90,10 +89,9 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     after = job.chip.vector_cores_per_core if job.after else 0
     pieces = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
-    job = replace(job, rows=sum(len(piece.images) for piece in pieces))
     writers: dict[int, tuple[Walk, ...]] = {}
     for share, share_ids in conv_tiles.bundle_shares(job.shape, schedule.grid_cols).items():
-        cols, row = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns), 0
+        cols = chunks(share.n1, schedule.base_n // isa.FRACTAL, share.columns)
         for piece in pieces:
             for size, ids in by_size(cols).items():
                 counts = (ids[-1] + 1, share_ids[-1] + 1)
@@ -102,8 +100,8 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                 made = [w.program(piece, share, cols[0], counts) for w in writers[size]]
                 made += made[1:] * (after + 1 - len(made))
                 places = [
-                    {"row": i, "down": d, "slot": at, "col": c, "share": s}
-                    for at, (i, d) in enumerate(zip(piece.images, piece.downs, strict=True), row)
+                    {"row": i, "down": d, "col": c, "share": s}
+                    for i, d in zip(piece.images, piece.downs, strict=True)
                     for s in share_ids
                     for c in ids
                 ]
@@ -113,7 +111,6 @@ def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
                     binds = tuple(isa.binding_of({n: at[n] for n in names}) for at in every)
                     parts.append(isa.Part(program, binds))
                 cores += len(places)
-            row += len(piece.images)
     return tuple(parts), after and 1 + after
 
 
@@ -172,16 +169,16 @@ class _Writer(Walk):
         self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
         if not ahead:
             self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
-        a, b, last = schedule.a_l0_slots, schedule.b_l0_slots, job.epilogue or PLAIN
+        a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         left += conv_tiles.more_fractals(shape) * self.fractal
-        bias, every = last.bias, (units.every + bool(last.bias)) * tile_n * self.fractal
-        fits = not last.totals and (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
+        bias = job.epilogue.bias if job.epilogue else ""
+        every = (units.every + bool(bias)) * tile_n * self.fractal
+        fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
         self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
-        self.totals = Totals(k, job, n_own, (self.left, self.right)) if last.totals else None
         left = chip.buffers["L0C"] - k.used_bytes("L0C")
         slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= left)
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
@@ -219,13 +216,6 @@ class _Writer(Walk):
             self.bias.load(share.full, share.tail, first, col)
         if self.pooled:
             self.pooled.begin()
-        if self.totals:
-            self.totals.begin()
-
-    def end(self, col: isa.Affine) -> None:
-        """Store the sums of channels of the core's blocks."""
-        if self.totals:
-            self.totals.end(col)
 
     def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
         """One tile of the core's blocks, which begin at `col`: sum over taps and blocks, store."""
@@ -392,10 +382,7 @@ class _Writer(Walk):
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:
-            also = self.totals.places(area) if self.totals else []
-            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels, also)
-            if self.totals:
-                self.totals.held.enqueue()
+            epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
 
 
 def add_rows(

@@ -258,8 +258,6 @@ def _fitting(shape: ConvShape, chip: Chip, demand: Demand | None) -> Candidates:
     """Return the candidates with room for what follows; raise `CapacityError` if none fits."""
     found = conv_candidates(shape, chip)
     found = found.take(fitting(demand, chip, found.tilings))
-    if demand and demand.totals:
-        found = found.take(_summing(shape, chip, found.tilings))
     if not len(found.stages):
         rows, columns = conv_windows.window_sides(shape, 1, strip=True)
         pixel = shape.pixel_bytes
@@ -283,13 +281,6 @@ def _place_of_least(shape: ConvShape, found: Candidates, cycles: Floats) -> int:
     equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL))
     shares = np.minimum(found.tilings.cols[equal], bundles_of(shape).count)
     return int(equal[np.lexsort((cycles[equal], -shares))[0]])
-
-
-def _summing(shape: ConvShape, chip: Chip, t: Tilings) -> Array:
-    """Return the places of tilings whose tiles have all blocks of a core, with room for totals."""
-    whole = t.n >= default_schedules.each_up(shape.blocks[1], t.cols)
-    fits = whole & ((t.m + 2) * t.n * 1024 <= chip.buffers["L0C"])
-    return np.flatnonzero(fits & (t.n * 2048 + 1024 <= chip.buffers["UB"] // 3))
 
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
@@ -393,16 +384,12 @@ def conv_estimate(
     down = default_schedules.each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
     tiles = down * default_schedules.each_up(bundle.count, shares) * across
     cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
-    if demand and demand.totals:  # each block by itself and by ones
-        cube = cube + 2.0 * t.n * (chip.cube_head_cycles + t.m)
-        rates = sum(1 / chip.path("L1", to).rate_bytes_per_cycle for to in ("L0A", "L0B"))
-        mte1 = mte1 + t.m * t.n * (area_bytes(shape) * rates)
     if shape.columns:
         mte1 = _row_loads(shape, chip, t.m)
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1, near)
     mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
-    sums = replace(t, m=t.m + bool(demand and demand.totals), n=t.n * shape.sums)
+    sums = replace(t, n=t.n * shape.sums)
     pace = default_schedules.steady(chip, sums, cube, mte1, mte2, drain)
     # Rows that stay for several tiles are asked for two tiles before the next ones need them.
     late = np.maximum(rows - 2 * pace, 0.0) / across

@@ -65,7 +65,7 @@ class Job:
     """What all programs of a launch have in common; each has `turns` pixel tiles at least.
 
     `epilogue` is what the cube's core does, `after` is left to its vector cores. `ahead` slots of
-    L1 hold rows and weights of a stage together (0: each has its own). `rows` of cores have pixels.
+    L1 hold rows and weights of a stage together (0: each has its own).
     """
 
     shape: ConvShape
@@ -77,7 +77,6 @@ class Job:
     after: mix.After | None = None
     turns: int = 1
     ahead: int = 0
-    rows: int = 1
 
     @property
     def tile(self) -> int:
@@ -136,9 +135,6 @@ class Walk:
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Do what comes before all tiles of a program."""
 
-    def end(self, col: isa.Affine) -> None:
-        """Do what comes after all tiles of a program."""
-
     def hold_weights(
         self, at: BundlePlace, n: Span, col: isa.Affine, *, across: bool
     ) -> AbstractContextManager[Weights]:
@@ -192,7 +188,6 @@ class Walk:
             at = BundlePlace(*last, isa.Affine(share.full))
             own = bundle.last_n1 if share.full else self.n_own
             self._bundle(at, piece.tiles, base, (col, own))
-        self.end(col)
         return k.finish()
 
     def _bundle(

@@ -84,8 +84,7 @@ class Epilogue:
     `second` says how sums beside the others leave L0C, for the operand of kind "sums".
 
     `bias` names what the cube of a convolution adds before the first step (`pack_bias`), which
-    takes `bias_bytes` of L1. With `totals` the cube sums what a convolution stores of each channel,
-    and its squares (`channel_sums`).
+    takes `bias_bytes` of L1.
 
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
@@ -97,7 +96,6 @@ class Epilogue:
     bias: str = ""
     bias_bytes: int = 0
     second: Deq | None = None
-    totals: bool = False
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""
@@ -267,8 +265,6 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
     used = {epilogue.out_dtype, *(o.dtype for o in epilogue.operands)}
     if "bf16" in used and "bf16" not in chip.cube:
         return f"{chip.name} has no bf16"
-    if epilogue.totals and epilogue.out_dtype != "fp16":
-        return "totals are of numbers in fp16"
     if chip.combined:
         return ""
     if epilogue.deq:
@@ -293,8 +289,6 @@ def halves(
     """
     if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
         return epilogue, None
-    if epilogue.totals:
-        check_epilogue(epilogue, chip, sums)  # of what the cube's core stores itself
     step_formats(epilogue, sums)
     if epilogue.deq:
         epilogue = _spelled(epilogue, epilogue.deq)

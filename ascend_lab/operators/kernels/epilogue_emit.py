@@ -301,11 +301,11 @@ def drain(
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block.
 
-    It goes to other places `also`.
+    From UB it goes to other places `also`.
     """
     if finish.out is None:
         fix = finish.fix or Fix()
-        store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale, also)
+        store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale)
         return
     k, run, c = finish.builder, _run(finish, area), acc.dequeue()
     most = min(finish.out.buffer.elements // run, area.blocks)

@@ -155,7 +155,6 @@ class Demand:
     element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
     `columns` fractals of channels. A bias that the cube adds takes `l1_bytes`. Where vector cores
     follow a cube core, `cycles` are those of their slowest pipe, and `stored_bytes` go to them.
-    `totals` are taken of each channel.
     """
 
     tile_bytes: int
@@ -166,7 +165,6 @@ class Demand:
     instructions: int
     columns: int = 1
     l1_bytes: int = 0
-    totals: bool = False
 
 
 def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
@@ -195,7 +193,6 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         len(plan.steps) + sum(len(deq.names) for deq in epilogue.deqs),
         epilogue.width // isa.FRACTAL,
         epilogue.bias_bytes,
-        epilogue.totals,
     )
 
 
@@ -213,7 +210,7 @@ def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
         stored = arrives
     biases = len(head.operands) if head else 0
     table = isa.FRACTAL * DTYPE_BYTES[sums] * biases
-    return Demand(0, table, pace, 0, stored, count, totals=epilogue.totals)
+    return Demand(0, table, pace, 0, stored, count)
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:
@@ -234,20 +231,12 @@ def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
 
 
 def chip_left(chip: Chip, demand: Demand | None) -> Chip:
-    """Return the chip without what holds a bias for the cube, its bias table, totals of channels.
-
-    Those have ones in L0A, two tiles in L1, sums in UB and, for a fix pipe, a fractal of zeros.
-    """
+    """Return the chip without what of L1 holds a bias for the cube or for its bias table."""
     table = bool(demand and demand.block_bytes and not chip.combined)
-    if not demand or not (table or demand.l1_bytes or demand.totals):
+    if not demand or not (table or demand.l1_bytes):
         return chip
     buffers = dict(chip.buffers)
     buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
-    if demand.totals:
-        buffers["L0C"] -= 0 if chip.combined else 1024
-        buffers["L1"] -= buffers["L0C"] + 2048
-        buffers["UB"] -= buffers["UB"] // 4
-        buffers["L0A"] -= buffers["L0A"] // 8
     return replace(chip, buffers=buffers)
 
 

@@ -1,15 +1,10 @@
-"""Images for first layers, made of planes of halves, and bytes pooled.
+"""Images for first layers, made of planes of halves.
 
 Int8 in NC1HWC0: a block of 16 pixels of up to 16 channels is transposed by the vector unit, so that
 the channels of a pixel lie side by side; the other half of its 32 bytes is 0. Cores share the
 images, and where there are fewer of those, their pixels.
 
 Halves in NC1HWC0: the same, but each pixel is its 16 channels, and nothing is converted.
-
-Pooling takes the largest of each window. The vector unit compares halves, so bytes are converted: a
-block of image rows at once, before rows are folded. Columns are folded 16 channels at a time: eight
-pixels of 32 bytes a repeat, whatever lies between them. Cores share the planes, and where there are
-fewer of those, their rows.
 
 Planes of up to 4 channels become pixels of 4, what a first convolution reads. Of 256 pixels of a
 channel, 16 to a row, `vtranspose` makes columns; their rows go to their channel of 4 (q, channel,
@@ -22,7 +17,7 @@ r), pixel 16 r + q. Turned again, 4 columns of all channels are 4 neighbouring p
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ascend_lab.errors import CapacityError, UnsupportedError
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import (
@@ -208,140 +203,6 @@ def _few_channels_program(
                 k.copy(y.region(start, left), out.dequeue().region(skip * FRACTAL, left))
                 out.free()
     return k.finish()
-
-
-# -- pooling ---------------------------------------------------------------------------------------
-LOWEST = -128.0
-BLOCKS = 8
-"""Blocks of 32 bytes in a repeat."""
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class BytePool:
-    """What to pool: planes of 32 channels, their size, kernel, stride, pads, outputs a plane."""
-
-    planes: int
-    size: Pair
-    kernel: Pair
-    stride: Pair
-    pads: tuple[Pair, Pair]
-    out: Pair
-
-    @property
-    def wide(self) -> int:
-        """Columns of an image row with its padding."""
-        return self.size[1] + sum(self.pads[1])
-
-    def rows(self, first: int, count: int) -> Pair:
-        """Return the image rows (first, count) that some output rows need."""
-        low = first * self.stride[0] - self.pads[0][0]
-        high = low + (count - 1) * self.stride[0] + self.kernel[0]
-        low, high = max(low, 0), min(high, self.size[0])
-        return low, high - low
-
-    def bytes_for(self, count: int) -> int:
-        """Return the bytes of UB for so many output rows at a time, two slots of each queue."""
-        rows = min((count - 1) * self.stride[0] + self.kernel[0], self.size[0])
-        image, out = rows * self.size[1], count * self.out[1]
-        return PAIR * (4 * image + 4 * out + 2 * self.wide)
-
-
-def byte_pool_launch(pool: BytePool, chip: Chip) -> isa.Launch:
-    """Return the kernel; raise `CapacityError` if one output row does not fit UB."""
-    fits = [n for n in range(1, pool.out[0] + 1) if pool.bytes_for(n) <= chip.buffers["UB"]]
-    if not fits:
-        needed = f"{pool.bytes_for(1)} bytes of UB for the windows of a row"
-        raise CapacityError(needed, str(chip.buffers["UB"]), "pool a narrower image")
-    down = min(up(chip.core_count, pool.planes), pool.out[0])
-    planes = chunks(pool.planes, 1, min(pool.planes, chip.core_count // down or 1))
-
-    def program(own: Share, rows: Share) -> Program:
-        return _pool_program(pool, chip, rows[1:], own, max(fits))
-
-    return spread("byte_pool", {"core": planes}, program, apart=chunks(pool.out[0], 1, down))
-
-
-def _pool_program(pool: BytePool, chip: Chip, span: Pair, planes: Share, most: int) -> Program:
-    """Return the program of cores with `planes` and output rows first .. end - 1."""
-    (h, w), (oh, ow) = pool.size, pool.out
-    k = KernelBuilder(f"pool_{planes[0]}x{span[1] - span[0]}", chip)
-    x = k.tensor("x", "int8", pool.planes * h * w * PAIR)
-    y = k.tensor("y", "int8", pool.planes * oh * ow * PAIR)
-    rows = max(pool.rows(at, min(most, span[1] - at))[1] for at in range(*span, most))
-    held = k.queue("x_ub", "UB", "int8", rows * w * PAIR, src="MTE2", dst="V")
-    count = min(most, span[1] - span[0])
-    out = k.queue("y_ub", "UB", "int8", count * ow * PAIR, src="V", dst="MTE3")
-    image = k.buffer("image", "UB", "fp16", rows * w * PAIR)
-    row = k.buffer("row", "UB", "fp16", pool.wide * PAIR)
-    best = k.buffer("best", "UB", "fp16", count * ow * PAIR)
-    k.each("vdup", pool.wide * PAIR, (row, 0), scalar=LOWEST)
-    first = k.param("core", planes[2]) * planes[1]
-    with k.loop("plane", planes[0]) as index:
-        plane = first + index
-        for at in range(*span, most):
-            some = min(most, span[1] - at)
-            low, high = pool.rows(at, some)
-            size = high * w * PAIR
-            k.copy(held.alloc().region(0, size), x.region((plane * h + low) * (w * PAIR), size))
-            held.enqueue()
-            k.each("vconv", size, (image, 0), (held.dequeue(), 0))
-            held.free()
-            for i in range(some):
-                _row(k, pool, (image, row, best), (at + i, low, low + high), i * ow * PAIR)
-            k.each("vconv", some * ow * PAIR, (out.alloc(), 0), (best, 0))
-            out.enqueue()
-            to = y.region((plane * oh + at) * (ow * PAIR), some * ow * PAIR)
-            k.copy(to, out.dequeue().region(0, some * ow * PAIR))
-            out.free()
-    return k.finish()
-
-
-def _row(
-    k: KernelBuilder,
-    pool: BytePool,
-    buffers: tuple[Buffer, Buffer, Buffer],
-    place: tuple[int, int, int],
-    to: int,
-) -> None:
-    """Fold image rows, then columns, into the output row `place` (row, first held, end held)."""
-    (image, row, best), (at, low, end), w = buffers, place, pool.size[1]
-    top = at * pool.stride[0] - pool.pads[0][0]
-    taps = range(max(top, low), min(top + pool.kernel[0], end))
-    sources = [(image, (tap - low) * w * PAIR) for tap in taps]
-    own = (row, pool.pads[1][0] * PAIR)
-    if len(sources) == 1:
-        k.each("vcopy", w * PAIR, own, sources[0])
-    else:
-        k.each("vmax", w * PAIR, own, *sources[:2])
-    for source in sources[2:]:
-        k.each("vmax", w * PAIR, own, own, source)
-    for half in range(2):
-        _columns(k, pool, row, best, (half * FRACTAL, to + half * FRACTAL))
-
-
-def _columns(k: KernelBuilder, pool: BytePool, row: Buffer, best: Buffer, starts: Pair) -> None:
-    """Fold the columns of 16 channels: `starts` are their places in both buffers."""
-    step, done = pool.stride[1] * PAIR, 0
-    while done < pool.out[1]:
-        left = pool.out[1] - done
-        repeats, blocks = (min(left // BLOCKS, k.chip.max_repeat), BLOCKS)
-        repeats, blocks = (repeats, blocks) if repeats else (1, left)
-        sizes = (repeats, blocks, FRACTAL)
-        to = best.region(starts[1] + done * PAIR, sizes, (blocks * PAIR, PAIR, 1))
-        taps = [
-            row.region(
-                isa.Affine(starts[0] + done * step + s * PAIR), sizes, (blocks * step, step, 1)
-            )
-            for s in range(pool.kernel[1])
-        ]
-        if len(taps) == 1:
-            k.vector("vcopy", to, taps[0])
-        else:
-            k.vector("vmax", to, *taps[:2])
-        for tap in taps[2:]:
-            k.vector("vmax", to, to, tap)
-        done += repeats * blocks
 
 
 Memory = isa.Tile | Buffer

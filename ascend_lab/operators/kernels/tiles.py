@@ -1,6 +1,6 @@
 """Steps the matrix product and the convolution share: tails, L0 loads, draining L0C."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -212,14 +212,12 @@ def store_area(
     area: Area,
     relu: bool = False,
     scale: float = 1.0,
-    also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
-    """Move a tile's pixels from L0C to GM, `also` to L1; `relu`, `scale`: of the fix pipe."""
+    """Move a tile's pixels from L0C to GM; `relu`, `scale`: of the fix pipe."""
     c, n, size = acc.dequeue(), area.blocks, area.fractals * FRACTAL * FRACTAL
     if out is None:
-        for memory, place in ((tensor, area), *also):
-            for to, source in place.pairs(memory, c, size, Affine(), n):
-                k.fixpipe(to, source, relu=relu, scale=scale)
+        for to, source in area.pairs(tensor, c, size, Affine(), n):
+            k.fixpipe(to, source, relu=relu, scale=scale)
         acc.free()
         return
     for first, columns in segments(k, "column", n, min(out.buffer.elements // size, n)):

@@ -275,8 +275,7 @@ define(
 # -- activation functions: several vector instructions, most in fp32 -------------------------------
 # Sigmoid, SiLU and GELU stay in fp16 where their operands are, as Ascend C's do unless asked for
 # high precision: fp32 halves the lanes and adds two casts, for SiLU 22 cycles for 128 lanes instead
-# of 7, and their few roundings are relative. SiLU of -x, turned around, x / (1 + e^x), takes 6:
-# `graph.canonical` asks for it where signs cost nothing.
+# of 7, and their few roundings are relative.
 # Source: Ascend C API, Gelu: `highPrecision`, of halves only, is false unless it is given.
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBE = 0.044715
@@ -315,11 +314,7 @@ def sigmoid_values(x: Values) -> Values:
 
 def sigmoid(x: te.Tensor) -> te.Tensor:
     """Return 1 / (1 + e^-x); e^-x may overflow to infinity, whose reciprocal is 0."""
-    return _from_power(te.vexp(te.vmuls(x, -1.0)))
-
-
-def _from_power(power: te.Tensor) -> te.Tensor:
-    return te.vrec(te.vadds(power, 1.0))
+    return te.vrec(te.vadds(te.vexp(te.vmuls(x, -1.0)), 1.0))
 
 
 def _tanh(x: te.Tensor) -> te.Tensor:
@@ -342,9 +337,8 @@ def _swish_slope(s: Site, x: Any, part: Any, slope: Any = None) -> Any:
 
 
 def _silu_slope(s: Site) -> Any:
-    """Return g p (1 + x (1 - p)), p = sigmoid(x); x is minus the operand where it is turned."""
-    x = s.net.neg(s.x()) if s.attrs["turned"] else s.x()
-    return s.net.mul(s.g, _swish_slope(s, x, s.net.sigmoid(x)))
+    """Return g p (1 + x (1 - p)), p = sigmoid(x)."""
+    return s.net.mul(s.g, _swish_slope(s, s.x(), s.net.sigmoid(s.x())))
 
 
 def _gelu_slope(s: Site) -> Any:
@@ -396,10 +390,9 @@ _activation("tanh", "(e^x - e^-x) / (e^x + e^-x)", np.tanh, _tanh,
 _activation("gelu", "x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form",
             lambda x: x * sigmoid_values(GELU_SCALE * (x + GELU_CUBE * x * x * x)),
             _gelu, _gelu_slope, traits=(*LANES, "busy"), short=2.0**-12)
-_activation("silu", "x sigmoid(x), also called swish; turned: x sigmoid(-x)",
-            lambda x, *, turned: x * sigmoid_values(-x if turned else x),
-            lambda x, *, turned: te.vmul(x, _from_power(te.vexp(x)) if turned else sigmoid(x)),
-            _silu_slope, traits=(*LANES, "busy"), short=2.0**-12, attrs={"turned": False})
+_activation("silu", "x sigmoid(x), also called swish",
+            lambda x: x * sigmoid_values(x), lambda x: te.vmul(x, sigmoid(x)),
+            _silu_slope, traits=(*LANES, "busy"), short=2.0**-12)
 _activation("softplus", "ln(1 + e^x)",
             lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), _softplus,
             lambda s: s.net.mul(s.g, s.net.sigmoid(s.x())))

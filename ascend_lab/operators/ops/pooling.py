@@ -14,7 +14,7 @@ from ascend_lab.machine import layout
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import Kernel, as_kernel, renamed, up
 from ascend_lab.operators import dsl as te
-from ascend_lab.operators.kernels import conv, conv_windows, epilogue, images, pooling, rows
+from ascend_lab.operators.kernels import conv, conv_windows, epilogue, pooling, rows
 from ascend_lab.operators.kernels.conv_shape import ConvShape, pack_weights
 from ascend_lab.operators.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
 from ascend_lab.operators.ops import expressions, formats as forms, reduction
@@ -148,19 +148,15 @@ def _image(call: Call) -> te.Tensor:
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads), x = geometry(**call.attrs), _image(call)
-    if x.dtype == "int8":
-        sizes, out = (x.shape[2], x.shape[3]), (call.outputs[0][2], call.outputs[0][3])
-        planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
-        pool = images.BytePool(planes, sizes, size, step, sides, out)
-        return as_kernel(images.byte_pool_launch(pool, chip))
     if x.dtype == "fp16":  # the expression takes every window by itself
         with suppress(errors.CapacityError):
             return as_kernel(
                 pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
             )
-    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
+    values = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
+    image = te.pad(values, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
     values = wide(image) if x.dtype == "bf16" else image
-    y = narrow(_windows(values, size, step, te.max), x.dtype)
+    y = te.cast_to(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 
 
