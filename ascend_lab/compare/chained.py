@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ascend_lab.compare.chains import GROUPS, KERNELS
-from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks, with_bytes
+from ascend_lab.compare.estimates import Estimate, at_peak, fetched, of_tasks, with_bytes
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import cores_of
 from ascend_lab.compiler import Graph
@@ -29,6 +29,12 @@ MIX_KERNELS = ("grouped_matmul",)
 GroupedMatmul is of type MIX_AIC_1_0. Source: hicann/ops-transformer @9c9d397a,
 gmm/grouped_matmul/op_kernel/grouped_matmul_tiling_key.h.
 """
+FETCHED = {
+    "foreach_addcdiv_scalar": ("",),
+    "foreach_norm": ("",),
+    "swi_glu": ("", "Slice+SwiGlu"),
+}
+"""Kernels in Ascend C on all vector cores, as those of `row_kernels` are, by a row's `kernels`."""
 SUPER_KERNELS = ("mla_prolog",)
 """Chains in one measured kernel that no fusion of ours makes: barriers part its pieces, no starts.
 
@@ -73,7 +79,10 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
         marks.append(f"l2 {work.l2}: timed cold")
     if aside := times.on_ai_cpu:
         marks.append(", ".join(line.type for line in aside))
-    return of_tasks(work, chip, times, bound, tuple(marks))
+    found = of_tasks(work, chip, times, bound, tuple(marks))
+    if work.kernels in FETCHED.get(work.operator, ()):
+        return fetched(found, chip, chip.cores_of("vector"))
+    return found
 
 
 def grouped(work: Work, chip: Chip) -> Estimate:

@@ -69,3 +69,10 @@ def largest(ledger: Mapping[str, float]) -> str:
     """Return what takes longest above the bound."""
     above = {part: time_s for part, time_s in ledger.items() if part != "bound"}
     return max(above, key=lambda part: above[part], default="bound")
+
+
+def fetched(found: Estimate, chip: Chip, cores: int) -> Estimate:
+    """Return a time with what passes until the cores have fetched a library kernel's code."""
+    wait_s = cores * chip.library_fetch_s
+    mark = f"with {1e6 * wait_s:.1f} us until {cores} cores have fetched its code"
+    return replace(found, model_s=found.model_s + wait_s, marks=(*found.marks, mark))

@@ -16,7 +16,7 @@ from ascend_lab.compare.chains.groups import as_groups
 from ascend_lab.compare.collectives import collective
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.networks import network
-from ascend_lab.compare.operators import in_pairs, like_library, operator_alone
+from ascend_lab.compare.operators import as_library, in_pairs, operator_alone
 from ascend_lab.compare.programs import Programs, programs
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
@@ -32,9 +32,9 @@ LIKE = ("cann",)
 def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     """Return what the model says of a work; `own` is a chip of one's own, used by its name.
 
-    With `like` "cann" networks and products are compiled as by that compiler, and kernels that work
-    through rows are written as in its library (`row_kernels`). Raises an
-    `AscendLabError` that says what the model cannot do.
+    A kernel whose structure in the vendor's library is known is timed in that structure, whatever
+    ours would take (`row_kernels`). With `like` "cann" networks and products are compiled as by
+    that compiler, too. Raises an `AscendLabError` that says what the model cannot do.
     """
     if "metric" in work.attributes:
         needed = "a time of the whole work"
@@ -64,10 +64,10 @@ def _timed(work: Work, chip: Chip, like: str) -> Estimate:
     if work.operator in ESTIMATES:
         return ESTIMATES[work.operator](work, chip)
     if not is_chain(work):
-        return like_library(work, chip, operator_alone(work, chip, like))
+        return as_library(work, chip, operator_alone(work, chip, like), like)
     made = CHAINS[work.operator](work)
     if isinstance(made, Programs):
         return programs(work, made, chip)
     if isinstance(made, Work):
-        return like_library(made, chip, operator_alone(made, chip, like))
-    return like_library(work, chip, chain(work, made, chip))
+        return as_library(made, chip, operator_alone(made, chip, like), like)
+    return as_library(work, chip, chain(work, made, chip), like)

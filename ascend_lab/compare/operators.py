@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.compare import unaligned
 from ascend_lab.compare.chains import attention
 from ascend_lab.compare.conversions import conversions_told, converting_s
-from ascend_lab.compare.estimates import Estimate, at_peak
+from ascend_lab.compare.estimates import Estimate, at_peak, fetched
 from ascend_lab.compare.row_kernels import row_kernel
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import settings_of
@@ -77,20 +77,26 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     return Estimate(model_s, bound_s, _limit_of(line), _busy_of(line), tuple(settings.marks))
 
 
-def like_library(work: Work, chip: Chip, found: Estimate) -> Estimate:
-    """Return the time of the kernel that the vendor's library has; else ours, and a mark."""
+def as_library(work: Work, chip: Chip, found: Estimate, like: str) -> Estimate:
+    """Return the time of the kernel that the vendor's library has, where its structure is known.
+
+    Else the answer stays, `found`, that of our kernel; `like` "cann" then says so.
+    """
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     if work.operator == TILED:
         return found
     kernel = row_kernel(work, chip)
     if kernel is None:
+        if not like:
+            return found
         return replace(found, marks=(*found.marks, "no kernel of CANN's is followed: ours"))
     line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
     line = replace(line, start="queued" if work.timing == "kernel" else "cold")
     of_row = (mark for mark in found.marks if mark.startswith("l2 "))  # the rest is on our kernel
     marks = (f"in the library's structure: {kernel.name}", *of_row)
-    return Estimate(line.time_s, found.bound_s, _limit_of(line), _busy_of(line), marks)
+    alike = Estimate(line.time_s, found.bound_s, _limit_of(line), _busy_of(line), marks)
+    return fetched(alike, chip, sum(len(part.bindings) for part in kernel.parts))
 
 
 def _busy_of(line: KernelTimeline) -> dict[str, float]:

@@ -161,7 +161,7 @@ SECTIONS = {
         "cross_flag_cycles",
         "event_ids_count",
     },
-    "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s"},
+    "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s", "library_fetch_s"},
     "ai_cpu": set(AI_CPU),
     "power": {"typical_w"},
 }
@@ -281,11 +281,13 @@ def _launches(
         reader.facts.setdefault(key, Fact(value, "OWN", "assumed"))
     reader.sources["OWN"] = "Derived from other numbers of the same file as it is read"
     has = "ai_cpu" in reader.data
+    fetches = "library_fetch_s" in reader.table("launch")
     return {
         "launch_overhead_s": cold,
         "queued_launch_s": min(cold, found["queued_s"]),
         "barrier_s": min(cold, found["barrier_s"]),
         "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
+        "library_fetch_s": reader.number("launch.library_fetch_s") if fetches else 0.0,
         **{f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if has else 0.0 for n in AI_CPU},
     }
 

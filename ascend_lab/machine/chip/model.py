@@ -93,7 +93,8 @@ class Chip:
     started by the host it takes `launch_overhead_s` in all, and `barrier_s` over all cores if it
     follows another kernel inside the same launch. One in which cube and vector cores work together
     takes `mix_start_s` more, and a flag between them arrives `cross_flag_cycles` later (0 where a
-    core is both).
+    core is both). For each of its cores a large kernel of the vendor's library takes
+    `library_fetch_s` more, which kernels of ours do not (0: the file has no number).
     """
 
     name: str
@@ -116,6 +117,7 @@ class Chip:
     queued_launch_s: float
     barrier_s: float
     mix_start_s: float
+    library_fetch_s: float
     cross_flag_cycles: int
     ai_cpu_overhead_s: float
     ai_cpu_rate_bytes_per_s: float
