@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from ascend_lab.compare import compare
+from ascend_lab.compare.estimates import Estimate, fetched
 from ascend_lab.compare.row_kernels import CHIPS, row_kernel
 from ascend_lab.compare.row_writer import Rows, RowWriter
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import analyse, simulate
+from ascend_lab.operators import ops
 
 CHIP = load_chip("Ascend910B2")
 WHOLE = ((1023, 1024), (1, 1024), (1023,))
@@ -144,9 +146,20 @@ def test_compare_takes_the_librarys_structure_and_keeps_the_bound(tmp_path: Path
         for columns in (4096, 65536):
             inputs = f"1024x{columns};{columns}"
             table.writerow({**given, "case": str(columns), "inputs": inputs, "measured_us": 100})
-    ours, like = (compare(path, like=like).rows for like in ("", "cann"))
-    assert like[0].model_s > ours[0].model_s
-    assert like[0].bound_s == ours[0].bound_s
-    assert "library" in " ".join(like[0].marks)
-    assert like[1].model_s == ours[1].model_s  # the library cuts such a row: not written
+    whole, cut = compare(path).rows
+    alone = ops.time("rms_norm", [(1024, 4096), (4096,)], ["fp16", "fp16"], CHIP, axis=-1)
+    assert whole.model_s > alone.time_s
+    assert "in the library's structure: rms_norm" in whole.marks
+    fetch_us = 1e6 * 47 * CHIP.library_fetch_s  # 1024 rows: 22 to a core
+    assert f"with {fetch_us:.1f} us until 47 cores have fetched its code" in whole.marks
+    assert not any("library" in mark for mark in cut.marks)  # it cuts such a row: not written
+    like = compare(path, like="cann").rows
+    assert [row.model_s for row in like] == [whole.model_s, cut.model_s]
+    assert [row.bound_s for row in like] == [whole.bound_s, cut.bound_s]
     assert "ours" in " ".join(like[1].marks)
+
+
+def test_the_fetch_of_a_chip_without_a_number_is_none():
+    row = Estimate(1e-5, None, "V")
+    assert fetched(row, load_chip("Ascend310P3"), 8).model_s == row.model_s
+    assert fetched(row, CHIP, 10).model_s == row.model_s + 10 * CHIP.library_fetch_s
