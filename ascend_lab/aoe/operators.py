@@ -116,8 +116,6 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
         return ("cube" if is_plain(piece) else "product"), ""
-    if any(node.op in CONVOLUTIONS for node in nodes):
-        return "", "it scales the weights first, per image"
     if mixed_blocks(piece):
         return "", "bytes beside wider numbers: they change blocks in kernels without parameters"
     lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None
