@@ -294,12 +294,11 @@ def test_images_together_fill_fractals():
     together, apart = (simulate(conv_launch(shape, chip, t, place), chip) for t in tilings)
     assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.8 * apart.cycles
     wide = replace(shape, k=512, r=3, s=3, pad=1)
-    for one in (wide, replace(wide, h=14, w=14, stride=2)):  # of that, even and odd rows apart
-        tilings = (window_schedule(one, chip, "stacked"), None)
-        together, apart = (
-            simulate(conv_launch(one, chip, t, dense_placement(one)), chip) for t in tilings
-        )
-        assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.75 * apart.cycles
+    tilings = (window_schedule(wide, chip, "stacked"), None)
+    together, apart = (
+        simulate(conv_launch(wide, chip, t, dense_placement(wide)), chip) for t in tilings
+    )
+    assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.75 * apart.cycles
     large = replace(shape, n=2, c=64, h=300, w=300, k=64)
     for none in (replace(shape, n=1), large, replace(large, h=1080, w=1920)):
         assert window_schedule(none, chip, "stacked") is None

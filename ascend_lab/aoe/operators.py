@@ -20,7 +20,6 @@ from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of, end
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.piece import packed
 from ascend_lab.graph.lower.vector import mixed_blocks
-from ascend_lab.kernels.conv_shape import stacked
 from ascend_lab.kernels.tandem_schedules import TIMED
 from ascend_lab.ops import formats, matmul
 
@@ -110,8 +109,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
             return "", "a depthwise convolution on the vector unit has no parameters"
         tiling = lowered.tiling
         window = tiling.window if tiling else ""
-        joint = window == "rows" or (window == "stacked" and stacked(shape).beside)
-        return ("joint" if joint else "cube"), ""
+        return ("joint" if window == "rows" else "cube"), ""
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"

@@ -185,12 +185,10 @@ class _Writer(Walk):
         """Declare the tensors of images, weights and, unless others store it, the result."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
         (c1, n1), last, after = shape.blocks, bundle.last_c1 * bundle.last_n1, self.job.after
-        taps = shape.phase[0] * shape.s or shape.taps
-        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * taps
+        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * shape.taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
-        self.other_x, self.other_weight = self.x, self.weight
-        if other and not shape.phase[0]:
+        if other:
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
@@ -347,13 +345,9 @@ class _Writer(Walk):
         parts = [(self.weight, shape, units.c1)]
         parts += [(self.other_weight, other, units.beside)] if other else []
         for tensor, one, blocks in parts:
-            depth, (rows, tap, _), line = blocks * one.taps, one.phase, one.s * row
-            first += stage[0] * (blocks * (rows * one.s or one.taps) * row) + n[0] * self.fractal
+            depth = blocks * one.taps
+            first += stage[0] * (depth * row) + n[0] * self.fractal
             weights = tensor.region(first, (stage[1] * depth, width), (row, 1))
-            if rows:
-                sizes = stage[1] * blocks, one.r, one.s, width
-                strides = rows * line, one.stored[1] * line, row, 1
-                weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
             first, start = isa.Affine(), start + stage[1] * depth * width
 

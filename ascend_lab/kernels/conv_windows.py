@@ -187,7 +187,7 @@ def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Aff
     Rows of mixed images are the first of each, then the second.
     """
     rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
-    row = (divided(down + rows.first, shape.mixed) * step + shape.phase[2]) * wide
+    row = divided(down + rows.first, shape.mixed) * (step * wide)
     start = blocks[0] * shape.plane + row + columns.first * shape.c0
     if shape.mixed > 1:
         turns, pitch = rows.count // shape.mixed, shape.blocks[0] * shape.plane

@@ -84,10 +84,9 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
 def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
     found = set()
-    together = stacked(shape)
-    joint = together == shape or together.beside
+    joint = stacked(shape) != shape
     line = seen_as(shape, LINE)[0] != shape
-    possible = {0: True, STRIP: not shape.lanes, STACKED: not joint, LINE: line}
+    possible = {0: True, STRIP: not shape.lanes, STACKED: joint, LINE: line}
     for window in (kind for kind, is_one in possible.items() if is_one):
         own, strip = seen_as(shape, window)
         for m in pixel_tiles(own, most, ratio, strip=strip):
