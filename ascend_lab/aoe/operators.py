@@ -107,9 +107,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         lowered = lowered or tasks.lowered_once(piece, chip)
         if by_vector(shape) and not _multiplied(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
-        tiling = lowered.tiling
-        window = tiling.window if tiling else ""
-        return ("joint" if window == "rows" else "cube"), ""
+        return "cube", ""
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"

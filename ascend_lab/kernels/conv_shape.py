@@ -43,8 +43,7 @@ class ConvShape:
     apart (see `thinned`). With `mixed` m, every image is m images whose rows take turns (see
     `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
     What `pool`, windows as of a depthwise convolution, reads of the result stays on the core
-    (`pooling`). With `columns` rows of
-    the result are whole fractals, so many pixels of each wanted (`in_rows`). Raises `InputError`.
+    (`pooling`). Raises `InputError`.
     """
 
     n: int
@@ -67,7 +66,6 @@ class ConvShape:
     mixed: int = 1
     beside: "ConvShape | None" = None
     pool: "ConvShape | None" = None
-    columns: int = 0
     strides: Pair = field(init=False, repr=False, compare=False)
     dilations: Pair = field(init=False, repr=False, compare=False)
     pads: Pads = field(init=False, repr=False, compare=False)

@@ -19,7 +19,7 @@ from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph import lower, tasks
 from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
 from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
-from ascend_lab.kernels.conv_schedules import CHANGED, conv_candidates, conv_estimate, conv_schedule
+from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
 from ascend_lab.kernels.default_schedules import candidates, default_schedule
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
@@ -176,8 +176,7 @@ class CubeJob:
 
     def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
         """Return the points closest to tilings of other shapes."""
-        found = (c.tiling for c in choices if c.tiling and c.tiling.window != "rows")
-        return [point_of(self.space, tiling) for tiling in found]
+        return [point_of(self.space, c.tiling) for c in choices if c.tiling]
 
     def choice(self, point: Point) -> lower.Choice:
         """Return the tiling of a point."""
@@ -384,7 +383,7 @@ class ProductJob(TableJob):
 
 
 class JointJob(TableJob):
-    """Two convolutions whose sums are added, or one in `rows`, and what follows."""
+    """Two convolutions whose sums are added, and what follows."""
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
@@ -392,8 +391,7 @@ class JointJob(TableJob):
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
-        kinds = {change(shape): window for window, change in CHANGED.items()}
-        for one, window in (kinds | {shape: ""}).items():
+        for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
             some = conv_candidates(one, chip)
             some = some.take(fitting(demand, chip, some.tilings))
             cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings
