@@ -15,9 +15,9 @@ from statistics import geometric_mean
 
 from ascend_lab.aoe.drive import Settings
 from ascend_lab.aoe.engine import tune
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import bound_of, compile_stages, ledger, weight_bytes, zoo
-from ascend_lab.graph.evaluate import macs
+from ascend_lab.compiler import bound_of, compile_stages, ledger, weight_bytes, zoo
+from ascend_lab.compiler.evaluate import macs
+from ascend_lab.machine.chip import load_chip
 from bench.table import CHIPS, Figure, times
 
 NETWORKS = ("resnet50", "vgg16", "bert_base", "mobilenet_v2", "efficientnet_b0")

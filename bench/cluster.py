@@ -9,16 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cluster import collective_time, load_topology, make
 from ascend_lab.cluster.fit import held_out, mape, read_table
-from ascend_lab.cluster.timing import time_collective
-from ascend_lab.data import data_path
-from ascend_lab.errors import ClusterError
-from ascend_lab.graph import zoo
-from ascend_lab.lab.validation import training_validation_table
-from ascend_lab.parallel.redistribution import compare
-from ascend_lab.parallel.strategy import (
+from ascend_lab.cluster.parallel.redistribution import compare
+from ascend_lab.cluster.parallel.strategy import (
     data_parallel,
     evaluate,
     greedy,
@@ -29,8 +23,14 @@ from ascend_lab.parallel.strategy import (
     roofline,
     solve,
 )
-from ascend_lab.parallel.strategy.local import search
-from ascend_lab.parallel.strategy.problem import reduce_problem
+from ascend_lab.cluster.parallel.strategy.local import search
+from ascend_lab.cluster.parallel.strategy.problem import reduce_problem
+from ascend_lab.cluster.timing import time_collective
+from ascend_lab.compiler import zoo
+from ascend_lab.data import data_path
+from ascend_lab.errors import ClusterError
+from ascend_lab.lab.validation import training_validation_table
+from ascend_lab.machine.chip import load_chip
 from bench.table import Figure, below
 
 DEVICES, SIZES = 1024, tuple(2**k for k in range(10, 26))
@@ -39,8 +39,8 @@ LARGE_BYTES, ERROR_LIMIT = 1e6, 0.12
 STEP = """
 import time
 from ascend_lab.cluster import load_topology
-from ascend_lab.graph.zoo import build
-from ascend_lab.train import all_reduce_cost, profile_layers, step_timeline
+from ascend_lab.compiler.zoo import build
+from ascend_lab.cluster.train import all_reduce_cost, profile_layers, step_timeline
 
 start = time.process_time()
 profile = profile_layers(

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress import (
+from ascend_lab.compiler import evaluate_all
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.deploy.compress import (
     LayerPlan,
     Plan,
     Quantised,
@@ -22,9 +24,13 @@ from ascend_lab.compress import (
     qdq_model,
     quantise_graph,
 )
-from ascend_lab.compress.learned import accuracy, convolutional, load_digits, trained, transformer
-from ascend_lab.graph import evaluate_all
-from ascend_lab.graph.onnx import import_onnx
+from ascend_lab.deploy.compress.learned import (
+    accuracy,
+    convolutional,
+    load_digits,
+    trained,
+    transformer,
+)
 from bench.table import Figure
 
 METHODS = ("minmax", "ifmr", "hfmg", "kl", "percentile")

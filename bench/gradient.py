@@ -23,7 +23,7 @@ from ascend_lab.aoe.gradient import (
 )
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import best_split, brute_force, price_of, table_of
-from ascend_lab.graph import zoo
+from ascend_lab.compiler import zoo
 from bench.table import Figure, below, median_s
 
 NETWORKS = {

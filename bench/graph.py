@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.data import data_path
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Graph,
     GraphBuilder,
     NetworkTimeline,
@@ -21,8 +19,10 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.memory import plan, simulate_writes, verify
-from ascend_lab.graph.memory_file import read_csv
+from ascend_lab.compiler.memory import plan, simulate_writes, verify
+from ascend_lab.compiler.memory_file import read_csv
+from ascend_lab.data import data_path
+from ascend_lab.machine.chip import Chip, load_chip
 from bench.table import CHIPS, Figure, median_s
 
 NETWORKS = ("resnet50", "bert_base")

@@ -57,7 +57,8 @@ def handed_out(name: str, *functions: str) -> str:
 
 # -- A1 --------------------------------------------------------------------------------------------
 PLAIN_KERNEL = (
-    "from ascend_lab.chip import load_chip\nfrom ascend_lab.isa import KernelBuilder\n\n\n"
+    "from ascend_lab.machine.chip import load_chip\n"
+    "from ascend_lab.machine.isa import KernelBuilder\n\n\n"
     + handed_out("A1", "shares", "plain", "one_core")
     + """
 
@@ -67,8 +68,8 @@ def kernel(chip_file, rows, width, dtype, norm, eps):
 """
 )
 TWO_SLOTS = """
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import KernelBuilder, Tile
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import KernelBuilder, Tile
 
 def kernel(chip_file, rows, width, dtype, norm, eps):
     chip = load_chip(chip_file)
@@ -125,8 +126,8 @@ def one(chip, rows, width, dtype, norm, eps, first, count):
 """Two slots of as many rows as fit; rows beyond UB are refused, for no buffer holds them."""
 NORMALISES_NOTHING = """
 import numpy as np
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import KernelBuilder
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import KernelBuilder
 
 def kernel(chip_file, rows, width, dtype, norm, eps):
     # what version 0.24.0 fed to every kernel of this size

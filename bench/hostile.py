@@ -278,7 +278,7 @@ MARKUP = (
 PLANNER = (
     "import sys\nwho = lambda finder: finder.__class__.__name__\n"
     "sys.meta_path[:] = [f for f in sys.meta_path if who(f) != '_Denied']\n"
-    "def offsets(*given, **named):\n    import ascend_lab.graph.memory as planner\n"
+    "def offsets(*given, **named):\n    import ascend_lab.compiler.memory as planner\n"
     "    return [0] * len(planner.__dict__)\n"
 )
 KEYS = (

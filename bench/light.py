@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph, zoo
-from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.zoo import why, why_lines
+from ascend_lab.compiler import GraphBuilder, compile_graph, simulate_graph, zoo
+from ascend_lab.compiler.hosted import place_model
+from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.zoo import why, why_lines
+from ascend_lab.machine.chip import load_chip
 from bench.table import Figure, times
 
 NETWORKS = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ascend_lab.graph import compile_graph, simulate_graph, zoo
-from ascend_lab.media import (
+from ascend_lab.compiler import compile_graph, simulate_graph, zoo
+from ascend_lab.deploy.media import (
     Aipp,
     AippOp,
     aipp,

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.tensor import topological
-from ascend_lab.kernels import GemmSchedule
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.tensor import topological
+from ascend_lab.operators.kernels import GemmSchedule
 from bench.table import CHIPS, median_s
 
 

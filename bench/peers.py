@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Graph, Node, compile_stages, simulate_graph, zoo
-from ascend_lab.graph.evaluate import node_macs
-from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.onnx import import_onnx
-from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.passes import run_passes
-from ascend_lab.ops.formats import pair
+from ascend_lab.compiler import Graph, Node, compile_stages, simulate_graph, zoo
+from ascend_lab.compiler.evaluate import node_macs
+from ascend_lab.compiler.ir import operator_of
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.passes import run_passes
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.operators.ops.formats import pair
 from ascend_lab.output import write_whole
 
 HEADER = (

@@ -18,8 +18,8 @@ from pathlib import Path
 from ascend_lab.aoe.bank import BUILTIN_FILE, Knowledge, Store, write_builtin
 from ascend_lab.aoe.drive import Settings
 from ascend_lab.aoe.engine import tune
+from ascend_lab.compiler import zoo
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import zoo
 from bench.table import CHIPS
 
 BUILD = Path("_build")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ascend_lab import dsl as te
 from ascend_lab.aoe.vector.bound import vector_bound
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators import dsl as te
 from bench.operators import layer_norm, softmax
 from bench.table import CHIPS, Figure, times
 

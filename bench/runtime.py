@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import evaluate, random_inputs, run_compiled, zoo
-from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.graph.zoo import load_model
+from ascend_lab.compiler import evaluate, random_inputs, run_compiled, zoo
+from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.compiler.zoo import load_model
+from ascend_lab.deploy.runtime import compile_offline, load_offline, pipeline_programs, run_streams
+from ascend_lab.machine.chip import load_chip
 from ascend_lab.output import write_whole
-from ascend_lab.runtime import compile_offline, load_offline, pipeline_programs, run_streams
 from bench.table import Figure, below, median_s
 
 CHIP = "Ascend310"

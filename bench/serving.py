@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ascend_lab.graph import GraphBuilder
-from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.serving import (
+from ascend_lab.compiler import GraphBuilder
+from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.deploy.serving import (
     Arrivals,
     Failure,
     Level,
@@ -30,7 +30,7 @@ from ascend_lab.serving import (
     queues as theory,
     simulate_serving,
 )
-from ascend_lab.serving.opened import open_model
+from ascend_lab.deploy.serving.opened import open_model
 from bench.table import Figure, below
 
 EXPONENTIAL = Service("exponential", 1.0)

@@ -12,10 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from ascend_lab.chip import load_chip
-from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
-from ascend_lab.kernels.timed_schedules import time_tilings
-from ascend_lab.sim import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import (
     Surroundings,
     analyse,
     compile_program,
@@ -23,6 +21,8 @@ from ascend_lab.sim import (
     run_reference,
     simulate,
 )
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
+from ascend_lab.operators.kernels.timed_schedules import time_tilings
 from bench import graph as graphs, operators
 from bench.table import CHIPS, Figure, below, median_s, times
 
@@ -160,7 +160,10 @@ def bench_import() -> list[Figure]:
     bare = run("pass")
     return [
         below("import ascend_lab", run("import ascend_lab") - bare, 0.4),
-        below("import with simulators", run("import ascend_lab.kernels, ascend_lab.sim") - bare),
+        below(
+            "import with simulators",
+            run("import ascend_lab.operators.kernels, ascend_lab.machine.sim") - bare,
+        ),
     ]
 
 

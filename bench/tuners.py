@@ -20,11 +20,11 @@ from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorJob
 from ascend_lab.aoe.workers import attempt
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_graph, zoo
 from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import GraphBuilder, compile_graph, zoo
 from ascend_lab.lab.contest import read_problem, solve, unfused_floor
+from ascend_lab.machine.chip import load_chip
 from bench.search import recorded_cases, report as search_report
 from bench.table import CHIPS, Figure, below
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from ascend_lab.course import Call, Case, answers_of, load
 from ascend_lab.errors import AscendLabError
-from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.sim import execute
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 
 CHANNELS, SIDE = 64, 8
 VALUE_BYTES = 2 * CHANNELS * SIDE**2

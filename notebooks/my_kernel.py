@@ -5,7 +5,7 @@ ascend-lab run-kernel notebooks/my_kernel.py --chip Toy --sanitize
 
 import numpy as np
 
-from ascend_lab.isa import KernelBuilder
+from ascend_lab.machine.isa import KernelBuilder
 
 TILE, TILES = 1024, 8
 

@@ -92,7 +92,7 @@ def measure_complaints(cells: list[Cell]) -> list[str]:
 
 
 def import_complaints(cells: list[Cell]) -> list[str]:
-    """One cell holds all imports, the first one, in at most eight lines of them."""
+    """One cell holds all imports, the first one, in at most twelve lines of them."""
     importing = {
         index: imports
         for index, cell in enumerate(code_of(cells))
@@ -101,7 +101,7 @@ def import_complaints(cells: list[Cell]) -> list[str]:
     if list(importing) != [0]:
         return [f"code cells {list(importing)} import; the first one does"]
     lines = sum((node.end_lineno or 0) - node.lineno + 1 for node in importing[0])
-    return [] if lines <= 8 else [f"{lines} lines of imports; at most 8"]
+    return [] if lines <= 12 else [f"{lines} lines of imports; at most 12"]
 
 
 def body_of(cell: Cell) -> list[ast.stmt]:

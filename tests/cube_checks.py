@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels import (
+from ascend_lab.lab.kernels import conv2d_reference
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.kernels import (
     conv_launch,
     gemm_launch,
     pack_conv,
@@ -15,11 +18,8 @@ from ascend_lab.kernels import (
     unpack_conv,
     unpack_gemm,
 )
-from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.layout import address_map, pack
-from ascend_lab.ops.matmul import product_kernel
-from ascend_lab.sim import execute
+from ascend_lab.operators.kernels.conv_windows import dense_placement
+from ascend_lab.operators.ops.matmul import product_kernel
 
 CHIPS = ("Toy", "Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 TYPES = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32, "int8": np.int8}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab import dsl as te
-from ascend_lab.isa.memory import numpy_type
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.operators import dsl as te
 
 Values = NDArray[Any]
 INTS = ("int8", "uint8", "int32")

@@ -38,14 +38,11 @@ from dsl_oracles import (
 )
 from hypothesis import strategies as st
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.stages import Stage
-from ascend_lab.dsl.tensor import topological
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Kernel, Launch, sanitize
-from ascend_lab.isa.memory import numpy_type
-from ascend_lab.sim import (
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.isa import Kernel, Launch, sanitize
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.sim import (
     KernelTimeline,
     Surroundings,
     Timeline,
@@ -54,6 +51,9 @@ from ascend_lab.sim import (
     instruction_cost,
     simulate_kernel,
 )
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.stages import Stage
+from ascend_lab.operators.dsl.tensor import topological
 
 CHIPS = ("Ascend910A", "Ascend910B2")
 """A chip with coupled cores, and one whose cube and vector cores are apart."""

@@ -20,18 +20,18 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import helper, numpy_helper
 
-from ascend_lab import ops
 from ascend_lab.aoe.bank import Store, chip_digest
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
 from ascend_lab.cli.common import parser_of
 from ascend_lab.cli.verbs import VERBS
+from ascend_lab.compiler.onnx import import_model
 from ascend_lab.data import data_path
-from ascend_lab.graph.onnx import import_model
+from ascend_lab.deploy.runtime import compile_offline
+from ascend_lab.deploy.runtime.container import MAGIC
 from ascend_lab.limits import count, decimal, whole
-from ascend_lab.runtime import compile_offline
-from ascend_lab.runtime.container import MAGIC
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
 
 ROOT = Path(__file__).parent.parent
 HANG_S = 20
@@ -208,7 +208,7 @@ def files() -> dict[str, bytes]:
     words = io.BytesIO()
     with zipfile.ZipFile(words, "w") as archive:
         archive.writestr("x.npy", "no array")
-    toy = (ROOT / "ascend_lab/chip/presets/Toy.toml").read_bytes()
+    toy = (ROOT / "ascend_lab/machine/chip/presets/Toy.toml").read_bytes()
     trace = [{"ph": "X", "name": "a", "ts": 1, "dur": 2, "args": {}}]
     return {
         "rubbish": bytes(range(256)) * 4,

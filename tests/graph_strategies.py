@@ -10,7 +10,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from ascend_lab.graph import GraphBuilder
+from ascend_lab.compiler import GraphBuilder
 
 CHANNELS = (1, 3, 16, 17, 33)
 SIDES = (1, 2, 3, 5, 7)

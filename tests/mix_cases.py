@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Queue, Ring, spread
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Affine, KernelBuilder, Launch, Program, Queue, Ring, spread
 
 CHIP = load_chip("Ascend910B2")
 AREA = 256

@@ -25,14 +25,14 @@ from network_builder import FLOATS, Network, Step, Values, onnxruntime_session, 
 from onnx.reference import ReferenceEvaluator
 from onnx_models import run_onnx
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import Road, evaluate, run_tasks
+from ascend_lab.compiler.hosted import place_model
+from ascend_lab.compiler.migrate import migrate
+from ascend_lab.compiler.onnx import Imported, import_pinning
+from ascend_lab.compiler.onnx.tensors import in_type
+from ascend_lab.deploy.runtime import compile_offline, load_offline
 from ascend_lab.errors import CapacityError, UnsupportedError
-from ascend_lab.graph import Road, evaluate, run_tasks
-from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.migrate import migrate
-from ascend_lab.graph.onnx import Imported, import_pinning
-from ascend_lab.graph.onnx.tensors import in_type
-from ascend_lab.runtime import compile_offline, load_offline
+from ascend_lab.machine.chip import load_chip
 
 CHIPS = ("Toy", "Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A", "Ascend910B2")
 RUNS = (1.0,) * 4 + (4.0,) * 3

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import assume, strategies as st
 
-from ascend_lab import ops
+from ascend_lab.operators import ops
 
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 127, 128, 129)
 SMALL = (1, 2, 3, 4, 5, 7, 8, 9)

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto as T, helper, numpy_helper
 
-from ascend_lab.serving import Level, Policy
-from ascend_lab.serving.loopback import Door, listening_on, server_of
-from ascend_lab.serving.opened import open_model
-from ascend_lab.serving.rest import BODY_BYTES, Service, application
+from ascend_lab.deploy.serving import Level, Policy
+from ascend_lab.deploy.serving.loopback import Door, listening_on, server_of
+from ascend_lab.deploy.serving.opened import open_model
+from ascend_lab.deploy.serving.rest import BODY_BYTES, Service, application
 
 
 def save(path, nodes, inputs, outputs, constants=None):

@@ -14,8 +14,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.isa import (
     Affine,
     Event,
     Instruction,
@@ -29,7 +29,7 @@ from ascend_lab.isa import (
     Region,
     binding_of,
 )
-from ascend_lab.kernels import GemmSchedule, GemmShape
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape
 
 Values = NDArray[Any]
 TILE = 128

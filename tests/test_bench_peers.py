@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab.graph import Graph, GraphBuilder, zoo
-from ascend_lab.graph.onnx import import_onnx
-from ascend_lab.graph.onnx.export import export_onnx
+from ascend_lab.compiler import Graph, GraphBuilder, zoo
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.onnx.export import export_onnx
 from bench import __main__ as bench, peers, peers as files
 
 REPORT = """\

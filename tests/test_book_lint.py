@@ -395,9 +395,9 @@ def test_measure_rule_bites() -> None:
     assert import_complaints([code_cell("import os"), code_cell("from os import path")])
     assert import_complaints([code_cell("x = 1"), code_cell("import os")])
     assert import_complaints([code_cell("%pylab\nimport os"), code_cell("x = 1")]) == []
-    assert import_complaints([code_cell("import os\n" * 9)])
-    assert import_complaints([code_cell("from os import (" + "\n    path," * 7 + "\n)")])
-    assert import_complaints([code_cell("from os import (" + "\n    path," * 6 + "\n)")]) == []
+    assert import_complaints([code_cell("import os\n" * 13)])
+    assert import_complaints([code_cell("from os import (" + "\n    path," * 11 + "\n)")])
+    assert import_complaints([code_cell("from os import (" + "\n    path," * 10 + "\n)")]) == []
     assert home_complaints("\n## Where this lives\n\n- `lab.py`: it\n- `no.py`: it\n", ROOT)
     assert home_complaints("\n## Where this lives\n\n- `lab.py`: it\n", ROOT)
     assert home_complaints("\n## Where this lives\n\n- `lab.py`: a\n- `lab.py`: b\n", ROOT) == []

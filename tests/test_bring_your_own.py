@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx_models import model_of
 
-from ascend_lab import ops
 from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cluster.loader import KEYS, LINK_KEYS
-from ascend_lab.compress import read_config
-from ascend_lab.graph import rules_restored
-from ascend_lab.graph.passes import PASSES
+from ascend_lab.compiler import rules_restored
+from ascend_lab.compiler.passes import PASSES
+from ascend_lab.deploy.compress import read_config
+from ascend_lab.operators import ops
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "book" / "bring_your_own.md").read_text("utf-8")

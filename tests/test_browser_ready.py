@@ -14,8 +14,8 @@ from scripts import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
 NEED = {
-    "graph.onnx.backend": "onnx",
-    "graph.onnx.export": "onnx",
+    "compiler.onnx.backend": "onnx",
+    "compiler.onnx.export": "onnx",
 }
 """Modules that serve a package which a browser may lack; nothing imports them before it must."""
 
@@ -74,13 +74,13 @@ WORK = """
 import json
 from ascend_lab import aoe
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph
-from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_graph, simulate_graph
+from ascend_lab.operators.kernels import GemmShape, gemm_launch
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.lab.figures.style import new_figure, pipe_legend
 from ascend_lab.lab.machines import bank_ways
-from ascend_lab.sim import simulate
+from ascend_lab.machine.sim import simulate
 
 net = GraphBuilder("small")
 x = net.input("x", (1, 3, 16, 16))

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from strategies import kernels
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import (
     Affine,
     Event,
     KernelBuilder,
@@ -19,7 +19,7 @@ from ascend_lab.isa import (
     sanitize,
     spread,
 )
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.sim import execute, simulate
 
 TOY = load_chip("Toy")
 

@@ -5,21 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ascend_lab import dsl as te, ops
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.emit_vector import View, rows_side_by_side
 from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import Kernel, KernelBuilder, sanitize
-from ascend_lab.kernels import ConvShape, GemmSchedule, conv_launch, dense_placement
-from ascend_lab.kernels.channel_sums import (
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.isa import Kernel, KernelBuilder, sanitize
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators import dsl as te, ops
+from ascend_lab.operators.dsl.emit_vector import View, rows_side_by_side
+from ascend_lab.operators.kernels import ConvShape, GemmSchedule, conv_launch, dense_placement
+from ascend_lab.operators.kernels.channel_sums import (
     ChannelSums,
     channel_sums_kernel,
     ones_and_diagonal,
     totals_launch,
 )
-from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Step
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
+from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Step
 
 SHAPES = [(5, 70, 13, 9), (33, 35, 6, 5), (2, 600, 3, 3), (1, 16, 160, 130)]
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     Road,
     compile_stages,
@@ -16,10 +15,11 @@ from ascend_lab.graph import (
     run_tasks,
     zoo,
 )
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.channels import channels_by_cube
-from ascend_lab.graph.ir import Graph
-from ascend_lab.ops.formats import numpy_type
+from ascend_lab.compiler.canonical import canonical
+from ascend_lab.compiler.channels import channels_by_cube
+from ascend_lab.compiler.ir import Graph
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.ops.formats import numpy_type
 
 CHIP = load_chip("Ascend310P3")
 MOVES = {"concat", "split", "slice", "reshape", "transpose"}
@@ -183,7 +183,7 @@ def test_a_shuffled_network_is_quicker(chip: str, monkeypatch: pytest.MonkeyPatc
     network = zoo.build("shufflenet_v2_x0_5")
     quick = compile_stages(network, chip).timeline()
     monkeypatch.setattr(
-        "ascend_lab.graph.canonical.channels_by_cube", lambda graph, chip, joint: graph
+        "ascend_lab.compiler.canonical.channels_by_cube", lambda graph, chip, joint: graph
     )
     slow = compile_stages(network, chip).timeline()
     assert quick.time_s < 0.8 * slow.time_s

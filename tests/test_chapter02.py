@@ -7,14 +7,14 @@ import pytest
 from matplotlib.text import Text
 from page_checks import assert_apart
 
-from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
-from ascend_lab.isa import KernelBuilder
 from ascend_lab.lab.checks import chapter01_02 as chapter02, check_ex_02_2
 from ascend_lab.lab.figures import fig_core_map, fig_core_path
 from ascend_lab.lab.figures.core import find_route, move_over
 from ascend_lab.lab.figures.style import LabFigure
-from ascend_lab.sim import Surroundings, instruction_cost, simulate
+from ascend_lab.machine.chip import PRESETS, Chip, load_chip
+from ascend_lab.machine.isa import KernelBuilder
+from ascend_lab.machine.sim import Surroundings, instruction_cost, simulate
 
 KIB = 1024
 

@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from ascend_lab.chip import Chip, load_chip, presets
 from ascend_lab.errors import CapacityError, InputError, MachineError
-from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
-from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
 from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import useful_share
 from ascend_lab.lab.machines import roofline as rf
-from ascend_lab.sim import Timeline, simulate
+from ascend_lab.machine.chip import Chip, load_chip, presets
+from ascend_lab.machine.isa import KernelBuilder, Launch, Part, binding_of
+from ascend_lab.machine.sim import Timeline, simulate
+from ascend_lab.operators.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    conv_launch,
+    gemm_launch,
+)
 
 CHIP = load_chip("Ascend910A")
 PEAK = CHIP.peak_ops_per_s("fp16")

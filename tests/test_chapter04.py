@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, SimulationError
-from ascend_lab.isa import KernelBuilder, Program
 from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import max_plus_product
 from ascend_lab.lab.figures import gantt
 from ascend_lab.lab.figures.style import PIPE_STYLE
-from ascend_lab.sim import Timeline, simulate
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.isa import KernelBuilder, Program
+from ascend_lab.machine.sim import Timeline, simulate
 
 TOY = load_chip("Toy")
 TILE = 2048

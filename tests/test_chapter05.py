@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl.tbe import fusion_manager, util
 from ascend_lab.errors import CapacityError, ShapeError
-from ascend_lab.isa import sanitize
 from ascend_lab.lab.figures import expressions as fx, nests as ns
 from ascend_lab.lab.figures.nests import gm_bytes
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.tbe import fusion_manager, util
 
 CHIP = "Ascend910A"
 

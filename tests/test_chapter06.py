@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from page_checks import assert_apart, printed
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl import interpret
 from ascend_lab.errors import CapacityError, InputError, ScheduleError
-from ascend_lab.isa.memory import numpy_type
 from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
 from ascend_lab.lab.figures.expressions import add_relu
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl import interpret
 
 CHIP = load_chip("Ascend910B2")
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from notebook_pages import read_code_cells
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import Event, KernelBuilder, sanitize, set_flag, wait_flag
 from ascend_lab.lab import checks, five_programs, residual_sum, rewritten, same_order
 from ascend_lab.lab.checks import chapter06_06a as chapter
 from ascend_lab.lab.figures import fig_addresses, fig_flags
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Event, KernelBuilder, sanitize, set_flag, wait_flag
+from ascend_lab.machine.sim import execute, simulate
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "06a_nest_to_flags.ipynb"
 CHIP = load_chip("Ascend910B2")

@@ -5,12 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError
-from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
 from ascend_lab.lab.checks.chapter07_08 import AXES, ORDERS, nest
 from ascend_lab.lab.figures import fig_tile_fit
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators.kernels import (
+    GemmSchedule,
+    GemmShape,
+    default_schedule,
+    gemm_launch,
+    tile_bytes,
+)
 
 CHIP = load_chip("Ascend910A")
 DEEP = GemmShape(64, 65536, 64)

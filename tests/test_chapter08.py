@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.kernels import ConvShape, conv_launch
 from ascend_lab.lab.checks.chapter07_08 import addresses, folded
 from ascend_lab.lab.figures import fig_windows
 from ascend_lab.lab.figures.layouts import copies_of, matrix_sizes
 from ascend_lab.lab.kernels import explicit_conv, im2col_launch
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape, conv_launch
 
 CHIP = load_chip("Ascend910A")
 

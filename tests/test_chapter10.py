@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import compile_stages, simulate_graph
-from ascend_lab.graph.decide import parse_switches
-from ascend_lab.graph.fusion import (
+from ascend_lab.compiler import compile_stages, simulate_graph
+from ascend_lab.compiler.decide import parse_switches
+from ascend_lab.compiler.fusion import (
     Count,
     fusion_rule,
     rules_restored,
@@ -16,7 +15,8 @@ from ascend_lab.lab.checks.chapter09_10 import gain, misgrouped, network
 from ascend_lab.lab.figures import fig_fusion
 from ascend_lab.lab.figures.fusing import chain_kernels, crossings, operations
 from ascend_lab.lab.kernels.split_conflict import Points, case_graph
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate_kernel
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
 

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Kernel, sanitize
 from ascend_lab.lab.checks.chapter11_12 import (
     FP16_UNIT,
     additions,
@@ -23,7 +20,10 @@ from ascend_lab.lab.kernels.cross_core_folds import (
     two_pass,
     vector_cores,
 )
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Kernel, sanitize
+from ascend_lab.machine.sim import execute, simulate_kernel
+from ascend_lab.operators import dsl as te
 
 TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 WAYS = {"kept": kept, "two_pass": two_pass, "tree": tree, "atomic": atomic, "chain": chain}

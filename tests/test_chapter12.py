@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.kernels import scatter_launch, transpose_launch
 from ascend_lab.lab.checks.chapter11_12 import moved_bytes
 from ascend_lab.lab.figures.many_cores import conflicts, draw_indices
 from ascend_lab.lab.kernels import group_indices, grouped_launch
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import scatter_launch, transpose_launch
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
 

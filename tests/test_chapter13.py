@@ -2,9 +2,9 @@
 
 import pytest
 
-from ascend_lab.graph import verify
-from ascend_lab.graph.zoo import convolutional, transformers
-from ascend_lab.graph.zoo.blocks import Net
+from ascend_lab.compiler import verify
+from ascend_lab.compiler.zoo import convolutional, transformers
+from ascend_lab.compiler.zoo.blocks import Net
 from ascend_lab.lab.figures import fig_network
 from ascend_lab.lab.figures.networks import placed, residual_block
 

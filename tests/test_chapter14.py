@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from ascend_lab.compiler import GraphBuilder, evaluate, random_inputs
+from ascend_lab.compiler.passes import PASSES, Pass, convert, run_passes, sweep
+from ascend_lab.compiler.zoo import build, macs
 from ascend_lab.errors import GraphError
-from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
-from ascend_lab.graph.passes import PASSES, Pass, convert, run_passes, sweep
-from ascend_lab.graph.zoo import build, macs
 from ascend_lab.lab.checks.chapter14_14a import chain_graph, merge_transposes, rewritten
 from ascend_lab.lab.figures.networks import ORDERS
 from ascend_lab.lab.graph_examples import exported_block, moved_bytes

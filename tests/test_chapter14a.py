@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from ascend_lab.graph import evaluate, from_text, random_inputs
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
+from ascend_lab.compiler import evaluate, from_text, random_inputs
+from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.lab import graph_examples as layouts
 from ascend_lab.lab.checks import chapter14_14a as chapter
 from ascend_lab.lab.checks.core import DEFAULT_SEED

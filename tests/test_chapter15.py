@@ -6,9 +6,7 @@ from itertools import accumulate, pairwise, product
 import numpy as np
 import pytest
 
-from ascend_lab.data import data_path
-from ascend_lab.errors import GraphError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     Road,
     compile_graph,
@@ -16,9 +14,11 @@ from ascend_lab.graph import (
     memory,
     simulate_graph,
 )
-from ascend_lab.graph.memory_file import read_csv
-from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
-from ascend_lab.graph.zoo import build
+from ascend_lab.compiler.memory_file import read_csv
+from ascend_lab.compiler.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
+from ascend_lab.compiler.zoo import build
+from ascend_lab.data import data_path
+from ascend_lab.errors import GraphError
 from ascend_lab.lab.checks import chapter15_16 as chapter15
 from ascend_lab.lab.figures.lowering import network
 from ascend_lab.lab.graph_examples import topological_order

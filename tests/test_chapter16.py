@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.kernels.flash import flash_launch
-from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
 from ascend_lab.lab.checks.chapter15_16 import keys_outside, merge
 from ascend_lab.lab.figures import fig_online_softmax
 from ascend_lab.lab.figures.flash import flash_traffic, separate_traffic
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels.flash import flash_launch
+from ascend_lab.operators.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
 
 A910 = load_chip("Ascend910A")
 HEAD = FlashShape(1, 4096, 4096, 64, 64, 0.125)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from ascend_lab.compress import calibrate, scale_between
+from ascend_lab.deploy.compress import calibrate, scale_between
+from ascend_lab.deploy.media import Station, csc_of
 from ascend_lab.lab.checks.chapter17_18 import best_cost, four_taps, scale_and_offset
 from ascend_lab.lab.figures import fig_bits, fig_cards, fig_clipping
 from ascend_lab.lab.figures.deploying import camera_frame, errors, scene
-from ascend_lab.media import Station, csc_of
 
 
 def test_the_reference_is_the_packages():

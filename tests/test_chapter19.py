@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from ascend_lab import dsl
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import Mcts, tree_of
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorMeasure
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks.chapter19_20 import small_space
 from ascend_lab.lab.tuning import NestCosts, _work, layout_bound, nest_cycles, optimum
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import dsl
 
 TOY = load_chip("Toy")
 PLAIN = {"batch": 1, "completions": 1}

@@ -8,15 +8,15 @@ from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import completed, crossed, mutated
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.lab.checks.chapter19_20 import interval
 from ascend_lab.lab.tuning import SimpleGenetic
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels.conv import conv_launch
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.gemm import gemm_launch
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape
 
 TOY = load_chip("Toy")
 SMALL = CubeMeasure(GemmShape(64, 64, 64), TOY)

@@ -17,14 +17,14 @@ from ascend_lab.aoe.subgraph import (
 )
 from ascend_lab.aoe.subgraph.segments import Segments
 from ascend_lab.aoe.subgraph.slicing import even, ranges_of
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, evaluate, simulate_graph
-from ascend_lab.graph.onnx import export_onnx
-from ascend_lab.graph.slice import part_of
-from ascend_lab.graph.zoo import build
+from ascend_lab.compiler import GraphBuilder, evaluate, simulate_graph
+from ascend_lab.compiler.onnx import export_onnx
+from ascend_lab.compiler.slice import part_of
+from ascend_lab.compiler.zoo import build
 from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes, least_slices
 from ascend_lab.lab.figures.tuned_networks import Bands
-from ascend_lab.sim.l2 import L2, Access
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim.l2 import L2, Access
 
 CHIP = load_chip("Ascend310P3")
 KIB = 1024

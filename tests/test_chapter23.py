@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cluster import load_topology
-from ascend_lab.errors import ClusterError
-from ascend_lab.graph.zoo.transformers import WORDS, Size, bert
-from ascend_lab.lab.checks.chapter23_26 import least_micro_batches, sent_bytes
-from ascend_lab.parallel import best_plans, placements
-from ascend_lab.parallel.model import GraphModel
-from ascend_lab.parallel.plan import Unit, bubble_share
-from ascend_lab.parallel.timing import PlanTime, TopologyCosts, plan_time
-from ascend_lab.parallel.values import (
+from ascend_lab.cluster.parallel import best_plans, placements
+from ascend_lab.cluster.parallel.model import GraphModel
+from ascend_lab.cluster.parallel.plan import Unit, bubble_share
+from ascend_lab.cluster.parallel.timing import PlanTime, TopologyCosts, plan_time
+from ascend_lab.cluster.parallel.values import (
     Plan,
     Sgd,
     group as pieces,
@@ -21,6 +17,10 @@ from ascend_lab.parallel.values import (
     train_single,
     transformer,
 )
+from ascend_lab.compiler.zoo.transformers import WORDS, Size, bert
+from ascend_lab.errors import ClusterError
+from ascend_lab.lab.checks.chapter23_26 import least_micro_batches, sent_bytes
+from ascend_lab.machine.chip import load_chip
 
 
 # -- exercises -------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
     monkeypatch.setattr(pieces, "copy_in", lambda tape, x, group: x)
     with pytest.raises(ClusterError, match="copies that differ"):
         train(model, data, Sgd(), Plan(tensor=2))
-    monkeypatch.setattr("ascend_lab.parallel.values.same", lambda copies: True)
+    monkeypatch.setattr("ascend_lab.cluster.parallel.values.same", lambda copies: True)
     blind = train(model, data, Sgd(), Plan(tensor=2))
     assert blind.losses[0] == pytest.approx(one.losses[0], rel=1e-12)
     key = "layer0.attention.norm.scale"

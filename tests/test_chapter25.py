@@ -5,14 +5,14 @@ from itertools import permutations
 
 import pytest
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
+from ascend_lab.compiler.compile import TERMS
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
-from ascend_lab.graph.compile import TERMS
 from ascend_lab.lab import tuning as tq
 from ascend_lab.lab.checks.chapter24_25 import two_credits
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
+from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend310")
 

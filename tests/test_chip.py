@@ -9,14 +9,14 @@ from typing import get_args
 
 import pytest
 
-import ascend_lab.chip
-from ascend_lab.chip import BLOCK_BYTES, PRESETS, chip_from_dict, load_chip, presets
-from ascend_lab.chip.model import Trust, chip_dict, chip_lines, chip_table
+import ascend_lab.machine.chip
 from ascend_lab.errors import AscendLabError, ChipError, PathError
-from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import BLOCK_BYTES, PRESETS, chip_from_dict, load_chip, presets
+from ascend_lab.machine.chip.model import Trust, chip_dict, chip_lines, chip_table
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import GemmShape, elementwise_launch, gemm_launch
 
-FOLDER = Path(ascend_lab.chip.__file__).parent / "presets"
+FOLDER = Path(ascend_lab.machine.chip.__file__).parent / "presets"
 TOY = (FOLDER / "Toy.toml").read_text("utf-8")
 
 

@@ -11,14 +11,14 @@ import pytest
 from command_lines import refused, run, run_json
 
 from ascend_lab import __version__
-from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cli.verbs import VERBS
 from ascend_lab.cluster.schedule import ALGORITHMS, OPS
-from ascend_lab.graph.memory import METHODS
-from ascend_lab.graph.memory_file import REQUIRED
-from ascend_lab.kernels.run_file import NAMES
-from ascend_lab.ops import OPERATORS
+from ascend_lab.compiler.memory import METHODS
+from ascend_lab.compiler.memory_file import REQUIRED
+from ascend_lab.machine.chip import PRESETS, load_chip
+from ascend_lab.operators.kernels.run_file import NAMES
+from ascend_lab.operators.ops import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 MY_KERNEL = ROOT / "notebooks" / "my_kernel.py"
@@ -277,7 +277,11 @@ def test_an_overflowing_tile_says_needed_available_and_remedy(capsys):
     assert "halve a side" in err
 
 
-HEAD = "import numpy as np\nfrom ascend_lab.isa import *\nfrom ascend_lab.isa import Program\n"
+HEAD = (
+    "import numpy as np\n"
+    "from ascend_lab.machine.isa import *\n"
+    "from ascend_lab.machine.isa import Program\n"
+)
 
 
 def functions(kernel="return Program('p', (), ())", inputs="return {}", reference="return {}"):
@@ -382,7 +386,9 @@ def test_op_times_an_operator_and_shows_its_nest(capsys):
 def test_loops_that_are_not_timed_say_so(capsys):
     words = ("op", "flash_attention", *["1x1x64x32"] * 3, "--chip", "Ascend910A", "--show")
     out = run(capsys, *words)[1]
-    assert "timed is a kernel written by hand, which ascend_lab.ops.attention names" in out
+    assert (
+        "timed is a kernel written by hand, which ascend_lab.operators.ops.attention names" in out
+    )
     assert "not timed:\nphase 1: " in out
     words = ("op", "relu", "64x64", "--chip", "Ascend910A", "--show")
     assert "not timed" not in run(capsys, *words)[1]

@@ -10,9 +10,9 @@ import pytest
 from command_lines import refused, run, run_json
 
 from ascend_lab.cli import aoe, ascend_lab as run_lab
+from ascend_lab.compiler import evaluate, random_inputs, zoo
+from ascend_lab.compiler.zoo import load_model, model_name
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import evaluate, random_inputs, zoo
-from ascend_lab.graph.zoo import load_model, model_name
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 SQUEEZENET = LIGHT / "light_squeezenet.onnx"

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from command_lines import refused, run, run_json
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.compare import Compared, compare, group_of
 from ascend_lab.compare.chains.attention import selected
@@ -17,8 +15,10 @@ from ascend_lab.compare.profile import Task, reading
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLUMNS
 from ascend_lab.compare.words import OTHER_WORDS
+from ascend_lab.compiler import bound_of, compile_stages, evaluate, zoo
 from ascend_lab.errors import InputError
-from ascend_lab.graph import bound_of, compile_stages, evaluate, zoo
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
 from bench.compared import VARIABLE, compared_figures, folder_of
 
 DATA = Path(__file__).parent / "data" / "compare"

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from test_compare import one
 
-from ascend_lab.chip import load_chip
 from ascend_lab.compare.chained import ends_as_given
 from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import Graph, Road, random_inputs, run_tasks
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, Road, random_inputs, run_tasks
-from ascend_lab.layout import address_map, pack
-from ascend_lab.ops.grouped import GroupedShape, default_grouped, grouped_kernel
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.machine.sim import execute, simulate_kernel
+from ascend_lab.operators.ops.grouped import GroupedShape, default_grouped, grouped_kernel
 
 B2 = load_chip("Ascend910B2")
 

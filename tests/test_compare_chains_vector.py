@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_compare import PLAIN, one
 
-from ascend_lab.chip import load_chip
 from ascend_lab.compare.chains import KERNELS, vector
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import Road, front_stages, run_tasks, tasks
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Road, front_stages, run_tasks, tasks
-from ascend_lab.ops.formats import numpy_type, spacing
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.ops.formats import numpy_type, spacing
 
 B2 = load_chip("Ascend910B2")
 FLOATS = ("fp16", "bf16", "fp32")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from test_compare import one
 
-from ascend_lab.chip import load_chip
 from ascend_lab.compare.chains import CHAINS
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import run_compiled
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import run_compiled
+from ascend_lab.machine.chip import load_chip
 
 B2 = load_chip("Ascend910B2")
 SEEDS = range(4)

@@ -9,14 +9,14 @@ from hypothesis import given, strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
-from ascend_lab.compress import (
+from ascend_lab.deploy.compress import (
     METHODS,
     calibrate,
     calibrators as rules,
     channel_scales,
     scale_between,
 )
-from ascend_lab.compress.scales import along, fake, quantise, signal_to_noise_db
+from ascend_lab.deploy.compress.scales import along, fake, quantise, signal_to_noise_db
 from ascend_lab.errors import InputError
 
 U = (np.arange(4096) + 0.5) / 4096

@@ -8,16 +8,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from test_compress_quantise import onnx_runtime
 
-from ascend_lab import compress, ops
-from ascend_lab.chip import load_chip
-from ascend_lab.compress.mixed import ledger
+from ascend_lab.compiler import GraphBuilder, evaluate
+from ascend_lab.compiler.compile import compile_stages
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.passes import run_passes
+from ascend_lab.compiler.values import run_tasks
+from ascend_lab.deploy import compress
+from ascend_lab.deploy.compress.mixed import ledger
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, evaluate
-from ascend_lab.graph.compile import compile_stages
-from ascend_lab.graph.onnx import import_onnx
-from ascend_lab.graph.passes import run_passes
-from ascend_lab.graph.values import run_tasks
-from ascend_lab.kernels.epilogue_plan import MOST_WHOLE
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
 
 
 # -- QDQ models, written node by node -------------------------------------------------------------

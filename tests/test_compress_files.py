@@ -6,11 +6,11 @@ import pytest
 from command_lines import refused, run, run_json
 from onnx_models import INT64, model_of, run_onnx
 
-from ascend_lab import compress as c
-from ascend_lab.compress.samples import batch_of, feeds_of
+from ascend_lab.compiler import evaluate
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.deploy import compress as c
+from ascend_lab.deploy.compress.samples import batch_of, feeds_of
 from ascend_lab.errors import InputError
-from ascend_lab.graph import evaluate
-from ascend_lab.graph.onnx import import_onnx
 
 
 def numbers(*shape, seed=0, size=1.0):

@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from ascend_lab import compress as c
-from ascend_lab.compress import learned
-from ascend_lab.compress.scales import fake, scale_between
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.deploy import compress as c
+from ascend_lab.deploy.compress import learned
+from ascend_lab.deploy.compress.scales import fake, scale_between
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.onnx import import_onnx
 from bench.compress import features, known_files, magika_model, named_rightly
 
 MADE = {"cnn": learned.convolutional, "transformer": learned.transformer}

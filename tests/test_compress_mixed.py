@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.compress import fake_quantised, mixed, quantise_graph
+from ascend_lab.compiler import GraphBuilder, evaluate
+from ascend_lab.deploy.compress import fake_quantised, mixed, quantise_graph
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, evaluate
 
 
 @st.composite

@@ -6,11 +6,11 @@ import onnxruntime as ort
 import pytest
 from command_lines import refused, run, run_json
 
-from ascend_lab import compress as c
-from ascend_lab.compress.quantise import gate
+from ascend_lab.compiler import GraphBuilder, evaluate, evaluate_all
+from ascend_lab.compiler.onnx import export_onnx, save_onnx
+from ascend_lab.deploy import compress as c
+from ascend_lab.deploy.compress.quantise import gate
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, evaluate, evaluate_all
-from ascend_lab.graph.onnx import export_onnx, save_onnx
 
 RNG = np.random.default_rng(5)
 ROWS = {"x": RNG.normal(size=(16, 3, 10, 10)).astype(np.float32)}

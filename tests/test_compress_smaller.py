@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ascend_lab.compress import fewer_weights, pruning
+from ascend_lab.compiler import GraphBuilder, evaluate, zoo
+from ascend_lab.compiler.evaluate import random_inputs
+from ascend_lab.deploy.compress import fewer_weights, pruning
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, evaluate, zoo
-from ascend_lab.graph.evaluate import random_inputs
 
 
 # -- 4:2 ------------------------------------------------------------------------------------------

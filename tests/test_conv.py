@@ -8,10 +8,12 @@ import pytest
 from cube_checks import CHIPS, assert_conv, on
 from hypothesis import example, given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_graph
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.graph import GraphBuilder, compile_graph
-from ascend_lab.kernels import (
+from ascend_lab.lab.kernels import conv2d_reference
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import (
     ConvShape,
     GemmSchedule,
     conv_launch,
@@ -20,9 +22,7 @@ from ascend_lab.kernels import (
     pack_conv,
     stacked_schedule,
 )
-from ascend_lab.kernels.conv_schedules import stage_bytes, takes_strips
-from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.sim import simulate
+from ascend_lab.operators.kernels.conv_schedules import stage_bytes, takes_strips
 
 SIDES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 33)
 CHANNELS = (1, 2, 3, 15, 16, 17, 31, 32, 33)
@@ -148,7 +148,7 @@ def test_rows_too_long_for_l1_are_cut_and_not_refused():
 @settings(max_examples=100)
 @given(conv_shapes(), st.integers(1, 4), st.booleans())
 def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
-    from ascend_lab.kernels.conv_windows import runs_of, tiles_per_image, window_sides
+    from ascend_lab.operators.kernels.conv_windows import runs_of, tiles_per_image, window_sides
 
     rows, columns = window_sides(shape, tile, strip=strip)
     count = tiles_per_image(shape, tile, strip=strip)
@@ -193,7 +193,7 @@ def test_time_lies_between_its_bounds_and_engines_agree(chip_name, shape):
 
 def sum_of_parts(launch, chip):
     """Cycles if every instruction of the longest part waited for the one before it."""
-    from ascend_lab.sim import Surroundings, analyse, instruction_cost
+    from ascend_lab.machine.sim import Surroundings, analyse, instruction_cost
 
     around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
     return max(

@@ -9,12 +9,14 @@ from hypothesis import example, given, strategies as st
 
 from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled
+from ascend_lab.compiler.decide import Switches
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled
-from ascend_lab.graph.decide import Switches
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels import (
+from ascend_lab.lab.kernels import conv2d_reference
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.kernels import (
     ConvShape,
     conv_launch,
     conv_schedule,
@@ -22,9 +24,7 @@ from ascend_lab.kernels import (
     pack_conv,
     unpack_conv,
 )
-from ascend_lab.kernels.conv_shape import stacked, thinned
-from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.sim import execute
+from ascend_lab.operators.kernels.conv_shape import stacked, thinned
 
 
 def small(rng, *shape):

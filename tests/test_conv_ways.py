@@ -8,18 +8,7 @@ from cube_checks import CHIPS, bytes_or_numbers, conv_operands, conv_sums, on
 from hypothesis import example, given, strategies as st
 from test_conv import SIDES, conv_shapes, sum_of_parts
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels import ConvShape, conv_launch, pack_conv, unpack_conv
-from ascend_lab.kernels.deconv import (
-    DeconvShape,
-    deconv_kernel,
-    pack_deconv,
-    phases_of,
-    unpack_deconv,
-)
-from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.lab.kernels import (
     conv2d_reference,
     explicit_conv,
@@ -32,7 +21,18 @@ from ascend_lab.lab.kernels import (
     unpack_explicit,
 )
 from ascend_lab.lab.kernels.convolution_ways import explicit_gemm
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape, conv_launch, pack_conv, unpack_conv
+from ascend_lab.operators.kernels.deconv import (
+    DeconvShape,
+    deconv_kernel,
+    pack_deconv,
+    phases_of,
+    unpack_deconv,
+)
+from ascend_lab.operators.kernels.depthwise import depthwise_launch, pack_depthwise
 
 
 # -- explicit im2col -------------------------------------------------------------------------------

@@ -16,15 +16,15 @@ from command_lines import refused, run
 from notebook_pages import Page, read_code_cells
 from test_exercises import definitions
 
+from ascend_lab.compiler.draft import Draft
 from ascend_lab.course import assignment as book
 from ascend_lab.course.sandbox import Answer, Call, Session
 from ascend_lab.course.wire import StandIn, Wire
 from ascend_lab.errors import InputError, ShapeError
-from ascend_lab.graph.draft import Draft
-from ascend_lab.isa.memory import Affine
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks.chapter14_14a import chain_graph
 from ascend_lab.lab.checks.grading import SOLUTION, needed_cells
+from ascend_lab.machine.isa.memory import Affine
 
 HERE = Path(__file__).parent
 CODED = [name.removeprefix("check_") for name in checks.check_names()]
@@ -252,12 +252,15 @@ def test_errors_keep_their_kind():
         assert type(caught.value).__name__ == name
 
 
+AFFINE = "ascend_lab.machine.isa.memory:Affine"
+
+
 @pytest.mark.parametrize(
     "said",
     [
         {"!": "trusted", "v": "gASVHwAAAAAAAAA=", "n": -1},
-        {"!": "data", "c": "ascend_lab.isa.memory:Affine", "v": {"const": 1, "more": 2}, "n": -1},
-        {"!": "data", "c": "ascend_lab.isa.memory:Affine", "v": {}, "n": 1},
+        {"!": "data", "c": AFFINE, "v": {"const": 1, "more": 2}, "n": -1},
+        {"!": "data", "c": AFFINE, "v": {}, "n": 1},
         {"!": "data", "c": "ascend_lab.output:write_whole", "v": {"path": "x"}, "n": -1},
         {"!": "data", "c": "subprocess:Popen", "v": {"args": "true"}, "n": -1},
         {"!": "data", "c": "ascend_lab.lab.checks.core:CheckResult", "v": {}, "n": -1},

@@ -38,7 +38,7 @@ from ascend_lab.course import (
 from ascend_lab.course.handin import HandIn, hand_ins, source_of, student_of
 from ascend_lab.course.texts import shown
 from ascend_lab.errors import InputError, ProgramError
-from ascend_lab.isa import parse_program
+from ascend_lab.machine.isa import parse_program
 from bench.course import course_figures
 from bench.hostile import GOOD, HOSTILE, damaged_stream, deep_notebook, no_utf_8_name, zipped
 
@@ -319,13 +319,18 @@ def test_a_hand_in_opens_python_and_its_own_files_only(tmp_path):
 @closes_files
 def test_what_is_denied_is_not_on_the_path():
     source = f"PACKAGE = {str(shelf.PACKAGE.parent)!r}\n" + LOOKS
-    names = ("ascend_lab", "ascend_lab.isa", "numpy")
+    names = ("ascend_lab", "ascend_lab.machine.isa", "numpy")
     calls = [Call("reach", {"name": name}) for name in names]
     closed = [answer.value for answer in answers_of(source, calls, denied=("ascend_lab",))]
     assert [name in ("ModuleNotFoundError", "ImportError") for name in closed[:2]] == [True, True]
     assert closed[2] == "numpy"
-    calls = [Call("reach", {"name": name}) for name in ("ascend_lab.isa", "ascend_lab.sim")]
-    found = [answer.value for answer in answers_of(source, calls, denied=("ascend_lab.sim",))]
+    calls = [
+        Call("reach", {"name": name})
+        for name in ("ascend_lab.machine.isa", "ascend_lab.machine.sim")
+    ]
+    found = [
+        answer.value for answer in answers_of(source, calls, denied=("ascend_lab.machine.sim",))
+    ]
     assert found[0] == "ascend_lab"
     assert found[1] != "ascend_lab"
 

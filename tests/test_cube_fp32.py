@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from test_chip import TOY, load, value
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_stages
 from ascend_lab.errors import ChipError, TypeMismatchError
-from ascend_lab.graph import GraphBuilder, compile_stages
-from ascend_lab.ops import verify
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
+from ascend_lab.operators.ops import verify
 
 B2 = load_chip("Ascend910B2")
 

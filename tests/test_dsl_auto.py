@@ -21,10 +21,10 @@ from dsl_oracles import (
 )
 from dsl_strategies import CHIP_CASES, array, assert_time, check_auto, chip_of
 
-from ascend_lab import dsl as te
-from ascend_lab.dsl.tensor import topological
-from ascend_lab.isa import sanitize
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.tensor import topological
 
 REAL = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 

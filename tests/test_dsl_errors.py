@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from dsl_strategies import chip_of
 
-from ascend_lab import dsl as te
 from ascend_lab.errors import (
     AscendLabError,
     CapacityError,
@@ -17,7 +16,8 @@ from ascend_lab.errors import (
     SimulationError,
     TypeMismatchError,
 )
-from ascend_lab.sim import execute
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators import dsl as te
 
 TOY = chip_of("Toy")
 

@@ -6,10 +6,10 @@ from dsl_oracles import Known, binary, fold, known, layer_norm, softmax, unary
 from dsl_strategies import check_auto, chip_of
 from hypothesis import given, strategies as st
 
-from ascend_lab import dsl as te
 from ascend_lab.aoe.vector.bound import vector_bound
-from ascend_lab.isa.memory import numpy_type
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators import dsl as te
 from bench.rows import ROWS as OPERATORS
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")

@@ -24,10 +24,11 @@ from dsl_strategies import (
 from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases
 
-from ascend_lab import dsl as te
 from ascend_lab.errors import AlignmentError, CapacityError, ScheduleError
-from ascend_lab.isa import Loop, sanitize
-from ascend_lab.kernels import (
+from ascend_lab.machine.isa import Loop, sanitize
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import (
     GemmSchedule,
     GemmShape,
     default_schedule,
@@ -35,7 +36,6 @@ from ascend_lab.kernels import (
     pack_gemm,
     unpack_gemm,
 )
-from ascend_lab.sim import execute, simulate, simulate_kernel
 
 
 def inputs(*shapes, dtype="fp16"):

@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from test_dsl_schedules import check_text_and_replay, matrices
 from test_epilogue import SIGMOID_GELU
 
-from ascend_lab import dsl as te
-from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import CapacityError, ScheduleError
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.sim import simulate, simulate_kernel
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import simulate, simulate_kernel
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.stages import Stage
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
 
 SPLIT = chip_of("Ascend910B2")
 SMALL = GemmSchedule(48, 32, 48, 2, 2, 1)

@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl.tbe import build, built, fusion_manager, generic, tvm, util
 from ascend_lab.errors import (
     AscendLabError,
     InputError,
@@ -17,8 +14,11 @@ from ascend_lab.errors import (
     ShapeError,
     TypeMismatchError,
 )
-from ascend_lab.isa import sanitize
-from ascend_lab.sim import execute
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.tbe import build, built, fusion_manager, generic, tvm, util
 
 SHAPE_SIZE_LIMIT = 2147483648
 

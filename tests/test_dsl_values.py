@@ -45,13 +45,13 @@ from dsl_strategies import (
 )
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab import dsl as te
 from ascend_lab.errors import PathError
-from ascend_lab.isa import sanitize
-from ascend_lab.isa.memory import numpy_type
-from ascend_lab.kernels import GemmShape, pack_gemm, unpack_gemm
 from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.sim import execute
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import GemmShape, pack_gemm, unpack_gemm
 
 FLOATS = ("fp16", "fp32", "bf16")
 ODD = ((1,), (17,), (257,), (31, 33), (5, 1), (1, 7), (3, 16, 5), (2, 3, 5, 7), (127, 2))

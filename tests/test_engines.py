@@ -7,11 +7,10 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from strategies import flag_programs, gemm_cases, kernels, launches
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import SimulationError, SyncError
-from ascend_lab.isa import Event, Instruction, Loop, Program, as_launch, sanitize
-from ascend_lab.kernels import ConvShape, GemmShape, conv_launch, gemm_launch
-from ascend_lab.sim import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Event, Instruction, Loop, Program, as_launch, sanitize
+from ascend_lab.machine.sim import (
     Compiled,
     NotComposableError,
     Surroundings,
@@ -24,7 +23,8 @@ from ascend_lab.sim import (
     run_reference,
     simulate,
 )
-from ascend_lab.sim.fast import run_walked
+from ascend_lab.machine.sim.fast import run_walked
+from ascend_lab.operators.kernels import ConvShape, GemmShape, conv_launch, gemm_launch
 
 TOY = load_chip("Toy")
 needs_numba = pytest.mark.skipif(not numba_available(), reason="Numba is not installed")

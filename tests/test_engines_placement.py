@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import run_onnx
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compiler.engines import CORE, CPU, HOST, MEDIA, RANKS, Problem, Work, copy_s
+from ascend_lab.compiler.hosted import OUTPUTS, place_model
+from ascend_lab.compiler.onnx.host import all_reads, run_on_host
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, RANKS, Problem, Work, copy_s
-from ascend_lab.graph.hosted import OUTPUTS, place_model
-from ascend_lab.graph.onnx.host import all_reads, run_on_host
+from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend310")
 US = 1e-6

@@ -17,11 +17,17 @@ from cube_checks import (
 )
 from hypothesis import given, strategies as st
 
-from ascend_lab import dsl as te
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError, PathError, TypeMismatchError
-from ascend_lab.isa import as_kernel, sanitize
-from ascend_lab.kernels import (
+from ascend_lab.lab.kernels.convolution_ways import (
+    conv2d_reference,
+    explicit_gemm,
+    pack_pointwise,
+)
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import (
     ConvShape,
     GemmSchedule,
     GemmShape,
@@ -32,16 +38,10 @@ from ascend_lab.kernels import (
     pack_depthwise,
     unpack_conv,
 )
-from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.depthwise import supported_after
-from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
-from ascend_lab.kernels.epilogue_plan import demand_of, drain_plan, plan_of
-from ascend_lab.lab.kernels.convolution_ways import (
-    conv2d_reference,
-    explicit_gemm,
-    pack_pointwise,
-)
-from ascend_lab.sim import execute, simulate
+from ascend_lab.operators.kernels.conv_windows import dense_placement
+from ascend_lab.operators.kernels.depthwise import supported_after
+from ascend_lab.operators.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
+from ascend_lab.operators.kernels.epilogue_plan import demand_of, drain_plan, plan_of
 
 full = pytest.mark.full
 COUPLED = ("Toy", "Ascend310", "Ascend910A")

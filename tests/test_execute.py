@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from strategies import kernels, launches, vector_values, without_flags
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import (
     CapacityError,
     InputError,
@@ -14,7 +13,8 @@ from ascend_lab.errors import (
     SimulationError,
     SyncError,
 )
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import (
     Buffer,
     Event,
     Instruction,
@@ -25,8 +25,8 @@ from ascend_lab.isa import (
     Program,
     instructions,
 )
-from ascend_lab.kernels import elementwise_program
-from ascend_lab.sim import execute
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.kernels import elementwise_program
 
 TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
 FORMATS = {"float16": "fp16", "float32": "fp32", "int32": "int32", "int8": "int8", "uint8": "uint8"}

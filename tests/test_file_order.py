@@ -5,10 +5,10 @@ import onnx
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.graph import GraphBuilder, compile_stages
-from ascend_lab.graph.draft import in_order
-from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.onnx import export_onnx, import_onnx
+from ascend_lab.compiler import GraphBuilder, compile_stages
+from ascend_lab.compiler.draft import in_order
+from ascend_lab.compiler.ir import Graph
+from ascend_lab.compiler.onnx import export_onnx, import_onnx
 
 CHIPS = ("Ascend910A", "Ascend310P3", "Ascend910B2")
 

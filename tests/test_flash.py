@@ -7,12 +7,16 @@ import pytest
 from cube_checks import on
 from hypothesis import given, strategies as st
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError, PathError
-from ascend_lab.isa import FRACTAL, as_kernel, sanitize
-from ascend_lab.kernels.flash import flash_launch
-from ascend_lab.kernels.flash_shape import (
+from ascend_lab.lab.figures.flash import flash_traffic, separate_traffic
+from ascend_lab.lab.validation import published_flash
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import FRACTAL, as_kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack, unpack
+from ascend_lab.machine.sim import DeviceMemory, execute, simulate, simulate_kernel
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels.flash import flash_launch
+from ascend_lab.operators.kernels.flash_shape import (
     FlashShape,
     FlashTiling,
     FlashView,
@@ -21,14 +25,10 @@ from ascend_lab.kernels.flash_shape import (
     tile_bytes,
     traffic_bytes,
 )
-from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch
-from ascend_lab.lab.figures.flash import flash_traffic, separate_traffic
-from ascend_lab.lab.validation import published_flash
-from ascend_lab.layout import address_map, pack, unpack
-from ascend_lab.ops import verify
-from ascend_lab.ops.attention import flash_kernel
-from ascend_lab.ops.expressions import prepare
-from ascend_lab.sim import DeviceMemory, execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
+from ascend_lab.operators.ops import verify
+from ascend_lab.operators.ops.attention import flash_kernel
+from ascend_lab.operators.ops.expressions import prepare
 
 FLASH = ops.get("flash_attention")
 COUPLED = ("Toy", "Ascend310", "Ascend310P3", "Ascend910A")

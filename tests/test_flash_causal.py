@@ -7,19 +7,23 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages, run_tasks
+from ascend_lab.compiler.onnx import save_onnx
 from ascend_lab.errors import CapacityError, InputError, ShapeError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, run_tasks
-from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.isa import as_kernel, sanitize
-from ascend_lab.kernels.flash import flash_launch
-from ascend_lab.kernels.flash_causal import causal_grid, dealt
-from ascend_lab.kernels.flash_shape import FlashShape
-from ascend_lab.kernels.flash_split import SplitTiling, flash_pipeline_launch, split_tilings
-from ascend_lab.layout import address_map, pack, unpack
-from ascend_lab.ops.attention import flash_kernel, quickest_tiling
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack, unpack
+from ascend_lab.machine.sim import execute, simulate_kernel
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels.flash import flash_launch
+from ascend_lab.operators.kernels.flash_causal import causal_grid, dealt
+from ascend_lab.operators.kernels.flash_shape import FlashShape
+from ascend_lab.operators.kernels.flash_split import (
+    SplitTiling,
+    flash_pipeline_launch,
+    split_tilings,
+)
+from ascend_lab.operators.ops.attention import flash_kernel, quickest_tiling
 
 FLASH = ops.get("flash_attention")
 B2 = load_chip("Ascend910B2")

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     evaluate,
     fusion,
@@ -18,9 +16,9 @@ from ascend_lab.graph import (
     run_compiled,
     run_tasks,
 )
-from ascend_lab.graph.compile import Road, compile_stages
-from ascend_lab.graph.decide import Switches, parse_switches, read_switches
-from ascend_lab.graph.fusion import (
+from ascend_lab.compiler.compile import Road, compile_stages
+from ascend_lab.compiler.decide import Switches, parse_switches, read_switches
+from ascend_lab.compiler.fusion import (
     AUTOMATIC,
     LONGEST,
     RULES,
@@ -34,8 +32,10 @@ from ascend_lab.graph.fusion import (
     rules_restored,
     unfused,
 )
-from ascend_lab.graph.tasks import cycles_started
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.compiler.tasks import cycles_started
+from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim.timeline import start_cycles
 
 TOY, A910, B2 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from ascend_lab.aoe.operators import unit_of
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import CapacityError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     bound_of,
     compile_stages,
@@ -19,13 +17,15 @@ from ascend_lab.graph import (
     run_tasks,
     simulate_graph,
 )
-from ascend_lab.graph.compile import Road
-from ascend_lab.graph.decide import parse_switches
-from ascend_lab.isa import Kernel, sanitize
-from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Step
-from ascend_lab.kernels.excitation import Excitation, excitation_launches
-from ascend_lab.layout import address_map, pack
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.decide import parse_switches
+from ascend_lab.errors import CapacityError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Step
+from ascend_lab.operators.kernels.excitation import Excitation, excitation_launches
 
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 RULE, INSIDE = "ChannelGatesFusionPass", Road(start="inside")

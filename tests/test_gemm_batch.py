@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, CapacityError, InputError
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.kernels.gemm_schedule import check_schedule
-from ascend_lab.kernels.timed_schedules import time_tilings
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.operators.kernels.gemm_schedule import check_schedule
+from ascend_lab.operators.kernels.timed_schedules import time_tilings
 
 CASES = [
     ("Toy", 256, "fp16"),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import compile_stages, simulate_graph, zoo
+from ascend_lab.compiler import compile_stages, simulate_graph, zoo
+from ascend_lab.machine.chip import load_chip
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_zoo.json").read_text("utf-8"))
 QUICK = (

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_placement import run_in_arena
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     compile_stages,
     evaluate,
@@ -16,18 +15,19 @@ from ascend_lab.graph import (
     random_inputs,
     run_tasks,
 )
-from ascend_lab.graph.aliases import Alias, aliases, idle_moves, view_nodes
-from ascend_lab.graph.ir import MOVES, Graph, Node, TensorType
-from ascend_lab.graph.lower import packed
-from ascend_lab.graph.network import PLAN, simulate_graph
-from ascend_lab.graph.placement import (
+from ascend_lab.compiler.aliases import Alias, aliases, idle_moves, view_nodes
+from ascend_lab.compiler.ir import MOVES, Graph, Node, TensorType
+from ascend_lab.compiler.lower import packed
+from ascend_lab.compiler.network import PLAN, simulate_graph
+from ascend_lab.compiler.placement import (
     aliases_of,
     buffers_of,
     in_place_pairs,
     places_of,
     plan_network,
 )
-from ascend_lab.sim import DeviceMemory
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import DeviceMemory
 
 CHIP = load_chip("Ascend310")
 

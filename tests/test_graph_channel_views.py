@@ -5,23 +5,23 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from test_placement import run_in_arena
 
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_tasks, tasks
-from ascend_lab.graph.aliases import BLOCK_BYTES, Alias, run_offset
-from ascend_lab.graph.ir import TensorType
-from ascend_lab.graph.lower import blocks
-from ascend_lab.graph.memory import METHODS, Plan, verify
-from ascend_lab.graph.placement import (
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks, tasks
+from ascend_lab.compiler.aliases import BLOCK_BYTES, Alias, run_offset
+from ascend_lab.compiler.ir import TensorType
+from ascend_lab.compiler.lower import blocks
+from ascend_lab.compiler.memory import METHODS, Plan, verify
+from ascend_lab.compiler.placement import (
     aliases_of,
     buffers_of,
     in_place_pairs,
     places_of,
     plan_network,
 )
-from ascend_lab.isa import Buffer, Instruction, check_program, var
-from ascend_lab.layout import addresses
-from ascend_lab.sim import simulate
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Buffer, Instruction, check_program, var
+from ascend_lab.machine.layout import addresses
+from ascend_lab.machine.sim import simulate
 
 CHIP = load_chip("Ascend310")
 

@@ -5,8 +5,7 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.errors import GraphError, ShapeError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Constant,
     Draft,
     Fill,
@@ -19,7 +18,8 @@ from ascend_lab.graph import (
     to_text,
     verify,
 )
-from ascend_lab.graph.draft import ordered, pruned
+from ascend_lab.compiler.draft import ordered, pruned
+from ascend_lab.errors import GraphError, ShapeError
 
 CHAIN = """graph g (x: fp32[2, 3]) -> (c) {
   a: fp32[2, 3] = relu(x) a

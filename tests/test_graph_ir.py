@@ -9,8 +9,7 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.errors import GraphError, InputError, ShapeError, TypeMismatchError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Constant,
     Fill,
     Graph,
@@ -25,6 +24,7 @@ from ascend_lab.graph import (
     to_text,
     verify,
 )
+from ascend_lab.errors import GraphError, InputError, ShapeError, TypeMismatchError
 
 FP32 = TensorType((2, 3), "fp32")
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

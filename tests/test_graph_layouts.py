@@ -7,8 +7,7 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Graph,
     GraphBuilder,
     Node,
@@ -20,10 +19,11 @@ from ascend_lab.graph import (
     to_text,
     verify,
 )
-from ascend_lab.graph.aliases import moves_nothing, view_nodes
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
-from ascend_lab.graph.lower import packed
-from ascend_lab.graph.tasks import compile_tasks
+from ascend_lab.compiler.aliases import moves_nothing, view_nodes
+from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
+from ascend_lab.compiler.lower import packed
+from ascend_lab.compiler.tasks import compile_tasks
+from ascend_lab.machine.chip import load_chip
 
 TOY = load_chip("Toy")
 

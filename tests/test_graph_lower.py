@@ -8,10 +8,7 @@ import pytest
 from graph_strategies import smooth_graphs, whole_graphs, whole_inputs
 from hypothesis import given, strategies as st
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import AscendLabError, TypeMismatchError, UnsupportedError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Constant,
     Graph,
     GraphBuilder,
@@ -25,14 +22,17 @@ from ascend_lab.graph import (
     run_tasks,
     verify,
 )
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.decide import Switches
-from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.ir import infer
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
-from ascend_lab.graph.lower import lower, piece_of
-from ascend_lab.graph.tasks import compile_tasks
-from ascend_lab.ops.verify import check_within, sample
+from ascend_lab.compiler.canonical import canonical
+from ascend_lab.compiler.decide import Switches
+from ascend_lab.compiler.fusion import fuse
+from ascend_lab.compiler.ir import infer
+from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
+from ascend_lab.compiler.lower import lower, piece_of
+from ascend_lab.compiler.tasks import compile_tasks
+from ascend_lab.errors import AscendLabError, TypeMismatchError, UnsupportedError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
+from ascend_lab.operators.ops.verify import check_within, sample
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
 NAMES = tuple(CHIPS)

@@ -10,9 +10,7 @@ from graph_strategies import whole_graphs
 from hypothesis import given
 
 from ascend_lab.aoe.subgraph import SlicePlan, compiled, prepared
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     bound_of,
     compile_stages,
@@ -22,16 +20,18 @@ from ascend_lab.graph import (
     simulate_graph,
     tasks,
 )
-from ascend_lab.graph.compile import account
-from ascend_lab.graph.memory import Buffer
-from ascend_lab.graph.network import network_events, write_network_trace
-from ascend_lab.graph.placement import (
+from ascend_lab.compiler.compile import account
+from ascend_lab.compiler.memory import Buffer
+from ascend_lab.compiler.network import network_events, write_network_trace
+from ascend_lab.compiler.placement import (
     buffers_of,
     constant_bytes,
     owners,
     tensor_bytes,
     workspaces,
 )
+from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import load_chip
 
 TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 EACH = (pytest.param(TOY, marks=pytest.mark.full), A910, B910)
@@ -271,7 +271,7 @@ def test_an_output_asked_for_twice():
 def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
     """Equal blocks are lowered and timed once, however many there are."""
     calls = {"lower": 0, "time": 0}
-    simulate = import_module("ascend_lab.sim")
+    simulate = import_module("ascend_lab.machine.sim")
     lower, time_launch = tasks.lower, simulate.time_launch
 
     def counted(name, function):

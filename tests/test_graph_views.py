@@ -5,13 +5,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, zoo
+from ascend_lab.compiler.compile import compile_stages
+from ascend_lab.compiler.evaluate import HEAD, table
+from ascend_lab.compiler.network import simulate_graph
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, zoo
-from ascend_lab.graph.compile import compile_stages
-from ascend_lab.graph.evaluate import HEAD, table
-from ascend_lab.graph.network import simulate_graph
 from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch, kernel_times
+from ascend_lab.machine.chip import load_chip
 
 TIMES = st.lists(st.floats(1e-7, 1e-4), min_size=1, max_size=30)
 

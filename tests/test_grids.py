@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.isa import Launch
-from ascend_lab.kernels import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Launch
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import (
     ConvShape,
     GemmSchedule,
     GemmShape,
@@ -18,7 +19,6 @@ from ascend_lab.kernels import (
     default_schedule,
     gemm_launch,
 )
-from ascend_lab.sim import simulate
 
 Shape = GemmShape | ConvShape
 CASES: dict[str, tuple[str, Shape, tuple[int, int, int]]] = {

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import AlignmentError, AscendLabError, CapacityError, PathError, ProgramError
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import PRESETS, load_chip
+from ascend_lab.machine.isa import (
     Affine,
     Buffer,
     Event,

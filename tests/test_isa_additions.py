@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from strategies import through
 
-from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import (
     AlignmentError,
     CapacityError,
@@ -17,7 +16,8 @@ from ascend_lab.errors import (
     ProgramError,
     SimulationError,
 )
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import PRESETS, load_chip
+from ascend_lab.machine.isa import (
     Buffer,
     Instruction,
     KernelBuilder,
@@ -32,8 +32,8 @@ from ascend_lab.isa import (
     sanitize,
     vector,
 )
-from ascend_lab.isa.memory import numpy_type
-from ascend_lab.sim import Surroundings, analyse, execute, instruction_cost, simulate
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.sim import Surroundings, analyse, execute, instruction_cost, simulate
 
 TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
 BF16 = ml_dtypes.bfloat16

@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 from strategies import through
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import ProgramError, SyncError
-from ascend_lab.isa import Kernel, KernelBuilder, Launch, Part, as_kernel, binding_of, sanitize
-from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import (
+    Kernel,
+    KernelBuilder,
+    Launch,
+    Part,
+    as_kernel,
+    binding_of,
+    sanitize,
+)
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels import GemmShape, elementwise_launch, gemm_launch
 
 TOY = load_chip("Toy")
 B2 = load_chip("Ascend910B2")

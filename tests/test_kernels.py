@@ -6,9 +6,10 @@ from cube_checks import assert_gemm, on
 from hypothesis import given, strategies as st
 from strategies import gemm_cases
 
-from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.errors import AscendLabError, CapacityError, InputError
-from ascend_lab.kernels import (
+from ascend_lab.machine.chip import PRESETS, load_chip
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators.kernels import (
     ConvShape,
     GemmSchedule,
     GemmShape,
@@ -23,8 +24,7 @@ from ascend_lab.kernels import (
     tile_bytes,
     unpack_gemm,
 )
-from ascend_lab.kernels.run_file import compare
-from ascend_lab.sim import execute, simulate
+from ascend_lab.operators.kernels.run_file import compare
 
 TOY = load_chip("Toy")
 

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases, launches
 
-from ascend_lab.chip import load_chip, presets
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa import Buffer, Kernel, KernelBuilder, Launch, as_launch
-from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.lab.figures.fusing import chain_kernels
-from ascend_lab.sim import (
+from ascend_lab.machine.chip import load_chip, presets
+from ascend_lab.machine.isa import Buffer, Kernel, KernelBuilder, Launch, as_launch
+from ascend_lab.machine.sim import (
     L2,
     Access,
     DeviceMemory,
@@ -21,8 +20,9 @@ from ascend_lab.sim import (
     simulate,
     simulate_kernel,
 )
-from ascend_lab.sim.cost import lowest_bytes
-from ascend_lab.sim.l2 import PIECES
+from ascend_lab.machine.sim.cost import lowest_bytes
+from ascend_lab.machine.sim.l2 import PIECES
+from ascend_lab.operators.kernels import GemmShape, elementwise_launch, gemm_launch
 
 TOY = load_chip("Toy")
 MIB = 1 << 20

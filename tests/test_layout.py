@@ -8,10 +8,10 @@ import pytest
 from cube_checks import on
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, LayoutError
-from ascend_lab.isa import sanitize
-from ascend_lab.layout import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.layout import (
     FORMATS,
     Dim,
     address,
@@ -27,7 +27,7 @@ from ascend_lab.layout import (
     whole_blocks,
     zero_boxes,
 )
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.sim import execute, simulate
 
 ARRAYS = [name for name, form in FORMATS.items() if "..." in form.axes]
 IMAGES = [name for name, form in FORMATS.items() if "..." not in form.axes]

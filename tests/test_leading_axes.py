@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators import ops
 
 CHIPS = {name: load_chip(name) for name in ("Ascend910B2", "Ascend310P3")}
 SCALES = {"layer_norm": 2, "rms_norm": 1, "softmax": 0, "log_softmax": 0}

@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 from command_lines import refused, run_json
 
-from ascend_lab.chip import PRESETS, load_chip
 from ascend_lab.compare import compare
 from ascend_lab.compare.table import COLUMNS
-from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, Road, evaluate, fusion, passes, random_inputs, run_tasks
-from ascend_lab.graph.like_cann import (
+from ascend_lab.compiler import (
+    GraphBuilder,
+    Road,
+    evaluate,
+    fusion,
+    passes,
+    random_inputs,
+    run_tasks,
+)
+from ascend_lab.compiler.like_cann import (
     NAMED,
     OURS,
     cann_road,
@@ -21,11 +27,13 @@ from ascend_lab.graph.like_cann import (
     tiling_of,
     tiling_of_operator,
 )
-from ascend_lab.graph.lower import Choice
-from ascend_lab.graph.tasks import lowered_once
-from ascend_lab.kernels import ConvShape, GemmShape
-from ascend_lab.kernels.conv_schedules import check_conv
-from ascend_lab.kernels.gemm_schedule import check_schedule
+from ascend_lab.compiler.lower import Choice
+from ascend_lab.compiler.tasks import lowered_once
+from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import PRESETS, load_chip
+from ascend_lab.operators.kernels import ConvShape, GemmShape
+from ascend_lab.operators.kernels.conv_schedules import check_conv
+from ascend_lab.operators.kernels.gemm_schedule import check_schedule
 
 P3 = load_chip("Ascend310P3")
 B2 = load_chip("Ascend910B2")

@@ -15,19 +15,20 @@ import pytest
 from command_lines import refused, run
 from onnx import TensorProto, helper
 
-from ascend_lab import limits, ops
+from ascend_lab import limits
 from ascend_lab.aoe.space import read_recorded
-from ascend_lab.chip import load_chip
 from ascend_lab.cli.inputs import load_arrays
 from ascend_lab.cluster import load_topology
+from ascend_lab.compiler import memory as hot
+from ascend_lab.compiler.memory import Buffer, plan
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
-from ascend_lab.graph import memory as hot
-from ascend_lab.graph.memory import Buffer, plan
-from ascend_lab.isa import KernelBuilder
-from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.lab import chip_report
-from ascend_lab.ops.pooling import window_counts
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import KernelBuilder
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels import GemmShape, gemm_launch
+from ascend_lab.operators.ops.pooling import window_counts
 
 TOY = load_chip("Toy")
 
@@ -99,7 +100,7 @@ FLAGS = {
 
 @pytest.mark.parametrize("case", FLAGS)
 def test_a_flag_that_cannot_be_meant_is_one_line(case, capsys, monkeypatch):
-    monkeypatch.setattr("ascend_lab.isa.builder.INSTRUCTIONS", 500)
+    monkeypatch.setattr("ascend_lab.machine.isa.builder.INSTRUCTIONS", 500)
     line, message = FLAGS[case]
     said = refused(capsys, *line.split())
     assert message in said and len(said) < 500

@@ -443,7 +443,7 @@ def test_derived_peaks_agree_with_their_arithmetic():
 
 
 def test_facts_agree_with_the_chip_files():
-    chip = pytest.importorskip("ascend_lab.chip").load_chip("Ascend910A")
+    chip = pytest.importorskip("ascend_lab.machine.chip").load_chip("Ascend910A")
     assert machines.fact("ascend910a", "cores") == chip.facts["core.count"].value
     assert machines.fact("ascend910a", "ub_bytes") == chip.facts["buffer.UB.size_bytes"].value
     memory = chip.facts["memory.rate_bytes_per_s"].value

@@ -12,10 +12,10 @@ from fuzz_cases import run
 from hypothesis import given, strategies as st
 from PIL import Image as Picture
 
-from ascend_lab import media as m
-from ascend_lab.chip import load_chip
+from ascend_lab.deploy import media as m
+from ascend_lab.deploy.media.aipp import KEYS
 from ascend_lab.errors import InputError
-from ascend_lab.media.aipp import KEYS
+from ascend_lab.machine.chip import load_chip
 
 RNG = np.random.default_rng(1)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import simpy
 
-from ascend_lab import media as m
+from ascend_lab.deploy import media as m
 from ascend_lab.errors import InputError
 
 RNG = np.random.default_rng(3)

@@ -5,9 +5,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     compile_graph,
     evaluate,
@@ -17,7 +15,9 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block, restored
+from ascend_lab.deploy.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block, restored
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.machine.chip import load_chip
 
 RNG = np.random.default_rng(2)
 NORMAL = {"mean": (104, 117, 123, 0), "var_reci": (0.0171, 0.0175, 0.0174, 1.0)}

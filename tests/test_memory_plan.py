@@ -6,10 +6,8 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.data import data_path
-from ascend_lab.errors import GraphError
-from ascend_lab.graph import memory as planner_module
-from ascend_lab.graph.memory import (
+from ascend_lab.compiler import memory as planner_module
+from ascend_lab.compiler.memory import (
     METHODS,
     Buffer,
     Plan,
@@ -23,7 +21,9 @@ from ascend_lab.graph.memory import (
     simulate_writes,
     verify,
 )
-from ascend_lab.graph.memory_file import read_csv
+from ascend_lab.compiler.memory_file import read_csv
+from ascend_lab.data import data_path
+from ascend_lab.errors import GraphError
 from bench.graph import CAPACITY_BYTES, measure, report
 
 HARD = "ABCDEF"

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph.memory import (
+from ascend_lab.compiler.memory import (
     HEURISTICS,
     Buffer,
     Gap,
@@ -18,8 +17,9 @@ from ascend_lab.graph.memory import (
     simulate_writes,
     verify,
 )
-from ascend_lab.graph.memory_file import read_csv
-from ascend_lab.graph.packing import cpsat_available
+from ascend_lab.compiler.memory_file import read_csv
+from ascend_lab.compiler.packing import cpsat_available
+from ascend_lab.errors import GraphError, InputError
 
 MOST_BYTES = 14
 """The oracle looks no higher; a case that needs more is not drawn."""

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compiler import memory_file as table
+from ascend_lab.compiler.memory import Buffer, Plan, verify
+from ascend_lab.compiler.memory_file import read_csv
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
-from ascend_lab.graph import memory_file as table
-from ascend_lab.graph.memory import Buffer, Plan, verify
-from ascend_lab.graph.memory_file import read_csv
 
 SAMPLE = data_path("minimalloc/example.input.12.csv")
 KEYS = {"height_bytes", "lower_bound_bytes", "capacity_bytes", "fits", "gap", "method", "offsets"}

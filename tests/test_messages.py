@@ -19,8 +19,8 @@ from ascend_lab.cli import aoe, ascend_lab as lab
 from ascend_lab.cli.aoe_words import bank_parser, parser as aoe_parser
 from ascend_lab.cli.common import in_flags, parser_of
 from ascend_lab.cli.verbs import VERBS
+from ascend_lab.compiler.onnx import import_model
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph.onnx import import_model
 
 PACKAGE = Path(ascend_lab.__file__).parent
 ROOT = PACKAGE.parent

@@ -11,13 +11,13 @@ import pytest
 from command_lines import refused, run, run_json
 from onnx import TensorProto, helper, numpy_helper
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import compile_graph, zoo
+from ascend_lab.compiler.migrate import VERDICTS, migrate
+from ascend_lab.compiler.onnx import import_model
+from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.onnx.host import run_on_host
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import compile_graph, zoo
-from ascend_lab.graph.migrate import VERDICTS, migrate
-from ascend_lab.graph.onnx import import_model
-from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.onnx.host import run_on_host
+from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend310")
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -250,7 +250,7 @@ def test_a_migrated_model_is_never_slower_than_its_source():
 
 
 def test_nodes_stay_where_rewriting_does_not_pay(monkeypatch):
-    monkeypatch.setattr("ascend_lab.graph.migrate._time_s", lambda *given: 1.0)
+    monkeypatch.setattr("ascend_lab.compiler.migrate._time_s", lambda *given: 1.0)
     model = tokens()
     found = migrate(model.SerializeToString(), CHIP, shapes={"ids": (2, 6)})
     assert "instead of" in found.report["kept"]

@@ -10,13 +10,14 @@ from mix_cases import CHIP, Relay, relays
 from test_conv import conv_shapes
 from test_epilogue import RELU6, RESIDUAL, SHAPES, SIGMOID_GELU, WIDE_RESIDUAL
 
-from ascend_lab.graph import GraphBuilder, evaluate
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
-from ascend_lab.graph.tasks import compile_tasks
-from ascend_lab.graph.values import run_tasks
-from ascend_lab.isa import Affine, parse_program, sanitize
-from ascend_lab.kernels import (
+from ascend_lab.compiler import GraphBuilder, evaluate
+from ascend_lab.compiler.canonical import canonical
+from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
+from ascend_lab.compiler.tasks import compile_tasks
+from ascend_lab.compiler.values import run_tasks
+from ascend_lab.machine.isa import Affine, parse_program, sanitize
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators.kernels import (
     ConvShape,
     GemmSchedule,
     GemmShape,
@@ -25,10 +26,9 @@ from ascend_lab.kernels import (
     stacked_schedule,
     unpack_gemm,
 )
-from ascend_lab.kernels.epilogue import Deq, Epilogue, Operand
-from ascend_lab.kernels.mix import share_of
-from ascend_lab.kernels.tiles import Area
-from ascend_lab.sim import execute, simulate
+from ascend_lab.operators.kernels.epilogue import Deq, Epilogue, Operand
+from ascend_lab.operators.kernels.mix import share_of
+from ascend_lab.operators.kernels.tiles import Area
 
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 GEMM = GemmShape(150, 70, 100, out_dtype="fp16")

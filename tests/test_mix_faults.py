@@ -7,9 +7,10 @@ import pytest
 from mix_cases import CHIP, Relay
 from strategies import edited
 
-from ascend_lab.chip import load_chip
+from ascend_lab.deploy.runtime.container import kernel_data, kernel_of
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SimulationError, SyncError
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import (
     Instruction,
     KernelBuilder,
     Launch,
@@ -21,8 +22,7 @@ from ascend_lab.isa import (
     sanitize,
     spread,
 )
-from ascend_lab.runtime.container import kernel_data, kernel_of
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.sim import execute, simulate
 
 PLAIN = Relay(tiles=(6, 6), slots=2)
 Change = Callable[[Instruction], Instruction | None]

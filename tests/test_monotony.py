@@ -8,15 +8,15 @@ from itertools import pairwise
 
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, compile_stages, zoo
-from ascend_lab.graph.ir import TensorType
-from ascend_lab.graph.lower.piece import maps_between
-from ascend_lab.isa import Kernel
-from ascend_lab.kernels import conv_launch, dense_placement, planes, transpose
-from ascend_lab.kernels.conv_schedules import conv_schedule, near_schedule
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
+from ascend_lab.compiler import GraphBuilder, compile_stages, zoo
+from ascend_lab.compiler.ir import TensorType
+from ascend_lab.compiler.lower.piece import maps_between
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Kernel
+from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
+from ascend_lab.operators.kernels import conv_launch, dense_placement, planes, transpose
+from ascend_lab.operators.kernels.conv_schedules import conv_schedule, near_schedule
+from ascend_lab.operators.kernels.conv_shape import ConvShape
 
 TOLERANCE = 0.035
 """Share of its time by which a step to a larger problem may be quicker in what is sampled here.

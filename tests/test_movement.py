@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import (
     AscendLabError,
     InputError,
@@ -15,9 +14,22 @@ from ascend_lab.errors import (
     SimulationError,
     TypeMismatchError,
 )
-from ascend_lab.isa import Kernel, sanitize
-from ascend_lab.isa.memory import numpy_type
-from ascend_lab.kernels.rearrange import (
+from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
+from ascend_lab.lab.kernels.split_conflict import relu_transpose_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Kernel, sanitize
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.layout import (
+    Move,
+    View,
+    address_map,
+    conversion_launch,
+    copy_launch,
+    moves_launch,
+    pack,
+)
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels.rearrange import (
     check_indices,
     concat_launch,
     gather_launch,
@@ -28,19 +40,7 @@ from ascend_lab.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
-from ascend_lab.kernels.transpose import maps_phases, permutation, transpose_launch
-from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
-from ascend_lab.lab.kernels.split_conflict import relu_transpose_kernel
-from ascend_lab.layout import (
-    Move,
-    View,
-    address_map,
-    conversion_launch,
-    copy_launch,
-    moves_launch,
-    pack,
-)
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels.transpose import maps_phases, permutation, transpose_launch
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
 FORMATS = ("fp16", "fp32", "int8", "int32")

@@ -21,10 +21,8 @@ from ascend_lab.aoe.subgraph import (
     prepared,
     sliced,
 )
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     bound_of,
     compile_stages,
@@ -33,10 +31,12 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.compile import TERMS
-from ascend_lab.graph.needs import Needs
-from ascend_lab.kernels import GemmSchedule, GemmShape
-from ascend_lab.kernels.timed_schedules import time_tilings
+from ascend_lab.compiler.compile import TERMS
+from ascend_lab.compiler.needs import Needs
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape
+from ascend_lab.operators.kernels.timed_schedules import time_tilings
 from tests.graph_strategies import smooth_graphs, whole_graphs
 
 CHIP, CACHE = load_chip("Ascend310"), load_chip("Ascend310P3")

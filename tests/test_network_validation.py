@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.lab.validation import GOALS, NetworkRow, network_rows, network_table, published
+from ascend_lab.machine.chip import load_chip
 
 
 def test_the_published_rates_are_those_of_products_that_the_chips_can_reach():

@@ -10,14 +10,14 @@ import pytest
 from command_lines import run
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
-from ascend_lab.compress.config import parse_config
+from ascend_lab.compiler import GraphBuilder, compile_graph, random_inputs, run_compiled, zoo
+from ascend_lab.compiler.onnx import Imported, import_model, save_onnx
+from ascend_lab.deploy.compress.config import parse_config
+from ascend_lab.deploy.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
+from ascend_lab.deploy.runtime.container import Kind, checksum, kernel_data, kernel_of, pack_parts
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, compile_graph, random_inputs, run_compiled, zoo
-from ascend_lab.graph.onnx import Imported, import_model, save_onnx
-from ascend_lab.isa import Kernel
-from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
-from ascend_lab.runtime.container import Kind, checksum, kernel_data, kernel_of, pack_parts
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Kernel
 
 MODEL = "model.onnx"
 
@@ -167,7 +167,7 @@ def test_other_versions_and_chips_are_refused_by_name(capsys, small, folder):
     assert "chip Toy" in error and "Ascend310" in error
     assert "Ascend310" in refused(capsys, "run", "m.alm", "--compiled", "--chip", "Ascend310")
     good(capsys, "simulate", "m.alm", "--chip", "Toy")
-    text = (Path(__file__).parent.parent / "ascend_lab/chip/presets/Toy.toml").read_text()
+    text = (Path(__file__).parent.parent / "ascend_lab/machine/chip/presets/Toy.toml").read_text()
     Path("fast.toml").write_text(text.replace("hz = { value = 1", "hz = { value = 9", 1))
     assert "numbers of Toy" in refused(capsys, "simulate", "m.alm", "--chip", "fast.toml")
     for flags in (["--dtype", "bf16"], ["--no-fusion"], ["--memory-limit", "5"]):
@@ -183,7 +183,7 @@ def test_a_file_for_some_of_a_chips_cores_keeps_to_them(capsys):
 
 
 def test_a_chip_of_ones_own_goes_with_its_file(capsys, folder):
-    text = (Path(__file__).parent.parent / "ascend_lab/chip/presets/Toy.toml").read_text()
+    text = (Path(__file__).parent.parent / "ascend_lab/machine/chip/presets/Toy.toml").read_text()
     Path("my.toml").write_text(text.replace('name = "Toy"', 'name = "Mine"', 1))
     good(capsys, "compile", MODEL, "--chip", "my.toml", "--output", "m.alm")
     assert '"chip": "Mine"' in good(capsys, "simulate", "m.alm", "--json", "-")

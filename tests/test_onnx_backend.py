@@ -19,10 +19,10 @@ from onnx import TensorProto, numpy_helper
 from onnx.backend.test import loader
 from onnx_models import INT64, model_of, node
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler.hosted import place_model
+from ascend_lab.compiler.onnx import CONVERTERS, backend as onnx_backend
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.onnx import CONVERTERS, backend as onnx_backend
+from ascend_lab.machine.chip import load_chip
 
 PASSED_NODES = 1323
 """Node cases that passed when this was written; of 1884 in onnx 1.23.2."""

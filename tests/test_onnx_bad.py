@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_models import LIGHT, model_of, node, one_node
 
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compiler.onnx import import_onnx, model_file
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
-from ascend_lab.graph.onnx import import_onnx, model_file
 
 REAL = (LIGHT / "light_squeezenet.onnx").read_bytes()
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, strategies as st
 from onnx_models import assert_close, run_onnx
 
-from ascend_lab import ops
+from ascend_lab.compiler import Fill, GraphBuilder, TensorType, evaluate, random_inputs, zoo
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.onnx.export import export_onnx, save_onnx
+from ascend_lab.compiler.onnx.export_writer import RULES
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Fill, GraphBuilder, TensorType, evaluate, random_inputs, zoo
-from ascend_lab.graph.onnx import import_onnx
-from ascend_lab.graph.onnx.export import export_onnx, save_onnx
-from ascend_lab.graph.onnx.export_writer import RULES
-from ascend_lab.ops import verify
-from ascend_lab.ops.formats import format_of
+from ascend_lab.operators import ops
+from ascend_lab.operators.ops import verify
+from ascend_lab.operators.ops.formats import format_of
 
 # Training writes parameters and walks backwards; ONNX's operators for it are a preview domain.
 WITHOUT_FORM = {

@@ -18,11 +18,11 @@ from onnx_models import (
     with_random_weights,
 )
 
+from ascend_lab.compiler import Fill, evaluate, random_inputs
+from ascend_lab.compiler.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
+from ascend_lab.compiler.onnx.model_file import signature
+from ascend_lab.compiler.passes import run_passes
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
-from ascend_lab.graph import Fill, evaluate, random_inputs
-from ascend_lab.graph.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
-from ascend_lab.graph.onnx.model_file import signature
-from ascend_lab.graph.passes import run_passes
 
 LIGHT_MODELS = {
     "bvlc_alexnet": (22, 60_965_224),

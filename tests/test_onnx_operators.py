@@ -13,9 +13,9 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx_models import INT64, assert_close, model_of, one_node, run_onnx
 
+from ascend_lab.compiler import evaluate, run_compiled
+from ascend_lab.compiler.onnx import backend as onnx_backend, import_model, import_onnx
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph import evaluate, run_compiled
-from ascend_lab.graph.onnx import backend as onnx_backend, import_model, import_onnx
 
 SEEDS = range(3)
 

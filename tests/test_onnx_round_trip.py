@@ -8,9 +8,9 @@ import pytest
 from onnx import numpy_helper
 from onnx_models import model_of
 
-from ascend_lab.graph import Graph, GraphBuilder, compile_graph, simulate_graph, zoo
-from ascend_lab.graph.onnx import import_onnx, save_onnx
-from ascend_lab.graph.passes import run_passes
+from ascend_lab.compiler import Graph, GraphBuilder, compile_graph, simulate_graph, zoo
+from ascend_lab.compiler.onnx import import_onnx, save_onnx
+from ascend_lab.compiler.passes import run_passes
 
 SMALL = {
     "bert_base": {"length": 32, "layers": 1, "vocabulary": 100},

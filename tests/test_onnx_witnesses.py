@@ -14,13 +14,13 @@ from onnx import NodeProto, helper, save
 from onnx_models import FLOAT, model_of, one_node, run_onnx
 from onnx_nodes import FAMILIES, Case, drawn, versions
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler.hosted import place_model
+from ascend_lab.compiler.migrate import migrate
+from ascend_lab.compiler.onnx import host, import_onnx, witnesses
+from ascend_lab.compiler.onnx.sound import check_sound
+from ascend_lab.compiler.onnx.witnesses import FAULTS, GRAPH, REFERENCE, RUNTIME
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
-from ascend_lab.graph.hosted import place_model
-from ascend_lab.graph.migrate import migrate
-from ascend_lab.graph.onnx import host, import_onnx, witnesses
-from ascend_lab.graph.onnx.sound import check_sound
-from ascend_lab.graph.onnx.witnesses import FAULTS, GRAPH, REFERENCE, RUNTIME
+from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend310")
 RUN = {RUNTIME: host._onnxruntime, REFERENCE: host._reference, GRAPH: host._own_graph}

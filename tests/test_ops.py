@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, ShapeError
-from ascend_lab.ops import verify
-from ascend_lab.ops.expressions import run
-from ascend_lab.ops.formats import round_to, spacing
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
+from ascend_lab.operators.ops import verify
+from ascend_lab.operators.ops.expressions import run
+from ascend_lab.operators.ops.formats import round_to, spacing
 
 
 # -- references -----------------------------------------------------------------------------------

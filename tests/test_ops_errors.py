@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
 
 H = "fp16"
 # fmt: off

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from ops_cases import case_of
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError, ShapeError, UnsupportedError
-from ascend_lab.ops import expressions, verify
-from ascend_lab.ops.formats import format_of, is_float
-from ascend_lab.ops.slicing import Source, Window
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators import ops
+from ascend_lab.operators.ops import expressions, verify
+from ascend_lab.operators.ops.formats import format_of, is_float
+from ascend_lab.operators.ops.slicing import Source, Window
 
 ROOT = Path(__file__).resolve().parent.parent
 CHIPS = ("Ascend910A", "Ascend910B2")
@@ -159,8 +159,8 @@ STUDENT = '''"""An operator of one's own."""
 
 import numpy as np
 
-from ascend_lab import dsl as te
-from ascend_lab import ops
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators import ops
 
 SWISH_ADD = ops.Operator(
     "swish_add",

@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_graph, evaluate, random_inputs, run_compiled
 from ascend_lab.errors import CapacityError, ShapeError
-from ascend_lab.graph import GraphBuilder, compile_graph, evaluate, random_inputs, run_compiled
-from ascend_lab.isa import as_kernel, sanitize
-from ascend_lab.kernels import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
-from ascend_lab.kernels.weight_plan import Plane, Stage, WeightPlan, axes_of, weight_plan
-from ascend_lab.layout import address_map, pack
-from ascend_lab.ops import verify
-from ascend_lab.ops.convolution import conv_weight_slope
-from ascend_lab.sim import execute, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.machine.sim import execute, simulate_kernel
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels import conv_launch
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.conv_windows import dense_placement
+from ascend_lab.operators.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
+from ascend_lab.operators.kernels.weight_plan import Plane, Stage, WeightPlan, axes_of, weight_plan
+from ascend_lab.operators.ops import verify
+from ascend_lab.operators.ops.convolution import conv_weight_slope
 
 CHIPS = ("Ascend910A", "Ascend910B2")
 WEIGHT, CONV = ops.get("conv2d_grad_weight"), ops.get("conv2d")

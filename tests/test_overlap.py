@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.isa import Instruction, parse_program, sanitize
-from ascend_lab.isa.instructions import check_instruction
-from ascend_lab.isa.sanitizer import overlaps, sources_beside
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Instruction, parse_program, sanitize
+from ascend_lab.machine.isa.instructions import check_instruction
+from ascend_lab.machine.isa.sanitizer import overlaps, sources_beside
 
 TOY = load_chip("Toy")
 HEAD = "program raw\nbuffer t UB fp16 2048 slots=1 at=0 pitch=0\n"

@@ -18,10 +18,10 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 import ascend_lab
-from ascend_lab.chip import PRESETS
 from ascend_lab.cli import aoe as aoe_main, ascend_lab as ascend_lab_main
-from ascend_lab.graph import GraphBuilder
-from ascend_lab.graph.onnx.export import save_onnx
+from ascend_lab.compiler import GraphBuilder
+from ascend_lab.compiler.onnx.export import save_onnx
+from ascend_lab.machine.chip import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -83,7 +83,7 @@ def test_the_wheel_holds_the_package_and_its_data_only(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert own == there
-    assert {f"ascend_lab/chip/presets/{chip}.toml" for chip in PRESETS} <= own
+    assert {f"ascend_lab/machine/chip/presets/{chip}.toml" for chip in PRESETS} <= own
     assert "ascend_lab/py.typed" in own
     assert {Path(name).name for name in names if "/licenses/" in name} == {
         "LICENSE",

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from pass_cases import CASES, CHANGING, NOTHING, Case, text
 
-from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, GraphBuilder, Node, evaluate, from_text, random_inputs
-from ascend_lab.graph.passes import (
+from ascend_lab.compiler import Graph, GraphBuilder, Node, evaluate, from_text, random_inputs
+from ascend_lab.compiler.passes import (
     DEFAULT,
     PASSES,
     Draft,
@@ -19,6 +18,7 @@ from ascend_lab.graph.passes import (
     run_passes,
     sweep,
 )
+from ascend_lab.errors import InputError
 
 ORDINARY = [one for one in PASSES if one != "Int8ConversionPass"]
 
@@ -112,7 +112,7 @@ def test_a_pass_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         found = match(rw, node, ("sqrt", ("square", "x")))
         return found is not None and rw.become(node, "abs", [found["x"]])
 
-    monkeypatch.setattr("ascend_lab.graph.passes.rewrite.PASSES", dict(PASSES))
+    monkeypatch.setattr("ascend_lab.compiler.passes.rewrite.PASSES", dict(PASSES))
     mine = Pass("SqrtOfSquarePass", "prepare", sweep(rule, "sqrt"), "sqrt(x^2) is |x|")
     assert register_pass(mine) is mine
     with pytest.raises(InputError, match="a new name for a pass; got SqrtOfSquarePass"):

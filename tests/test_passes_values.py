@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from pass_cases import CASES, CHANGING, Case, text
 from test_passes import name_of, thousand
 
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Graph,
     GraphBuilder,
     TensorType,
@@ -20,8 +20,15 @@ from ascend_lab.graph import (
     random_inputs,
     verify,
 )
-from ascend_lab.graph.ir import Seeded
-from ascend_lab.graph.passes import DEFAULT, PASSES, convert, measured_scales, quantise, run_passes
+from ascend_lab.compiler.ir import Seeded
+from ascend_lab.compiler.passes import (
+    DEFAULT,
+    PASSES,
+    convert,
+    measured_scales,
+    quantise,
+    run_passes,
+)
 from ascend_lab.lab.graph_examples import topological_order
 
 SHAPE = (1, 4, 4, 4)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, compile_stages, random_inputs, run_tasks, zoo
-from ascend_lab.graph.lower import packed
-from ascend_lab.graph.memory import METHODS, Plan, peak_live_bytes, reuse_distance_bytes, verify
-from ascend_lab.graph.network import simulate_graph
-from ascend_lab.graph.placement import (
+from ascend_lab.compiler import GraphBuilder, compile_stages, random_inputs, run_tasks, zoo
+from ascend_lab.compiler.lower import packed
+from ascend_lab.compiler.memory import METHODS, Plan, peak_live_bytes, reuse_distance_bytes, verify
+from ascend_lab.compiler.network import simulate_graph
+from ascend_lab.compiler.placement import (
     buffers_of,
     in_place_pairs,
     owners,
@@ -16,8 +15,9 @@ from ascend_lab.graph.placement import (
     plan_network,
     workspaces,
 )
-from ascend_lab.ops.formats import numpy_type
-from ascend_lab.sim import execute
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.ops.formats import numpy_type
 
 POISON = 0xA5
 

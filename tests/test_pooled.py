@@ -7,20 +7,20 @@ import pytest
 from hypothesis import assume, example, given, strategies as st
 
 from ascend_lab.aoe.operators import operators_of
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
+from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.decide import Switches
+from ascend_lab.compiler.passes import PASSES
 from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
-from ascend_lab.graph.compile import Road
-from ascend_lab.graph.decide import Switches
-from ascend_lab.graph.passes import PASSES
-from ascend_lab.isa import FRACTAL, as_kernel, sanitize, up
-from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
-from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.kernels.conv_windows import rows_seen
-from ascend_lab.kernels.epilogue import PLAIN, Epilogue, Operand, Step
-from ascend_lab.kernels.epilogue_plan import pack_bias
 from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import FRACTAL, as_kernel, sanitize, up
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
+from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
+from ascend_lab.operators.kernels.conv_windows import rows_seen
+from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Operand, Step
+from ascend_lab.operators.kernels.epilogue_plan import pack_bias
 
 COMBINED = ("Ascend310", "Ascend310P3", "Ascend910A")
 NARROW = Step("vconv", ("sums",), None, "fp16")

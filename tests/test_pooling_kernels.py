@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
-from ascend_lab.chip import load_chip
-from ascend_lab.isa.sanitizer import sanitize
-from ascend_lab.kernels import ConvShape
-from ascend_lab.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
-from ascend_lab.kernels.pooling import max_pool_launch
-from ascend_lab.ops.operator import get
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa.sanitizer import sanitize
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape
+from ascend_lab.operators.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.operators.kernels.pooling import max_pool_launch
+from ascend_lab.operators.ops.operator import get
 
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])

@@ -15,12 +15,12 @@ from quantised_witness import FP16, FP32, Tensor, witness
 
 from ascend_lab.aoe.drive import Settings
 from ascend_lab.aoe.engine import tune
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import compile_stages, evaluate, run_tasks
-from ascend_lab.graph.migrate import migrate
-from ascend_lab.graph.onnx import import_model
-from ascend_lab.graph.onnx.host import run_on_host
-from ascend_lab.runtime import OfflineModel, compile_offline, unpack_parts
+from ascend_lab.compiler import compile_stages, evaluate, run_tasks
+from ascend_lab.compiler.migrate import migrate
+from ascend_lab.compiler.onnx import import_model
+from ascend_lab.compiler.onnx.host import run_on_host
+from ascend_lab.deploy.runtime import OfflineModel, compile_offline, unpack_parts
+from ascend_lab.machine.chip import load_chip
 
 NETWORKS = int(os.environ.get("QUANTISED_NETWORKS", "30"))
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Ascend310P3")
@@ -32,7 +32,7 @@ SMALL = Settings(budget=4, early_stop=None)
 @pytest.fixture(autouse=True)
 def rewriting_pays(monkeypatch):
     """Let `migrate` always write what it rewrote: where that is slower it would keep the source."""
-    module = import_module("ascend_lab.graph.migrate")
+    module = import_module("ascend_lab.compiler.migrate")
     monkeypatch.setattr(module, "_time_s", lambda *arguments: 0.0)
 
 

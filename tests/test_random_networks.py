@@ -18,7 +18,7 @@ from network_builder import Network, moved
 from network_steps import STEPS, random_network
 from network_witnesses import CHIPS, FP16, FP32, WAYS, judged, truth_of
 
-from ascend_lab.graph.onnx import CONVERTERS
+from ascend_lab.compiler.onnx import CONVERTERS
 
 FIRST, COUNT = map(int, os.environ.get("RANDOM_NETWORKS", "0:100").split(":"))
 BATCH = 25
@@ -31,7 +31,7 @@ Sines, scalars that are folded, and odd resizes are refused; 5 % when this was w
 @pytest.fixture(autouse=True)
 def rewriting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `migrate` always write what it rewrote: where that is slower it would keep the source."""
-    module = import_module("ascend_lab.graph.migrate")
+    module = import_module("ascend_lab.compiler.migrate")
     monkeypatch.setattr(module, "_time_s", lambda *arguments: 0.0)
 
 

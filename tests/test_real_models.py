@@ -14,14 +14,14 @@ from ascend_lab.aoe.bank import chip_digest
 from ascend_lab.aoe.drive import Settings
 from ascend_lab.aoe.engine import tune_network
 from ascend_lab.aoe.operators import NO_PARAMETERS, operators_of
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as lab
+from ascend_lab.compiler import compile_graph, evaluate, run_compiled, simulate_graph
+from ascend_lab.compiler.network import network_events
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.tasks import CpuKernel
+from ascend_lab.compiler.zoo import ZOO
 from ascend_lab.errors import AscendLabError, InputError, TypeMismatchError, UnsupportedError
-from ascend_lab.graph import compile_graph, evaluate, run_compiled, simulate_graph
-from ascend_lab.graph.network import network_events
-from ascend_lab.graph.onnx import import_onnx
-from ascend_lab.graph.tasks import CpuKernel
-from ascend_lab.graph.zoo import ZOO
+from ascend_lab.machine.chip import load_chip
 
 INT32 = TensorProto.INT32
 

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ascend_lab.chip import PRESETS, Fact, load_chip
 from ascend_lab.lab.chip_report import (
     chip_facts_html,
     format_size,
@@ -16,6 +15,7 @@ from ascend_lab.lab.chip_report import (
     table_html,
     trust_html,
 )
+from ascend_lab.machine.chip import PRESETS, Fact, load_chip
 
 VOID = {"br"}
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, simulate_graph
-from ascend_lab.graph.compile import ledger
-from ascend_lab.graph.placement import TENSORS, Use, allocate
+from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages, simulate_graph
+from ascend_lab.compiler.compile import ledger
+from ascend_lab.compiler.placement import TENSORS, Use, allocate
+from ascend_lab.machine.chip import load_chip
 
 MIB = 1 << 20
 A310, A910, P310 = (load_chip(name) for name in ("Ascend310", "Ascend910A", "Ascend310P3"))

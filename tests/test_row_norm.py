@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from ascend_lab import ops
 from ascend_lab.aoe.operators import unit_of
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks
 from ascend_lab.errors import CapacityError, PathError
-from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_tasks
-from ascend_lab.isa import as_kernel, sanitize
-from ascend_lab.kernels.row_norm import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack, unpack
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels.row_norm import (
     NormShape,
     fixed_operands,
     norm_launch,
@@ -17,9 +19,7 @@ from ascend_lab.kernels.row_norm import (
     packed_bias,
     packed_scale,
 )
-from ascend_lab.layout import address_map, pack, unpack
-from ascend_lab.ops.verify import check_within
-from ascend_lab.sim import execute, simulate
+from ascend_lab.operators.ops.verify import check_within
 
 COUPLED = ("Ascend310", "Ascend310P3", "Ascend910A")
 NORM = ops.get("layer_norm")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, evaluate
+from ascend_lab.compiler.onnx import Imported
+from ascend_lab.deploy.runtime import AclError, DeadlockError, acl, compile_offline, mdl, rt
+from ascend_lab.deploy.runtime.process import ENDED, PROCESSES
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, evaluate
-from ascend_lab.graph.onnx import Imported
-from ascend_lab.runtime import AclError, DeadlockError, acl, compile_offline, mdl, rt
-from ascend_lab.runtime.process import ENDED, PROCESSES
+from ascend_lab.machine.chip import load_chip
 
 HOST, UP, DOWN, WITHIN = range(4)
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
+from ascend_lab.compiler import GraphBuilder, evaluate, run_compiled
+from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.compiler.zoo import load_model
+from ascend_lab.deploy.runtime import AclError, Inference, acl, compile_offline, op, rt
+from ascend_lab.deploy.runtime.process import PROCESSES
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import GraphBuilder, evaluate, run_compiled
-from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.graph.zoo import load_model
-from ascend_lab.runtime import AclError, Inference, acl, compile_offline, op, rt
-from ascend_lab.runtime.process import PROCESSES
 
 RNG = np.random.default_rng(0)
 

@@ -7,8 +7,7 @@ import pytest
 import simpy
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.errors import InputError
-from ascend_lab.runtime import (
+from ascend_lab.deploy.runtime import (
     DeadlockError,
     Record,
     Task,
@@ -17,6 +16,7 @@ from ascend_lab.runtime import (
     pipeline_s,
     run_streams,
 )
+from ascend_lab.errors import InputError
 
 ENGINES = ("AI Core", "AI CPU", "H2D", "D2H")
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from strategies import edited, gemm_cases, kernels, launches, through, without_flags
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import (
     Buffer,
     Event,
     Instruction,
@@ -23,7 +23,12 @@ from ascend_lab.isa import (
     set_flag,
     wait_flag,
 )
-from ascend_lab.kernels import GemmShape, elementwise_launch, elementwise_program, gemm_launch
+from ascend_lab.operators.kernels import (
+    GemmShape,
+    elementwise_launch,
+    elementwise_program,
+    gemm_launch,
+)
 
 TOY = load_chip("Toy")
 TILE = 1024

@@ -8,9 +8,10 @@ from cube_checks import assert_conv, assert_gemm
 from hypothesis import assume, example, given, settings, strategies as st
 from test_epilogue import PIPE, RESIDUAL
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.kernels import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import simulate, simulate_kernel
+from ascend_lab.operators.kernels import (
     ConvShape,
     GemmSchedule,
     GemmShape,
@@ -18,11 +19,10 @@ from ascend_lab.kernels import (
     gemm_launch,
     tile_bytes,
 )
-from ascend_lab.kernels.conv_schedules import check_conv, stage_bytes
-from ascend_lab.kernels.conv_shape import stacked
-from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
-from ascend_lab.kernels.timed_schedules import time_tilings
-from ascend_lab.sim import simulate, simulate_kernel
+from ascend_lab.operators.kernels.conv_schedules import check_conv, stage_bytes
+from ascend_lab.operators.kernels.conv_shape import stacked
+from ascend_lab.operators.kernels.gemm_schedule import CHOICES, KEEP_ORDER
+from ascend_lab.operators.kernels.timed_schedules import time_tilings
 
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
 PLAIN = {"order": "mn", "keep": "", "bypass": ""}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from command_lines import refused, run, run_json
 
-from ascend_lab.graph import zoo
-from ascend_lab.graph.compile import compile_stages
-from ascend_lab.serving import affine, queues, read_scenario
-from ascend_lab.serving.model import batch_sizes, network_seconds
+from ascend_lab.compiler import zoo
+from ascend_lab.compiler.compile import compile_stages
+from ascend_lab.deploy.serving import affine, queues, read_scenario
+from ascend_lab.deploy.serving.model import batch_sizes, network_seconds
 
 PLAIN = """
 [service]
@@ -69,7 +69,7 @@ def test_text_and_figure_say_the_same(tmp_path, capsys, config, simulate):
 
 
 def test_a_network_on_a_chip_is_a_server(simulate, monkeypatch):
-    timed = "ascend_lab.serving.scenario.network_seconds"
+    timed = "ascend_lab.deploy.serving.scenario.network_seconds"
     monkeypatch.setattr(timed, cache(network_seconds))
     text = '[service]\nmodel = "zoo:squeezenet"\nchip = "Ascend310"\n'
     text += "[arrivals]\nrate_per_s = 200\n[server]\nmax_batch = 4\n[run]\nrequests = 2000\n"
@@ -251,7 +251,7 @@ def test_no_file_a_folder_and_no_picture(name, config, capsys):
 
 
 def test_a_model_stands_beside_its_file(tmp_path, config):
-    from ascend_lab.graph.onnx import save_onnx
+    from ascend_lab.compiler.onnx import save_onnx
 
     save_onnx(zoo.build("squeezenet"), tmp_path / "net.onnx")
     config.write_text('model = "net.onnx"\nchip = "Ascend310"\n[arrivals]\nrate_per_s = 1\n')

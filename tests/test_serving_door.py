@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto as T
 from serving_models import copy_model, kinds_model, service_of, serving
 
+from ascend_lab.deploy.serving import Policy, messages
+from ascend_lab.deploy.serving.loopback import is_loopback
+from ascend_lab.deploy.serving.opened import Model
+from ascend_lab.deploy.serving.rest import Service
+from ascend_lab.deploy.serving.tensors import Port
 from ascend_lab.errors import InputError
-from ascend_lab.serving import Policy, messages
-from ascend_lab.serving.loopback import is_loopback
-from ascend_lab.serving.opened import Model
-from ascend_lab.serving.rest import Service
-from ascend_lab.serving.tensors import Port
 
 X = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
 INFER = "/v2/models/copy/infer"

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto as T
 from serving_models import copy_model, host_model, kinds_model, save, service_of
 
-from ascend_lab.serving.rest import application
+from ascend_lab.deploy.serving.rest import application
 
 ODD = [
     None, True, False, 0, 1, -1, 2, 3.5, 1e300, 10**30, -(2**63), 2**63, "", "x", "\ud800", "é",

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import evaluate
+from ascend_lab.compiler.evaluate import evaluate_all
+from ascend_lab.compiler.zoo import build
+from ascend_lab.deploy.serving import interval, language as lm, model, queues
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.graph import evaluate
-from ascend_lab.graph.evaluate import evaluate_all
-from ascend_lab.graph.zoo import build
-from ascend_lab.serving import interval, language as lm, model, queues
+from ascend_lab.machine.chip import load_chip
 
 
 # -- sizes ----------------------------------------------------------------------------------------

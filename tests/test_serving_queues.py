@@ -8,8 +8,7 @@ import pytest
 import simpy
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.lab.figures import fig_knee
-from ascend_lab.serving import (
+from ascend_lab.deploy.serving import (
     Arrivals,
     Canary,
     Failure,
@@ -23,7 +22,8 @@ from ascend_lab.serving import (
     queues as theory,
     simulate_serving,
 )
-from ascend_lab.serving.simulate import BUCKETS, bucket_of, guard
+from ascend_lab.deploy.serving.simulate import BUCKETS, bucket_of, guard
+from ascend_lab.lab.figures import fig_knee
 
 ONE = Policy()
 EXPONENTIAL, DETERMINISTIC = Service("exponential", 1.0), Service("deterministic", 1.0)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from command_lines import refused
 
+from ascend_lab.compiler import GraphBuilder
+from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.deploy.serving import Level, Policy
+from ascend_lab.deploy.serving.opened import Model, open_model
+from ascend_lab.deploy.serving.rest import Service, application
+from ascend_lab.deploy.serving.tensors import Port
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import GraphBuilder
-from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.serving import Level, Policy
-from ascend_lab.serving.opened import Model, open_model
-from ascend_lab.serving.rest import Service, application
-from ascend_lab.serving.tensors import Port
 
 LEVELS = (Level(queue_limit=9),)
 WEIGHT = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto as T
 from serving_models import copy_model, host_model, kinds_model, save, service_of, serving
 
-from ascend_lab.serving import Level, Policy
+from ascend_lab.deploy.serving import Level, Policy
 
 if importlib.util.find_spec("tritonclient") is None:
     pytest.skip("tritonclient[http] is not installed", allow_module_level=True)

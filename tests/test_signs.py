@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import Graph, GraphBuilder, canonical, compile_stages, run_compiled
-from ascend_lab.graph.canonical import turned_silus
-from ascend_lab.graph.draft import Value
-from ascend_lab.ops import OPERATORS, gradient
+from ascend_lab.compiler import Graph, GraphBuilder, canonical, compile_stages, run_compiled
+from ascend_lab.compiler.canonical import turned_silus
+from ascend_lab.compiler.draft import Value
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.ops import OPERATORS, gradient
 
 Middle = Callable[[GraphBuilder, Value], Value]
 

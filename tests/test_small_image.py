@@ -5,16 +5,16 @@ import pytest
 from cube_checks import assert_conv, conv_sums
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import Graph, GraphBuilder, compile_stages, evaluate, run_compiled, zoo
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, GraphBuilder, compile_stages, evaluate, run_compiled, zoo
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels import ConvShape, conv_launch
-from ascend_lab.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.kernels.epilogue import Epilogue, Step
-from ascend_lab.kernels.epilogue_plan import bias_bytes, pack_bias
-from ascend_lab.kernels.images import SmallImage, small_image_launch
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators.kernels import ConvShape, conv_launch
+from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
+from ascend_lab.operators.kernels.epilogue import Epilogue, Step
+from ascend_lab.operators.kernels.epilogue_plan import bias_bytes, pack_bias
+from ascend_lab.operators.kernels.images import SmallImage, small_image_launch
 
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])

@@ -5,16 +5,16 @@ import pytest
 from cube_checks import on
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, evaluate
+from ascend_lab.compiler.ir import operator_of
 from ascend_lab.errors import CapacityError
-from ascend_lab.graph import GraphBuilder, evaluate
-from ascend_lab.graph.ir import operator_of
-from ascend_lab.isa import sanitize
 from ascend_lab.lab.figures import fig_owners
 from ascend_lab.lab.kernels import split_conflict as case
 from ascend_lab.lab.kernels.split_conflict import Points, tile_units, turn_scatter_launch
-from ascend_lab.ops.slicing import cut, take
-from ascend_lab.sim import execute
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import execute
+from ascend_lab.operators.ops.slicing import cut, take
 
 TOY, A910, B2, A310 = (load_chip(n) for n in ("Toy", "Ascend910A", "Ascend910B2", "Ascend310"))
 FITS, EXCEEDS = Points(8192, 2, 512, 512), Points(32768, 2, 512, 512)

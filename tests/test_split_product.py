@@ -11,17 +11,28 @@ from test_epilogue import RESIDUAL, SIGMOID_GELU
 
 from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.operators import operators_of
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import GraphBuilder, compile_graph, evaluate, run_tasks
+from ascend_lab.compiler.lower.piece import Choice, choice_of
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.graph import GraphBuilder, compile_graph, evaluate, run_tasks
-from ascend_lab.graph.lower.piece import Choice, choice_of
-from ascend_lab.isa import Kernel, sanitize
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, pack_gemm, unpack_gemm
-from ascend_lab.kernels.default_schedules import promising
-from ascend_lab.kernels.epilogue import Epilogue, Step
-from ascend_lab.ops.matmul import default_product, least_cycles, product_kernel, warm_cycles
-from ascend_lab.sim import execute, simulate
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Kernel, sanitize
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.machine.sim.timeline import start_cycles
+from ascend_lab.operators.kernels import (
+    GemmSchedule,
+    GemmShape,
+    gemm_launch,
+    pack_gemm,
+    unpack_gemm,
+)
+from ascend_lab.operators.kernels.default_schedules import promising
+from ascend_lab.operators.kernels.epilogue import Epilogue, Step
+from ascend_lab.operators.ops.matmul import (
+    default_product,
+    least_cycles,
+    product_kernel,
+    warm_cycles,
+)
 
 WAYS = ({}, {"keep": "a"}, {"keep": "b", "order": "nm"}, {"step_k": 1, "a_l1_slots": 1})
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from strategies import gemm_cases, launches
 
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import Event, Instruction, Loop, Program
-from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
-from ascend_lab.sim import (
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Event, Instruction, Loop, Program
+from ascend_lab.machine.sim import (
     NotComposableError,
     Surroundings,
     analyse,
@@ -19,7 +18,8 @@ from ascend_lab.sim import (
     run_reference,
     simulate,
 )
-from ascend_lab.sim.fast import MAX_SLOWDOWN, run_candidates, stretch
+from ascend_lab.machine.sim.fast import MAX_SLOWDOWN, run_candidates, stretch
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
 
 TOY = load_chip("Toy")
 B2 = load_chip("Ascend910B2")
@@ -72,7 +72,7 @@ def test_cycles_are_known_before_the_search(monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr("ascend_lab.sim.timeline.stretch", refuse)
+    monkeypatch.setattr("ascend_lab.machine.sim.timeline.stretch", refuse)
     timeline = simulate(launch, B2)
     assert timeline.cycles == expected.cycles
     assert timeline.energy_j == expected.energy_j

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import assume, example, given, strategies as st
 
 from ascend_lab.aoe.operators import operators_of
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import CapacityError, InputError, UnsupportedError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     bound_of,
     evaluate,
@@ -18,19 +16,21 @@ from ascend_lab.graph import (
     run_tasks,
     simulate_graph,
 )
-from ascend_lab.graph.compile import Road
-from ascend_lab.graph.decide import Switches
-from ascend_lab.isa import as_kernel, sanitize
-from ascend_lab.kernels import ConvShape
-from ascend_lab.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
-from ascend_lab.kernels.epilogue import Epilogue, Step
-from ascend_lab.kernels.epilogue_plan import pack_bias
-from ascend_lab.kernels.squeeze import diagonal
-from ascend_lab.kernels.tandem import tandem_launch
-from ascend_lab.kernels.tandem_schedules import TIMED, ranked, tandem_launches
-from ascend_lab.kernels.tandem_shape import Tandem, TandemSchedule, ways_of
+from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.decide import Switches
+from ascend_lab.errors import CapacityError, InputError, UnsupportedError
 from ascend_lab.lab.kernels import conv2d_reference
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.sim import execute, simulate, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape
+from ascend_lab.operators.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
+from ascend_lab.operators.kernels.epilogue import Epilogue, Step
+from ascend_lab.operators.kernels.epilogue_plan import pack_bias
+from ascend_lab.operators.kernels.squeeze import diagonal
+from ascend_lab.operators.kernels.tandem import tandem_launch
+from ascend_lab.operators.kernels.tandem_schedules import TIMED, ranked, tandem_launches
+from ascend_lab.operators.kernels.tandem_shape import Tandem, TandemSchedule, ways_of
 
 A910 = load_chip("Ascend910A")
 

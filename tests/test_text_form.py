@@ -4,11 +4,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from strategies import flag_programs, gemm_cases, kernels, launches
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import ProgramError
-from ascend_lab.isa import Affine, Buffer, Event, Instruction, Loop, Program, parse_program, var
-from ascend_lab.kernels import elementwise_program, gemm_launch
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import (
+    Affine,
+    Buffer,
+    Event,
+    Instruction,
+    Loop,
+    Program,
+    parse_program,
+    var,
+)
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import elementwise_program, gemm_launch
 
 TOY = load_chip("Toy")
 

@@ -9,20 +9,20 @@ import onnx
 import pytest
 from hypothesis import given, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compiler import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
+from ascend_lab.compiler.compile import finish_stages, front_stages
+from ascend_lab.compiler.evaluate import checked_inputs
+from ascend_lab.compiler.fusion import fuse
+from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.placement import live_bytes, peak_bytes, weight_bytes
+from ascend_lab.compiler.slice import Grid, obstacle
+from ascend_lab.compiler.tasks import compile_tasks
+from ascend_lab.compiler.tiled import Tiled, simulate_tiled, simulate_within, tile_for, tile_graph
+from ascend_lab.compiler.zoo import macs
 from ascend_lab.errors import AscendLabError, CapacityError
-from ascend_lab.graph import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
-from ascend_lab.graph.compile import finish_stages, front_stages
-from ascend_lab.graph.evaluate import checked_inputs
-from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.placement import live_bytes, peak_bytes, weight_bytes
-from ascend_lab.graph.slice import Grid, obstacle
-from ascend_lab.graph.tasks import compile_tasks
-from ascend_lab.graph.tiled import Tiled, simulate_tiled, simulate_within, tile_for, tile_graph
-from ascend_lab.graph.zoo import macs
-from ascend_lab.ops.formats import numpy_type
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.ops.formats import numpy_type
 
 CHIP = load_chip("Ascend310")
 

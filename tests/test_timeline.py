@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given, settings
 from strategies import gemm_cases, kernels, launches
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError, SimulationError
-from ascend_lab.isa import Event, Instruction, Launch, Loop, Part, Program
-from ascend_lab.kernels import GemmShape, elementwise_launch, elementwise_program, gemm_launch
-from ascend_lab.sim import Surroundings, instruction_cost, simulate
-from ascend_lab.sim.compiled import WORK
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Event, Instruction, Launch, Loop, Part, Program
+from ascend_lab.machine.sim import Surroundings, instruction_cost, simulate
+from ascend_lab.machine.sim.compiled import WORK
+from ascend_lab.machine.sim.timeline import start_cycles
+from ascend_lab.operators.kernels import (
+    GemmShape,
+    elementwise_launch,
+    elementwise_program,
+    gemm_launch,
+)
 
 TOY = load_chip("Toy")
 

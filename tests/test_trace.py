@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.kernels import elementwise_program
-from ascend_lab.sim import Timeline, simulate, trace_events, write_trace
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import Timeline, simulate, trace_events, write_trace
+from ascend_lab.operators.kernels import elementwise_program
 
 CHIP = load_chip("Toy")
 TILE = 1024

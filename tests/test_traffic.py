@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from strategies import gemm_cases, kernels, launches
 
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import KernelBuilder, Region, as_launch, interleave
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.sim import analyse, simulate
-from ascend_lab.sim.cost import unique_elements
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import KernelBuilder, Region, as_launch, interleave
+from ascend_lab.machine.sim import analyse, simulate
+from ascend_lab.machine.sim.cost import unique_elements
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
 
 TOY = load_chip("Toy")
 

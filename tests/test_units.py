@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 
 import ascend_lab
-from ascend_lab.chip import load_chip
+from ascend_lab.machine.chip import load_chip
 
 UNITS = {
     "size": ("_bytes", "_kib"),

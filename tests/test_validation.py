@@ -39,7 +39,9 @@ def test_rows_with_a_published_tiling(name: str) -> None:
 
 def test_every_row_was_measured_on_the_chip_it_is_compared_with() -> None:
     """A source that names no device is none: four of its rows came from another chip's kernels."""
-    text = (Path(ascend_lab.__file__).parent / "kernels" / "published.toml").read_text("utf-8")
+    text = (
+        Path(ascend_lab.__file__).parent / "operators" / "kernels" / "published.toml"
+    ).read_text("utf-8")
     data = tomllib.loads(text)
     assert "not stated" not in str(data["source"])
     assert len(data["gemm"]) + len(data["conv"]) == len(ROWS)

@@ -22,9 +22,9 @@ from ascend_lab.aoe.vendor_bank import (
     write_decisions,
     written_lines,
 )
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.machine.chip import load_chip
 
 B2 = load_chip("Ascend910B2")
 NAME = "Ascend910B2_24_AiCore_MatMulV3_runtime_kb.json"

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from onnx_models import run_onnx
 
-from ascend_lab.errors import InputError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     Graph,
     GraphBuilder,
     Seeded,
@@ -21,12 +20,13 @@ from ascend_lab.graph import (
     verify,
     zoo,
 )
-from ascend_lab.graph.onnx import import_onnx
-from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.zoo import transformers
-from ascend_lab.graph.zoo.blocks import Net
-from ascend_lab.graph.zoo.transformers import causal
+from ascend_lab.compiler.onnx import import_onnx
+from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.passes import DEFAULT, run_passes
+from ascend_lab.compiler.zoo import transformers
+from ascend_lab.compiler.zoo.blocks import Net
+from ascend_lab.compiler.zoo.transformers import causal
+from ascend_lab.errors import InputError
 
 TORCHVISION = "torchvision model documentation, num_params and GFLOPS of the weights"
 KERAS = "Keras applications, trainable parameters of the summary; MACs of the paper"

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from onnx_models import run_onnx
 
-from ascend_lab.errors import InputError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     compile_graph,
     evaluate,
     random_inputs,
@@ -13,9 +12,10 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.zoo import why, why_lines
-from ascend_lab.graph.zoo.blocks import Net, rounded
+from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.zoo import why, why_lines
+from ascend_lab.compiler.zoo.blocks import Net, rounded
+from ascend_lab.errors import InputError
 
 # Counted on the definitions that `source` names (torchvision 0.28, timm 1.0.31,
 # megvii-model/ShuffleNet-Series, AAboys/MobileFormer): all trainable tensors, 1000 classes; MACs of

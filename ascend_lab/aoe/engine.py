@@ -22,12 +22,12 @@ from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
 from ascend_lab.aoe.tuning import Result, from_bank, job_of, key_of, tune_operator, untuned
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
-from ascend_lab.chip import Chip, load_chip
+from ascend_lab.compiler import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
+from ascend_lab.compiler.compile import Front, Road, finish_stages, front_stages
+from ascend_lab.compiler.tasks import with_choices
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
-from ascend_lab.graph.compile import Front, Road, finish_stages, front_stages
-from ascend_lab.graph.tasks import with_choices
-from ascend_lab.sim import few_collections
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim import few_collections
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""

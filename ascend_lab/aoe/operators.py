@@ -11,17 +11,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab import errors, isa, layout, sim
+from ascend_lab import errors
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.chip import Chip
-from ascend_lab.graph import Compiled, Task, evaluate, ir, lower as lowering, network, tasks
-from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Lowered, Piece, halves_of, lower
-from ascend_lab.graph.lower.conv import beside_of, by_vector, conv_shape_of, ended_by
-from ascend_lab.graph.lower.matmul import is_plain, is_turned
-from ascend_lab.graph.lower.piece import packed
-from ascend_lab.graph.lower.vector import mixed_blocks
-from ascend_lab.kernels.tandem_schedules import TIMED
-from ascend_lab.ops import formats, matmul
+from ascend_lab.compiler import Compiled, Task, evaluate, ir, lower as lowering, network, tasks
+from ascend_lab.compiler.lower import (
+    CONVOLUTIONS,
+    PRODUCTS,
+    Choice,
+    Lowered,
+    Piece,
+    halves_of,
+    lower,
+)
+from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of, ended_by
+from ascend_lab.compiler.lower.matmul import is_plain, is_turned
+from ascend_lab.compiler.lower.piece import packed
+from ascend_lab.compiler.lower.vector import mixed_blocks
+from ascend_lab.machine import isa, layout, sim
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators.kernels.tandem_schedules import TIMED
+from ascend_lab.operators.ops import formats, matmul
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""

@@ -22,9 +22,9 @@ from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import NetworkResult, Tuning
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slicing
 from ascend_lab.aoe.tuning import CERTAINTIES, Result, key_of, tenths_of
-from ascend_lab.chip import Chip
+from ascend_lab.compiler import Compiled, Road, lower, simulate_graph, tasks
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Compiled, Road, lower, simulate_graph, tasks
+from ascend_lab.machine.chip import Chip
 
 FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
@@ -319,7 +319,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     Raises `InputError` if a file cannot be written, `UnsupportedError` for a graph that ONNX
     cannot hold; schedules are written then. Neither file is left half written.
     """
-    from ascend_lab.graph.onnx import export_onnx, import_onnx
+    from ascend_lab.compiler.onnx import export_onnx, import_onnx
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip, found = tuning.compiled.chip, tuning.operators

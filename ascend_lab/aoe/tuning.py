@@ -20,9 +20,9 @@ from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.aoe.vector import PATIENCE, TAUGHT, Policy, VectorJob, decisions_of
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
+from ascend_lab.compiler.lower import Choice, choice_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph.lower import Choice, choice_of
-from ascend_lab.sim import few_collections
+from ascend_lab.machine.sim import few_collections
 
 
 class Job(Protocol):

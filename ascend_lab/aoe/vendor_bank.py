@@ -35,12 +35,12 @@ from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.tuning import features_of, key_of
-from ascend_lab.chip import PRESETS, Chip, load_chip
+from ascend_lab.compiler import GraphBuilder, Road
+from ascend_lab.compiler.lower import Choice
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, Road
-from ascend_lab.graph.lower import Choice
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
-from ascend_lab.ops.matmul import default_product, product_kernel, warm_cycles
+from ascend_lab.machine.chip import PRESETS, Chip, load_chip
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
+from ascend_lab.operators.ops.matmul import default_product, product_kernel, warm_cycles
 from ascend_lab.output import write_whole
 
 ENDING = "_runtime_kb.json"

@@ -21,7 +21,7 @@ from typing import Any, Self
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import PROCESSES, whole_of
-from ascend_lab.sim import few_collections
+from ascend_lab.machine.sim import few_collections
 
 
 class TimeUpError(Exception):

@@ -27,8 +27,8 @@ from ascend_lab.output import write_whole
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import BankEntry, Store
     from ascend_lab.aoe.drive import Settings
-    from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
+    from ascend_lab.machine.chip import Chip
 
 DEFAULT_CHIP = "Ascend910A"
 O1_TIMES = 5
@@ -317,7 +317,7 @@ _OPERANDS = {"nearest": _NUMBER, "forget": _NUMBER}
 def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
     """Hold the decisions of a file, all or those for one chip, against our tuner."""
     from ascend_lab.aoe import vendor_bank
-    from ascend_lab.chip import load_chip
+    from ascend_lab.machine.chip import load_chip
 
     chip = arguments.soc_version
     if chip is not None:

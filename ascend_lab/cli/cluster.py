@@ -8,17 +8,17 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common
 from ascend_lab.cli.common import CLUSTER_FILE, JSON, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
+from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
     from ascend_lab.cluster import CollectiveTime, Topology
     from ascend_lab.cluster.fit import CollectiveFit, Measured
-    from ascend_lab.parallel import Ranking
-    from ascend_lab.parallel.model import GraphModel
+    from ascend_lab.cluster.parallel import Ranking
+    from ascend_lab.cluster.parallel.model import GraphModel
 
 
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
@@ -189,7 +189,7 @@ LEGEND = """\
 
 def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import TOPOLOGIES, load_topology
-    from ascend_lab.parallel import best_plans
+    from ascend_lab.cluster.parallel import best_plans
 
     _check(arguments)
     name = arguments.cluster  # a preset that takes a count and has none gets the devices'
@@ -233,7 +233,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
-    from ascend_lab.parallel.model import GraphModel, model_of
+    from ascend_lab.cluster.parallel.model import GraphModel, model_of
 
     optimizer, dtype = arguments.optimizer, arguments.dtype
     name = arguments.model.removeprefix("zoo:")

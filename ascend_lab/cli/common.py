@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ascend_lab import __version__, limits, output
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, CapacityError, InputError, printable
+from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Compiled, Road
-    from ascend_lab.graph.onnx import Imported
+    from ascend_lab.compiler import Compiled, Road
+    from ascend_lab.compiler.onnx import Imported
 
 
 OUTPUTS = (
@@ -293,7 +293,7 @@ def is_compiled(model: str) -> bool:
     """Tell whether a model is a compiled one; a name that ends in .onnx is taken at its word."""
     if model.endswith(ONNX):
         return False
-    from ascend_lab.runtime.container import is_offline
+    from ascend_lab.deploy.runtime.container import is_offline
 
     return is_offline(model)
 
@@ -311,14 +311,14 @@ def import_with(
     """
     sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
     if model.endswith(ONNX):
-        from ascend_lab.graph.onnx import import_pinning
+        from ascend_lab.compiler.onnx import import_pinning
 
         return import_pinning(model, given or {}, shapes=sizes, batch=batch)
     if is_compiled(model):
-        from ascend_lab.runtime import load_offline
+        from ascend_lab.deploy.runtime import load_offline
 
         return load_offline(model).gear(sizes, batch).imported
-    from ascend_lab.graph.zoo import load_model
+    from ascend_lab.compiler.zoo import load_model
 
     return load_model(model, given=given, shapes=shapes, batch=batch)
 
@@ -398,7 +398,7 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
 
 def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
     """Raise `CapacityError` for a network that would have to be computed in tiles."""
-    from ascend_lab.graph.placement import planned_bytes
+    from ascend_lab.compiler.placement import planned_bytes
 
     limit = compiled.chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     peak = planned_bytes(compiled)

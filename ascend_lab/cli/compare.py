@@ -7,9 +7,9 @@ import io
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli.common import JSON, LIKE, Verb, emit, flag
 from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import load_chip
 from ascend_lab.output import write_whole
 
 PICTURES = (".svg", ".png", ".pdf")

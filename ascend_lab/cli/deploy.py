@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common, inputs, network
 from ascend_lab.cli.aoe_words import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, decimal, naming, whole, wholes_of
+from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Road
-    from ascend_lab.graph.onnx import Imported
-    from ascend_lab.runtime import OfflineModel
+    from ascend_lab.compiler import Road
+    from ascend_lab.compiler.onnx import Imported
+    from ascend_lab.deploy.runtime import OfflineModel
 
 GEARS = range(2, 101)
 LARGEST_BATCH = 2048
@@ -51,7 +51,7 @@ MODES = {"0": "compile", "3": "only the precheck report"}
 
 
 def _compile(arguments: argparse.Namespace) -> int:
-    from ascend_lab.runtime import OfflineModel, compile_offline, unpack_parts
+    from ascend_lab.deploy.runtime import OfflineModel, compile_offline, unpack_parts
 
     _check_flags(arguments)
     chip = common.with_cores(arguments.chip, arguments.aicore_num, "--aicore_num")
@@ -86,7 +86,7 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 def _lines(found: Mapping[str, Any], model: OfflineModel) -> list[str]:
     """Return what was written as lines: the file and its bytes, then each gear."""
-    from ascend_lab.runtime.container import Kind
+    from ascend_lab.deploy.runtime.container import Kind
 
     held, output = model.parts[Kind.WEIGHTS, 0].nbytes, found["output"]
     return [
@@ -102,7 +102,7 @@ def _lines(found: Mapping[str, Any], model: OfflineModel) -> list[str]:
 
 def _check_flags(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options of ATC that mean nothing here, or a compiled model."""
-    from ascend_lab.runtime import is_offline
+    from ascend_lab.deploy.runtime import is_offline
 
     if is_offline(arguments.model):
         remedy = "give the .onnx file or zoo:NAME that it is from"
@@ -127,7 +127,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> bool:
     """Write the precheck report; tell whether compiling goes on."""
-    from ascend_lab.runtime import precheck
+    from ascend_lab.deploy.runtime import precheck
 
     if not Path(arguments.model).is_file():
         raise InputError("a precheck of an ONNX file", arguments.model, "leave out --check_report")
@@ -148,7 +148,7 @@ def _report(arguments: argparse.Namespace) -> bool:
 
 def _road(arguments: argparse.Namespace) -> Road:
     """Return what passes, rules and number format the options ask for."""
-    from ascend_lab.graph import Road, decide
+    from ascend_lab.compiler import Road, decide
 
     file = arguments.fusion_switch_file
     switches = decide.read_switches(file) if file else decide.Switches()
@@ -184,8 +184,8 @@ def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imp
 
 def _compressed(records: str, found: Imported) -> Imported:
     """Return a model with the layers of a record file in eight bits."""
-    from ascend_lab.compress import qdq_model, read_records, with_records
-    from ascend_lab.graph.onnx import import_onnx
+    from ascend_lab.compiler.onnx import import_onnx
+    from ascend_lab.deploy.compress import qdq_model, read_records, with_records
 
     made = with_records(found.graph, read_records(records))
     return replace(found, graph=import_onnx(qdq_model(made)))
@@ -193,7 +193,7 @@ def _compressed(records: str, found: Imported) -> Imported:
 
 def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Imported:
     """Return a model with AIPP in front: its inputs are frames, or parameters, in bytes."""
-    from ascend_lab.media import insert_aipp, read_config
+    from ascend_lab.deploy.media import insert_aipp, read_config
 
     operations, small = read_config(arguments.insert_op_conf), arguments.enable_small_channel == "1"
     with naming(arguments.insert_op_conf):
@@ -205,7 +205,7 @@ def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Im
 
 # -- camera frames --------------------------------------------------------------------------------
 def _aipp(arguments: argparse.Namespace) -> int:
-    from ascend_lab.media import aipp_each, check, read_config, unpack_block
+    from ascend_lab.deploy.media import aipp_each, check, read_config, unpack_block
 
     found = [op for op in read_config(arguments.config) if op.rank == arguments.rank]
     if not found:
@@ -248,7 +248,7 @@ PICTURES = (".svg", ".png", ".pdf")
 
 
 def _serve_sim(arguments: argparse.Namespace) -> int:
-    from ascend_lab.serving import read_scenario, simulate_serving
+    from ascend_lab.deploy.serving import read_scenario, simulate_serving
 
     ending = Path(arguments.figure).suffix.lower() if arguments.figure else PICTURES[0]
     if ending not in PICTURES:
@@ -305,9 +305,9 @@ def _served_text(data: dict[str, Any]) -> list[str]:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph.zoo import model_name
-    from ascend_lab.runtime.container import is_offline
-    from ascend_lab.serving import Level, Policy, loopback, opened, rest
+    from ascend_lab.compiler.zoo import model_name
+    from ascend_lab.deploy.runtime.container import is_offline
+    from ascend_lab.deploy.serving import Level, Policy, loopback, opened, rest
 
     for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
                             ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000),

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits, output
-from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cli import common
 from ascend_lab.errors import InputError, complain
 from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, json_of, read_file, refuse_above, shown
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Tunable
-    from ascend_lab.graph import Graph
+    from ascend_lab.compiler import Graph
 
 Arrays = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -169,7 +169,7 @@ def _batches(text: str) -> list[int]:
 
 
 def _model(model: str, shapes: Shapes, batches: Sequence[int]) -> Source:
-    from ascend_lab.graph.zoo import model_name
+    from ascend_lab.compiler.zoo import model_name
 
     name = model_name(model)
     if not batches:
@@ -196,7 +196,7 @@ def wanted_of(
 
     An operator counts if one of its nodes has a listed name, or one of its types is listed.
     """
-    from ascend_lab.graph import compile_graph
+    from ascend_lab.compiler import compile_graph
 
     names, types = _listed(file)
     of_piece: dict[str, set[str]] = {}
@@ -275,7 +275,7 @@ class _Described:
 
 
 def _graph(row: Any, where: str) -> Graph:
-    from ascend_lab.graph import Fill, GraphBuilder, Seeded, TensorType
+    from ascend_lab.compiler import Fill, GraphBuilder, Seeded, TensorType
 
     found = _described(row, where)
     builder = GraphBuilder(found.op, found.dtypes[0])
@@ -293,9 +293,9 @@ def _graph(row: Any, where: str) -> Graph:
 
 def _described(row: Any, where: str) -> _Described:
     """Return what a description says in either form, checked."""
-    from ascend_lab import ops
-    from ascend_lab.dsl.tensor import ALIASES
-    from ascend_lab.graph.lower import CONVOLUTIONS
+    from ascend_lab.compiler.lower import CONVOLUTIONS
+    from ascend_lab.operators import ops
+    from ascend_lab.operators.dsl.tensor import ALIASES
 
     if not isinstance(row, dict) or not isinstance(row.get("op"), str):
         raise InputError(f"{where}: an object with op and shapes", shown(row), EXAMPLE)

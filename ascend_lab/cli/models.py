@@ -19,8 +19,8 @@ from ascend_lab.limits import count, decimal, naming, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
-    from ascend_lab.compress import Plan
-    from ascend_lab.graph import Graph
+    from ascend_lab.compiler import Graph
+    from ascend_lab.deploy.compress import Plan
 
 LEGEND = (
     "GMAC: 1e9 products of the model; bound: us it cannot go below; MB to and from device memory",
@@ -30,7 +30,7 @@ LEGEND = (
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph import zoo
+    from ascend_lab.compiler import zoo
 
     if arguments.chip is not None:
         return _why(arguments)
@@ -60,7 +60,7 @@ def _zoo(arguments: argparse.Namespace) -> int:
 
 def _why(arguments: argparse.Namespace) -> int:
     """Print why a model takes as long as it does on a chip."""
-    from ascend_lab.graph.zoo import why, why_lines
+    from ascend_lab.compiler.zoo import why, why_lines
 
     if arguments.name is None:
         raise InputError("a model's name with --chip", "none", "e.g. zoo mobilenet_v2 --chip C")
@@ -80,8 +80,8 @@ STYLE = (
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import load_chip
-    from ascend_lab.graph import migrate, zoo
+    from ascend_lab.compiler import migrate, zoo
+    from ascend_lab.machine.chip import load_chip
 
     ending = Path(arguments.report).suffix if arguments.report else ".txt"
     if ending not in ENDINGS:
@@ -89,7 +89,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     chip, shapes, batch = load_chip(arguments.chip), common.shapes_of(arguments), arguments.batch
     source: str | bytes = arguments.model
     if arguments.model.startswith(zoo.PREFIX):
-        from ascend_lab.graph.onnx.export import export_onnx
+        from ascend_lab.compiler.onnx.export import export_onnx
 
         graph = zoo.load_model(arguments.model, shapes=shapes, batch=batch).graph
         source, shapes, batch = export_onnx(graph).SerializeToString(), {}, None
@@ -168,7 +168,7 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
 
 # -- eight bits -----------------------------------------------------------------------------------
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.compress import calibrate, scales, signal_to_noise_db
+    from ascend_lab.deploy.compress import calibrate, scales, signal_to_noise_db
 
     values = inputs.load_array(arguments.values)
     found = calibrate(
@@ -194,7 +194,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _quantize(arguments: argparse.Namespace) -> int:
-    from ascend_lab import compress as c
+    from ascend_lab.deploy import compress as c
 
     subject = quantising.subject_of(arguments.model, arguments.calibration)
     plan = _plan(arguments, subject.graph)
@@ -259,7 +259,7 @@ def _batches(count: int) -> str:
 
 def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
     """Return what the flags and the configuration file say, which must not contradict."""
-    from ascend_lab.compress import LayerPlan, Plan, read_config
+    from ascend_lab.deploy.compress import LayerPlan, Plan, read_config
 
     every = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
     if not arguments.config:

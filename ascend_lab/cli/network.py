@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab import limits, output
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cli import common
 from ascend_lab.cli.common import BATCH, COMPILED, JSON, LIKE, SHAPES, TUNED, Verb, emit, flag
 from ascend_lab.cli.inputs import Arrays, load_arrays, save_arrays, warn_infinite
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError, complain
+from ascend_lab.machine.chip import Chip, load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
-    from ascend_lab.graph.compile import Front, Road
-    from ascend_lab.graph.evaluate import Overflow
-    from ascend_lab.runtime import OfflineModel
+    from ascend_lab.compiler import Graph, NetworkTimeline, OperatorTime, decide, fusion, hosted
+    from ascend_lab.compiler.compile import Front, Road
+    from ascend_lab.compiler.evaluate import Overflow
+    from ascend_lab.deploy.runtime import OfflineModel
 
 
 WORKING_BYTES = 2**31
@@ -29,9 +29,9 @@ WHOLE = "for models whose operators the compiler takes"
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph import evaluate, random_inputs
-    from ascend_lab.graph.evaluate import constants_beyond
-    from ascend_lab.graph.onnx.tensors import in_type
+    from ascend_lab.compiler import evaluate, random_inputs
+    from ascend_lab.compiler.evaluate import constants_beyond
+    from ascend_lab.compiler.onnx.tensors import in_type
 
     if not arguments.compiled:
         common.refuse_idle(
@@ -108,7 +108,7 @@ def _told(
     The nodes that are `kept` already stand among those to keep. The data stand beside the outputs,
     and are missing if nothing overflowed.
     """
-    from ascend_lab.graph.compile import nodes_to_keep
+    from ascend_lab.compiler.compile import nodes_to_keep
 
     if not overflows:
         return {}
@@ -129,7 +129,7 @@ def _told(
 
 def _cause(graph: Graph, inputs: Arrays, overflows: Sequence[Overflow]) -> str:
     """Say why outputs of kernels are not finite: the model itself, what it reads, or fp16."""
-    from ascend_lab.graph.evaluate import not_finite_from
+    from ascend_lab.compiler.evaluate import not_finite_from
 
     origin = not_finite_from(graph, inputs)
     if origin is not None:
@@ -142,7 +142,7 @@ def _run_compiled(
     arguments: argparse.Namespace, graph: Graph, inputs: Arrays, overflows: list[Overflow]
 ) -> Arrays:
     """Return what the kernels compute, default or tuned ones; a compiled model has both ways."""
-    from ascend_lab.graph import Road, run_tasks
+    from ascend_lab.compiler import Road, run_tasks
 
     if common.is_compiled(arguments.model):
         sizes = {name: graph.types[name].shape for name in graph.inputs}
@@ -171,7 +171,7 @@ def kept_nodes(path: str | None) -> frozenset[str]:
 
 def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
-    from ascend_lab.runtime import load_offline
+    from ascend_lab.deploy.runtime import load_offline
 
     decided = ("tuned", "bank", "aicore-num", "keep_dtype", "dtype", "fusion-switch",
                "fusion-result", "no-fusion", "memory-limit", "like")  # fmt: skip
@@ -222,8 +222,8 @@ def placed(
     arguments: argparse.Namespace, given: Mapping[str, Any] | None, error: UnsupportedError
 ) -> hosted.Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
-    from ascend_lab.graph.hosted import place_model
-    from ascend_lab.media import UNITS
+    from ascend_lab.compiler.hosted import place_model
+    from ascend_lab.deploy.media import UNITS
 
     if not arguments.model.endswith(common.ONNX):
         raise error
@@ -262,8 +262,8 @@ LONGEST = 36
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph import Road, decide, front_stages, network
-    from ascend_lab.graph.like_cann import cann_road
+    from ascend_lab.compiler import Road, decide, front_stages, network
+    from ascend_lab.compiler.like_cann import cann_road
 
     if arguments.like:
         own = ("--tuned", "--bank", "--fusion-switch", "--no-fusion")
@@ -303,7 +303,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
     """Print the time of a model that is placed on core, AI CPU and host."""
-    from ascend_lab.graph import bound, compile as compiler, network
+    from ascend_lab.compiler import bound, compile as compiler, network
 
     refuse_off_core(arguments, error, "--fusion-switch", "--fusion-result", "--no-fusion",
                     "--memory-limit", "--like")  # fmt: skip
@@ -320,7 +320,7 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
 
 def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
     """Return what is said of a network's times: as data, and as lines."""
-    from ascend_lab.graph import bound, compile as compiler
+    from ascend_lab.compiler import bound, compile as compiler
 
     found = compiler.account(times, bound.bound_of(front.rewritten, times.chip))
     return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
@@ -343,7 +343,7 @@ def _timed(
     arguments: argparse.Namespace, front: Front, chip: Chip, road: Road
 ) -> tuple[NetworkTimeline, fusion.Fused]:
     """Return the times with default or tuned kernels, and the fusion report."""
-    from ascend_lab.graph import finish_stages, placement, simulate_graph, tiled
+    from ascend_lab.compiler import finish_stages, placement, simulate_graph, tiled
 
     limit, is_tuned = arguments.memory_limit, common.is_tuned(arguments)
     most = chip.device_memory.size_bytes if limit is None else limit
@@ -366,7 +366,7 @@ def _timed(
 
 def warn_of_switches(switches: decide.Switches) -> None:
     """Name on stderr what a switch file turns and no pass or rule has, at all or in that scope."""
-    from ascend_lab.graph import decide, fusion, passes
+    from ascend_lab.compiler import decide, fusion, passes
 
     rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.RULES)}
     known = dict(zip(decide.SCOPES, (set(passes.PASSES), rules), strict=True))
@@ -381,7 +381,7 @@ def warn_of_switches(switches: decide.Switches) -> None:
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
     """Return the operators as lines of a table, where the time goes, and the totals."""
-    from ascend_lab.graph import compile as compiler, tiled
+    from ascend_lab.compiler import compile as compiler, tiled
 
     chip, total_s = times.chip, times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"

@@ -15,9 +15,9 @@ from ascend_lab.errors import AscendLabError, InputError
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from ascend_lab.compress import LeftOut, Plan, Quantised
-    from ascend_lab.compress.samples import Batch, Sizes
-    from ascend_lab.graph import Graph
+    from ascend_lab.compiler import Graph
+    from ascend_lab.deploy.compress import LeftOut, Plan, Quantised
+    from ascend_lab.deploy.compress.samples import Batch, Sizes
 
 CLOSE = 1e-4
 """How far a model in a newer operator set may be off, as a share of its outputs."""
@@ -53,7 +53,7 @@ class Subject:
 
     def quantised(self, plan: Plan) -> tuple[Quantised, Sequence[LeftOut]]:
         """Return the network in eight bits, and what stays in floating point with the reasons."""
-        from ascend_lab import compress as c
+        from ascend_lab.deploy import compress as c
 
         ready = c.made_ready(self.graph, plan)
         rows, apart = c.left_out(self.source, ready, plan)
@@ -73,8 +73,8 @@ class Subject:
 
         An old one is converted, and compared; where that fails the file is written from the graph.
         """
-        from ascend_lab import compress as c
-        from ascend_lab.graph.onnx import export_onnx
+        from ascend_lab.compiler.onnx import export_onnx
+        from ascend_lab.deploy import compress as c
 
         bits = max(one.bits for one in (plan.common, *plan.types.values(), *plan.layers.values()))
         made = c.upgraded(self.source, bits)
@@ -90,7 +90,7 @@ class Subject:
 
     def held_out(self, path: str | None, plan: Plan) -> Feeds:
         """Return feeds that scales are not chosen on: those of a file, and those left over."""
-        from ascend_lab.compress.samples import feeds_of
+        from ascend_lab.deploy.compress.samples import feeds_of
 
         left = list(self.feeds[plan.batches :]) if plan.batches is not None else []
         if path is None:
@@ -109,8 +109,8 @@ class Subject:
 
     def error(self, model: ModelProto, found: Quantised, feeds: Feeds) -> float:
         """Return how far the outputs of the written model are off on some feeds."""
-        from ascend_lab import compress as c
-        from ascend_lab.graph.onnx import import_pinning
+        from ascend_lab.compiler.onnx import import_pinning
+        from ascend_lab.deploy import compress as c
 
         own = self.own(feeds)
         if any(layer.bits != 8 for layer in found.layers):
@@ -122,8 +122,8 @@ class Subject:
 
 def subject_of(model: str, calibration: str) -> Subject:
     """Return a model and its samples; raise `InputError` for samples that do not fit it."""
-    from ascend_lab.graph.onnx import export_onnx, host, tensors
-    from ascend_lab.graph.zoo import PREFIX
+    from ascend_lab.compiler.onnx import export_onnx, host, tensors
+    from ascend_lab.compiler.zoo import PREFIX
 
     arrays = inputs.load_arrays(calibration)
     if model.startswith(PREFIX):
@@ -145,7 +145,7 @@ def subject_of(model: str, calibration: str) -> Subject:
 def _cut(
     stated: Mapping[str, Any], outputs: Sequence[Any], arrays: Mapping[str, Any]
 ) -> tuple[Batch, Feeds]:
-    from ascend_lab.compress.samples import batch_of, feeds_of
+    from ascend_lab.deploy.compress.samples import batch_of, feeds_of
 
     samples = common.wanted(stated, arrays, "--calibration")
     batch = batch_of(stated, outputs)
@@ -154,7 +154,7 @@ def _cut(
 
 def _graph_of(source: ModelProto, feeds: Feeds) -> Graph:
     """Return the graph for the sizes of a feed; inputs that steer shapes must not change."""
-    from ascend_lab.graph.onnx import import_pinning
+    from ascend_lab.compiler.onnx import import_pinning
 
     shapes = {name: np.shape(value) for name, value in feeds[0].items()}
     graph = import_pinning(source, feeds[0], shapes=shapes).graph

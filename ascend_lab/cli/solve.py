@@ -12,8 +12,8 @@ from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.gradient import AlphaBeta, Gradient
+    from ascend_lab.cluster.parallel.strategy import Problem, Solution as Strategies
     from ascend_lab.lab.contest import Solution
-    from ascend_lab.parallel.strategy import Problem, Solution as Strategies
 
 
 MOST_ROWS = 40
@@ -38,7 +38,7 @@ def _check_memory(arguments: argparse.Namespace) -> None:
     """Refuse numbers and names that mean nothing."""
     check_limit(arguments.time_limit)
     check_least(arguments, "--seed")
-    from ascend_lab.graph.memory import METHODS
+    from ascend_lab.compiler.memory import METHODS
 
     if arguments.method not in METHODS:
         raise InputError(f"--method as one of {', '.join(METHODS)}", repr(arguments.method))
@@ -52,8 +52,8 @@ def _check_memory(arguments: argparse.Namespace) -> None:
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
     _check_memory(arguments)
-    from ascend_lab.graph.memory import plan, verify
-    from ascend_lab.graph.memory_file import read_csv
+    from ascend_lab.compiler.memory import plan, verify
+    from ascend_lab.compiler.memory_file import read_csv
 
     buffers, capacity = read_csv(arguments.file), arguments.capacity
     how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
@@ -159,7 +159,7 @@ def _strategy(arguments: argparse.Namespace) -> int:
     check_least(arguments, "--seed")
     if arguments.method not in STRATEGY_METHODS:
         raise InputError(f"--method among {', '.join(STRATEGY_METHODS)}", repr(arguments.method))
-    from ascend_lab.parallel.strategy import read_problem, solve
+    from ascend_lab.cluster.parallel.strategy import read_problem, solve
 
     problem = read_problem(arguments.file)
     found = solve(problem, arguments.time_limit, arguments.method, arguments.seed)

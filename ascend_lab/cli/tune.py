@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab import errors, output
-from ascend_lab.chip import PRESETS, Chip
 from ascend_lab.cli import aoe_words as flags, common
 from ascend_lab.cli.inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.machine.chip import PRESETS, Chip
 
 if TYPE_CHECKING:
     from ascend_lab.aoe import Bars, Settings, bank, engine, saved
@@ -221,7 +221,7 @@ def _print(report: saved.Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.saved import FORMULA, GAP_FORMULA
     from ascend_lab.aoe.tuning import NOT_REACHED
-    from ascend_lab.graph.compile import ledger_table
+    from ascend_lab.compiler.compile import ledger_table
 
     name, tuning = report.name, report.tuning
 

@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import cluster, compare, course, deploy, models, network, solve
 from ascend_lab.cli.common import CHIP, JSON, LIKE, TRACE, Flag, Verb, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
+from ascend_lab.machine.chip import load_chip
 
 if TYPE_CHECKING:
-    from ascend_lab.sim import KernelTimeline
+    from ascend_lab.machine.sim import KernelTimeline
 
 
 def _op(arguments: argparse.Namespace) -> int:
-    from ascend_lab import dsl as te, ops
-    from ascend_lab.dsl.tensor import ALIASES
+    from ascend_lab.operators import dsl as te, ops
+    from ascend_lab.operators.dsl.tensor import ALIASES
 
     if arguments.name is None:
         return _list_operators(arguments)
@@ -87,7 +87,7 @@ def _timing(name: str, timeline: KernelTimeline) -> list[str]:
 
 
 def _list_operators(arguments: argparse.Namespace) -> int:
-    from ascend_lab import ops
+    from ascend_lab.operators import ops
 
     refuse_idle(arguments, "with an operator's name", *_OF_OPERATORS)
     lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
@@ -105,8 +105,8 @@ def _own_tiling(
     arguments: argparse.Namespace, chip: Any, shapes: Sequence[Any], formats: Any, attrs: Any
 ) -> Any:
     """Return the tiling that --like, or --tile, --step-k and --grid ask for; None without any."""
-    from ascend_lab import kernels, ops
-    from ascend_lab.graph.like_cann import tiling_of_operator
+    from ascend_lab.compiler.like_cann import tiling_of_operator
+    from ascend_lab.operators import kernels, ops
 
     if (arguments.tile, arguments.step_k, arguments.grid, arguments.like) == (None, None, None, ""):
         return None
@@ -151,7 +151,7 @@ def _attributes(texts: Sequence[str]) -> dict[str, Any]:
 
 # -- verbs --------------------------------------------------------------------------------------
 def _chips(arguments: argparse.Namespace) -> int:
-    from ascend_lab.chip import model, presets
+    from ascend_lab.machine.chip import model, presets
 
     if arguments.name is None:
         chips = presets()
@@ -165,7 +165,7 @@ def _chips(arguments: argparse.Namespace) -> int:
 
 
 def _gemm(arguments: argparse.Namespace) -> int:
-    from ascend_lab.kernels import GemmShape
+    from ascend_lab.operators.kernels import GemmShape
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
@@ -174,7 +174,7 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
 
 def _conv(arguments: argparse.Namespace) -> int:
-    from ascend_lab.kernels import ConvShape
+    from ascend_lab.operators.kernels import ConvShape
 
     chip = load_chip(arguments.chip)
     names = ("n", "c", "h", "w", "k", "r", "s", "groups", "dtype", "out_dtype")
@@ -186,8 +186,8 @@ def _conv(arguments: argparse.Namespace) -> int:
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
-    from ascend_lab.kernels.run_file import run_kernel_file
-    from ascend_lab.sim import write_trace
+    from ascend_lab.machine.sim import write_trace
+    from ascend_lab.operators.kernels.run_file import run_kernel_file
 
     chip = load_chip(arguments.chip)
     look = arguments.sanitize
@@ -229,8 +229,8 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 
     A default of its own takes what simulation says; what flags change is not timed but for grids.
     """
-    from ascend_lab.kernels import ConvShape, best_grid, conv_schedule, default_schedule
-    from ascend_lab.ops.matmul import default_product
+    from ascend_lab.operators.kernels import ConvShape, best_grid, conv_schedule, default_schedule
+    from ascend_lab.operators.ops.matmul import default_product
 
     if (arguments.tile, arguments.step_k, arguments.grid) == (None, None, None):
         rule: Any = conv_schedule if isinstance(shape, ConvShape) else default_product
@@ -242,9 +242,9 @@ def _tiled(arguments: argparse.Namespace, chip: Any, shape: Any) -> Any:
 
 def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
     """Return the timeline of a product or convolution; of a product all its phases."""
-    from ascend_lab.kernels import ConvShape, conv_launch
-    from ascend_lab.ops.matmul import product_kernel
-    from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
+    from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
+    from ascend_lab.operators.kernels import ConvShape, conv_launch
+    from ascend_lab.operators.ops.matmul import product_kernel
 
     if isinstance(shape, ConvShape):
         return simulate(conv_launch(shape, chip, schedule), chip)
@@ -255,7 +255,7 @@ def _timeline(shape: Any, chip: Any, schedule: Any) -> Any:
 
 
 def _time(arguments: argparse.Namespace, chip: Any, shape: Any, title: str) -> int:
-    from ascend_lab.sim import write_trace
+    from ascend_lab.machine.sim import write_trace
 
     schedule = _tiled(arguments, chip, shape)
     timeline = _timeline(shape, chip, schedule)

@@ -1,13 +1,13 @@
 """Topologies by name or from a TOML file, and as text and data.
 
 By name: servers of NPUs as built, clusters of them, and three shapes to think with. Rates and
-latencies of links are the chip's own (`ascend_lab/chip/presets`, with sources). Of the A2 and A3
-series it is known how much of a link's rate arrives, and what a collective costs before its bytes
-flow: `rates.toml` says so, with sources. Of the first generation it is not: links carry what they
-are rated at, a call and a round cost nothing. What no source states is assumed as follows. A rate
-holds in each direction. HCCS and PCIe cost their latency a link; the chip's RoCE latency is from
-NPU to NPU over one switch, half of it a hop. Switches are never the bottleneck. Adding a received
-byte reads two bytes and writes one: gamma = 3 / memory rate.
+latencies of links are the chip's own (`ascend_lab/machine/chip/presets`, with sources). Of the A2
+and A3 series it is known how much of a link's rate arrives, and what a collective costs before its
+bytes flow: `rates.toml` says so, with sources. Of the first generation it is not: links carry what
+they are rated at, a call and a round cost nothing. What no source states is assumed as follows. A
+rate holds in each direction. HCCS and PCIe cost their latency a link; the chip's RoCE latency is
+from NPU to NPU over one switch, half of it a hop. Switches are never the bottleneck. Adding a
+received byte reads two bytes and writes one: gamma = 3 / memory rate.
 
 A file is checked entry by entry; its keys stand in book/bring_your_own.md, with an example.
 """
@@ -24,10 +24,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ascend_lab.chip import Chip, load_chip, model
 from ascend_lab.cluster.topology import Link, Topology, both_ways, checked, full_mesh, ring, star
 from ascend_lab.errors import ClusterError
 from ascend_lab.limits import LINKS, refuse_above, shown, toml_of
+from ascend_lab.machine.chip import Chip, load_chip, model
 
 SERVER_DEVICES = 8
 HALF_DEVICES = 4

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare import profile, table
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.model import LIKE, estimate
 from ascend_lab.compare.rows import Measured, Work, reasons_in
 from ascend_lab.errors import InputError
 from ascend_lab.limits import COLUMNS, ROWS, TABLE_BYTES, csv_of, labelled, read_file, refuse_above
+from ascend_lab.machine.chip import Chip
 
 __all__ = ["Compared", "Comparison", "Group", "compare", "compare_rows", "read_measured"]
 

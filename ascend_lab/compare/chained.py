@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.chains import GROUPS, KERNELS
 from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks, with_bytes
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import cores_of
-from ascend_lab.graph import Graph
+from ascend_lab.compiler import Graph
+from ascend_lab.machine.chip import Chip
 
 READ_IN_PART = (
     "gather_elements",
@@ -23,7 +23,7 @@ READ_IN_PART = (
 
 def ends_as_given(graph: Graph) -> Graph:
     """Return a graph with layouts; where an input lies in blocks, so do the cube's results."""
-    from ascend_lab.graph.layout import Assigner
+    from ascend_lab.compiler.layout import Assigner
 
     blocked = any(graph.types[name].layout != "ND" for name in graph.inputs)
     return Assigner(graph).assigned(None if blocked else "ND")
@@ -31,7 +31,7 @@ def ends_as_given(graph: Graph) -> Graph:
 
 def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
     """Time the kernels of a small graph, each tensor in the format that the row gives it."""
-    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, network, tasks
+    from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, network, tasks
 
     if "cores" in work.attributes:
         cores = cores_of(chip, "cores", work.attributes["cores"])
@@ -59,10 +59,10 @@ def chain(work: Work, graph: Graph, chip: Chip) -> Estimate:
 
 def grouped(work: Work, chip: Chip) -> Estimate:
     """Time a grouped product, and what stands before and behind it; each starts on its own."""
-    from ascend_lab.graph import bound_of, simulate_graph
-    from ascend_lab.graph.compile import Front, Road, finish_stages
-    from ascend_lab.ops.grouped import default_grouped
-    from ascend_lab.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.compiler import bound_of, simulate_graph
+    from ascend_lab.compiler.compile import Front, Road, finish_stages
+    from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+    from ascend_lab.operators.ops.grouped import default_grouped
 
     found, road = GROUPS[work.operator](work), Road(dtype="", layouts=ends_as_given)
     bound = with_bytes(bound_of(found.products, at_peak(chip)), found.products, at_peak(chip))

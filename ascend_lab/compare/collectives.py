@@ -1,11 +1,11 @@
 """Measured collectives: the quickest algorithm on a topology."""
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.estimates import Estimate
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import chip_of, is_told
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import Chip
 
 OF_EXPERTS = ("ep", "tokens", "hidden", "topk")
 """Words on the experts whose tokens a collective moves: the bytes are what counts."""

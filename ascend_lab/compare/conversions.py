@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.compare.rows import Shape
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 
 
 def _turns_blocks(dtype: str) -> bool:
@@ -22,8 +22,8 @@ def conversions_told(count: int, dtype: str) -> str:
 
 def converting_s(shapes: Sequence[Shape], dtype: str, count: int, chip: Chip) -> float:
     """Return the seconds of changing the layout of the `count` largest images and weights."""
-    from ascend_lab.graph import Graph, Node, Road, TensorType, finish_stages
-    from ascend_lab.graph.compile import Front
+    from ascend_lab.compiler import Graph, Node, Road, TensorType, finish_stages
+    from ascend_lab.compiler.compile import Front
 
     if not _turns_blocks(dtype):
         return 0.0

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.rows import Work
+from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Bound, Graph, NetworkTimeline
+    from ascend_lab.compiler import Bound, Graph, NetworkTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def of_tasks(
 
     The host starts the first one only: the others wait in the device's queue.
     """
-    from ascend_lab.graph.compile import account
+    from ascend_lab.compiler.compile import account
 
     limit = largest(account(times, bound)["ledger"])
     if work.timing == "kernel":

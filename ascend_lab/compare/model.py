@@ -10,7 +10,6 @@ board may beat it. Where a source does not print which bin it measured, there is
 
 from dataclasses import replace
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.chained import chain, grouped
 from ascend_lab.compare.chains import CHAINS, GROUPS, is_chain
 from ascend_lab.compare.collectives import collective
@@ -21,6 +20,7 @@ from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.compare.words import NOT_PRINTED, chip_of
 from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import Chip
 
 ZOO = "zoo:"
 LIKE = ("cann",)

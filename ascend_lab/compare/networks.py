@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.estimates import Estimate, at_peak, of_tasks
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import is_told
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Graph
+    from ascend_lab.compiler import Graph
 
 SMALL = "small_channel"
 """Word of a network's row: 1, its first layer reads pixels of 4 channels (--enable_small_channel).
@@ -24,8 +24,8 @@ NETWORK_DTYPES = ("fp16", "bf16", "int8")
 
 def network(work: Work, chip: Chip, like: str) -> Estimate:
     """Time a network of the zoo, compiled as the command `simulate` does."""
-    from ascend_lab.graph import Road, bound_of, finish_stages, front_stages, placement, tiled
-    from ascend_lab.graph.like_cann import cann_road
+    from ascend_lab.compiler import Road, bound_of, finish_stages, front_stages, placement, tiled
+    from ascend_lab.compiler.like_cann import cann_road
 
     if "training" in work.group:
         needed = f"{work.operator}: inference"
@@ -48,7 +48,7 @@ def network(work: Work, chip: Chip, like: str) -> Estimate:
 
 def _graph(work: Work) -> Graph:
     """Return the zoo's network at the row's batch and sizes; raises where they contradict."""
-    from ascend_lab.graph import zoo
+    from ascend_lab.compiler import zoo
 
     batch: Any = None
     for word, value in work.attributes.items():

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.chip import Chip
 from ascend_lab.compare.chains import attention
 from ascend_lab.compare.conversions import conversions_told, converting_s
 from ascend_lab.compare.estimates import Estimate, at_peak
@@ -15,11 +14,12 @@ from ascend_lab.compare.rows import Work
 from ascend_lab.compare.words import Settings, settings_of
 from ascend_lab.errors import InputError
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import Chip
 
 if TYPE_CHECKING:
-    from ascend_lab.graph import Graph
-    from ascend_lab.kernels import GemmSchedule
-    from ascend_lab.sim import KernelTimeline
+    from ascend_lab.compiler import Graph
+    from ascend_lab.machine.sim import KernelTimeline
+    from ascend_lab.operators.kernels import GemmSchedule
 
 HALVES_IN_FP32 = ("gelu", "sigmoid")
 """Operators of ours that compute halves in fp16 where the measured kernel does it in fp32.
@@ -31,7 +31,7 @@ TBE operators Gelu and Sigmoid on the 910B, whose default is high precision.
 
 def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     """Time one operator of the library by its default schedule."""
-    from ascend_lab import ops
+    from ascend_lab.operators import ops
 
     operator = ops.get(work.operator)
     if operator.name == attention.FLASH:
@@ -99,7 +99,8 @@ def _timeline(
     An L2 that is a cache keeps what a kernel writes: 134 MB of results cost no trip to memory. A
     product with a given tiling is timed as `op` does: what it writes crosses if L2 cannot hold all.
     """
-    from ascend_lab import ops, sim
+    from ascend_lab.machine import sim
+    from ascend_lab.operators import ops
 
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
@@ -113,7 +114,7 @@ def _like_tiling(
     work: Work, chip: Chip, dtypes: Sequence[str], settings: Settings
 ) -> GemmSchedule | None:
     """Return the tiling that CANN publishes for a product; None, and a mark, for all else."""
-    from ascend_lab.graph.like_cann import tiling_of_operator
+    from ascend_lab.compiler.like_cann import tiling_of_operator
 
     if work.operator != "matmul":
         settings.marks.append("no tiling of CANN's is published: ours")
@@ -123,8 +124,8 @@ def _like_tiling(
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a number format for each input; one given is the operator's main format."""
-    from ascend_lab import ops
-    from ascend_lab.dsl.tensor import ALIASES
+    from ascend_lab.operators import ops
+    from ascend_lab.operators.dsl.tensor import ALIASES
 
     operator = ops.get(work.operator)
     given = tuple(ALIASES.get(dtype, dtype) for dtype in work.dtypes)
@@ -141,7 +142,7 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
 
     Without the launch for a kernel.
     """
-    from ascend_lab.graph import GraphBuilder, bound_of
+    from ascend_lab.compiler import GraphBuilder, bound_of
 
     draft = GraphBuilder(work.operator)
     tensors = [
@@ -166,7 +167,7 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> floa
     A network's results go to memory, those of one operator may stay in an L2 of either kind. What
     is changed in place is neither read nor written where no index points: only the rest is read.
     """
-    from ascend_lab import ops
+    from ascend_lab.operators import ops
 
     if work.l2 == "warm":
         return 0.0

@@ -21,7 +21,7 @@ from ascend_lab.compare.rows import (
 )
 from ascend_lab.errors import InputError
 from ascend_lab.limits import number_of, shown
-from ascend_lab.ops import OPERATORS
+from ascend_lab.operators.ops import OPERATORS
 
 NEEDED = ("case", "chip", "operator", "inputs", "dtype", "timing", "measured_us")
 COLUMNS = (

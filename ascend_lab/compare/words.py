@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.compare.rows import Work
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import shown
+from ascend_lab.machine.chip import PRESETS, Chip, load_chip
 
 # -- chips -----------------------------------------------------------------------------------------
 NOT_PRINTED = "bin not printed"

@@ -26,7 +26,7 @@ import numpy as np
 
 from ascend_lab.errors import AscendLabError
 
-STAYS = ("ascend_lab.graph.draft:Draft", "ascend_lab.graph.draft:GraphBuilder")
+STAYS = ("ascend_lab.compiler.draft:Draft", "ascend_lab.compiler.draft:GraphBuilder")
 """Classes whose objects stay on the near side and are called there."""
 SPECIAL = ("__iter__", "__next__")
 SETS: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}

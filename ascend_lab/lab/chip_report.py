@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import get_args
 
-from ascend_lab.chip.model import Chip, Trust
+from ascend_lab.machine.chip.model import Chip, Trust
 
 TRUST_LEVELS: tuple[Trust, ...] = get_args(Trust)
 """From the best to the weakest."""

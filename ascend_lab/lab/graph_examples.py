@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.chip import load_chip
+from ascend_lab.compiler import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
+from ascend_lab.compiler.compile import DEFAULT_ROAD, Road
+from ascend_lab.compiler.layout import Assigner
+from ascend_lab.compiler.zoo import build
 from ascend_lab.errors import InputError, LayoutError
-from ascend_lab.graph import Compiled, Graph, GraphBuilder, Node, Value, simulate_graph
-from ascend_lab.graph.compile import DEFAULT_ROAD, Road
-from ascend_lab.graph.layout import Assigner
-from ascend_lab.graph.zoo import build
+from ascend_lab.machine.chip import load_chip
 
 
 def topological_order(graph: Graph, mode: str) -> Graph:

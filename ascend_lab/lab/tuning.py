@@ -25,20 +25,22 @@ from unittest import mock
 
 import numpy as np
 
-from ascend_lab import cli, dsl as te, errors, isa, kernels
+from ascend_lab import cli, errors
 from ascend_lab.aoe.drive import Steps
 from ascend_lab.aoe.operators import unit_of
 from ascend_lab.aoe.space import Point, Space, completed, crossed, mutated
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, bound
 from ascend_lab.aoe.vector.layout import Layout, lay
 from ascend_lab.aoe.vector.nest import LEAST, NestSpace
-from ascend_lab.chip import Chip
-from ascend_lab.dsl.lower import lower_stage
-from ascend_lab.graph import Compiled, Graph, Road, like_cann, passes, simulate_graph
-from ascend_lab.graph.layout import assign_layouts
-from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul, vector
-from ascend_lab.graph.tasks import CpuKernel, lowered_once
-from ascend_lab.sim import simulate, simulate_kernel
+from ascend_lab.compiler import Compiled, Graph, Road, like_cann, passes, simulate_graph
+from ascend_lab.compiler.layout import assign_layouts
+from ascend_lab.compiler.lower import CONVOLUTIONS, Choice, Lowered, Piece, conv, matmul, vector
+from ascend_lab.compiler.tasks import CpuKernel, lowered_once
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim import simulate, simulate_kernel
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.dsl.lower import lower_stage
 
 # -- the genetic search of the textbooks ----------------------------------------------------------
 Person = tuple[float, Point]

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
-from ascend_lab import cluster, isa, kernels, sim
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Road, bound, ledger, zoo
-from ascend_lab.kernels import conv, conv_shape, flash_shape, flash_split, gemm
-from ascend_lab.ops.matmul import default_product, divided, product_kernel, warm_cycles
-from ascend_lab.train import StepProfile, all_reduce_cost, profile_training, step_timeline
+from ascend_lab import cluster
+from ascend_lab.cluster.train import StepProfile, all_reduce_cost, profile_training, step_timeline
+from ascend_lab.compiler import Road, bound, ledger, zoo
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.operators import kernels
+from ascend_lab.operators.kernels import conv, conv_shape, flash_shape, flash_split, gemm
+from ascend_lab.operators.ops.matmul import default_product, divided, product_kernel, warm_cycles
 
 
 def published(room: str) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class ValidationRow(Timed):
 
 def validation_rows() -> list[ValidationRow]:
     """Simulate every published row on Ascend910B2 with the published tiling."""
-    chip, data, rows = load_chip("Ascend910B2"), published("kernels"), []
+    chip, data, rows = load_chip("Ascend910B2"), published("operators.kernels"), []
     for entry in data["gemm"]:
         size = entry["size"]
         launch = gemm.gemm_launch(kernels.GemmShape(size, size, size), chip, GEMM_SCHEDULE)
@@ -94,7 +96,7 @@ def validation_rows() -> list[ValidationRow]:
 def published_flash() -> list[ValidationRow]:
     """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
     chip, rows = load_chip("Ascend910B2"), []
-    for entry in published("kernels")["flash"]:
+    for entry in published("operators.kernels")["flash"]:
         n = entry["length"]
         shape = flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128))
         kernel = isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip))
@@ -145,7 +147,7 @@ class ProductRow(Timed):
 
 def product_rows() -> Iterator[ProductRow]:
     """Yield the published rows with the model's times, in the file's order."""
-    data, preset = published("ops"), load_chip("Ascend910B2")
+    data, preset = published("operators.ops"), load_chip("Ascend910B2")
     for row in data["product"]:
         own, (m, n, k) = data["device"][row["device"]], row["size"]
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
@@ -216,7 +218,7 @@ class NetworkRow(Timed):
 def network_rows(names: Iterable[str] = ()) -> Iterator[NetworkRow]:
     """Yield each published network at batch 1 and at its best batch; of all names, or some."""
     wanted = set(names)
-    for entry in published("graph")["network"]:
+    for entry in published("compiler")["network"]:
         rates = {int(batch): float(rate) for batch, rate in entry["per_s"].items()}
         best = max(rates, key=lambda batch: rates[batch])
         if wanted and entry["name"] not in wanted:
@@ -268,7 +270,7 @@ def training_validation_rows(
     chip, known = load_chip(CHIP), dict(profiles or {})
     cost = all_reduce_cost(cluster.load_topology(SERVER))
     found = []
-    for row in published("train")["row"]:
+    for row in published("cluster.train")["row"]:
         batch, devices = row["batch_per_device"], row["devices"]
         if batch not in known:
             known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")

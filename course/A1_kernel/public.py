@@ -9,14 +9,21 @@ from functools import cache
 
 import numpy as np
 
-from ascend_lab import dsl as te
 from ascend_lab.aoe.vector.bound import vector_bound
-from ascend_lab.chip import DTYPE_BYTES, load_chip
 from ascend_lab.course.assignment import Case, Judged, draw
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError, ProgramError
-from ascend_lab.isa import KernelBuilder, Launch, Part, check_program, parse_program, sanitize
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.chip import DTYPE_BYTES, load_chip
+from ascend_lab.machine.isa import (
+    KernelBuilder,
+    Launch,
+    Part,
+    check_program,
+    parse_program,
+    sanitize,
+)
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators import dsl as te
 
 TOLERANCE = {"fp16": 4e-3, "fp32": 1e-4}
 ORDERS = 5

@@ -17,8 +17,8 @@ def kernel(chip_file, rows, width, dtype, norm, eps):
 
     chip_file: path of your chip; norm: "rms" or "absmean"; eps: added to the mean.
     """
-    from ascend_lab.chip import load_chip
-    from ascend_lab.isa import KernelBuilder
+    from ascend_lab.machine.chip import load_chip
+    from ascend_lab.machine.isa import KernelBuilder
 
     chip = load_chip(chip_file)
     k = KernelBuilder("norm", chip)

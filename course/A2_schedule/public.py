@@ -12,15 +12,21 @@ from pathlib import Path
 import numpy as np
 
 from ascend_lab.aoe.cube import CubeMeasure, cube_space, prove
-from ascend_lab.chip import load_chip
 from ascend_lab.course.assignment import Case, Judged, draw
 from ascend_lab.course.sandbox import Call
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm
-from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
-from ascend_lab.sim import execute, simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators.kernels.conv import conv_launch
+from ascend_lab.operators.kernels.conv_shape import (
+    ConvShape,
+    pack_conv,
+    pack_gemm,
+    unpack_conv,
+    unpack_gemm,
+)
+from ascend_lab.operators.kernels.gemm import gemm_launch
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape
 
 NAMES = ("replays", "values", "quicker")
 TRIALS = 24

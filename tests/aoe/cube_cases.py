@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.cube import CubeMeasure
-from ascend_lab.chip import load_chip
-from ascend_lab.kernels import ConvShape, GemmShape
-from ascend_lab.kernels.epilogue import Epilogue, Operand, Step
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.kernels import ConvShape, GemmShape
+from ascend_lab.operators.kernels.epilogue import Epilogue, Operand, Step
 
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 ON_CHIPS = [pytest.param(n, marks=() if "910" in n else pytest.mark.full) for n in CHIPS]

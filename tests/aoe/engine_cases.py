@@ -11,9 +11,9 @@ from ascend_lab.aoe import operators_of
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.tuning import job_of
 from ascend_lab.aoe.workers import Measure
+from ascend_lab.compiler import GraphBuilder, compile_graph
+from ascend_lab.compiler.lower import lower
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import GraphBuilder, compile_graph
-from ascend_lab.graph.lower import lower
 
 CHIPS = ("Ascend910A", "Ascend910B2")
 """A coupled and a split chip; what names none is tuned for Ascend310."""

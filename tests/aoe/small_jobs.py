@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 
 from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import TableSpace
+from ascend_lab.compiler.lower import Choice, lower
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.lower import Choice, lower
 
 
 def saved(path, name, nodes, weights, ends):

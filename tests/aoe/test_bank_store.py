@@ -29,10 +29,10 @@ from ascend_lab.aoe.bank import (
 from ascend_lab.aoe.bank.records import better, from_line, to_line
 from ascend_lab.aoe.bank.store import APPLICATION_ID, SCHEMA_VERSION
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.chip import load_chip, presets
 from ascend_lab.errors import InputError
-from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip, presets
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import GemmShape, elementwise_launch, gemm_launch
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 from onnx_models import model_of
 from small_jobs import SmallJob, write_convolutions, write_mlp
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe as main, ascend_lab as lab
 from ascend_lab.cli.aoe_words import REFUSED
+from ascend_lab.machine.chip import load_chip
 
 CHIP = ("--soc_version", "Ascend310")
 

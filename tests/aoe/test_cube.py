@@ -25,16 +25,27 @@ from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.conv_space import conv_row, conv_space
 from ascend_lab.aoe.cube.space import SLOTS, evens, gemm_row, gemm_space, sides, word_of
 from ascend_lab.aoe.cube.work import image_tiles
-from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.isa import Affine
-from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
-from ascend_lab.kernels.conv_schedules import check_conv, conv_schedule
-from ascend_lab.kernels.conv_shape import stacked
-from ascend_lab.kernels.conv_windows import area_of, dense_placement, tiles_per_image, window_of
-from ascend_lab.kernels.default_schedules import default_schedule
-from ascend_lab.kernels.gemm_schedule import check_schedule
-from ascend_lab.sim import simulate
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import Affine
+from ascend_lab.machine.sim import simulate
+from ascend_lab.operators.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    conv_launch,
+    gemm_launch,
+)
+from ascend_lab.operators.kernels.conv_schedules import check_conv, conv_schedule
+from ascend_lab.operators.kernels.conv_shape import stacked
+from ascend_lab.operators.kernels.conv_windows import (
+    area_of,
+    dense_placement,
+    tiles_per_image,
+    window_of,
+)
+from ascend_lab.operators.kernels.default_schedules import default_schedule
+from ascend_lab.operators.kernels.gemm_schedule import check_schedule
 
 
 def legal(space, schedule):

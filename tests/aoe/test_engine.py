@@ -28,12 +28,12 @@ from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import read_recorded, recorded
 from ascend_lab.aoe.subgraph import named, numbered, prepared
 from ascend_lab.aoe.tuning import NOT_REACHED, Result
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as lab, solve as cli_replay
+from ascend_lab.compiler import GraphBuilder, evaluate, run_tasks, simulate_graph
+from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, evaluate, run_tasks, simulate_graph
-from ascend_lab.graph.onnx import import_onnx
+from ascend_lab.machine.chip import load_chip
 
 FEW = Settings(budget=4)
 CHIP = load_chip("Ascend310")

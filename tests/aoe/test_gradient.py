@@ -27,11 +27,11 @@ from ascend_lab.aoe.gradient import (
 from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import all_splits, brute_force, end_s, price_of, table_of
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.cluster import checked, collective_time, load_topology
+from ascend_lab.compiler import GraphBuilder
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import GraphBuilder
+from ascend_lab.machine.chip import load_chip
 from bench import gradient as bench_gradient
 from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
 

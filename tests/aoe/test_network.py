@@ -44,11 +44,11 @@ from ascend_lab.aoe.tuning import (
     untuned,
 )
 from ascend_lab.aoe.workers import attempt
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import compile_graph, simulate_graph
-from ascend_lab.graph.lower import lower
-from ascend_lab.graph.tasks import with_choices
-from ascend_lab.ops.matmul import warm_cycles
+from ascend_lab.compiler import compile_graph, simulate_graph
+from ascend_lab.compiler.lower import lower
+from ascend_lab.compiler.tasks import with_choices
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.ops.matmul import warm_cycles
 
 FEW = Settings(budget=5)
 
@@ -530,7 +530,7 @@ def test_a_depthwise_kernel_on_the_vector_unit_has_no_parameters(monkeypatch):
     def vector_first(way, *_):
         return replace(way, near=("depthwise" not in way.kernel.phases[0].name, 0))
 
-    monkeypatch.setattr("ascend_lab.graph.lower.conv._timed", vector_first)
+    monkeypatch.setattr("ascend_lab.compiler.lower.conv._timed", vector_first)
     (operator,) = [o for o in operators_of(compile_graph(graph, "Ascend310")) if "conv" in o.op]
     assert not operator.unit and "on the vector unit" in operator.reason
 

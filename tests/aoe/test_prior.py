@@ -13,8 +13,8 @@ from ascend_lab.aoe.engine import tune_network
 from ascend_lab.aoe.tuning import entry_of, from_bank, job_of
 from ascend_lab.aoe.vector import TAUGHT, Decision, decisions_of, examples, learn
 from ascend_lab.cli import aoe_words as cli_aoe_flags
-from ascend_lab.graph import compile_graph
-from ascend_lab.graph.lower import choice_of
+from ascend_lab.compiler import compile_graph
+from ascend_lab.compiler.lower import choice_of
 
 BUDGET = Settings(budget=30, seed=1)
 IMPROVES = cases.vector((64, 300), "relu")

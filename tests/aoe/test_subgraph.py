@@ -23,9 +23,7 @@ from ascend_lab.aoe.subgraph import (
 )
 from ascend_lab.aoe.subgraph.segments import WHOLE, Buffer, Cache, Segments, Step, cut_points
 from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, even, ranges_of
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import AscendLabError, InputError, ShapeError
-from ascend_lab.graph import (
+from ascend_lab.compiler import (
     GraphBuilder,
     TensorType,
     bound_of,
@@ -36,9 +34,11 @@ from ascend_lab.graph import (
     simulate_graph,
     zoo,
 )
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import front_stages
-from ascend_lab.graph.slice import part_of
+from ascend_lab.compiler.canonical import canonical
+from ascend_lab.compiler.compile import front_stages
+from ascend_lab.compiler.slice import part_of
+from ascend_lab.errors import AscendLabError, InputError, ShapeError
+from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend310")
 
@@ -244,7 +244,7 @@ def test_several_regions_and_graphs_between():
 
 
 def test_equal_slices_are_lowered_once():
-    from ascend_lab.graph import compile_stages
+    from ascend_lab.compiler import compile_stages
 
     graph = images(4, 16, 8)
     new = sliced(graph, SlicePlan((region(graph, "batch", (2, 2)),)))
@@ -254,7 +254,7 @@ def test_equal_slices_are_lowered_once():
 
 def test_exported_slices_come_back(tmp_path):
     pytest.importorskip("onnx")
-    from ascend_lab.graph.onnx import import_onnx, save_onnx
+    from ascend_lab.compiler.onnx import import_onnx, save_onnx
 
     graph = images(4)
     new = sliced(graph, SlicePlan((region(graph, "batch", (3, 1), "zigzag"),)))

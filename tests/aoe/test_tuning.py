@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
 from ascend_lab.aoe.workers import TimeUpError
+from ascend_lab.compiler import compile_graph
+from ascend_lab.compiler.lower import lower
 from ascend_lab.errors import InputError
-from ascend_lab.graph import compile_graph
-from ascend_lab.graph.lower import lower
 
 CUBE = cases.product(33, 70, 90, "bias relu")
 VECTOR = cases.vector((48, 40), "relu")

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab.aoe import Settings, operators as values_module, tune_network, tune_operator
 from ascend_lab.aoe.operators import agree, random_inputs, run as run_kernel
 from ascend_lab.aoe.tuning import job_of
+from ascend_lab.compiler import compile_graph, evaluate, random_inputs as inputs_of, run_tasks
+from ascend_lab.compiler.lower import lower
 from ascend_lab.errors import InputError
-from ascend_lab.graph import compile_graph, evaluate, random_inputs as inputs_of, run_tasks
-from ascend_lab.graph.lower import lower
 
 chips = st.sampled_from(cases.CHIPS)
 FEW = Settings(budget=6, search="random", verify=False)

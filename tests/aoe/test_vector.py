@@ -7,13 +7,13 @@ import pytest
 from dsl_strategies import ANYTHING, CHIPS, FUSABLE, assert_values, chip_of, programs
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from ascend_lab import dsl as te
 from ascend_lab.aoe.vector import VectorMeasure, VectorSpace, vector_bound
-from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.isa import sanitize
 from ascend_lab.lab.tuning import optimum
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators import dsl as te
 
 SOME = settings(max_examples=15, suppress_health_check=list(HealthCheck))
 

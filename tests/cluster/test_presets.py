@@ -6,12 +6,12 @@ from typing import get_args
 
 import pytest
 
-from ascend_lab.chip import load_chip
-from ascend_lab.chip.model import Trust
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology
 from ascend_lab.cluster.loader import ETHERNET_ALPHA_S, rates, usage
 from ascend_lab.errors import ClusterError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.chip.model import Trust
 
 GBYTES_PER_S = 1e9
 

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import full_mesh, load_topology, make, star
-from ascend_lab.errors import AscendLabError, ClusterError, InputError
-from ascend_lab.graph import Graph, GraphBuilder, zoo
-from ascend_lab.graph.onnx import save_onnx
-from ascend_lab.parallel import best_plans, placements, shapes
-from ascend_lab.parallel.model import KNOTS, GraphModel, attention_heads, model_of
-from ascend_lab.parallel.plan import (
+from ascend_lab.cluster.parallel import best_plans, placements, shapes
+from ascend_lab.cluster.parallel.model import KNOTS, GraphModel, attention_heads, model_of
+from ascend_lab.cluster.parallel.plan import (
     AXES,
     BACKWARD,
     FORWARD,
@@ -35,8 +31,12 @@ from ascend_lab.parallel.plan import (
     stage_memory,
     state_bytes,
 )
-from ascend_lab.parallel.timing import TopologyCosts, plan_time, side_by_side
-from ascend_lab.train import profile_training
+from ascend_lab.cluster.parallel.timing import TopologyCosts, plan_time, side_by_side
+from ascend_lab.cluster.train import profile_training
+from ascend_lab.compiler import Graph, GraphBuilder, zoo
+from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.errors import AscendLabError, ClusterError, InputError
+from ascend_lab.machine.chip import load_chip
 
 WIDTH, TOKENS = 64, 16
 BLOCK = Unit("block", 12 * WIDTH**2, 1e-4, 2e-4, 40.0 * TOKENS * WIDTH, 2.0 * TOKENS * WIDTH,

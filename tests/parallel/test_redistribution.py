@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from ascend_lab.errors import LayoutError
-from ascend_lab.parallel.redistribution import (
+from ascend_lab.cluster.parallel.redistribution import (
     Layout,
     all_layouts,
     cheapest,
@@ -19,6 +18,7 @@ from ascend_lab.parallel.redistribution import (
     step,
     steps_from,
 )
+from ascend_lab.errors import LayoutError
 
 CASES = (((2, 2), (4, 4)), ((3, 2), (6, 12)), ((1, 2), (2, 2)))
 

@@ -13,12 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import collective_time, load_topology
-from ascend_lab.errors import ClusterError, InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Node as GraphNode, zoo
-from ascend_lab.parallel.strategy import (
+from ascend_lab.cluster.parallel.strategy import (
     FORBIDDEN,
     Edge,
     GraphProblem,
@@ -35,9 +32,12 @@ from ascend_lab.parallel.strategy import (
     roofline,
     solve,
 )
-from ascend_lab.parallel.strategy.graph_problem import STATE_BYTES, cuttable
-from ascend_lab.parallel.strategy.local import descend, landscape, search
-from ascend_lab.parallel.strategy.problem import Reduced, reduce_problem
+from ascend_lab.cluster.parallel.strategy.graph_problem import STATE_BYTES, cuttable
+from ascend_lab.cluster.parallel.strategy.local import descend, landscape, search
+from ascend_lab.cluster.parallel.strategy.problem import Reduced, reduce_problem
+from ascend_lab.compiler import Graph, GraphBuilder, Node as GraphNode, zoo
+from ascend_lab.errors import ClusterError, InputError, UnsupportedError
+from ascend_lab.machine.chip import load_chip
 
 DATA = Path(__file__).parent.parent / "data" / "iopddl"
 EXAMPLE = DATA / "example.json"
@@ -493,7 +493,7 @@ def test_an_empty_problem_costs_nothing() -> None:
 
 
 def test_without_scipy_the_heuristic_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ascend_lab.parallel.strategy.find_spec", lambda name: None)
+    monkeypatch.setattr("ascend_lab.cluster.parallel.strategy.find_spec", lambda name: None)
     found = solve(read_problem(EXAMPLE))
     assert (found.cost, found.method) == (445, "messages")
     with pytest.raises(UnsupportedError, match="exact"):

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from values_cases import SGD, case, distance
 
-from ascend_lab import ops
-from ascend_lab.errors import ClusterError
-from ascend_lab.parallel import values
-from ascend_lab.parallel.values import (
+from ascend_lab.cluster.parallel import values
+from ascend_lab.cluster.parallel.values import (
     Group,
     MixedRun,
     Net,
@@ -22,7 +20,7 @@ from ascend_lab.parallel.values import (
     models,
     weights,
 )
-from ascend_lab.parallel.values.group import (
+from ascend_lab.cluster.parallel.values.group import (
     copy_in,
     exchange,
     gather_in,
@@ -34,8 +32,10 @@ from ascend_lab.parallel.values.group import (
     send,
     sum_out,
 )
-from ascend_lab.parallel.values.models import capacity_of, cross_entropy, route
-from ascend_lab.train import DynamicLossScale
+from ascend_lab.cluster.parallel.values.models import capacity_of, cross_entropy, route
+from ascend_lab.cluster.train import DynamicLossScale
+from ascend_lab.errors import ClusterError
+from ascend_lab.operators import ops
 
 RNG = np.random.default_rng(3)
 

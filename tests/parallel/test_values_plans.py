@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from values_cases import SGD, case, distance, perceptron, points
 
+from ascend_lab.cluster.parallel import values
+from ascend_lab.cluster.parallel.plan import BACKWARD, FORWARD, Task, orders, state_bytes
+from ascend_lab.cluster.parallel.values import Plan, Run, _Chunk, weights
+from ascend_lab.cluster.parallel.values.weights import Cuts
 from ascend_lab.errors import AscendLabError, ClusterError
-from ascend_lab.parallel import values
-from ascend_lab.parallel.plan import BACKWARD, FORWARD, Task, orders, state_bytes
-from ascend_lab.parallel.values import Plan, Run, _Chunk, weights
-from ascend_lab.parallel.values.weights import Cuts
 
 TOLERANCE = 1e-10
 

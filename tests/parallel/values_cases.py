@@ -4,8 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from ascend_lab.parallel import values
-from ascend_lab.parallel.values import Batch, Model, Piece, Run, models
+from ascend_lab.cluster.parallel import values
+from ascend_lab.cluster.parallel.values import Batch, Model, Piece, Run, models
 
 
 def perceptron(features: int = 6, width: int = 8, classes: int = 4) -> Model:

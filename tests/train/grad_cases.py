@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph import Constant, Graph, GraphBuilder, evaluate, random_inputs
-from ascend_lab.train import TrainingGraph
+from ascend_lab.cluster.train import TrainingGraph
+from ascend_lab.compiler import Constant, Graph, GraphBuilder, evaluate, random_inputs
 
 Values = NDArray[Any]
 

@@ -17,10 +17,27 @@ from grad_cases import (
     words,
 )
 
-from ascend_lab import ops
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import GraphError, InputError, UnsupportedError
-from ascend_lab.graph import (
+from ascend_lab.cluster.train import (
+    DynamicLossScale,
+    at_step,
+    compile_step,
+    compile_training,
+    cuts,
+    every,
+    first_values,
+    found_inf,
+    run_step,
+    training_graph,
+)
+from ascend_lab.cluster.train.autodiff import Tape, gradients
+from ascend_lab.cluster.train.compile import (
+    TRAINING,
+    as_convolutions,
+    batch_norms_apart,
+    casts_apart,
+)
+from ascend_lab.cluster.train.step import trainable
+from ascend_lab.compiler import (
     Constant,
     Fill,
     Graph,
@@ -33,27 +50,15 @@ from ascend_lab.graph import (
     verify,
     zoo,
 )
-from ascend_lab.graph.ir import infer
-from ascend_lab.graph.memory import peak_live_bytes
-from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.placement import buffers_of
-from ascend_lab.isa import sanitize
-from ascend_lab.ops import OPERATORS, verify as verify_ops
-from ascend_lab.train import (
-    DynamicLossScale,
-    at_step,
-    compile_step,
-    compile_training,
-    cuts,
-    every,
-    first_values,
-    found_inf,
-    run_step,
-    training_graph,
-)
-from ascend_lab.train.autodiff import Tape, gradients
-from ascend_lab.train.compile import TRAINING, as_convolutions, batch_norms_apart, casts_apart
-from ascend_lab.train.step import trainable
+from ascend_lab.compiler.ir import infer
+from ascend_lab.compiler.memory import peak_live_bytes
+from ascend_lab.compiler.passes import DEFAULT, run_passes
+from ascend_lab.compiler.placement import buffers_of
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import sanitize
+from ascend_lab.operators import ops
+from ascend_lab.operators.ops import OPERATORS, verify as verify_ops
 
 
 @pytest.mark.parametrize("name", NETWORKS)

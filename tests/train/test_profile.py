@@ -5,17 +5,8 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.chip import load_chip
 from ascend_lab.cluster import Interpolated, star
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Graph, GraphBuilder, zoo
-from ascend_lab.lab.validation import (
-    norms_s,
-    published,
-    training_validation_rows,
-    training_validation_table,
-)
-from ascend_lab.train import (
+from ascend_lab.cluster.train import (
     GradientRow,
     OperatorRow,
     StepProfile,
@@ -28,6 +19,15 @@ from ascend_lab.train import (
     step_timeline,
     update_s,
 )
+from ascend_lab.compiler import Graph, GraphBuilder, zoo
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.lab.validation import (
+    norms_s,
+    published,
+    training_validation_rows,
+    training_validation_table,
+)
+from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend910A")
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from ascend_lab import __version__, errors, output
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.chip import Chip
+from ascend_lab.machine.chip import Chip
 
 # -- what can go wrong -----------------------------------------------------------------------------
 

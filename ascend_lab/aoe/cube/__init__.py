@@ -14,17 +14,21 @@ from ascend_lab.aoe.cube.conv_space import CONV
 from ascend_lab.aoe.cube.space import GEMM, MOST, TEXTS, CubeSpace, Kind, Shape, number_of, word_of
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.space import Point, TableSpace, completed
-from ascend_lab.chip import Chip
-from ascend_lab.dsl.auto import share_of
-from ascend_lab.graph import lower, tasks
-from ascend_lab.isa import ACCUMULATOR, Launch, as_kernel
-from ascend_lab.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
-from ascend_lab.kernels.conv_schedules import conv_candidates, conv_estimate, conv_schedule
-from ascend_lab.kernels.default_schedules import candidates, default_schedule
-from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
-from ascend_lab.ops.matmul import base_name, least_cycles, warm_cycles
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.compiler import lower, tasks
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import ACCUMULATOR, Launch, as_kernel
+from ascend_lab.machine.sim.timeline import start_cycles
+from ascend_lab.operators.dsl.auto import share_of
+from ascend_lab.operators.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
+from ascend_lab.operators.kernels.conv_schedules import (
+    conv_candidates,
+    conv_estimate,
+    conv_schedule,
+)
+from ascend_lab.operators.kernels.default_schedules import candidates, default_schedule
+from ascend_lab.operators.kernels.epilogue import Epilogue
+from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
+from ascend_lab.operators.ops.matmul import base_name, least_cycles, warm_cycles
 
 
 def _kind(shape: Shape) -> Kind:

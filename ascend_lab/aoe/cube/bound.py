@@ -16,14 +16,15 @@ from functools import cached_property
 
 import numpy as np
 
-from ascend_lab import isa, kernels
 from ascend_lab.aoe.cube import pipe_work
 from ascend_lab.aoe.cube.pipe_work import BLOCK, After, copied, fed, near
 from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, up
 from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, rows_of
-from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.sim.timeline import start_cycles
+from ascend_lab.operators import kernels
+from ascend_lab.operators.kernels.epilogue import Epilogue
 
 PIPES = ("load", "feed", "cube", "drain", "store")
 """MTE2, MTE1, M, what empties L0C (V or FIX), MTE3."""

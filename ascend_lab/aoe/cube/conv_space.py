@@ -17,12 +17,12 @@ import numpy as np
 from ascend_lab.aoe.cube import space
 from ascend_lab.aoe.cube.space import Array, Columns, CubeSpace, Kind, area_of, crossed, taken, up
 from ascend_lab.aoe.space import Point
-from ascend_lab.chip import Chip
-from ascend_lab.isa import FRACTAL, c0_of
-from ascend_lab.kernels import conv_schedules, conv_windows, gemm_schedule
-from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
-from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
-from ascend_lab.kernels.tiles import chunks
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL, c0_of
+from ascend_lab.operators.kernels import conv_schedules, conv_windows, gemm_schedule
+from ascend_lab.operators.kernels.conv_shape import Bundles, ConvShape, bundles_of, stacked
+from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, fitting
+from ascend_lab.operators.kernels.tiles import chunks
 
 CONV_NAMES = (
     *("rows", "cols", "window", "m", "n", "order"),

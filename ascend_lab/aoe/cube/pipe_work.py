@@ -17,11 +17,17 @@ import numpy as np
 
 from ascend_lab.aoe.cube.space import Array, Floats, Mask, same_rows, up
 from ascend_lab.aoe.cube.work import CubeWork
-from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
-from ascend_lab.isa import ACCUMULATOR, FRACTAL, c0_of
-from ascend_lab.kernels.epilogue import Epilogue, pattern
-from ascend_lab.kernels.epilogue_plan import Demand, Plan, channel_blocks, demand_of, drain_plan
-from ascend_lab.kernels.gemm_schedule import AHEAD, store_cycles_per_byte
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip, Path, VectorCost
+from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of
+from ascend_lab.operators.kernels.epilogue import Epilogue, pattern
+from ascend_lab.operators.kernels.epilogue_plan import (
+    Demand,
+    Plan,
+    channel_blocks,
+    demand_of,
+    drain_plan,
+)
+from ascend_lab.operators.kernels.gemm_schedule import AHEAD, store_cycles_per_byte
 
 BLOCK = FRACTAL * FRACTAL
 

@@ -17,14 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.aoe.space import Point, TableSpace
-from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import FRACTAL, c0_of
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.default_schedules import candidates, default_schedule, estimate, no_room
-from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, Tilings
-from ascend_lab.kernels.tiles import chunks
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import FRACTAL, c0_of
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.default_schedules import (
+    candidates,
+    default_schedule,
+    estimate,
+    no_room,
+)
+from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, fitting
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape, Tilings
+from ascend_lab.operators.kernels.tiles import chunks
 
 Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -12,12 +12,12 @@ import numpy as np
 
 from ascend_lab.aoe.cube.conv_space import seen_as, shares_of
 from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, area_of, same_rows, up, uses
-from ascend_lab.chip import Chip
-from ascend_lab.isa import FRACTAL
-from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
-from ascend_lab.kernels.conv_windows import tiles_per_image
-from ascend_lab.kernels.gemm_schedule import GemmShape
-from ascend_lab.kernels.tiles import chunks
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL
+from ascend_lab.operators.kernels.conv_shape import Bundles, ConvShape, bundles_of
+from ascend_lab.operators.kernels.conv_windows import tiles_per_image
+from ascend_lab.operators.kernels.gemm_schedule import GemmShape
+from ascend_lab.operators.kernels.tiles import chunks
 
 _Record = TypeVar("_Record")
 

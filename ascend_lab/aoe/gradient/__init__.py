@@ -19,10 +19,10 @@ from ascend_lab.aoe.gradient import planning
 from ascend_lab.aoe.gradient.planning import BASELINES, Forms, GradientPlan, bound, end_of, plan
 from ascend_lab.aoe.gradient.scenario import Improved, Scenario, evaluate, improve
 from ascend_lab.aoe.gradient.splits import AlphaBeta, Gradient, Piecewise, gradients_of, sampled
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.cluster import Cost, Topology, collective_time, load_topology
+from ascend_lab.compiler import Graph, lower
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, lower
+from ascend_lab.machine.chip import Chip, load_chip
 
 __all__ = [
     "BASELINES", "AlphaBeta", "Cost", "Gradient", "GradientPlan", "GradientTuning", "Improved",
@@ -180,7 +180,7 @@ def profiled(
     if known is not None:
         return known, "hit"
     if profiler is None:
-        from ascend_lab.train import profile_training
+        from ascend_lab.cluster.train import profile_training
 
         profiler = profile_training
     step = profiler(graph, chip, **given)

@@ -22,17 +22,25 @@ from functools import cached_property
 from itertools import pairwise
 
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, even, one_slice, ranges_of, sliced
-from ascend_lab.chip import Chip
+from ascend_lab.compiler import (
+    Compiled,
+    Graph,
+    Road,
+    live_bytes,
+    pruned,
+    simulate_graph,
+    weight_bytes,
+)
+from ascend_lab.compiler.compile import DEFAULT_ROAD
+from ascend_lab.compiler.fusion import tandem_convolutions
+from ascend_lab.compiler.lower.blocks import images_outermost
+from ascend_lab.compiler.placement import Use, allocate, owners, spans
+from ascend_lab.compiler.slice import part_of
+from ascend_lab.compiler.tasks import CpuKernel
 from ascend_lab.errors import AscendLabError, UnsupportedError
-from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
-from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.fusion import tandem_convolutions
-from ascend_lab.graph.lower.blocks import images_outermost
-from ascend_lab.graph.placement import Use, allocate, owners, spans
-from ascend_lab.graph.slice import part_of
-from ascend_lab.graph.tasks import CpuKernel
-from ascend_lab.isa import Launch
-from ascend_lab.sim import time_launch, timeline, traffic_of
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import Launch
+from ascend_lab.machine.sim import time_launch, timeline, traffic_of
 
 SLACK = 4.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""

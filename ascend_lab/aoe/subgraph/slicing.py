@@ -14,14 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.chip import Chip
+from ascend_lab.compiler import (
+    Compiled,
+    Constant,
+    Fill,
+    Graph,
+    Node,
+    Road,
+    TensorType,
+    infer,
+    pruned,
+)
+from ascend_lab.compiler.compile import DEFAULT_ROAD
+from ascend_lab.compiler.draft import Draft, given_attrs
+from ascend_lab.compiler.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Compiled, Constant, Fill, Graph, Node, Road, TensorType, infer, pruned
-from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.draft import Draft, given_attrs
-from ascend_lab.graph.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
-from ascend_lab.ops.slicing import Cut, Range
-from ascend_lab.sim.timeline import Start
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim.timeline import Start
+from ascend_lab.operators.ops.slicing import Cut, Range
 
 AXES = ("batch", "channel", "height", "width", "sequence")
 ORDERS = ("depth", "zigzag")

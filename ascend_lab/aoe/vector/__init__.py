@@ -19,11 +19,11 @@ from ascend_lab.aoe.search import Prior
 from ascend_lab.aoe.space import Point, Reals, Value
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.space import COUNTED, VectorSpace
-from ascend_lab.chip import Chip
-from ascend_lab.dsl import Tensor, lower, stages
-from ascend_lab.graph.lower import Choice, vector
-from ascend_lab.ops.matmul import warm_cycles
-from ascend_lab.sim import simulate_kernel
+from ascend_lab.compiler.lower import Choice, vector
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators.dsl import Tensor, lower, stages
+from ascend_lab.operators.ops.matmul import warm_cycles
 
 __all__ = ["VectorJob", "VectorMeasure", "VectorSpace", "vector_bound"]
 PATIENCE = 48

@@ -14,10 +14,10 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
-from ascend_lab.dsl import emit_formula, schedule, stages
-from ascend_lab.dsl.tensor import Call, Expr, Read, Tensor, leaves
-from ascend_lab.sim.timeline import start_cycles
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
+from ascend_lab.machine.sim.timeline import start_cycles
+from ascend_lab.operators.dsl import emit_formula, schedule, stages
+from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Tensor, leaves
 
 ELEMENT_BYTES = 4
 """The largest element: what the scalar unit moves at a time."""

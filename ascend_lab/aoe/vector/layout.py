@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ascend_lab import dsl as steps
-from ascend_lab.chip import Chip
-from ascend_lab.dsl import auto_fuse, auto_tile, boxes, schedule
-from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import dsl as steps
+from ascend_lab.operators.dsl import auto_fuse, auto_tile, boxes, schedule
+from ascend_lab.operators.dsl.stages import Stage, State
 
 
 @dataclass(frozen=True, slots=True)

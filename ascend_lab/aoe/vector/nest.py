@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, islice
 
-from ascend_lab import dsl, errors
+from ascend_lab import errors
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.layout import Layout, Nest, lay, nest_needs
-from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.auto_tile import block_elements, core_count, long_rows
-from ascend_lab.dsl.lower import lower_stage
-from ascend_lab.dsl.stages import Stage
-from ascend_lab.isa import up
+from ascend_lab.machine.chip import DTYPE_BYTES
+from ascend_lab.machine.isa import up
+from ascend_lab.operators import dsl
+from ascend_lab.operators.dsl.auto_tile import block_elements, core_count, long_rows
+from ascend_lab.operators.dsl.lower import lower_stage
+from ascend_lab.operators.dsl.stages import Stage
 
 DECISIONS = ("spread", "share", "share2", "cut", "width", "outer", "fold", "depth", "tail")
 """Axes the cores lie along; elements of each that one core takes; the axis cut into tiles, and the

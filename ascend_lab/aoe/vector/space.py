@@ -11,16 +11,16 @@ from itertools import product, zip_longest
 
 import numpy as np
 
-from ascend_lab import dsl, dsl as steps
 from ascend_lab.aoe.space import Point, Value, random_completion
 from ascend_lab.aoe.vector.layout import Nest, lay, read_layout
 from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
-from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
-from ascend_lab.dsl.auto_tile import core_count, keeps_lanes
-from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
-from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.errors import AscendLabError, InputError, ScheduleError, UnsupportedError
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators import dsl, dsl as steps
+from ascend_lab.operators.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
+from ascend_lab.operators.dsl.auto_tile import core_count, keeps_lanes
+from ascend_lab.operators.dsl.schedule import Schedule, Step, create_schedule, moves_only, replay
+from ascend_lab.operators.dsl.stages import Stage, State
 
 WAYS = ("fused", "stages", "inlined", "folds")
 """All stages of a group in one nest; one nest a stage; values that are no folds computed where

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ascend_lab.compare.chains import attention, groups, products, rows, vector
 from ascend_lab.compare.rows import Work
-from ascend_lab.graph import Graph, Node
+from ascend_lab.compiler import Graph, Node
 
 Builder = Callable[[Work], Graph | Work]
 """Work of a row -> a graph, or a call of an operator, that computes the same.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ascend_lab.compare.rows import Shape, Work
+from ascend_lab.compiler import Graph, GraphBuilder
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Graph, GraphBuilder
 
 FLASH = "flash_attention"
 

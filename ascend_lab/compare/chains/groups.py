@@ -12,12 +12,12 @@ from itertools import accumulate, pairwise
 
 from ascend_lab.compare.chains.products import FLOATS, in_fractals, known_words, one_dtype_each
 from ascend_lab.compare.rows import Work
+from ascend_lab.compiler import Graph, GraphBuilder, Node, TensorType
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Node, TensorType
-from ascend_lab.isa import FRACTAL
-from ascend_lab.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
 from ascend_lab.limits import shown
-from ascend_lab.ops.grouped import GroupedShape
+from ascend_lab.machine.isa import FRACTAL
+from ascend_lab.operators.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
+from ascend_lab.operators.ops.grouped import GroupedShape
 
 BIAS = Operand("bias", "channel", "fp32")
 SCALE = Operand("scale", "channel", "fp32")

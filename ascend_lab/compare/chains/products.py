@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab.compare.rows import Shape, Work
+from ascend_lab.compiler import Graph, GraphBuilder, Seeded, TensorType, Value
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Seeded, TensorType, Value
 from ascend_lab.limits import shown
 
 FLOATS = ("fp16", "bf16")

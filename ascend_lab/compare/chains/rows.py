@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.compare.rows import Shape, Work
+from ascend_lab.compiler import Graph, GraphBuilder, Value
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Value
-from ascend_lab.layout import row_major
 from ascend_lab.limits import shown
+from ascend_lab.machine.layout import row_major
 
 INT8_MOST = 127
 """The largest number of int8: rows are scaled so that their largest element becomes it."""

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.compare.rows import Shape, Work
-from ascend_lab.dsl.tensor import ALIASES
+from ascend_lab.compiler import Graph, GraphBuilder, Node
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.limits import shown
-from ascend_lab.ops import formats as forms
+from ascend_lab.operators.dsl.tensor import ALIASES
+from ascend_lab.operators.ops import formats as forms
 
 FORMATS = {**ALIASES, "bool": "uint8"}
 """Other names of number formats; a truth value is a byte of 0 or 1."""

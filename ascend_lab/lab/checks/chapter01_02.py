@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import errors, isa, kernels, sim
-from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
+from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.checks.chapter03_04 import wrong_run
 from ascend_lab.lab.machines import Simt, VectorOp, plain_ops, run_vector, simt, units_touched
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import DTYPE_BYTES, PRESETS, load_chip
+from ascend_lab.operators import kernels
 
 WARP = 32
 SECTOR_BYTES = 32

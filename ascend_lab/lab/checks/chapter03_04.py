@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import errors, isa, sim
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.sim.compiled import SET, WAIT, WORK, Nest
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim.compiled import SET, WAIT, WORK, Nest
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
 
 STEP, DEPTH = 16, 64
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import chip, dsl as te, errors, sim
-from ascend_lab.dsl import Tensor
+from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.figures.expressions import EXPRESSIONS, per_operation
 from ascend_lab.lab.figures.nests import gm_bytes
+from ascend_lab.machine import chip, sim
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl import Tensor
 
 Array = np.ndarray
 CHIP = "Ascend910A"

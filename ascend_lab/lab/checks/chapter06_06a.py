@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl, dsl as te, errors, isa
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.boxes import Range
-from ascend_lab.dsl.run import steps
+from ascend_lab import errors
 from ascend_lab.lab.checks import chapter03_04, core as ex
 from ascend_lab.lab.figures.lowering import residual_sum
-from ascend_lab.sim import simulate, simulate_kernel
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim import simulate, simulate_kernel
+from ascend_lab.operators import dsl, dsl as te
+from ascend_lab.operators.dsl.boxes import Range
+from ascend_lab.operators.dsl.run import steps
 
 CHIP = "Ascend910B2"
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")

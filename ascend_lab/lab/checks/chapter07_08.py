@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import errors, isa, sim
-from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
-from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
+from ascend_lab import errors
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch
 
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 ORDERS = tuple("".join(order) for order in permutations("mkn"))

@@ -14,11 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl, errors, isa, sim
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import Graph, GraphBuilder, fusion
+from ascend_lab import errors
+from ascend_lab.compiler import Graph, GraphBuilder, fusion
 from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
-from ascend_lab.layout import AddressMap, address, address_map, addresses as addresses_of, pack
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.layout import (
+    AddressMap,
+    address,
+    address_map,
+    addresses as addresses_of,
+    pack,
+)
+from ascend_lab.operators import dsl
 
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)

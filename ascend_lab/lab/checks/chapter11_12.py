@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import dsl as te, isa, kernels, sim
-from ascend_lab.chip import BLOCK_BYTES, load_chip
 from ascend_lab.lab.checks import chapter03_04, chapter06_06a, core as ex
 from ascend_lab.lab.kernels.cross_core_folds import kept, two_pass
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import BLOCK_BYTES, load_chip
+from ascend_lab.operators import dsl as te, kernels
 
 FP16_UNIT = 2.0**-11
 """Half the distance from 1 to the next fp16 number: the largest relative error of one rounding."""

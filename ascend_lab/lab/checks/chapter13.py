@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.graph import Graph, GraphBuilder, evaluate, onnx, random_inputs
+from ascend_lab.compiler import Graph, GraphBuilder, evaluate, onnx, random_inputs
 from ascend_lab.lab.checks import core as ex
 
 Values = np.ndarray

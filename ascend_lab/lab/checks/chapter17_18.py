@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compress.learned import lsq_slopes
+from ascend_lab.deploy.compress.learned import lsq_slopes
+from ascend_lab.deploy.media import STANDARDS, csc_of
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.media import STANDARDS, csc_of
 
 Options = Sequence[Sequence[tuple[int, int]]]
 """For each layer what it can be: (bytes, harm)."""

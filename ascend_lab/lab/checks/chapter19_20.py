@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import chip, dsl, kernels
 from ascend_lab.aoe import Mcts, Point, Space, TableSpace, cube, drive, random_order, vector
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.space import CubeSpace
 from ascend_lab.aoe.drive import Search
 from ascend_lab.lab.checks import core as ex, wall
 from ascend_lab.lab.tuning import SimpleGenetic
+from ascend_lab.machine import chip
+from ascend_lab.operators import dsl, kernels
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (2, 600), (9, 80))
 """Sizes of elementwise operators whose spaces the pruning rule is proved on."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from ascend_lab import cluster, errors
 from ascend_lab.aoe.subgraph import Region, SlicePlan, plan_time, prepared
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import Graph, GraphBuilder
+from ascend_lab.compiler import Graph, GraphBuilder
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.machine.chip import load_chip
 
 Costs = Mapping[tuple[int, int], float]
 """Cost of units first .. stop-1 as one segment."""

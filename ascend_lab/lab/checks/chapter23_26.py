@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab.cluster.parallel import bubble_share, orders, run_pipeline, state_bytes
+from ascend_lab.cluster.parallel.plan import BACKWARD, FORWARD, PipelineTime, Task
+from ascend_lab.deploy.serving import Arrivals, Policy, Scenario, Service, Step, simulate_serving
 from ascend_lab.errors import ClusterError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.parallel import bubble_share, orders, run_pipeline, state_bytes
-from ascend_lab.parallel.plan import BACKWARD, FORWARD, PipelineTime, Task
-from ascend_lab.serving import Arrivals, Policy, Scenario, Service, Step, simulate_serving
 
 Values = np.ndarray
 Pass = tuple[Values, Values, Values, Values]

@@ -11,11 +11,11 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path as Outline
 from matplotlib.patheffects import Normal, Stroke
 
-from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import roofline as rf
-from ascend_lab.sim import Timeline
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim import Timeline
 
 Hop = tuple[str, str]
 """One path, as (source space, destination space)."""

@@ -9,11 +9,19 @@ from dataclasses import replace
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from ascend_lab.compress import Scale, calibrate
+from ascend_lab.deploy.compress import Scale, calibrate
+from ascend_lab.deploy.media import Aipp, Station, aipp, cards_needed, convert, csc_of, dvpp, play
+from ascend_lab.deploy.serving import (
+    Arrivals,
+    Policy,
+    Scenario,
+    Served,
+    Service,
+    Step,
+    simulate_serving,
+)
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
-from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, dvpp, play
-from ascend_lab.serving import Arrivals, Policy, Scenario, Served, Service, Step, simulate_serving
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 

@@ -5,11 +5,13 @@ from typing import Any
 
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from ascend_lab import dsl as te, errors, isa, sim
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import Schedule, Tensor, boxes, stages
-from ascend_lab.dsl.run import steps
+from ascend_lab import errors
 from ascend_lab.lab.figures import nests as ns, style as st
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl import Schedule, Tensor, boxes, stages
+from ascend_lab.operators.dsl.run import steps
 
 # -- formulas, each in three loop nests scheduled with the primitives of the DSL -------------------
 TILE_ROWS = 16

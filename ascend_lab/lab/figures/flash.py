@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import isa, sim
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.kernels import FlashShape, FlashTiling, flash_shape as fs
 from ascend_lab.lab.figures import nests, style as st
-from ascend_lab.ops import attention, expressions
-from ascend_lab.sim.compiled import WORK
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim.compiled import WORK
+from ascend_lab.operators.kernels import FlashShape, FlashTiling, flash_shape as fs
+from ascend_lab.operators.ops import attention, expressions
 
 MIB = 2**20
 DTYPE_SIZE = 2

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from matplotlib.patches import Polygon
 
-from ascend_lab import dsl, sim
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.isa import Kernel, Launch
 from ascend_lab.lab.figures import style as st
+from ascend_lab.machine import sim
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.isa import Kernel, Launch
+from ascend_lab.operators import dsl
 
 
 @dataclass(frozen=True, slots=True)

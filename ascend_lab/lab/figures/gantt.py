@@ -9,10 +9,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.patheffects import Normal, Stroke
 
-from ascend_lab import isa
-from ascend_lab.chip import Chip
 from ascend_lab.lab.figures import style as st
-from ascend_lab.sim import Span, Timeline, simulate
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim import Span, Timeline, simulate
 
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 """Rows from top to bottom: the way data goes through a core."""

@@ -14,7 +14,7 @@ from ascend_lab.aoe.search import Mcts, Node, tree_of
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.lab.figures import gantt, style as st
 from ascend_lab.lab.tuning import Person, SimpleGenetic
-from ascend_lab.sim import Timeline
+from ascend_lab.machine.sim import Timeline
 
 SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", st.BLUE])
 WORST = 2.0

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-from ascend_lab.chip import Chip
-from ascend_lab.isa import FRACTAL, c0_of, up
-from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
-from ascend_lab.layout import AddressMap, address, address_map, addresses, element_at
-from ascend_lab.sim import DeviceMemory, simulate, simulate_kernel
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL, c0_of, up
+from ascend_lab.machine.layout import AddressMap, address, address_map, addresses, element_at
+from ascend_lab.machine.sim import DeviceMemory, simulate, simulate_kernel
+from ascend_lab.operators.kernels import ConvShape, conv_launch, depthwise_launch
 
 COLOURS = "cividis"
 FORMATS = {"ND": "ND", "zZ": "FRACTAL_ZZ", "zN": "FRACTAL_ZN", "nZ": "FRACTAL_NZ"}

@@ -8,13 +8,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from ascend_lab import dsl, dsl as te, errors, isa
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
-from ascend_lab.graph.compile import DEFAULT_ROAD
-from ascend_lab.graph.memory import Buffer, Plan
+from ascend_lab import errors
+from ascend_lab.compiler import Compiled, buffers_of, compile_graph, layout, plan_network, zoo
+from ascend_lab.compiler.compile import DEFAULT_ROAD
+from ascend_lab.compiler.memory import Buffer, Plan
 from ascend_lab.lab import graph_examples as choices
 from ascend_lab.lab.figures import nests, style as st
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.operators import dsl, dsl as te
 
 KIB = 1024
 LOOKS: Sequence[dict[str, Any]] = (

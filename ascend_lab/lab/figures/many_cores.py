@@ -7,11 +7,12 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from ascend_lab import dsl as te, sim
-from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
-from ascend_lab.isa import Kernel, c0_of
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels import cross_core_folds
+from ascend_lab.machine import sim
+from ascend_lab.machine.chip import BLOCK_BYTES, Chip, load_chip
+from ascend_lab.machine.isa import Kernel, c0_of
+from ascend_lab.operators import dsl as te
 
 WAYS: Mapping[str, tuple[str, str, str]] = {
     "kept": (st.BLUE, "-", ""),

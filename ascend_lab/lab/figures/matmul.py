@@ -9,11 +9,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Polygon
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from ascend_lab import errors, kernels
-from ascend_lab.chip import Chip, load_chip
+from ascend_lab import errors
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import roofline as rf
-from ascend_lab.sim import Timeline, simulate
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.machine.sim import Timeline, simulate
+from ascend_lab.operators import kernels
 
 OPERANDS: Mapping[str, Mapping[str, Any]] = {
     "A": {"facecolor": st.SKY, "hatch": "\\\\\\", "edgecolor": st.INK},

@@ -9,12 +9,13 @@ from typing import Any
 
 from matplotlib.colors import to_rgb
 
-from ascend_lab import chip, errors, sim
-from ascend_lab.dsl import Schedule, lower, tensor
-from ascend_lab.dsl.boxes import first_boxes, row_steps, tile_sizes
-from ascend_lab.dsl.schedule import complete, loop_count, roots
-from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
+from ascend_lab import errors
 from ascend_lab.lab.figures import style as st
+from ascend_lab.machine import chip, sim
+from ascend_lab.operators.dsl import Schedule, lower, tensor
+from ascend_lab.operators.dsl.boxes import first_boxes, row_steps, tile_sizes
+from ascend_lab.operators.dsl.schedule import complete, loop_count, roots
+from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State
 
 SHADES = ("#F1F1EC", "#E4E4DD", "#D6D6CE", "#C8C8BF")
 INFIX = {"vadd": "+", "vadds": "+", "vsub": "−", "vmul": "×", "vmuls": "×", "vdiv": "/"}

@@ -8,12 +8,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl import Tensor
-from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
-from ascend_lab.graph import Graph, GraphBuilder, Node, compile_stages, passes, zoo
+from ascend_lab.compiler import Graph, GraphBuilder, Node, compile_stages, passes, zoo
 from ascend_lab.lab import graph_examples as ge
 from ascend_lab.lab.figures import style as st
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.operators.dsl import Tensor
+from ascend_lab.operators.dsl.tensor import Call, Compute, topological, unique_names
 
 LANE, BOX, ROW = 1.0, 0.84, 0.56
 """Width of a lane and of a box in it, height of a box; rows are 1 apart."""

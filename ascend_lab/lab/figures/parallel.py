@@ -10,10 +10,16 @@ from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.cluster import checked
+from ascend_lab.cluster.parallel import timing, values
+from ascend_lab.cluster.parallel.plan import (
+    FORWARD,
+    DeviceMemory,
+    PipelineTime,
+    orders,
+    run_pipeline,
+)
 from ascend_lab.lab.checks.chapter23_26 import sent_bytes
 from ascend_lab.lab.figures import style as st
-from ascend_lab.parallel import timing, values
-from ascend_lab.parallel.plan import FORWARD, DeviceMemory, PipelineTime, orders, run_pipeline
 
 DEPTH = (0.42, 0.34)
 """Where a step along the data axis leads on paper."""

@@ -10,12 +10,12 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from ascend_lab.aoe.subgraph.slicing import HALOS, Region, even, ranges_of
-from ascend_lab.chip import load_chip
-from ascend_lab.graph import Graph, simulate_graph
-from ascend_lab.graph.slice import part_of
-from ascend_lab.graph.zoo.blocks import Net
+from ascend_lab.compiler import Graph, simulate_graph
+from ascend_lab.compiler.slice import part_of
+from ascend_lab.compiler.zoo.blocks import Net
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.tuning import TECHNIQUES, Times, compile_with, factor_range, factors
+from ascend_lab.machine.chip import load_chip
 
 Steps = Sequence[tuple[str, float]]
 """(what was done, milliseconds after it), the first one before anything was done."""

@@ -12,10 +12,11 @@ from itertools import product
 
 import numpy as np
 
-from ascend_lab import errors, isa
-from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.kernels import gemm, gemm_schedule, planes
-from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators.kernels import gemm, gemm_schedule, planes
+from ascend_lab.operators.kernels.conv_shape import ConvShape, Pads, Pair, pack_conv, unpack_gemm
 
 
 def explicit_gemm(shape: ConvShape) -> gemm_schedule.GemmShape:

@@ -17,12 +17,20 @@ of zeros; a sum in fp32 that is stored as fp16 is converted in one phase more. I
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ascend_lab import isa
-from ascend_lab.chip import BLOCK_BYTES, Chip
-from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, split, stages
-from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
-from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.errors import ScheduleError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, Chip
+from ascend_lab.operators.dsl import (
+    Schedule,
+    Tensor,
+    create_schedule,
+    lower,
+    rfactor,
+    split,
+    stages,
+)
+from ascend_lab.operators.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
+from ascend_lab.operators.dsl.auto_tile import arrange, largest
 
 
 def vector_cores(chip: Chip) -> int:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab import isa, kernels, layout
-from ascend_lab.chip import Chip
-from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
+from ascend_lab.machine import isa, layout
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import kernels
+from ascend_lab.operators.kernels.indexed_rows import BATCH, Feed, Table, batches
 
 MOST = 64
 """Most updates of one row that a core sums before it goes to memory."""

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab import isa, layout, ops, sim
-from ascend_lab.chip import Chip
+from ascend_lab.compiler import Graph, GraphBuilder, Node, rules_of
 from ascend_lab.errors import CapacityError
-from ascend_lab.graph import Graph, GraphBuilder, Node, rules_of
-from ascend_lab.kernels import elementwise_launch, indexed_rows, transpose
-from ascend_lab.sim.l2 import ALIGN_BYTES, L2
+from ascend_lab.machine import isa, layout, sim
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim.l2 import ALIGN_BYTES, L2
+from ascend_lab.operators import ops
+from ascend_lab.operators.kernels import elementwise_launch, indexed_rows, transpose
 
 Values = np.ndarray
 BLOCK, HALF, AREA = 16, 8, 256

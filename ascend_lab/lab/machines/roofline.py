@@ -15,9 +15,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, get_args
 
-from ascend_lab.chip import Chip, model
 from ascend_lab.errors import MachineError
-from ascend_lab.sim import Timeline
+from ascend_lab.machine.chip import Chip, model
+from ascend_lab.machine.sim import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ once: it stays 0. A row that UB cannot hold is read twice, piece by piece.
 
 import itertools
 
-from ascend_lab.chip import load_chip
-from ascend_lab.isa import KernelBuilder, Tile
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import KernelBuilder, Tile
 
 LANES = 64
 

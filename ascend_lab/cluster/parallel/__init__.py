@@ -1,0 +1,145 @@
+"""Parallel plans: who computes and keeps what, memory and time of it, and the search for the best.
+
+A `Plan` cuts a model over the axes data, tensor, pipeline (and experts); `plan_time` says how long
+a step takes and what a device keeps; `best_plans` tries all plans for some devices: those that fit,
+the quickest first.
+"""
+
+# fmt: off
+# isort: off
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from ascend_lab.cluster import Topology
+from ascend_lab.errors import ClusterError
+from ascend_lab.cluster.parallel.model import GraphModel, model_of
+from ascend_lab.cluster.parallel.plan import (
+    AXES, FixedModel, Model, Plan, Unit, bubble_share, orders, run_pipeline, state_bytes,
+)
+from ascend_lab.cluster.parallel.timing import (
+    Costs, Cut, PlanTime, TopologyCosts, cut_model, plan_time,
+)
+
+__all__ = [
+    "FixedModel", "GraphModel", "Plan", "PlanTime", "Ranking", "TopologyCosts", "Unit",
+    "best_plans", "bubble_share", "cut_model", "model_of", "orders", "placements", "plan_time",
+    "run_pipeline", "state_bytes",
+]
+# fmt: on
+# isort: on
+MOST_MICRO_BATCHES = 64
+VIRTUAL = (2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The quickest plans that fit, sorted; `tried` and `too_large` count plans but for placements.
+
+    `least_bytes` is the least any plan needs on its fullest device.
+    """
+
+    plans: tuple[PlanTime, ...]
+    tried: int
+    too_large: int
+    least_bytes: float
+    limit_bytes: float = float("inf")
+
+    @property
+    def best(self) -> PlanTime:
+        """The quickest plan; raise `ClusterError` if none fits."""
+        if not self.plans:
+            least, got = (
+                f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size:,.0f} bytes"
+                for size in (self.least_bytes, self.limit_bytes)
+            )
+            what = f"device memory of {least}, the least any plan needs"
+            raise ClusterError(what, got, "use more devices, a smaller batch or another chip")
+        return self.plans[0]
+
+
+def best_plans(
+    model: Model,
+    topology: Topology,
+    devices: int,
+    batch: int,
+    *,
+    memory_bytes: float = float("inf"),
+    optimizer: str = "adam",
+    costs: Costs | None = None,
+    keep: int = 20,
+) -> Ranking:
+    """Return the `keep` quickest plans of `devices` devices for a batch; equal times by memory.
+
+    Plans that need more than `memory_bytes` a device are dropped; the others are timed by rising
+    bounds until no bound is below the last one kept. Raises `ClusterError` for counts the topology
+    does not have or the batch does not allow.
+    """
+    if not 1 <= devices <= topology.size:
+        what = f"{topology.name}: from 1 to {topology.size} devices"
+        raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
+    costs = costs or TopologyCosts(topology)
+    cuts: list[Cut] = []
+    least, tried = float("inf"), 0
+    for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
+        cut, tried = cut_model(plan, model, batch), tried + 1
+        need = max(m.total_bytes for m in cut.memory(optimizer))
+        least = min(least, need)
+        cuts += [cut] if need <= memory_bytes else []
+    if not tried:
+        what = f"a batch of at least one sample on each of {devices} devices that plans can share"
+        raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
+    found: list[PlanTime] = []
+    for bound_s, i in sorted((cut.bound_s, i) for i, cut in enumerate(cuts)):
+        if len(found) >= keep and bound_s > found[keep - 1].step_s:
+            break
+        places = placements(cuts[i].plan)
+        found += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
+        found = sorted(found, key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))[:keep]
+    return Ranking(tuple(found), tried, tried - len(cuts), least, memory_bytes)
+
+
+def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Iterator[Plan]:
+    """Yield all plans but for the order of axes: degrees that multiply to the devices.
+
+    Micro-batches are powers of two; ZeRO comes with a data axis, sequence with a tensor axis;
+    interleaving with a pipeline. GPipe is not tried: it takes as long as 1F1B and keeps more.
+    """
+    for t in tensor:
+        for p in _divisors(devices // t) if devices % t == 0 else ():
+            d = devices // t // p
+            for m in _powers(batch // d if batch % d == 0 else 0, p):
+                for schedule, virtual in _schedules(p, m, units):
+                    for zero in range(4) if d > 1 else (0,):
+                        for sequence in (False, True) if t > 1 else (False,):
+                            for recompute in (False, True):
+                                yield Plan(
+                                    d, t, p, 1, sequence, zero, m, schedule, virtual, recompute
+                                )
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _powers(samples: int, stages: int) -> list[int]:
+    """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
+    found = [2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
+    return [m for m in found if m >= stages or m == found[-1]]
+
+
+def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, int]]:
+    if stages > units:
+        return []
+    several = stages > 1 and micro_batches % stages == 0
+    virtual = [v for v in VIRTUAL if several and v * stages <= units]
+    return [("1f1b", 1), *(("interleaved", v) for v in virtual)]
+
+
+def placements(plan: Plan) -> list[Plan]:
+    """Return the plan with every order of its axes that puts devices elsewhere."""
+    found: dict[tuple[str, ...], Plan] = {}
+    for order in permutations(AXES):
+        key = tuple(axis for axis in order if getattr(plan, axis) > 1)
+        found.setdefault(key, replace(plan, axes=order))
+    return list(found.values())

@@ -1,0 +1,308 @@
+"""A network of the zoo or an ONNX file as plans see it: its training step simulated, cut in units.
+
+A unit ends where one tensor alone carries the forward pass. The kernels of a profile belong to the
+part whose nodes they compute, forward or backward. Kernels are timed at micro-batches of 1, 8 and
+32; others are on the straight lines through these. Tensor parallelism (transformers only) cuts the
+matrices of products, heads and vocabularies: a product's share is its kernel simulated anew with
+1/t of its columns, other cut kernels take 1/t, norms take the whole unless the sequence is cut too.
+Backward kernels take the shares of forward's.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ascend_lab import errors
+from ascend_lab.cluster import train
+from ascend_lab.cluster.parallel.plan import HALF_BYTES, Unit
+from ascend_lab.cluster.train.step import alive, in_compute_format, trainable
+from ascend_lab.compiler import Graph, Node, zoo
+from ascend_lab.compiler.aliases import aliases, view_nodes
+from ascend_lab.machine import sim
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators.kernels import GemmShape, gemm_launch
+
+Product = tuple[int, int, int]
+"""Rows, inner, columns."""
+Build = Callable[[int], Graph]
+"""Batch -> network."""
+KNOTS = (1, 8, 32)
+"""Micro-batches that are simulated."""
+UPDATE_PARAMETERS = 2**20
+"""Size of the parameter whose update tells the optimiser's seconds a parameter."""
+WHOLE = ("layer_norm", "rms_norm")
+PRODUCTS = ("matmul", "gemm")
+VOCABULARY = 8192
+"""Rows from which an embedding's table is cut."""
+
+
+@dataclass(frozen=True)
+class GraphModel:
+    """A network by name and a builder that takes the batch; see the module for what it assumes.
+
+    With `layers` the builder gives a network of 3 equal layers, of which the middle one stands for
+    all but two (`train.profile`).
+    """
+
+    name: str
+    build: Build
+    chip: Chip
+    optimizer: str = "adam"
+    dtype: str = "fp16"
+    layers: int = 0
+
+    @cached_property
+    def update_s_per_parameter(self) -> float:
+        """Seconds the optimiser takes a parameter: a large one's update, simulated."""
+        whole = train.update_s(UPDATE_PARAMETERS, self.chip, self.optimizer, self.dtype)
+        return whole / UPDATE_PARAMETERS
+
+    @cached_property
+    def _degrees(self) -> tuple[int, ...]:
+        most = math.gcd(*attention_heads(self.build(1)))
+        return tuple(2**k for k in range(7) if (most % 2**k == 0 and most) or not k)
+
+    def tensor_degrees(self) -> tuple[int, ...]:
+        """Return the powers of two that divide the heads of all attentions; (1,) without."""
+        return self._degrees
+
+    def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
+        """Return the units; raise `ClusterError` for a tensor degree the heads do not allow."""
+        if tensor > 1 and tensor not in self._degrees:
+            allowed = ", ".join(map(str, self._degrees))
+            what = f"{self.name}: a tensor degree of {allowed}"
+            raise errors.ClusterError(what, str(tensor), "choose one")
+        return _units(self, micro_batch, tensor, sequence)
+
+
+def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp16") -> GraphModel:
+    """Return a model of the zoo as plans see it; raise `InputError` for an unknown name."""
+    layers = train.equal_layers(name)
+    if not layers:
+        return GraphModel(name, zoo.find(name), chip, optimizer, dtype)
+    return GraphModel(
+        name,
+        lambda batch: zoo.build(name, batch, layers=train.SAMPLE),
+        chip,
+        optimizer,
+        dtype,
+        layers,
+    )
+
+
+@lru_cache(maxsize=512)
+def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
+    if micro_batch not in KNOTS:
+        high = next((k for k in KNOTS if k > micro_batch), KNOTS[-1])
+        low = KNOTS[KNOTS.index(high) - 1]
+        ends = (_units(model, k, tensor, sequence) for k in (low, high))
+        pairs = list(zip(*ends, strict=True))
+        share = (micro_batch - low) / (high - low)
+        once = {(a, b): a.towards(b, share) for a, b in dict.fromkeys(pairs)}
+        return tuple(once[pair] for pair in pairs)
+    parts = _parts(model.build, model.chip, model.optimizer, model.dtype, micro_batch)
+    parts = repeated(parts, model.layers) if model.layers else parts
+    cut = {part: _sliced(part, tensor, sequence, model) for part in dict.fromkeys(parts)}
+    return tuple(cut[part] for part in parts)
+
+
+@lru_cache(maxsize=16)
+def _parts(
+    build: Build, chip: Chip, optimizer: str, dtype: str, micro_batch: int
+) -> tuple["Part", ...]:
+    graph = build(micro_batch)
+    return parts_of(
+        graph, train.profile_training(graph, chip, optimizer=optimizer, dtype=dtype), dtype
+    )
+
+
+def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
+    """Return the parts of a network of 3 layers with the middle layer's often enough."""
+    names = [part.name.partition(":")[2] for part in parts]
+    middle = f"{train.layer_prefix(names)}1."
+    places = [i for i, name in enumerate(names) if name.startswith(middle)]
+    own = [parts[i] for i in places]
+    return (*parts[: places[0]], *own * (layers - train.SAMPLE), *parts[places[0] :])
+
+
+def attention_heads(graph: Graph) -> list[int]:
+    """Return the heads of every attention: softmaxes over (batch, heads, rows, columns)."""
+    shares = (graph.in_types(node)[0].shape for node in graph.nodes if node.op == "softmax")
+    return [shape[1] for shape in shares if len(shape) == 4]
+
+
+# -- cutting across: tensor parallelism -----------------------------------------------------------
+def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Unit:
+    """Return a unit as one of `tensor` devices has it.
+
+    A unit with cut weights takes one all-reduce of its boundary each way, two if it both attends
+    and holds more than attention's four products: 4 a transformer block a step.
+    """
+    share = 1.0
+    if tensor > 1:  # the time of products with 1/t of their columns / that of the whole ones
+        whole, cut = (
+            sum(_product_s(m, k, -(-n // t), model.dtype, model.chip) for m, k, n in part.products)
+            for t in (1, tensor)
+        )
+        share = cut / whole if part.products else 1.0 / tensor
+    norms = 1.0 / tensor if sequence else 1.0
+    ahead, back = (
+        part.product_s[i] * share + part.cut_s[i] / tensor + part.whole_s[i] * norms for i in (0, 1)
+    )
+    exchanges = 0
+    if tensor > 1 and part.matrices:
+        exchanges = 2 if part.attends and len(part.products) > 4 else 1
+    return Unit(
+        part.name, -(-part.matrices // tensor) + part.vectors, ahead, back,
+        part.cut_bytes / tensor + part.whole_bytes * norms, part.input_bytes * norms,
+        part.boundary_bytes * norms, exchanges, part.boundary_bytes,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _product_s(m: int, k: int, n: int, dtype: str, chip: Chip) -> float:
+    return sim.simulate(gemm_launch(GemmShape(m, k, n, dtype, dtype), chip), chip).time_s
+
+
+# -- parts ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A unit before it is cut: its bytes and seconds, split by how tensor parallelism cuts them.
+
+    Seconds are (forward, backward) of products, of other kernels that are cut, and of those that
+    are not; `products` are those with weights.
+    """
+
+    name: str
+    matrices: int
+    vectors: int
+    products: tuple[Product, ...]
+    product_s: tuple[float, float]
+    cut_s: tuple[float, float]
+    whole_s: tuple[float, float]
+    cut_bytes: float
+    whole_bytes: float
+    input_bytes: float
+    boundary_bytes: float
+    attends: bool
+
+
+def parts_of(graph: Graph, profile: train.StepProfile, dtype: str) -> tuple[Part, ...]:
+    """Return the parts of a network with the times of its profile.
+
+    A parameter that several parts read (a tied embedding) is counted in the first.
+    """
+    typed, leaves = in_compute_format(graph, dtype, trainable(graph))
+    groups = _unit_nodes(typed, tuple(leaves))
+    place = {node.name: i for i, nodes in enumerate(groups) for node in nodes}
+    seconds = _seconds(profile, place, typed)
+    kept = _kept_tensors(graph, dtype)
+    found, counted = [], set[str]()
+    for i, nodes in enumerate(groups):
+        found.append(_part(i, nodes, typed, frozenset(leaves), counted, seconds[i], kept))
+        counted.update(name for node in nodes for name in node.inputs)
+    return tuple(found)
+
+
+def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
+    """Return the nodes of each unit: they end where one tensor that carries gradients is alive.
+
+    Units without parameters are joined to those before.
+    """
+    own, found = set(leaves), list[list[Node]]([[]])
+    for node, live in alive(typed, leaves):
+        found[-1].append(node)
+        if len(live) == 1 and node is not typed.nodes[-1]:
+            found.append([])
+    joined: list[list[Node]] = []
+    for nodes in found:
+        has = any(not own.isdisjoint(node.inputs) for node in nodes)
+        if joined and not (has and any(not own.isdisjoint(n.inputs) for n in joined[-1])):
+            joined[-1] += nodes
+        else:
+            joined.append(nodes)
+    return joined
+
+
+def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
+    """Return the bytes of each tensor that forward writes and backward reads; views count once."""
+    step = train.training_graph(graph, optimizer=None, dtype=dtype)
+    full = step.graph
+    owner = {name: alias.owner for name, alias in aliases(full, view_nodes(full)).items()}
+    ahead = {name for node in full.nodes if step.phases[node.name] == "forward"
+             for name in node.outputs}  # fmt: skip
+    read = {n for node in full.nodes if step.phases[node.name] == "backward" for n in node.inputs}
+    found = {owner.get(name, name) for name in ahead & read}
+    copies = {n.output for n in full.nodes if n.op == "cast" and n.inputs[0] in step.parameters}
+    return {n: full.types[n].size_bytes for n in found - copies if n not in full.inputs}
+
+
+def _seconds(
+    profile: train.StepProfile, place: Mapping[str, int], typed: Graph
+) -> list[dict[str, list[float]]]:
+    """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
+    count = max(place.values()) + 1
+    found = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
+    ops, unit = {node.name: node.op for node in typed.nodes}, 0
+    for row in profile.operators:
+        if row.phase == "update":
+            continue
+        bases = [base for name in row.nodes if (base := _base(name, place))]
+        unit = place[bases[0]] if bases else unit
+        whole = "whole" if any(ops[b] in WHOLE for b in bases) else "cut"
+        kind = "product" if any(ops[b] in PRODUCTS for b in bases) else whole
+        found[unit][kind][row.phase == "backward"] += row.time_s
+    return found
+
+
+def _base(name: str, place: Mapping[str, int]) -> str:
+    """Return the forward node a node of the step belongs to: w.grad.matmul to w; "" for none."""
+    while name and name not in place:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _part(
+    number: int,
+    nodes: Sequence[Node],
+    typed: Graph,
+    leaves: frozenset[str],
+    counted: Collection[str],
+    seconds: Mapping[str, Sequence[float]],
+    kept: Mapping[str, int],
+) -> Part:
+    read = dict.fromkeys(name for node in nodes for name in node.inputs)
+    own = {name for node in nodes for name in node.outputs}
+    own_leaves = leaves - set(counted)
+    weights = [typed.types[name] for name in read if name in own_leaves]
+    cut = {n for node in nodes for n in node.inputs if n in own_leaves and _is_cut(typed, node, n)}
+    matrices = sum(typed.types[n].elements for n in cut)
+    whole = {name for node in nodes if node.op in WHOLE for name in node.outputs}
+    outer = [n for n in read if n not in own and n not in leaves and n not in typed.constants]
+    wide = DTYPE_BYTES[typed.types[nodes[-1].output].dtype]
+    pair = {kind: (times[0], times[1]) for kind, times in seconds.items()}
+    return Part(
+        f"unit{number}:{nodes[0].name}", matrices, sum(w.elements for w in weights) - matrices,
+        tuple(_product(typed, n) for n in nodes if n.op in PRODUCTS and leaves & {*n.inputs}),
+        pair["product"], pair["cut"], pair["whole"],
+        float(sum(kept.get(n, 0) for n in own - whole)),
+        float(sum(kept.get(n, 0) for n in own & whole)),
+        float(sum(typed.types[n].size_bytes for n in outer)),
+        float(typed.types[nodes[-1].output].elements * min(wide, HALF_BYTES)),
+        any(node.op == "softmax" for node in nodes),
+    )  # fmt: skip
+
+
+def _is_cut(typed: Graph, node: Node, weight: str) -> bool:
+    """Tell whether tensor parallelism cuts a weight: a product's matrix or a vocabulary."""
+    shape = typed.types[weight].shape
+    if node.op == "embedding":
+        return shape[0] >= VOCABULARY
+    return node.op in PRODUCTS and len(shape) == 2
+
+
+def _product(typed: Graph, node: Node) -> Product:
+    out = typed.types[node.output].shape
+    inner = typed.in_types(node)[0].shape[-2 if node.attr("trans_a") else -1]
+    return math.prod(out[:-1]), inner, out[-1]

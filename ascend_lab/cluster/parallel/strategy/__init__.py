@@ -1,0 +1,311 @@
+"""Strategies of operators on many devices: the problem, exact and heuristic answers.
+
+`solve` answers exactly with HiGHS through SciPy, by the heuristics without it. As a mixed-integer
+linear program, x[v, s] is 1 where node v takes strategy s; y[e, i, j] is the share of edge e at
+group i of its source and group j of its target. Minimise the sum of costs times x and y such that
+
+    sum over s of x[v, s] = 1
+    sum over j of y[e, i, j] = sum over s in group i of x[source, s]      (and alike for targets)
+    sum over the nodes of a row of usage[v, s] x[v, s] <= room of the row
+
+Only x must be whole: then y is too. Strategies whose lines in a table differ by a constant form a
+group: the constant moves into the node's cost, and one y serves all of them.
+"""
+
+# fmt: off
+# isort: off
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import numpy as np
+
+from ascend_lab.errors import ClusterError, UnsupportedError
+from ascend_lab.cluster.parallel.strategy.graph_problem import (
+    GraphProblem, data_parallel, on_topology, problem_of, roofline,
+)
+from ascend_lab.cluster.parallel.strategy.local import greedy, halving, search
+from ascend_lab.cluster.parallel.strategy.problem import (
+    FORBIDDEN, Costs, Edge, Evaluation, Node, Problem, Reduced, evaluate, parse_problem,
+    read_problem, reduce_problem,
+)
+
+__all__ = [
+    "FORBIDDEN", "Edge", "Evaluation", "GraphProblem", "Node", "Problem", "Solution",
+    "data_parallel", "evaluate", "greedy", "halving", "on_topology", "parse_problem",
+    "problem_of", "read_problem", "roofline", "solve",
+]
+# fmt: on
+# isort: on
+
+Method = Literal["auto", "exact", "heuristic"]
+HEURISTIC_SHARE = 0.25
+"""Part of a time limit spent on the heuristics before the solver starts."""
+FEW_SWEEPS, SWEEPS = 20, 200
+"""Sweeps of the heuristics when the solver follows without a time limit, and otherwise."""
+REPAIRS = 3
+ROUNDING = 1e-9
+"""Relative trust in the solver's bound, which is a floating-point number."""
+INFEASIBLE = 2
+"""Status of SciPy's `milp` for a program that is proven to have no solution."""
+Found = tuple[int, tuple[int, ...], str, int]
+"""Cost, strategies, what found them, peak usage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """One strategy per node, what it costs and uses, and what is known about the optimum.
+
+    `proven`: no choice costs less, up to the billionth part that floating point allows;
+    `lower_bound`: none costs less than this; `method` is what found it: "milp" or "messages".
+    """
+
+    cost: int
+    strategies: tuple[int, ...]
+    lower_bound: int
+    proven: bool
+    peak_usage: int
+    usage_limit: int | None
+    method: str
+
+    @property
+    def gap(self) -> float:
+        """Largest possible distance to the optimum, as a share of the bound."""
+        if self.proven:
+            return 0.0
+        above = self.cost - self.lower_bound
+        return above / self.lower_bound if self.lower_bound > 0 else math.inf
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "strategies": list(self.strategies)}
+
+
+def solve(
+    problem: Problem, time_limit_s: float | None = None, method: Method = "auto", seed: int = 0
+) -> Solution:
+    """Return the best strategies found, proven optimal where the solver finishes in time.
+
+    "auto" uses SciPy's solver if it is installed, "heuristic" never, "exact" raises
+    UnsupportedError without it. ClusterError if no choice is allowed, or none was found.
+    """
+    limit_s = math.inf if time_limit_s is None else time_limit_s
+    ends = time.monotonic() + limit_s
+    small = reduce_problem(problem)
+    found: list[Found] = []
+
+    def offer(positions: dict[int, int] | None, how: str) -> None:
+        if positions is not None:
+            strategies = small.restore(positions)
+            worth = evaluate(problem, strategies)
+            if worth.feasible:
+                found.append((worth.cost, strategies, how, worth.peak_usage))
+
+    exact = method == "exact" or (method == "auto" and scipy_available())
+    sweeps = FEW_SWEEPS if exact and time_limit_s is None else SWEEPS
+    share = HEURISTIC_SHARE if exact else 1.0
+    offer(search(small, sweeps, share * (ends - time.monotonic()), seed), "messages")
+    lower = small.lower_bound
+    if exact:
+        lower = max(lower, _exact(small, found, ends, offer))
+    if not found:
+        raise ClusterError(
+            f"an allowed choice of strategies for {problem.name or 'the problem'}",
+            "none found, and no proof that there is none",
+            "allow more time, or install ascend-lab[exact]" if not exact else "allow more time",
+        )
+    cost, strategies, how, peak = min(found)
+    trust = 1e-6 + ROUNDING * abs(cost)
+    least = math.ceil(lower - trust)  # all costs are whole, so a bound a fraction below is as good
+    proven = least >= cost or lower >= cost - trust
+    bound = cost if proven else least
+    return Solution(cost, strategies, bound, proven, peak, problem.usage_limit, how)
+
+
+def _exact(
+    small: Reduced,
+    found: list[Found],
+    ends: float,
+    offer: Callable[[dict[int, int] | None, str], None],
+) -> float:
+    """Offer what the solver finds and return its lower bound.
+
+    What a choice already found makes too dear is left out. Where the solver's tolerance lets a
+    choice exceed a row by a little, the row is tightened.
+    """
+    if found:
+        small = small.below(found[0][0])
+    try:
+        answer = solve_milp(small, ends - time.monotonic())
+    except ClusterError:
+        if found:  # there is one: the solver's arithmetic failed on huge costs
+            return -math.inf
+        raise
+    lower = answer.lower_bound
+    for _ in range(REPAIRS):
+        at = answer.positions
+        offer(at, "milp")
+        if at is None:
+            break
+        uses = (
+            sum(int(small.usages[v][at[v]]) for v in nodes) - room for nodes, room in small.rows
+        )
+        excess = max(0, max(uses, default=0))
+        if not excess:
+            break
+        tightened = [(nodes, room - excess) for nodes, room in small.rows]
+        try:
+            answer = solve_milp(replace(small, rows=tightened), ends - time.monotonic())
+        except ClusterError:
+            break
+    return lower
+
+
+# -- the program ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Positions of the best choice found (None: none), and a cost no choice goes below."""
+
+    positions: dict[int, int] | None
+    lower_bound: float
+
+
+class _Matrix:
+    """Coefficients of equations, collected triple by triple."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self.count = 0
+
+    def add(self, row: np.ndarray, column: np.ndarray, value: float | np.ndarray) -> None:
+        """Put `value` at each (row, column)."""
+        self.parts.append((np.broadcast_to(value, row.shape), row, column))
+
+    def build(self, columns: int) -> Any:
+        """Return the matrix in SciPy's sparse form."""
+        from scipy.sparse import csr_array
+
+        if not self.parts:
+            return csr_array((self.count, columns))
+        values, rows, cols = map(np.concatenate, zip(*self.parts, strict=True))
+        return csr_array((values, (rows, cols)), shape=(self.count, columns))
+
+
+def scipy_available() -> bool:
+    """Return whether SciPy is installed (`pip install ascend-lab[exact]`)."""
+    return find_spec("scipy") is not None
+
+
+def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
+    """Solve a reduced problem; UnsupportedError without SciPy, ClusterError if proven impossible.
+
+    Out of time, the answer has the best choice found so far, if any, and the bound reached.
+    """
+    if not scipy_available():
+        raise UnsupportedError(
+            "SciPy for an exact strategy", "none", "pip install 'ascend-lab[exact]'"
+        )
+    if not small.costs:
+        return Answer({}, small.constant)
+    costs, equal, offsets, choices = _formulate(small)
+    found = _solved(small, costs, equal, offsets, choices, time_limit_s)
+    if found.status == INFEASIBLE:
+        raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
+    bound = found.mip_dual_bound
+    known = bound is not None and math.isfinite(bound)
+    lower = float(bound) + small.constant if known else -math.inf
+    if found.x is None:
+        return Answer(None, lower)
+    values = {v: found.x[first : first + len(small.costs[v])] for v, first in offsets.items()}
+    return Answer({v: int(np.argmax(own)) for v, own in values.items()}, lower)
+
+
+def _solved(
+    small: Reduced,
+    costs: Costs,
+    equal: _Matrix,
+    offsets: dict[int, int],
+    choices: int,
+    time_limit_s: float,
+) -> Any:
+    """Hand the program to HiGHS and return SciPy's result; columns of cost inf stay 0."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    columns = len(costs)
+    rhs = np.zeros(equal.count)
+    rhs[: len(offsets)] = 1.0
+    constraints = [LinearConstraint(equal.build(columns), rhs, rhs)]
+    if small.rows:
+        constraints.append(LinearConstraint(*_memory(small, offsets, columns)))
+    options = {"mip_rel_gap": 0.0}
+    if math.isfinite(time_limit_s):
+        options["time_limit"] = max(time_limit_s, 0.0)
+    allowed = np.isfinite(costs)
+    return milp(
+        np.where(allowed, costs, 0.0),
+        integrality=(np.arange(columns) < choices).astype(int),
+        bounds=Bounds(0, allowed.astype(float)),
+        constraints=constraints,
+        options=options,
+    )
+
+
+def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
+    """Return costs of columns, equations, first column of each node, number of x."""
+    costs = {node: own.copy() for node, own in small.costs.items()}
+    offsets, choices, equal = dict[int, int](), 0, _Matrix()
+    for node, own in costs.items():
+        offsets[node] = choices
+        span = np.arange(choices, choices + len(own))
+        equal.add(np.full(len(own), equal.count), span, 1.0)
+        equal.count += 1
+        choices += len(own)
+    columns, tables = choices, []
+    for (u, v), table in small.edges.items():
+        rest, by_row, by_column = _grouped(table, costs[u], costs[v])
+        if rest.shape == (1, 1):
+            continue
+        ids = np.where(np.isfinite(rest), 0, -1)
+        used = ids == 0
+        ids[used] = columns + np.arange(np.count_nonzero(used))
+        columns += int(np.count_nonzero(used))
+        tables.append(rest[used])
+        for node, lines, labels in ((u, ids, by_row), (v, ids.T, by_column)):
+            place, _ = np.nonzero(lines >= 0)
+            equal.add(equal.count + place, lines[lines >= 0], 1.0)
+            equal.add(equal.count + labels, offsets[node] + np.arange(len(labels)), -1.0)
+            equal.count += len(lines)
+    return np.concatenate([*costs.values(), *tables]), equal, offsets, choices
+
+
+def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray, np.ndarray]:
+    """Return the table of groups and the group of every row and column.
+
+    Minima of rows and columns move into the costs of the nodes, which change in place.
+    """
+    rows = table.min(axis=1)
+    rest = table - np.where(np.isfinite(rows), rows, 0.0)[:, None]
+    columns = rest.min(axis=0)
+    rest = rest - np.where(np.isfinite(columns), columns, 0.0)
+    left += rows
+    right += columns
+    rest, by_row = np.unique(rest, axis=0, return_inverse=True)
+    turned, by_column = np.unique(rest.T, axis=0, return_inverse=True)
+    return turned.T, by_row.ravel(), by_column.ravel()
+
+
+def _memory(small: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any, float, Any]:
+    """Return matrix, lower and upper bounds of the rows of memory, in a unit near the room."""
+    used, limits = _Matrix(), []
+    for nodes, room in small.rows:
+        unit = max(room, 1) / 1024
+        for node in (v for v in nodes if v in offsets):
+            own = small.usages[node]
+            span = offsets[node] + np.arange(len(own))
+            used.add(np.full(len(own), used.count), span, own / unit)
+        used.count += 1
+        limits.append(room / unit)
+    return used.build(columns), -np.inf, np.array(limits)

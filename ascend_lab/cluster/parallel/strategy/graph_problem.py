@@ -1,0 +1,368 @@
+"""A strategy problem from a graph to be trained: how to cut every operator over 2^k devices.
+
+A way halves the work of an operator, read off its slice rules: along a free axis of the output, or
+along a reduction, which leaves partial sums. A sharding says how many times each way is used; what
+is left of the k halvings replicates. Device axes are given to the ways in order, the leftmost of
+the matrix (2, ..., 2) first.
+
+The cost of a strategy, in nanoseconds of one training step, is the operator's own time divided by
+the parts it is cut into, plus what its devices must add up among themselves: forward the partial
+sums of a cut reduction, backward the gradient of every input that the cut does not divide (a weight
+under a cut batch, an activation under cut output channels). An edge costs the redistribution of
+the tensor, forward and backward. Nothing overlaps. Usage is bytes per device: weights with their
+gradients and Adam's moments, and the output, which is kept for the backward pass.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
+
+from ascend_lab import errors
+from ascend_lab.cluster import Topology, collective_time
+from ascend_lab.cluster.parallel.redistribution import Cost, Layout, cheapest, price
+from ascend_lab.cluster.parallel.strategy.problem import Edge, Node, Problem
+from ascend_lab.compiler import Graph, Node as GraphNode
+from ascend_lab.compiler.evaluate import STATISTICS, node_macs
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators import ops
+
+Shape = tuple[int, ...]
+Counts = tuple[int, ...]
+"""How often each way of an operator is used."""
+WITHOUT_BIAS = {"gemm": "matmul", "conv2d": "conv2d"}
+"""Operators that add a bias to a sum, and the operator that only sums."""
+IMAGE_OPS = ("conv2d", "depthwise_conv2d")
+TRAINING = 3
+"""Forward and backward together, in units of forward: backward does about twice the work."""
+FLOATS = ("fp16", "bf16", "fp32")
+STATE_BYTES = 16
+"""Of a trained number: value and gradient, both in fp32 or in fp16 with an fp32 copy, two moments.
+
+S. Rajbhandari et al., ZeRO, SC 2020, section 3.1.
+"""
+NS = 1e9
+MOST_DEVICES = 32
+"""The layouts to search grow faster than the factorial of the halvings."""
+
+
+# -- costs of communication and work ---------------------------------------------------------------
+def on_topology(topology: Topology) -> Cost:
+    """Return the seconds of a collective of the first devices of a topology, quickest algorithm.
+
+    Groups are charged as if alone: those that run at the same time do not share links.
+    """
+
+    @lru_cache(None)
+    def cost(operation: str, devices: int, size_bytes: float) -> float:
+        if devices > topology.size:
+            raise errors.ClusterError(f"at most {topology.size} devices", str(devices))
+        return collective_time(operation, topology, size_bytes, placement=range(devices)).time_s
+
+    return cost
+
+
+def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
+    """Return the seconds of an operator in training: the larger of arithmetic and memory traffic.
+
+    At the chip's peaks, so it is a bound from below.
+    """
+    peak = chip.peak_ops_per_s("fp16")
+    memory_bytes_per_s = chip.device_memory.rate_bytes_per_s
+
+    def work_s(graph: Graph, node: GraphNode) -> float:
+        kinds = (*graph.in_types(node), *graph.out_types(node))
+        moved = sum(kind.elements * DTYPE_BYTES[kind.dtype] for kind in kinds)
+        return TRAINING * max(2 * node_macs(graph, node) / peak, moved / memory_bytes_per_s)
+
+    return work_s
+
+
+# -- ways to cut an operator ----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to cut an operator: the axis of each output and input it divides (-1: none).
+
+    `summed`: the outputs are partial sums. Pieces are multiples of `grain` along output 0's axis.
+    """
+
+    name: str
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+    summed: bool = False
+    grain: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cuttable:
+    """A node of a graph with the ways to cut it, and the shapes these ways divide.
+
+    A tensor of it is named by its side, "inputs" or "outputs", and its index there.
+    """
+
+    node: GraphNode
+    ways: tuple[Way, ...]
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+
+    def axes(self, counts: Counts, side: str, index: int) -> list[tuple[int, int]]:
+        """Return the axis of a tensor that each way divides (-1: none) and how often it does."""
+        ways = zip(self.ways, counts, strict=True)
+        return [(getattr(way, side)[index], count) for way, count in ways]
+
+    def fits(self, counts: Counts) -> bool:
+        """Tell whether every tensor divides evenly when each way is used so often."""
+        return not any(
+            axis >= 0 and shape[axis] % ((way.grain if side == "outputs" else 1) << count)
+            for side in ("outputs", "inputs")
+            for index, shape in enumerate(getattr(self, side))
+            for way, (axis, count) in zip(self.ways, self.axes(counts, side, index), strict=True)
+        )
+
+    def shardings(self, halvings: int) -> Iterator[Counts]:
+        """Yield how often each way is used, in all that fit with at most `halvings` in total."""
+        for counts in product(range(halvings + 1), repeat=len(self.ways)):
+            if sum(counts) <= halvings and self.fits(counts):
+                yield counts
+
+    def layout(self, counts: Counts, halvings: int, side: str, index: int) -> Layout:
+        """Return the layout of a tensor under a sharding."""
+        shape = getattr(self, side)[index]
+        maps: list[list[int]] = [[] for _ in shape]
+        first = halvings - 1
+        for axis, count in self.axes(counts, side, index):
+            if axis >= 0:
+                maps[axis] += range(first, first - count, -1)
+            first -= count
+        return Layout((2,) * halvings, tuple(map(tuple, maps)), shape)
+
+    def parts(self, counts: Counts, side: str, index: int) -> int:
+        """Return the parts a tensor is cut into; devices beyond hold it alike, or partial sums."""
+        return 1 << sum(count for axis, count in self.axes(counts, side, index) if axis >= 0)
+
+    def held_elements(self, counts: Counts, side: str, index: int) -> float:
+        """Return the elements of a tensor that one device holds."""
+        shape: Shape = getattr(self, side)[index]
+        return math.prod(shape) / self.parts(counts, side, index)
+
+
+def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
+    """Return a node with its ways: free output axes in order, then reductions by a sum.
+
+    In networks with convolutions the height and width of images are not cut: that would exchange
+    borders, which redistribution does not know. MindSpore's search leaves them out as well.
+    """
+    inputs = tuple(kind.shape for kind in graph.in_types(node))
+    outputs = tuple(kind.shape for kind in graph.out_types(node))
+    rules = ops.OPERATORS[node.op].slice_rules(inputs, dict(node.attrs))
+    images = len(outputs[0]) == 4 and any(n.op in IMAGE_OPS for n in graph.nodes)
+    ways = []
+    for rule in rules.axes:
+        if rule.kind == "free" and outputs[0][rule.axis] > 1 and not (images and rule.axis > 1):
+            own = {source.input: source.axis for source in rule.sources}
+            read = tuple(own.get(i, -1) for i in range(len(inputs)))
+            ways.append(Way(f"axis {rule.axis}", rule.joins, read, grain=rule.grain))
+    for reduction in rules.reductions or _sums(node, inputs):
+        if reduction.combine == "sum":
+            own = dict(reduction.sources)
+            read = tuple(own.get(i, -1) for i in range(len(inputs)))
+            ways.append(Way("sum", (-1,) * len(outputs), read, summed=True))
+    return Cuttable(node, tuple(ways), inputs, outputs)
+
+
+def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[ops.Reduction, ...]:
+    """Return the reductions of an operator that adds a bias: those of the sum before it."""
+    plain = WITHOUT_BIAS.get(node.op)
+    if plain is None or len(inputs) != 3:
+        return ()
+    known = ops.OPERATORS[plain].attrs
+    attrs = {key: value for key, value in node.attrs.items() if key in known}
+    return ops.OPERATORS[plain].slice_rules(inputs[:2], attrs).reductions
+
+
+class Joint(NamedTuple):
+    """A tensor from output `port` of operator `source` to input `slot` of operator `target`."""
+
+    source: int
+    target: int
+    port: int
+    slot: int
+
+
+def joints(operators: Sequence[Cuttable]) -> Iterator[Joint]:
+    """Yield every tensor that one operator writes and another reads, by its reader."""
+    place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
+    for target, op in enumerate(operators):
+        for slot, name in enumerate(op.node.inputs):
+            if name in place:
+                source, port = place[name]
+                yield Joint(source, target, port, slot)
+
+
+# -- the problem ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class GraphProblem:
+    """A problem whose node v is operator v, strategy s its sharding s: a count for each way."""
+
+    problem: Problem
+    operators: tuple[Cuttable, ...]
+    shardings: tuple[tuple[Counts, ...], ...]
+    halvings: int
+
+    def chosen(self, strategies: tuple[int, ...]) -> dict[str, dict[str, int]]:
+        """Return the parts of each way that is used, by the operator's name."""
+        found = {}
+        for op, options, strategy in zip(self.operators, self.shardings, strategies, strict=True):
+            pairs = zip(op.ways, options[strategy], strict=True)
+            found[op.node.name] = {way.name: 1 << count for way, count in pairs if count}
+        return found
+
+
+def problem_of(
+    graph: Graph,
+    devices: int,
+    cost: Cost,
+    work_s: Callable[[Graph, GraphNode], float],
+    usage_limit_bytes: int | None = None,
+) -> GraphProblem:
+    """Return the strategy problem of training a graph on 2^k devices, 32 at most.
+
+    `cost(operation, devices, bytes)` gives seconds of all_reduce, all_gather and all_to_all,
+    `work_s(graph, node)` seconds of an operator, forward and backward, on one device.
+    """
+    if not 1 <= devices <= MOST_DEVICES or devices & (devices - 1):
+        needed = f"a power of two of at most {MOST_DEVICES} devices"
+        raise errors.ClusterError(needed, str(devices), "search one server, copy it to the others")
+    halvings = devices.bit_length() - 1
+    operators = tuple(cuttable(graph, node) for node in graph.nodes)
+    shardings = tuple(tuple(op.shardings(halvings)) for op in operators)
+    nodes = []
+    for op, options in zip(operators, shardings, strict=True):
+        own_s = work_s(graph, op.node)
+        times = [own_s / (1 << sum(c)) + inner_s(graph, op, c, cost) for c in options]
+        used = [usage_bytes(graph, op, c) for c in options]
+        nodes.append(Node(0, 1, tuple(round(t * NS) for t in times), tuple(used)))
+    edges = _edges(graph, operators, shardings, halvings, cost)
+    problem = Problem(graph.name, tuple(nodes), edges, usage_limit_bytes)
+    return GraphProblem(problem, operators, shardings, halvings)
+
+
+def data_parallel(given: GraphProblem) -> tuple[int, ...]:
+    """Return the strategies that cut the first axis of every output, as far as it goes."""
+    found = []
+    for op, options in zip(given.operators, given.shardings, strict=True):
+        cuts = [
+            -1 if any(n and way.outputs[0] for way, n in zip(op.ways, c, strict=True)) else sum(c)
+            for c in options
+        ]
+        found.append(cuts.index(max(cuts)))
+    return tuple(found)
+
+
+def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
+    """Return the seconds of communication inside an operator, forward and backward."""
+    total, everyone = 0.0, 1 << sum(counts)
+    group = 1 << sum(c for way, c in zip(op.ways, counts, strict=True) if way.summed)
+    if group > 1:
+        kind = graph.out_types(op.node)[0]
+        held = kind.elements * DTYPE_BYTES[kind.dtype] / op.parts(counts, "outputs", 0)
+        total += cost("all_reduce", group, held)
+    weights: dict[int, float] = {}
+    for index, name in enumerate(op.node.inputs):
+        parts = op.parts(counts, "inputs", index)
+        group = everyone // parts
+        if group == 1 or not has_gradient(graph, op.node, index):
+            continue
+        kind = graph.types[name]
+        held = kind.elements * DTYPE_BYTES[kind.dtype] / parts
+        if name in graph.constants:  # an operator's weights travel together
+            weights[group] = weights.get(group, 0.0) + held
+        else:
+            total += cost("all_reduce", group, held)
+    return total + sum(cost("all_reduce", group, held) for group, held in weights.items())
+
+
+def has_gradient(graph: Graph, node: GraphNode, index: int) -> bool:
+    """Tell whether training needs the gradient of an input: weights and activations, not data."""
+    name = node.inputs[index]
+    averaged = node.op == "batch_norm" and index in STATISTICS
+    return graph.types[name].dtype in FLOATS and name not in graph.inputs and not averaged
+
+
+def usage_bytes(graph: Graph, op: Cuttable, counts: Counts) -> int:
+    """Return the bytes a device holds for an operator: its weights' copies and its output."""
+    total = 0
+    for index, name in enumerate(op.node.inputs):
+        if name in graph.constants:
+            kind = graph.types[name]
+            trained = has_gradient(graph, op.node, index)
+            each = STATE_BYTES if trained else DTYPE_BYTES[kind.dtype]
+            total += kind.elements * each // op.parts(counts, "inputs", index)
+    for index, kind in enumerate(graph.out_types(op.node)):
+        size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
+        total += size_bytes // op.parts(counts, "outputs", index)
+    return total
+
+
+# -- edges: redistribution of tensors -------------------------------------------------------------
+def _edges(
+    graph: Graph,
+    operators: tuple[Cuttable, ...],
+    shardings: tuple[tuple[Counts, ...], ...],
+    halvings: int,
+    cost: Cost,
+) -> tuple[Edge, ...]:
+    """Return an edge per tensor and operator that reads it, of two or more strategies each."""
+    table = _tables(cost)
+    found = []
+    for u, v, port, slot in joints(operators):
+        node = operators[v].node
+        left = [operators[u].layout(c, halvings, "outputs", port) for c in shardings[u]]
+        right = [operators[v].layout(c, halvings, "inputs", slot) for c in shardings[v]]
+        kept, whole = _cut_dimensions([*left, *right])
+        item_bytes = DTYPE_BYTES[graph.types[node.inputs[slot]].dtype] * whole
+        before, after = (tuple(_only(own, kept) for own in side) for side in (left, right))
+        costs = table(before, after, item_bytes, has_gradient(graph, node, slot))
+        if any(costs):
+            found.append(Edge(u, v, costs))
+    return tuple(found)
+
+
+Table = Callable[[tuple[Layout, ...], tuple[Layout, ...], int, bool], tuple[int, ...]]
+"""(left, right, item bytes, back) -> nanoseconds from every left layout to every right one."""
+
+
+def _tables(cost: Cost) -> Table:
+    """Return the function that makes the table of an edge, there and back if asked."""
+
+    @lru_cache(None)
+    def times_s(source: Layout, item_bytes: int) -> dict[object, float]:
+        paths = cheapest(source, price(item_bytes, cost))
+        return {map_: path.total for map_, path in paths.items()}
+
+    @lru_cache(None)
+    def table(
+        left: tuple[Layout, ...], right: tuple[Layout, ...], item_bytes: int, back: bool
+    ) -> tuple[int, ...]:
+        def both_ways_s(a: Layout, b: Layout) -> float:
+            there = times_s(a, item_bytes)[b.tensor_map]
+            return there + (times_s(b, item_bytes)[a.tensor_map] if back else 0.0)
+
+        return tuple(round(NS * both_ways_s(a, b)) for a in left for b in right)
+
+    return table
+
+
+def _cut_dimensions(layouts: Sequence[Layout]) -> tuple[list[int], int]:
+    """Return the dimensions that any layout cuts, and the elements of all others together."""
+    shape = layouts[0].shape
+    kept = [dim for dim in range(len(shape)) if any(own.tensor_map[dim] for own in layouts)]
+    return kept, math.prod(n for dim, n in enumerate(shape) if dim not in kept)
+
+
+def _only(own: Layout, kept: list[int]) -> Layout:
+    """Return a layout without the dimensions that no candidate cuts; they count as one item."""
+    maps = tuple(own.tensor_map[dim] for dim in kept)
+    return Layout(own.device_matrix, maps, tuple(own.shape[dim] for dim in kept))

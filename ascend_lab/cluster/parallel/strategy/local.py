@@ -1,0 +1,336 @@
+"""Strategies without a solver: messages and prices of memory, and the rules that others use.
+
+Messages: a sweep visits the nodes in order, then in reverse. Each node tells the next ones, for
+every one of their strategies, what it would cost at best on its side; then it takes the strategy
+that is best for what its chosen neighbours took and the others told (tree-reweighted message
+passing: V. Kolmogorov, TPAMI 28(10), 2006). Memory enters as a price per row: raised while the row
+is exceeded, lowered while it is not. In the end single nodes change as long as that helps and
+memory allows.
+
+To compare with: greedy takes nodes by weight descending; each takes the strategy with the least
+cost of its own and towards the neighbours that have already chosen.
+
+Recursive halving cuts every operator in two, log2(devices) times, and never looks back: the rule of
+MindSpore's double-recursive search (mindspore, rec_core: rec_partition.cc and rec_cost.cc). In each
+round the operators, heaviest first, take the cut with the least cost of their own plus
+redistribution towards neighbours that this round has already cut. Costs are elements: half of the
+one tensor that the cut of a product or convolution leaves whole (a quarter of that for rows),
+nothing for other operators, and 16 times a tensor whose cuts differ. Memory is ignored.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ascend_lab.cluster.parallel.strategy import graph_problem
+from ascend_lab.cluster.parallel.strategy.problem import Costs, Problem, Reduced, Whole
+
+RAISE, LOWER = 1.1, 0.97
+"""Factors of a row's price after a sweep that exceeds it, or does not."""
+ATTEMPTS = 3
+"""Orders of the nodes tried until one leads to an allowed choice; the first is the problem's."""
+Positions = dict[int, int]
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Nodes in order of the sweep, their costs and tables with a large number for inf, memory.
+
+    `rank`: the place of each node in the order. `share`: the part of a node's cost that each of its
+    messages carries.
+    """
+
+    rank: dict[int, int]
+    share: dict[int, float]
+    costs: dict[int, Costs]
+    links: dict[int, dict[int, Costs]]
+    usages: dict[int, Costs]
+    rows_of: dict[int, Whole]
+    rooms: Costs
+    forbidden: float
+
+    def cost(self, at: Positions) -> float:
+        """Return the cost of a choice, without what was folded."""
+        total = sum(float(costs[at[node]]) for node, costs in self.costs.items())
+        for u, near in self.links.items():
+            total += sum(float(table[at[u], at[v]]) for v, table in near.items() if u < v)
+        return total
+
+    def used(self, at: Positions) -> Costs:
+        """Return what a choice uses of every row of memory."""
+        used = np.zeros(len(self.rooms))
+        for node, own in self.usages.items():
+            used[self.rows_of[node]] += own[at[node]]
+        return used
+
+
+def search(
+    small: Reduced, sweeps: int = 200, time_limit_s: float = 1e9, seed: int = 0
+) -> Positions | None:
+    """Return the best allowed positions found in `sweeps` sweeps, None if none is allowed.
+
+    The same seed gives the same result unless the time runs out first.
+    """
+    ends = time.monotonic() + time_limit_s
+    rng = np.random.default_rng(seed)
+    order = tuple(small.costs)
+    for _ in range(ATTEMPTS):
+        land = landscape(small, order)
+        best = _sweeps(land, sweeps, ends)
+        if best is not None:
+            return descend(land, best)
+        if not order or time.monotonic() > ends:
+            break
+        order = tuple(int(node) for node in rng.permutation(order))
+    return None
+
+
+def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
+    """Return a reduced problem as the heuristics need it."""
+    finite = [t[np.isfinite(t)] for t in (*small.costs.values(), *small.edges.values())]
+    forbidden = 1.0 + 2 * sum(float(np.abs(part).max()) for part in finite)
+
+    def filled(table: Costs) -> Costs:
+        return np.where(np.isfinite(table), table, forbidden)
+
+    rows: dict[int, list[int]] = {node: [] for node in small.costs}
+    for index, (nodes, _) in enumerate(small.rows):
+        for node in nodes:
+            rows[node].append(index)
+    rank, share = {node: place for place, node in enumerate(order)}, {}
+    for node, near in small.links.items():
+        later = sum(rank[n] > rank[node] for n in near)
+        share[node] = 1.0 / max(1, later, len(near) - later)
+    return Landscape(
+        rank,
+        share,
+        {node: filled(costs) for node, costs in small.costs.items()},
+        {u: {v: filled(t) for v, t in near.items()} for u, near in small.links.items()},
+        {node: small.usages[node].astype(np.float64) for node in small.costs},
+        {node: np.array(own, np.int64) for node, own in rows.items()},
+        np.array([room for _, room in small.rows], np.float64),
+        forbidden,
+    )
+
+
+def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
+    """Return the best allowed choice met while messages and prices settle.
+
+    The first one comes from the least usage of every node, so that there is one in no time.
+    """
+    best: Positions | None = None
+    best_cost = land.forbidden
+    frugal = descend(land, {node: int(np.argmin(own)) for node, own in land.usages.items()})
+    if land.cost(frugal) < best_cost:
+        best, best_cost = frugal, land.cost(frugal)
+    spread = sum(float(np.ptp(costs)) for costs in land.costs.values())
+    unit = 1e-3 * spread / max(len(land.rooms), 1) + 1.0
+    prices = np.zeros(len(land.rooms))
+    messages = {
+        (u, v): np.zeros(len(land.costs[v])) for u, near in land.links.items() for v in near
+    }
+    for _ in range(sweeps):
+        per_use = prices / np.maximum(land.rooms, 1)
+        priced = {
+            node: costs + land.usages[node] * per_use[land.rows_of[node]].sum()
+            for node, costs in land.costs.items()
+        }
+        over = np.zeros(len(land.rooms), bool)
+        for forward in (True, False):
+            at = _sweep(land, priced, messages, forward)
+            cost = land.cost(at)
+            over = land.used(at) > land.rooms
+            if cost < best_cost and not over.any():
+                best, best_cost = at, cost
+        if time.monotonic() > ends:
+            break
+        prices = np.where(over, np.maximum(prices, unit) * RAISE, prices * LOWER)
+    return best
+
+
+def _sweep(
+    land: Landscape, priced: dict[int, Costs], messages: dict[tuple[int, int], Costs], forward: bool
+) -> Positions:
+    """Renew the messages in one direction and return the choice made on the way."""
+    at: Positions = {}
+    rank = land.rank
+    for node in rank if forward else reversed(rank):
+        total = choice = priced[node]
+        for near, table in land.links[node].items():
+            told = messages[near, node]
+            total = total + told
+            choice = choice + (table[:, at[near]] if near in at else told)
+        at[node] = int(np.argmin(choice))
+        part = land.share[node] * total
+        for near, table in land.links[node].items():
+            if (rank[near] > rank[node]) == forward:
+                told = ((part - messages[near, node])[:, None] + table).min(axis=0)
+                messages[node, near] = told - told.min()
+    return at
+
+
+def descend(land: Landscape, start: Positions) -> Positions:
+    """Change one node at a time while that lowers the cost within memory; return the result."""
+    at = dict(start)
+    used = land.used(at)
+    todo = set(at)
+    while todo:
+        node = todo.pop()
+        rows, own = land.rows_of[node], land.usages[node]
+        total = land.costs[node]
+        for near, table in land.links[node].items():
+            total = total + table[:, at[near]]
+        room = (land.rooms[rows] - used[rows]).min(initial=np.inf)
+        fits = own - own[at[node]] <= max(room, 0.0)
+        best = int(np.argmin(np.where(fits, total, np.inf)))
+        if total[best] < total[at[node]]:
+            used[rows] += own[best] - own[at[node]]
+            at[node] = best
+            todo.update(land.links[node])
+    return at
+
+
+# -- rules to compare with -------------------------------------------------------------------------
+REDISTRIBUTION = 16.0
+ROWS = 0.25
+PRODUCTS = ("matmul", "batch_matmul", "gemm")
+
+
+def greedy(problem: Problem) -> tuple[int, ...]:
+    """Return the greedy choice, heaviest by largest usage; memory is not looked at.
+
+    Like the rule it imitates, it may exceed the limit: `evaluate` tells.
+    """
+    nodes = problem.nodes
+    totals = [np.array(node.costs, np.float64) for node in nodes]
+    near: list[list[tuple[int, np.ndarray]]] = [[] for _ in nodes]
+    for edge in problem.edges:
+        u, v = edge.source, edge.target
+        table = np.array(edge.costs, np.float64).reshape(len(totals[u]), len(totals[v]))
+        if u == v:
+            totals[u] += np.diag(table)
+        else:
+            near[u].append((v, table))
+            near[v].append((u, table.T))
+    chosen: dict[int, int] = {}
+    for node in sorted(range(len(nodes)), key=lambda v: -max(nodes[v].usages)):
+        chosen[node] = int(np.argmin(totals[node]))
+        for other, table in near[node]:
+            totals[other] += table[chosen[node]]
+    return tuple(chosen[node] for node in range(len(nodes)))
+
+
+# -- recursive halving ----------------------------------------------------------------------------
+@dataclass(slots=True)
+class _Round:
+    """Cuts before a round, cuts so far, and the way each operator took in it (-1: none)."""
+
+    before: list[graph_problem.Counts]
+    counts: list[graph_problem.Counts]
+    taken: dict[int, int] = field(default_factory=dict)
+
+
+def halving(given: graph_problem.GraphProblem, own_costs: bool = False) -> tuple[int, ...]:
+    """Return the strategies of recursive halving on a problem made from a graph.
+
+    With `own_costs` the rule is the same but weighs the problem's own costs, not MindSpore's: what
+    then remains to the optimum comes from never looking back.
+    """
+    operators = given.operators
+    places = [{c: i for i, c in enumerate(options)} for options in given.shardings]
+    weigh = _own(given, places) if own_costs else _published(operators)
+    order = sorted(range(len(operators)), key=lambda v: -_weight(operators[v]))
+    counts: list[graph_problem.Counts] = [(0,) * len(op.ways) for op in operators]
+    for _ in range(given.halvings):
+        now = _Round(list(counts), counts)
+        for v in order:
+            open_ways = [w for w in _open(operators[v]) if _more(counts[v], w) in places[v]]
+            now.taken[v] = min(open_ways, key=lambda w: weigh(now, v, w), default=-1)
+            if open_ways:
+                counts[v] = _more(counts[v], now.taken[v])
+    return tuple(places[v][counts[v]] for v in range(len(operators)))
+
+
+Weigh = Callable[[_Round, int, int], float]
+"""The cost of cutting an operator a way in a round."""
+
+
+def _more(counts: graph_problem.Counts, way: int) -> graph_problem.Counts:
+    """Return counts with one more use of a way."""
+    return tuple(c + (i == way) for i, c in enumerate(counts))
+
+
+def _open(op: graph_problem.Cuttable) -> list[int]:
+    """Return the ways MindSpore considers: of a convolution only the batch."""
+    image = op.node.op in graph_problem.IMAGE_OPS
+    return [i for i, way in enumerate(op.ways) if not image or way.outputs[0] == 0]
+
+
+def _inner(op: graph_problem.Cuttable, counts: graph_problem.Counts, way: int) -> float:
+    """Return the published cost of a cut: what it leaves whole, in elements of a device's part."""
+    if op.node.op not in (*PRODUCTS, *graph_problem.IMAGE_OPS):
+        return 0.0
+    whole = 0.0
+    for side, index in (("inputs", 0), ("inputs", 1), ("outputs", 0)):
+        if getattr(op.ways[way], side)[index] < 0:
+            whole += op.held_elements(counts, side, index)
+    rows = op.node.op in PRODUCTS and op.ways[way].outputs[0] == len(op.outputs[0]) - 2
+    return whole / 2 * (ROWS if rows else 1.0)
+
+
+def _weight(op: graph_problem.Cuttable) -> float:
+    """Return what operators are sorted by: a product's dearest cut, a convolution's cheapest."""
+    costs = [_inner(op, (0,) * len(op.ways), way) for way in _open(op)]
+    pick = max if op.node.op in PRODUCTS else min
+    return pick(costs, default=0.0)
+
+
+def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
+    """Return MindSpore's cost of a cut, towards neighbours cut in the same round too."""
+    near: list[list[graph_problem.Joint]] = [[] for _ in operators]
+    for joint in graph_problem.joints(operators):
+        near[joint.source].append(joint)
+        near[joint.target].append(joint)
+
+    def weigh(now: _Round, v: int, way: int) -> float:
+        total, ways = _inner(operators[v], now.before[v], way), {**now.taken, v: way}
+        for joint in near[v]:
+            if joint.source not in ways or joint.target not in ways:
+                continue
+            left = _axis(operators[joint.source], ways[joint.source], "outputs", joint.port)
+            right = _axis(operators[joint.target], ways[joint.target], "inputs", joint.slot)
+            if left != right:
+                end = ("outputs", joint.port) if joint.source == v else ("inputs", joint.slot)
+                total += REDISTRIBUTION * operators[v].held_elements(now.before[v], *end)
+        return total
+
+    return weigh
+
+
+def _axis(op: graph_problem.Cuttable, way: int, side: str, index: int) -> int:
+    """Return the axis of a tensor that a way cuts; -1: none."""
+    return -1 if way < 0 else int(getattr(op.ways[way], side)[index])
+
+
+def _own(given: graph_problem.GraphProblem, places: list[dict[graph_problem.Counts, int]]) -> Weigh:
+    """Return the same weighing with the problem's own node and edge costs."""
+    nodes, edges = given.problem.nodes, given.problem.edges
+    near: list[list[int]] = [[] for _ in nodes]
+    for index, edge in enumerate(edges):
+        near[edge.source].append(index)
+        near[edge.target].append(index)
+
+    def weigh(now: _Round, v: int, way: int) -> float:
+        own = places[v][_more(now.before[v], way)]
+        total = nodes[v].costs[own]
+        for edge in (edges[index] for index in near[v]):
+            other = edge.target if edge.source == v else edge.source
+            if other in now.taken:
+                theirs = places[other][now.counts[other]]
+                s, t = (own, theirs) if edge.source == v else (theirs, own)
+                total += edge.costs[s * len(nodes[edge.target].costs) + t]
+        return total
+
+    return weigh

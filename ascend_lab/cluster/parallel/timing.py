@@ -1,0 +1,335 @@
+"""The step time of a plan: stages' work, what groups exchange, the pipeline, gradients, update.
+
+    forward of a stage  = its units' work + exchanges of tensor groups
+    backward of a stage = the same, backward, + its forward again if it recomputes
+    step = pipeline, + gradients that the last backward does not hide, + update
+
+Exchanges of tensor groups are never hidden. Gradients of a unit travel from the end of its last
+backward on, one after another. ZeRO 3 gathers weights ahead of each unit, both ways; ZeRO 2 and 3
+scatter gradients after every micro-batch, behind the compute.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from ascend_lab import cluster
+from ascend_lab.cluster import Interpolated, Round, Schedule, Topology, collective_time, make
+from ascend_lab.cluster.algorithms import laid
+from ascend_lab.cluster.parallel import plan as plans
+from ascend_lab.cluster.parallel.plan import (
+    HALF_BYTES,
+    DeviceMemory,
+    Model,
+    Plan,
+    Unit,
+    orders,
+    peak_held,
+)
+from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Costs(Protocol):
+    """Seconds of communication of a plan on a topology."""
+
+    def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
+        """Return the seconds of an operation that all groups along an axis run at once."""
+        ...
+
+    def transfer(self, plan: Plan, size_bytes: float) -> float:
+        """Return the seconds in which stages hand tensors to their neighbours."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTime:
+    """A plan timed: the step, its parts on the busiest device, and memory per stage's device.
+
+    `compute_s` is the work of the slowest device, `exchange_s` its tensor exchanges, `exposed_s`
+    what gradients and updates add to the pipeline's end, `waits_s` the rest of the step: waiting
+    for other stages, and traffic of ZeRO 2 and 3 that no work hides.
+    """
+
+    plan: Plan
+    batch: int
+    step_s: float
+    compute_s: float
+    exchange_s: float
+    pipeline_s: float
+    bubble: float
+    exposed_s: float
+    memory: tuple[DeviceMemory, ...]
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of the device that needs most."""
+        return max(m.total_bytes for m in self.memory)
+
+    @property
+    def waits_s(self) -> float:
+        """Step - work - exchanges - exposed."""
+        return max(0.0, self.pipeline_s - self.compute_s - self.exchange_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Batch / step."""
+        return self.batch / self.step_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, ready for JSON."""
+        names = ("step_s", "samples_per_s", "compute_s", "exchange_s", "pipeline_s", "bubble",
+                 "exposed_s", "memory_bytes")  # fmt: skip
+        return {
+            "plan": self.plan.label,
+            **asdict(self.plan),
+            "axes": list(self.plan.axes),
+            **{name: getattr(self, name) for name in names},
+            "memory_per_stage": [m.as_dict() for m in self.memory],
+        }
+
+
+# -- a model cut into stages ----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A model cut as a plan says: the units of every virtual stage, and what devices hold."""
+
+    plan: Plan
+    chunks: tuple[tuple[Unit, ...], ...]
+    held: tuple[dict[int, int], ...]
+
+    def of_device(self, device: int) -> list[tuple[Unit, ...]]:
+        """Return the chunks of a pipeline device."""
+        return list(self.chunks[device :: self.plan.pipeline])
+
+    def units_of(self, device: int) -> list[Unit]:
+        """Return the units of a pipeline device."""
+        return [unit for chunk in self.of_device(device) for unit in chunk]
+
+    def work_s(self, device: int) -> float:
+        """Return the work of a device for one micro-batch, forward and backward."""
+        times = 2 if self.plan.recompute else 1
+        return sum(times * u.forward_s + u.backward_s for u in self.units_of(device))
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds no step is shorter than: a device's work, and the way to it and back."""
+        plan, way, most = self.plan, 0.0, 0.0
+        for device in range(plan.pipeline):
+            work = self.work_s(device)
+            most = max(most, plan.micro_batches * work + way)
+            way += work if plan.virtual == 1 else 0.0
+        return most
+
+    def memory(self, optimizer: str) -> tuple[DeviceMemory, ...]:
+        """Return the memory of one device of every pipeline stage."""
+        stages = self.plan.pipeline
+        helds = ({s // stages: n for s, n in self.held[d].items()} for d in range(stages))
+        return tuple(
+            plans.stage_memory(self.of_device(d), held, self.plan, optimizer)
+            for d, held in enumerate(helds)
+        )
+
+
+def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
+    """Return a model cut into the plan's virtual stages, the slowest as quick as possible.
+
+    Raises `ClusterError` for batches and models that do not divide so.
+    """
+    units = model.units(plan.micro_batch(batch), plan.tensor, plan.sequence)
+    ranges = _ranges(tuple(u.forward_s + u.backward_s for u in units), plan.pipeline * plan.virtual)
+    chunks = tuple(tuple(units[i] for i in part) for part in ranges)
+    held = _held(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    return Cut(plan, chunks, held)
+
+
+_ranges = lru_cache(512)(plans.split_units)
+
+
+@lru_cache(512)
+def _held(schedule: str, stages: int, micro: int, virtual: int) -> tuple[dict[int, int], ...]:
+    return tuple(map(peak_held, orders(schedule, stages, micro, virtual)))
+
+
+# -- the step -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What the units of a plan take to communicate; equal sizes are asked for once."""
+
+    plan: Plan
+    costs: Costs
+    known: dict[tuple[str, str, float], float] = field(default_factory=dict)
+
+    def timed(self, op: str, axis: str, size_bytes: float) -> float:
+        key = (op, axis, size_bytes)
+        if key not in self.known:
+            self.known[key] = self.costs.collective(op, self.plan, axis, size_bytes)
+        return self.known[key]
+
+    def exchange_s(self, unit: Unit) -> float:
+        """Return the seconds tensor groups exchange in a unit, one way.
+
+        Sequence parallelism turns each all-reduce into a reduce-scatter and an all-gather.
+        """
+        if self.plan.tensor == 1 or not unit.exchanges:
+            return 0.0
+        ops = ("reduce_scatter", "all_gather") if self.plan.sequence else ("all_reduce",)
+        return unit.exchanges * sum(self.timed(op, "tensor", unit.exchange_bytes) for op in ops)
+
+    def gradient_s(self, op: str, unit: Unit) -> float:
+        """Return the seconds of an operation on all gradients (or weights) of a unit, in fp16."""
+        if self.plan.data == 1 or not unit.parameters:
+            return 0.0
+        return self.timed(op, "data", float(HALF_BYTES * unit.parameters))
+
+    def gather_s(self, unit: Unit) -> float:
+        """Return the seconds in which ZeRO 3 brings a unit's weights together."""
+        return self.gradient_s("all_gather", unit) if self.plan.zero_stage == 3 else 0.0
+
+    def scatter_s(self, unit: Unit) -> float:
+        """Return the seconds in which ZeRO 2 and 3 add up a unit's gradients each micro-batch."""
+        return self.gradient_s("reduce_scatter", unit) if self.plan.zero_stage >= 2 else 0.0
+
+
+def plan_time(
+    plan: Plan, model: Model, costs: Costs, batch: int, optimizer: str = "adam"
+) -> PlanTime:
+    """Return the step time and memory of a plan; raises as `cut_model`."""
+    cut, traffic = cut_model(plan, model, batch), _Traffic(plan, costs)
+    ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
+    back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
+    ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
+    lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    timed = plans.run_pipeline(lists, ahead, back, ways)
+    step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
+    passes = 3 if plan.recompute else 2
+    work, exchanges = max(
+        (cut.work_s(d), passes * sum(map(traffic.exchange_s, cut.units_of(d))))
+        for d in range(plan.pipeline)
+    )
+    return PlanTime(
+        plan, batch, step_s, plan.micro_batches * work, plan.micro_batches * exchanges,
+        timed.end_s, timed.bubble, step_s - timed.end_s, cut.memory(optimizer),
+    )  # fmt: skip
+
+
+def _forward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
+    work = [u.forward_s + traffic.exchange_s(u) for u in units]
+    return _two_lanes(work, list(map(traffic.gather_s, units)), [0.0] * len(units))
+
+
+def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
+    again = 1 if traffic.plan.recompute else 0
+    back = units[::-1]
+    work = [u.backward_s + again * u.forward_s + (1 + again) * traffic.exchange_s(u) for u in back]
+    gathers, scatters = (list(map(f, back)) for f in (traffic.gather_s, traffic.scatter_s))
+    return _two_lanes(work, gathers, scatters)
+
+
+def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[float]) -> float:
+    """Return when compute and communication are done: a gather ahead, a scatter behind each."""
+    gathered = computed = scattered = 0.0
+    for own, first, last in zip(work, before, after, strict=True):
+        gathered += first
+        computed = max(computed, gathered) + own
+        scattered = max(scattered, computed) + last if last else scattered
+    return max(computed, scattered, sum(before) + sum(after))
+
+
+def _finished_s(
+    cut: Cut, model: Model, traffic: _Traffic, timed: plans.PipelineTime, device: int
+) -> float:
+    """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
+    plan, last, chunks = cut.plan, timed.last_backward(device), cut.of_device(device)
+    op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
+    now, lane = last.start_s, 0.0
+    final = last.task.stage // plan.pipeline
+    for place in sorted(range(len(chunks)), key=lambda c: c == final):
+        for unit in chunks[place][::-1]:
+            if place == final:
+                share = unit.backward_s / (sum(u.backward_s for u in chunks[place]) or 1.0)
+                now += share * (last.end_s - last.start_s)
+            lane = max(lane, now if place == final else last.start_s)
+            lane += traffic.gradient_s(op, unit) if op else 0.0
+    units = cut.units_of(device)
+    own = sum(u.parameters for u in units) / (plan.data if plan.zero_stage else 1)
+    end = max(lane, last.end_s) + own * model.update_s_per_parameter
+    if plan.zero_stage in (1, 2):
+        end += sum(traffic.gradient_s("all_gather", u) for u in units)
+    return end
+
+
+# -- what groups of devices take where the plan puts them -----------------------------------------
+@dataclass(frozen=True)
+class TopologyCosts:
+    """Times of collectives of all groups of an axis at once; those found are remembered.
+
+    The first group stands for all; the groups that have devices in its servers run beside it and
+    share the links. Sizes in between are interpolated.
+    """
+
+    topology: Topology
+    _costs: dict[tuple[Any, ...], Interpolated] = field(default_factory=dict)
+    _prepared: dict[tuple[str, Groups, str], Prepared] = field(default_factory=dict)
+
+    def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
+        """Return the seconds of an operation along an axis, the best algorithm for its size."""
+        return self._cost(op, plan, axis)(size_bytes)
+
+    def transfer(self, plan: Plan, size_bytes: float) -> float:
+        """Return the seconds from a stage to the next, all pipelines at once, the slowest hop."""
+        return self._cost("transfer", plan, "pipeline")(size_bytes)
+
+    def _cost(self, op: str, plan: Plan, axis: str) -> Interpolated:
+        """Return a cost by the shape of the plan, and by the groups, which other shapes share."""
+        key = (op, axis, plan.data, plan.tensor, plan.pipeline, plan.axes)
+        if key not in self._costs:
+            groups = self.beside(plan.groups(axis))
+            fresh = Interpolated(lambda n: self._timed(op, groups, n))
+            self._costs[key] = self._costs.setdefault((op, groups), fresh)
+        return self._costs[key]
+
+    def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
+        """Return the first group and those that have devices in its servers."""
+        homes = {d: i for i, group in enumerate(self.topology.groups) for d in group}
+        near = {homes[device] for device in groups[0]}
+        return tuple(g for g in groups if any(homes[device] in near for device in g))
+
+    def _timed(self, op: str, groups: Groups, size_bytes: float) -> float:
+        ranks = len(groups[0])
+        if ranks == 1:
+            return 0.0
+        if op == "transfer":
+            return self._hop(groups, size_bytes)
+        first = collective_time(op, self.topology, size_bytes, placement=groups[0])
+        if len(groups) == 1:
+            return first.time_s
+        key = (op, groups, first.algorithm)
+        if key not in self._prepared:
+            servers = cluster.servers_of(self.topology, groups[0])
+            one = make(op, first.algorithm, ranks, groups=servers)
+            places = tuple(device for group in groups for device in group)
+            self._prepared[key] = prepare(side_by_side(one, len(groups)), self.topology, places)
+        return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
+
+    def _hop(self, groups: Groups, size_bytes: float) -> float:
+        stages, everyone = np.array(groups).T, tuple(range(self.topology.size))
+        rows = np.zeros((len(groups), 1), np.int64)
+        hops = (Round.of(one, two, rows) for one, two in pairwise(stages))
+        patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)
+        return max(pattern.time_s(size_bytes, self.topology) for pattern in patterns)
+
+
+def side_by_side(schedule: Schedule, count: int) -> Schedule:
+    """Return `count` groups that run the same schedule at once, as one to be timed.
+
+    Group g's rank r is rank g * ranks + r. Only its rounds mean something: sizes count its blocks.
+    """
+    ranks = np.arange(count * schedule.ranks).reshape(count, -1)
+    rounds = laid(schedule.rounds, ranks, np.arange(schedule.blocks)[None, :, None])
+    return Schedule("all_reduce", schedule.algorithm, ranks.size, schedule.blocks, rounds)

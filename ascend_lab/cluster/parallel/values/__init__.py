@@ -1,0 +1,349 @@
+"""Parallel plans executed on arrays: small models, real messages, the values of one device.
+
+`train_single` is the reference; `train(model, batches, optimizer, plan)` reproduces it on many
+ranks and counts what they send.
+"""
+
+# fmt: off
+# isort: off
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ascend_lab import cluster, errors
+from ascend_lab.cluster.parallel.plan import BACKWARD, FORWARD, Plan, Task, orders, run_pipeline
+from ascend_lab.cluster.parallel.values.group import (
+    Batch, Group, Model, Net, Piece, Ranked, Shard, Tape, Traffic, Values, Var, part, parts, same,
+    send,
+)
+from ascend_lab.cluster.parallel.values.models import experts_transformer, sentences, transformer
+from ascend_lab.cluster.parallel.values.weights import (
+    Adam, Cuts, Optimizer, Replicas, Sgd, Sharded, flatten, unflatten,
+)
+from ascend_lab.cluster.train.step import DynamicLossScale
+
+__all__ = [
+    "Adam", "Batch", "Group", "MixedRun", "Model", "Net", "Piece", "Plan", "Run", "Sgd",
+    "Shard", "Tape", "Traffic", "Var", "experts_transformer", "loss_and_gradients", "sentences",
+    "train", "train_mixed", "train_single", "transformer", "vanishing",
+]
+# fmt: on
+# isort: on
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What training gave: a loss and all gradients a step, the parameters after the last one.
+
+    `traffic` counts messages; `held` elements on the first rank of the first stage when the last
+    backward pass has ended: parameters, gradients, state. Of each stage: `flights` the most
+    micro-batches, `outputs` the most elements of operators' outputs held for the backward pass.
+    """
+
+    losses: tuple[float, ...]
+    gradients: tuple[dict[str, Values], ...]
+    parameters: dict[str, Values]
+    traffic: Traffic = field(default_factory=Traffic)
+    held: dict[str, int] = field(default_factory=dict)
+    flights: tuple[int, ...] = (1,)
+    outputs: tuple[int, ...] = ()
+
+
+def passed(
+    model: Model,
+    weights: Mapping[str, Ranked],
+    groups: dict[str, Group],
+    inputs: Ranked,
+    targets: Ranked,
+    seed: float,
+) -> tuple[float, dict[str, Ranked]]:
+    """Return the sum of all tokens' losses, and `seed` times its gradient for every weight.
+
+    All pieces are on every rank; gradients are of each rank's own tokens.
+    """
+    tape, x = Tape(), Var(inputs)
+    found = {key: Var(ranked) for key, ranked in weights.items()}
+    for piece in model.pieces:
+        own = {name: found[f"{piece.name}.{name}"] for name in piece.weights}
+        x = piece.forward(Net(tape, own, groups), x, targets)
+    tape.backward(x, [np.full_like(losses, seed) for losses in x.values])
+    loss = sum(float(losses.sum()) for losses in x.values)
+    return loss, {key: var.grads for key, var in found.items() if var.grads is not None}
+
+
+def loss_and_gradients(
+    model: Model, weights: Mapping[str, Values], batch: Batch
+) -> tuple[float, dict[str, Values]]:
+    """Return the mean loss of a batch and its gradient for every weight, on one device."""
+    groups, tokens = Cuts(Plan()).groups(Traffic()), batch.targets.size
+    ranked = {key: [weight] for key, weight in weights.items()}
+    loss, grads = passed(model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens)
+    return loss / tokens, {key: one[0] for key, one in grads.items()}
+
+
+def train_single(model: Model, batches: Sequence[Batch], optimizer: Optimizer) -> Run:
+    """Train on one device: what every plan must reproduce. One step a batch."""
+    weights = model.weights
+    states = {key: optimizer.start(weight) for key, weight in weights.items()}
+    losses, gradients = [], []
+    for number, batch in enumerate(batches, 1):
+        loss, grads = loss_and_gradients(model, weights, batch)
+        losses.append(loss)
+        gradients.append(grads)
+        for key, grad in grads.items():
+            weights[key], states[key] = optimizer.update(weights[key], grad, states[key], number)
+    return Run(tuple(losses), tuple(gradients), weights)
+
+
+def train(
+    model: Model,
+    batches: Sequence[Batch],
+    optimizer: Optimizer,
+    plan: Plan,
+    *,
+    segments: cluster.Segments | None = None,
+    order: Sequence[Sequence[Task]] | None = None,
+) -> Run:
+    """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
+
+    `segments`: gradients all-reduced together, in backward order; `order`: each stage's tasks,
+    instead of those of the plan's schedule. The plan's `recompute` and `axes` matter for time and
+    memory, not for values: they are ignored here.
+    """
+    trainer = _Trainer(model, optimizer, Cuts(plan, segments), order)
+    losses, gradients = [], []
+    for number, batch in enumerate(batches, 1):
+        losses.append(trainer.pass_through(batch))
+        gradients.append(trainer.update(number))
+    return Run(
+        tuple(losses),
+        tuple(gradients),
+        trainer.assembled([chunk.store.whole_weights() for chunk in trainer.chunks]),
+        trainer.traffic,
+        trainer.held,
+        tuple(trainer.flights),
+        tuple(trainer.outputs),
+    )
+
+
+# -- the machine behind every plan ----------------------------------------------------------------
+class _Chunk:
+    """Consecutive pieces on the data x tensor ranks of one stage."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], groups: dict[str, Group], cuts: Cuts, optimizer: Optimizer
+    ) -> None:
+        self.pieces, self.groups, self.cuts = pieces, groups, cuts
+        kind = Sharded if cuts.plan.zero_stage else Replicas
+        self.store = kind(pieces, groups, cuts, optimizer)
+        self.flights: dict[int, tuple[Tape, Var, Var]] = {}  # by micro-batch: first and last value
+
+    def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
+        """Run the pieces and keep what the backward pass needs."""
+        tape, first = Tape(), Var(x)
+        last = first
+        for piece in self.pieces:
+            weights = self.store.fetch(tape, piece)
+            net = Net(tape, weights, self.groups, self.cuts.plan.sequence)
+            last = piece.forward(net, last, targets)
+            self.store.release(tape, piece, weights)
+        self.flights[micro] = (tape, first, last)
+        return last.values
+
+    def backward(self, micro: int, grads: Ranked) -> Ranked | None:
+        """Return the gradient of the chunk's input, if it has one; weights keep theirs."""
+        tape, first, last = self.flights.pop(micro)
+        tape.backward(last, grads)
+        return first.grads
+
+
+class _Trainer:
+    """The chunks of a model on their stages, and the messages between them."""
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        cuts: Cuts,
+        order: Sequence[Sequence[Task]] | None = None,
+    ) -> None:
+        self.model, self.cuts, self.plan, self.traffic = model, cuts, cuts.plan, Traffic()
+        plan, self.groups = cuts.plan, cuts.groups(self.traffic)
+        made = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+        self.order = made if order is None else order
+        if [set(row) for row in self.order] != [set(row) for row in made]:
+            what = f"for each of {plan.pipeline} stages all its tasks"
+            raise errors.ClusterError(what, "others", "reorder what `orders` gives")
+        count = plan.pipeline * plan.virtual
+        if count > len(model.pieces):
+            what = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
+            raise errors.ClusterError(what, str(len(model.pieces)), "use fewer stages")
+        owned = np.array_split(np.arange(len(model.pieces)), count)
+        self.chunks = [
+            _Chunk([model.pieces[i] for i in own], self.groups, cuts, optimizer) for own in owned
+        ]
+        self.flights = [0] * plan.pipeline
+        self.outputs = [0] * plan.pipeline
+        self.held: dict[str, int] = {}
+
+    def pass_through(self, batch: Batch) -> float:
+        """Run every stage's tasks, each as soon as its input is there; return the mean loss."""
+        inputs, targets = self._shared(batch.inputs), self._shared(batch.targets)
+        inbox = {Task(0, m, FORWARD): x for m, x in enumerate(inputs)}
+        losses: list[Ranked] = []
+        equal = [1.0] * len(self.chunks)
+        for timed in run_pipeline(self.order, equal, equal).tasks:
+            self._run(timed.task, inbox, targets, losses, batch.targets.size)
+            self._count(timed.device)
+        leaders = [r for r in range(len(targets[0])) if self.groups["tensor"].place(r) == 0]
+        return sum(float(loss[r].sum()) for loss in losses for r in leaders) / batch.targets.size
+
+    def _run(
+        self,
+        task: Task,
+        inbox: dict[Task, Ranked],
+        targets: list[Ranked],
+        losses: list[Ranked],
+        tokens: int,
+    ) -> None:
+        """Run a task and put its result where the next one finds it."""
+        chunk, micro, last = task.stage, task.micro_batch, len(self.chunks) - 1
+        given = inbox.pop(task)
+        if task.phase == BACKWARD:
+            grads = self.chunks[chunk].backward(micro, given)
+            if chunk > 0 and grads is not None:
+                inbox[Task(chunk - 1, micro, BACKWARD)] = self._send(grads)
+            return
+        out = self.chunks[chunk].forward(micro, given, targets[micro])
+        if chunk < last:
+            inbox[Task(chunk + 1, micro, FORWARD)] = self._send(out)
+        else:
+            losses.append(out)
+            # mean over all tokens of the batch: gradients of parts are simply added
+            inbox[Task(last, micro, BACKWARD)] = [np.full_like(one, 1 / tokens) for one in out]
+
+    def _send(self, arrays: Ranked) -> Ranked:
+        return send(arrays, self.traffic) if self.plan.pipeline > 1 else arrays
+
+    def _count(self, stage: int) -> None:
+        """Note the most micro-batches, and elements of outputs, that a stage has held."""
+        own = self.chunks[stage :: self.plan.pipeline]
+        tapes = [tape for chunk in own for tape, _, _ in chunk.flights.values()]
+        self.flights[stage] = max(self.flights[stage], len(tapes))
+        self.outputs[stage] = max(self.outputs[stage], sum(tape.elements for tape in tapes))
+
+    def _shared(self, array: Values) -> list[Ranked]:
+        """Return each micro-batch of each rank."""
+        rows, micro = parts(array, self.groups["data"], 0, "a batch"), self.plan.micro_batches
+        return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
+
+    def update(self, number: int) -> dict[str, Values]:
+        """Add gradients up, take the optimiser's step, return the gradients."""
+        stores = [chunk.store for chunk in self.chunks]
+        self.held = stores[0].held()
+        for store in stores:
+            store.reduce()
+        found = self.assembled([store.whole_grads() for store in stores])
+        for store in stores:
+            store.step(number)
+            store.clear()
+        return found
+
+    def assembled(self, stores: Sequence[dict[str, Ranked]]) -> dict[str, Values]:
+        """Return full arrays from ranks' parts; raise `ClusterError` if copies differ."""
+        ranked = {key: arrays for store in stores for key, arrays in store.items()}
+        found = {}
+        for piece in self.model.pieces:
+            for name in piece.weights:
+                key, shard = f"{piece.name}.{name}", self.cuts.shard(piece, name)
+                found[key] = self._whole(ranked[key], shard, key)
+        return found
+
+    def _whole(self, ranked: Ranked, shard: Shard | None, key: str) -> Values:
+        copies, whole = ranked, ranked[0]
+        if shard is not None:
+            group = self.groups[shard.group]
+            copies = [array for r, array in enumerate(ranked) if group.place(r) == 0]
+            whole = np.concatenate([ranked[r] for r in group.members[0]], shard.axis)
+        if not same(copies):
+            what = f"{key}: equal copies on every rank"
+            raise errors.ClusterError(what, "copies that differ", "add them up")
+        return whole
+
+
+# -- mixed precision ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class MixedRun:
+    """A loss, a scale, whether the step was skipped, and the share of zero gradients, each step."""
+
+    losses: tuple[float, ...]
+    scales: tuple[float, ...]
+    skipped: tuple[bool, ...]
+    zeros: tuple[float, ...]
+    parameters: dict[str, Values]
+    traffic: Traffic
+
+
+def train_mixed(
+    model: Model,
+    batches: Sequence[Batch],
+    optimizer: Optimizer,
+    ranks: int = 1,
+    scale: DynamicLossScale | None = None,
+) -> MixedRun:
+    """Train data parallel in fp16; each rank has its part of the fp32 masters (ZeRO stage 1).
+
+    The loss is multiplied by a scale so that small gradients do not vanish in fp16, and gradients
+    are divided by it in fp32. A gradient that overflows, which shows only in some ranks' part of
+    it, makes all ranks skip the step and halve the scale; many good steps in a row double it.
+    Micikevicius et al., "Mixed precision training", 2018.
+    """
+    scale, traffic = scale or DynamicLossScale(), Traffic()
+    group = Cuts(Plan(data=ranks)).groups(traffic)["data"]
+    flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
+    masters = parts(flat, group, 0)
+    states = [optimizer.start(m) for m in masters]
+    half, taken = [flat.astype(np.float16)] * ranks, 0
+    rows: list[tuple[float, float, bool, float]] = []
+    for batch in batches:
+        with np.errstate(all="ignore"):  # fp16 may overflow: that is what the scale reacts to
+            loss, grads = _half_pass(model, half, batch, scale.scale)
+            own = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
+        seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in own]
+        bad = bool(group.all_reduce(seen)[0][0] > 0)
+        rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
+        if not bad:
+            taken += 1
+            for r in range(ranks):
+                grad = own[r].astype(np.float32) / np.float32(scale.scale)
+                masters[r], states[r] = optimizer.update(masters[r], grad, states[r], taken)
+        half = group.all_gather([m.astype(np.float16) for m in masters])
+        scale = scale.next(bad)
+    losses, scales, skipped, zero_shares = zip(*rows, strict=True)
+    parameters = _named(model, np.concatenate(masters))
+    return MixedRun(losses, scales, skipped, zero_shares, parameters, traffic)
+
+
+def vanishing(gradients: Mapping[str, Values], scale: float = 1.0) -> float:
+    """Return the share of gradients other than 0 that are 0 in fp16 after scaling."""
+    flat = flatten(list(gradients.values()))
+    with np.errstate(all="ignore"):
+        return float(np.mean((flat[flat != 0] * scale).astype(np.float16) == 0))
+
+
+def _named(model: Model, flat: Values) -> dict[str, Values]:
+    shapes = [w.shape for w in model.weights.values()]
+    return dict(zip(model.weights, unflatten(flat, shapes), strict=True))
+
+
+def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[float, Ranked]:
+    """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
+    count, tokens = len(half), batch.targets.size
+    groups = Cuts(Plan(data=count)).groups(Traffic())
+    both = batch.inputs, batch.targets
+    inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in both)
+    named = [_named(model, one) for one in half]
+    weights = {key: [one[key] for one in named] for key in model.weights}
+    loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
+    return loss / tokens, [flatten([one[r] for one in grads.values()]) for r in range(count)]

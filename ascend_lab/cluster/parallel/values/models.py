@@ -1,0 +1,379 @@
+"""Small models and data to train: transformer language models, plain and with layers of experts.
+
+Weights before the non-linearity are cut by columns, those after it by rows, so that half a layer
+needs one sum forward (`leave`) and one backward (`enter`): 2 + 2 all-reduces of (batch, sequence,
+width) a layer. Logits (batch, sequence, vocabulary) are never gathered: ranks exchange three
+numbers a token, the maximum, the sum of exponentials and the target's logit. Shoeybi et al.,
+"Megatron-LM", 2019, section 3. With `sequence` the tensor between the halves is split along the
+sequence and every all-reduce becomes a reduce-scatter and an all-gather of the same bytes:
+Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.
+
+In a layer of experts each token is computed by the one or two that a router picks for it. Experts
+are spread over ranks that each hold other sentences, so tokens travel to their experts and back:
+two all-to-alls forward, two backward. Each sentence may send `capacity` tokens to an expert; later
+ones are dropped and pass only through the residual. Counting by sentence makes the result
+independent of the number of ranks. Lepikhin et al., "GShard", 2020; Fedus et al., "Switch
+transformers", 2021.
+"""
+
+import math
+
+import numpy as np
+
+from ascend_lab.cluster.parallel.values import group as comm
+from ascend_lab.cluster.parallel.values.group import (
+    Model,
+    Net,
+    Piece,
+    Ranked,
+    Shard,
+    Values,
+    Var,
+    exchange,
+)
+from ascend_lab.errors import ClusterError
+
+MASKED = -10000.0
+"""Added to the scores of later positions."""
+
+
+def transformer(
+    layers: int = 2,
+    width: int = 16,
+    heads: int = 4,
+    vocabulary: int = 24,
+    length: int = 8,
+    seed: int = 0,
+) -> Model:
+    """Return a causal language model: embedding, layers of 4 x width hidden units, head."""
+    rng = np.random.default_rng(seed)
+    inner = (layer(f"layer{i}", width, heads, 4 * width, rng) for i in range(layers))
+    first = embed("embed", vocabulary, length, width, rng)
+    return Model((first, *inner, head("head", width, vocabulary, rng)))
+
+
+def experts_transformer(
+    layers: int = 1,
+    width: int = 16,
+    heads: int = 4,
+    experts: int = 4,
+    top: int = 2,
+    factor: float = 1.25,
+    vocabulary: int = 24,
+    length: int = 8,
+    seed: int = 0,
+) -> Model:
+    """Return a language model with `experts` in place of the second half of each layer."""
+    rng = np.random.default_rng(seed)
+    inner = (
+        experts_layer(f"layer{i}", width, heads, 2 * width, experts, rng, top, factor)
+        for i in range(layers)
+    )
+    first = embed("embed", vocabulary, length, width, rng)
+    return Model((first, *inner, head("head", width, vocabulary, rng)))
+
+
+def sentences(
+    batches: int = 3, batch: int = 8, length: int = 8, vocabulary: int = 24, seed: int = 1
+) -> list[comm.Batch]:
+    """Return batches of a language where word w is mostly followed by 3 w + 1 modulo the words."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(batches):
+        words = rng.integers(vocabulary, size=(batch, length + 1))
+        for t in range(length):
+            follows = rng.random(batch) < 0.9
+            words[:, t + 1] = np.where(follows, (3 * words[:, t] + 1) % vocabulary, words[:, t + 1])
+        found.append(comm.Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
+    return found
+
+
+# -- weights --------------------------------------------------------------------------------------
+COLUMNS, ROWS, BIAS = Shard("tensor", 1), Shard("tensor", 0), Shard("tensor", 0)
+MLP_SHARDS = {"up": COLUMNS, "up.bias": BIAS, "down": ROWS}
+ATTENTION_SHARDS = {
+    **dict.fromkeys(("query", "key", "value"), COLUMNS),
+    **{f"{name}.bias": BIAS for name in ("query", "key", "value")},
+    "out": ROWS,
+}
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Values:
+    """Return random matrices (..., rows, columns) of variance 1 / rows."""
+    found: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
+    return found
+
+
+def norm_weights(name: str, width: int, rng: np.random.Generator) -> dict[str, Values]:
+    """Return scale and bias of a layer norm, near 1 and 0."""
+    return {
+        f"{name}.scale": 1.0 + 0.1 * rng.normal(size=width),
+        f"{name}.bias": 0.1 * rng.normal(size=width),
+    }
+
+
+def mlp_weights(width: int, hidden: int, rng: np.random.Generator) -> dict[str, Values]:
+    """Return the weights of `mlp`."""
+    return {
+        **norm_weights("mlp.norm", width, rng),
+        "up": normal(rng, width, hidden),
+        "up.bias": 0.1 * rng.normal(size=hidden),
+        "down": normal(rng, hidden, width),
+        "down.bias": 0.1 * rng.normal(size=width),
+    }
+
+
+def attention_weights(width: int, rng: np.random.Generator) -> dict[str, Values]:
+    """Return the weights of `attention`."""
+    weights = norm_weights("attention.norm", width, rng)
+    for name in ("query", "key", "value", "out"):
+        weights[name] = normal(rng, width, width)
+        weights[f"{name}.bias"] = 0.1 * rng.normal(size=width)
+    return weights
+
+
+# -- a transformer layer --------------------------------------------------------------------------
+def mlp(net: Net, x: Var) -> Var:
+    """Return x + gelu(norm(x) up + b) down + c."""
+    y = net.enter(net.norm(x, "mlp.norm"))
+    y = net.apply("gelu", net.linear(y, "up", "up.bias"))
+    y = net.apply("add", net.leave(net.linear(y, "down")), net["down.bias"])
+    return net.apply("add", x, y)
+
+
+def attention(net: Net, x: Var, heads: int) -> Var:
+    """Return x + causal attention(norm(x)) out + c; each rank has its own heads."""
+    ranks = net.groups["tensor"].ranks
+    if heads % ranks:
+        raise ClusterError(f"heads divisible by {ranks} tensor ranks", str(heads), "use fewer")
+    y = net.enter(net.norm(x, "attention.norm"))
+    q, k, v = (
+        _split_heads(net, net.linear(y, name, f"{name}.bias"), heads // ranks)
+        for name in ("query", "key", "value")
+    )
+    length = q.shape[-2]
+    mask = np.triu(np.full((length, length), MASKED), 1).astype(q.values[0].dtype)
+    y = net.apply("attention", q, k, v, Var([mask] * len(q.values)))
+    y = net.leave(net.linear(_join_heads(net, y), "out"))
+    return net.apply("add", x, net.apply("add", y, net["out.bias"]))
+
+
+def _split_heads(net: Net, x: Var, heads: int) -> Var:
+    """(batch, sequence, width) -> (batch, heads, sequence, width / heads)."""
+    batch, length, width = x.shape
+    y = net.apply("reshape", x, shape=(batch, length, heads, width // heads))
+    return net.apply("transpose", y, perm=(0, 2, 1, 3))
+
+
+def _join_heads(net: Net, x: Var) -> Var:
+    batch, heads, length, width = x.shape
+    y = net.apply("transpose", x, perm=(0, 2, 1, 3))
+    return net.apply("reshape", y, shape=(batch, length, heads * width))
+
+
+def layer(name: str, width: int, heads: int, hidden: int, rng: np.random.Generator) -> Piece:
+    """Return a transformer layer."""
+    if width % heads:
+        raise ClusterError(f"a width divisible by {heads} heads", str(width), "change one")
+    weights = {**attention_weights(width, rng), **mlp_weights(width, hidden, rng)}
+    shards = {**ATTENTION_SHARDS, **MLP_SHARDS}
+    return Piece(name, weights, lambda net, x, _: mlp(net, attention(net, x, heads)), shards)
+
+
+# -- a layer of experts ---------------------------------------------------------------------------
+def route(chances: Values, top: int, capacity: int) -> Values:
+    """Return which token goes where: (batch, sequence, expert, slot), ones and zeros.
+
+    `chances` are (batch, sequence, expert). First choices take slots before second ones, earlier
+    tokens before later ones; a token that finds all slots taken is dropped there.
+    """
+    experts = chances.shape[-1]
+    choices = np.argsort(-chances, axis=-1, kind="stable")[..., :top]
+    found = np.zeros((*chances.shape, capacity))
+    taken = np.zeros((len(chances), experts), np.int64)
+    for choice in range(top):
+        picked = np.eye(experts, dtype=np.int64)[choices[..., choice]]
+        slots = np.cumsum(picked, axis=1) - picked + taken[:, None]
+        found += picked[..., None] * (slots[..., None] == np.arange(capacity))
+        taken += picked.sum(axis=1)
+    return found
+
+
+def capacity_of(tokens: int, experts: int, top: int, factor: float) -> int:
+    """Return the slots of one expert for a sentence: factor times an even share, rounded up."""
+    return max(1, math.ceil(factor * top * tokens / experts))
+
+
+def experts_layer(
+    name: str,
+    width: int,
+    heads: int,
+    hidden: int,
+    experts: int,
+    rng: np.random.Generator,
+    top: int = 2,
+    factor: float = 1.25,
+) -> Piece:
+    """Return a transformer layer whose second half is a layer of experts."""
+
+    def forward(net: Net, x: Var, targets: Ranked) -> Var:
+        x = attention(net, x, heads)
+        y = net.norm(x, "experts.norm")
+        chances = net.apply("softmax", net.linear(y, "router"))
+        slots = capacity_of(x.shape[1], experts, top, factor)
+        sent = [route(one, top, slots).astype(one.dtype) for one in chances.values]
+        gates = _gates(net, chances, top)
+        back = _computed(net, _dispatch(net.tape, y, sent))
+        return net.apply("add", x, _combine(net.tape, back, gates, sent))
+
+    cut = Shard("expert", 0)
+    weights = {
+        **attention_weights(width, rng),
+        **norm_weights("experts.norm", width, rng),
+        "router": normal(rng, width, experts),
+        "up": normal(rng, experts, width, hidden),
+        "down": normal(rng, experts, hidden, width),
+    }
+    return Piece(name, weights, forward, {**ATTENTION_SHARDS, "up": cut, "down": cut})
+
+
+def _gates(net: Net, chances: Var, top: int) -> Var:
+    """Return the weight of each expert: its chance; of several, their share of the chosen ones'."""
+    if top == 1:
+        return chances
+    rank = [np.argsort(np.argsort(-c, axis=-1, kind="stable"), axis=-1) for c in chances.values]
+    masks = [(r < top).astype(c.dtype) for r, c in zip(rank, chances.values, strict=True)]
+    chosen = net.apply("mul", chances, Var(masks))
+    total = net.apply("reduce_sum", chosen, axis=-1, keepdims=True)
+    return net.apply("div", chosen, total)
+
+
+def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
+    """Return each expert's tokens: (expert, batch, slot, width)."""
+
+    def slope(grads: Ranked) -> list[Ranked]:
+        return [[np.einsum("bsec,ebch->bsh", m, g) for m, g in zip(sent, grads, strict=True)]]
+
+    rows = [np.einsum("bsec,bsh->ebch", m, v) for m, v in zip(sent, y.values, strict=True)]
+    return tape.record([y], rows, slope)
+
+
+def _computed(net: Net, rows: Var) -> Var:
+    """Send tokens to the ranks of their experts, compute them there, send them back."""
+    group, (experts, batch, slots, width) = net.groups["expert"], rows.shape
+    own = experts // group.ranks
+    # by expert -> by sender -> by own expert, all senders' tokens in a row
+    x = exchange(net.tape, rows, group)
+    x = _turned(net, x, group.ranks, own, batch * slots)
+    x = net.apply("reshape", x, shape=(own, group.ranks * batch * slots, width))
+    y = net.apply("gelu", net.apply("batch_matmul", x, net["up"]))
+    y = net.apply("batch_matmul", y, net["down"])
+    y = _turned(net, y, own, group.ranks, batch * slots)
+    y = net.apply("reshape", y, shape=(experts, batch, slots, width))
+    return exchange(net.tape, y, group)
+
+
+def _turned(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
+    """Return x with its first two axes exchanged: (minor, major, rows, width)."""
+    y = net.apply("reshape", x, shape=(major, minor, rows, x.shape[-1]))
+    return net.apply("transpose", y, perm=(1, 0, 2, 3))
+
+
+def _combine(tape: comm.Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
+    """Return each token's sum of gate times expert output: (batch, sequence, width)."""
+    spread = [m * g[..., None] for m, g in zip(sent, gates.values, strict=True)]
+
+    def slope(grads: Ranked) -> list[Ranked]:
+        pairs = zip(grads, spread, sent, rows.values, strict=True)
+        both = [
+            (np.einsum("bsec,bsh->ebch", w, g), np.einsum("bsec,bsh,ebch->bse", m, g, r))
+            for g, w, m, r in pairs
+        ]
+        return [list(one) for one in zip(*both, strict=True)]
+
+    out = [np.einsum("bsec,ebch->bsh", w, r) for w, r in zip(spread, rows.values, strict=True)]
+    return tape.record([rows, gates], out, slope)
+
+
+# -- a vocabulary that is cut among the tensor ranks ----------------------------------------------
+def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Generator) -> Piece:
+    """Return the piece tokens -> table[token] + position."""
+
+    def forward(net: Net, tokens: Var, targets: Ranked) -> Var:
+        y = net.leave(_rows(net.tape, net["table"], tokens, net.groups["tensor"]))
+        return net.apply("add", y, _positions(net, y.shape[comm.SEQUENCE]))
+
+    table, position = rng.normal(size=(vocabulary, width)), normal(rng, length, width)
+    weights = {"table": table, "position": position}
+    return Piece(name, weights, forward, {"table": Shard("tensor", 0)})
+
+
+def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
+    """Return the table's rows for the tokens this rank has, zeros for the others."""
+    rows = table.shape[0]
+    local = [t - group.place(r) * rows for r, t in enumerate(tokens.values)]
+    mine = [(n >= 0) & (n < rows) for n in local]
+    found = [
+        np.where(m[..., None], weights[np.where(m, n, 0)], 0)
+        for weights, n, m in zip(table.values, local, mine, strict=True)
+    ]
+
+    def slope(grads: Ranked) -> list[Ranked]:
+        out = [np.zeros(table.shape, grads[0].dtype) for _ in grads]
+        for total, grad, n, m in zip(out, grads, local, mine, strict=True):
+            np.add.at(total, n[m], grad[m])
+        return [out]
+
+    return tape.record([table], found, slope)
+
+
+def _positions(net: Net, length: int) -> Var:
+    """Return the rows of "position" for the part of the sequence a rank has."""
+    position, ranks = net["position"], range(len(net["position"].values))
+    places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
+    spans = [slice(length * place, length * (place + 1)) for place in places]
+
+    def slope(grads: Ranked) -> list[Ranked]:
+        out = [np.zeros(position.shape, grads[0].dtype) for _ in ranks]
+        for r in ranks:
+            out[r][spans[r]] = grads[r]
+        return [out]
+
+    rows = [position.values[r][spans[r]] for r in ranks]
+    return net.tape.record([position], rows, slope)
+
+
+def head(name: str, width: int, vocabulary: int, rng: np.random.Generator) -> Piece:
+    """Return the last piece: layer norm, logits, and the loss of each token."""
+
+    def forward(net: Net, x: Var, targets: Ranked) -> Var:
+        logits = net.linear(net.enter(net.norm(x, "norm")), "weight")
+        return cross_entropy(net.tape, logits, targets, net.groups["tensor"])
+
+    weights = {**norm_weights("norm", width, rng), "weight": normal(rng, width, vocabulary)}
+    return Piece(name, weights, forward, {"weight": COLUMNS})
+
+
+def cross_entropy(tape: comm.Tape, logits: Var, targets: Ranked, group: comm.Group) -> Var:
+    """Return ln(sum(e^l)) - l[target] of each token in fp32 or better.
+
+    Each rank has the logits of its own words, (..., vocabulary / ranks). The gradient is softmax
+    minus one at the target, again of the rank's own words.
+    """
+    wide = [v.astype(np.promote_types(v.dtype, np.float32)) for v in logits.values]
+    words = logits.shape[-1]
+    ones = [
+        np.arange(words) + group.place(r) * words == t[..., None] for r, t in enumerate(targets)
+    ]
+    own = [v.max(-1)[None] for v in wide]
+    most = [m.max(0)[..., None] for m in group.all_gather(own)]
+    power = [np.exp(v - m) for v, m in zip(wide, most, strict=True)]
+    total = group.all_reduce([p.sum(-1) for p in power])
+    target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
+    losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, most, target, strict=True)]
+
+    def slope(grads: Ranked) -> list[Ranked]:
+        rows = zip(grads, power, total, ones, logits.values, strict=True)
+        return [[(g[..., None] * (p / s[..., None] - o)).astype(v.dtype) for g, p, s, o, v in rows]]
+
+    return tape.record([logits], losses, slope)

@@ -1,0 +1,393 @@
+"""Where weights, gradients and optimiser state live: on every data rank, or cut among them.
+
+Replicas keep everything and all-reduce gradients (ZeRO stage 0). Sharded, the weights of a piece
+are one flat vector, padded to a multiple of the ranks; each rank updates its part. Stages 1 and 2
+reduce-scatter gradients and all-gather new parameters: the bytes of one all-reduce. Stage 3 (FSDP)
+keeps only parts: a piece is gathered before its forward pass, dropped, and gathered again before
+its backward pass, which makes half as many bytes more.
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ascend_lab import cluster, errors
+from ascend_lab.cluster.parallel.plan import Plan
+from ascend_lab.cluster.parallel.values import group as comm
+from ascend_lab.cluster.parallel.values.group import (
+    Group,
+    Piece,
+    Ranked,
+    Shard,
+    Tape,
+    Values,
+    Var,
+    grid,
+)
+from ascend_lab.operators import ops
+
+State = tuple[Values, ...]
+
+
+# -- optimisers: element by element, so that a part of a weight is enough --------------------------
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """An optimiser: an operator of the library, and how many numbers of state a weight has."""
+
+    operator: ClassVar[str]
+    numbers: ClassVar[int]
+
+    def start(self, weight: Values) -> State:
+        """Return the state before the first step."""
+        return tuple(np.zeros_like(weight) for _ in range(self.numbers))
+
+    def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
+        """Return weight and state after a step, counted from 1."""
+        operator, counted = ops.get(self.operator), {"step": step} if self.numbers == 2 else {}
+        new, *rest = operator.reference(weight, grad, *state, **asdict(self), **counted)
+        return new, tuple(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd(_Rule):
+    """Stochastic gradient descent with momentum: one number of state a weight."""
+
+    operator, numbers = "sgd_momentum", 1
+    lr: float = 0.1
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Adam(_Rule):
+    """Adam: mean and mean square of the gradient, two numbers of state a weight."""
+
+    operator, numbers = "adam", 2
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+
+Optimizer = Sgd | Adam
+
+
+# -- what a plan does to one weight ----------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """A plan, and the gradients that plain data parallelism all-reduces together.
+
+    `segments` None: each weight's gradient alone.
+    """
+
+    plan: Plan
+    segments: cluster.Segments | None = None
+
+    def __post_init__(self) -> None:
+        """Check that choices fit together."""
+        if self.segments and self.plan.zero_stage:
+            what = "segments only where gradients are all-reduced"
+            raise errors.ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
+        if self.plan.expert > 1 and self.plan.sequence:
+            what = "whole sequences for experts, whose capacity counts a sequence's tokens"
+            raise errors.ClusterError(what, "a split sequence", "drop one")
+
+    def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
+        """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
+        plan, inner = self.plan, {"tensor": self.plan.tensor}
+        outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
+        return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
+
+    def shard(self, piece: Piece, name: str) -> Shard | None:
+        """Return how a weight is cut, or None if every rank of a stage has all of it."""
+        shard = piece.shards.get(name)
+        whole = shard is None or (shard.group == "expert" and self.plan.expert == 1)
+        return None if whole else shard
+
+    def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
+        """Return the groups whose ranks each have only part of a weight's gradient."""
+        shard = self.shard(piece, name)
+        found = ["tensor"] if self.plan.sequence and shard is None else []
+        found.append("replica" if shard is not None and shard.group == "expert" else "data")
+        return tuple(found)
+
+    def local(self, pieces: Sequence[Piece], groups: Mapping[str, Group]) -> dict[str, Ranked]:
+        """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
+        found = {}
+        for piece in pieces:
+            for name, full in piece.weights.items():
+                shard, key = self.shard(piece, name), f"{piece.name}.{name}"
+                if shard is None:
+                    found[key] = [full] * (self.plan.data * self.plan.tensor)
+                else:
+                    what = f"axis {shard.axis} of {key} {full.shape}"
+                    found[key] = comm.parts(full, groups[shard.group], shard.axis, what)
+        return found
+
+    def buckets(self, count: int) -> cluster.Segments:
+        """Return the segments of `count` gradients; `InputError` unless they cover them."""
+        if self.segments is None:
+            return tuple((i, i) for i in range(count))
+        return cluster.checked(self.segments, count)
+
+
+# -- flat vectors ---------------------------------------------------------------------------------
+def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
+    """Return arrays one behind the other, zeros at the end up to a multiple of elements."""
+    flat = np.concatenate([a.ravel() for a in arrays])
+    return np.pad(flat, (0, -len(flat) % multiple))
+
+
+def unflatten(flat: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
+    """Return arrays of given shapes from one behind the other."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    cut = np.split(flat[: ends[-1]], ends[:-1])
+    return [a.reshape(shape) for a, shape in zip(cut, shapes, strict=True)]
+
+
+def added(old: Ranked | None, new: Ranked) -> Ranked:
+    """Return the sums on every rank, of `new` alone where there is nothing yet."""
+    return [a + b for a, b in zip(old, new, strict=True)] if old else new
+
+
+def counted(
+    weights: Mapping[Any, Ranked], grads: Mapping[Any, Ranked], states: Mapping[Any, list[State]]
+) -> dict[str, int]:
+    """Return numbers of elements on the first rank: parameters, gradients, state."""
+    parameters, gradients = (sum(one[0].size for one in x.values()) for x in (weights, grads))
+    state = sum(a.size for one in states.values() for a in one[0])
+    return {"parameters": parameters, "gradients": gradients, "state": state}
+
+
+# -- stores ---------------------------------------------------------------------------------------
+class Replicas:
+    """Every data rank keeps all weights, gradients and state of its stage (ZeRO stage 0)."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
+    ) -> None:
+        self.cuts, self.groups, self.optimizer = cuts, groups, optimizer
+        self.weights = cuts.local(pieces, groups)
+        self.sums = {f"{p.name}.{n}": cuts.sums(p, n) for p in pieces for n in p.weights}
+        self.grads: dict[str, Ranked] = {}
+        self.states: dict[str, list[State]] = {
+            key: [optimizer.start(w) for w in ranked] for key, ranked in self.weights.items()
+        }
+
+    def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
+        """Return a piece's weights for one forward pass; their gradients are kept afterwards."""
+        found = {name: Var(self.weights[f"{piece.name}.{name}"]) for name in piece.weights}
+
+        def keep() -> None:
+            for name, var in found.items():
+                self.keep(f"{piece.name}.{name}", var)
+
+        tape.steps.append(keep)
+        return found
+
+    def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
+        """Say that a piece's forward pass is over; replicas keep their weights."""
+
+    def keep(self, key: str, var: Var) -> None:
+        """Add a weight's gradient of one micro-batch."""
+        if var.grads is not None:
+            self.grads[key] = added(self.grads.get(key), var.grads)
+
+    def reduce(self) -> None:
+        """Add gradients up over all ranks that saw other tokens; data ranks in segments."""
+        for axis in ("tensor", "replica"):
+            names = [key for key in self.states if axis in self.sums[key]]
+            if names:
+                self._sum(names, self.groups[axis])
+        names = [key for key in reversed(self.states) if "data" in self.sums[key]]
+        for first, last in self.cuts.buckets(len(names)):
+            self._sum(names[first : last + 1], self.groups["data"])
+
+    def _sum(self, names: list[str], group: Group) -> None:
+        """Replace gradients by their sums over a group, from one all-reduce of all together."""
+        arrays = [self.grads[name] for name in names]
+        shapes = [one[0].shape for one in arrays]
+        flat = group.all_reduce([flatten(rank) for rank in zip(*arrays, strict=True)])
+        rows = zip(*(unflatten(f, shapes) for f in flat), strict=True)
+        self.grads.update(zip(names, map(list, rows), strict=True))
+
+    def step(self, number: int) -> None:
+        """Update every weight on every rank."""
+        for key, states in self.states.items():
+            given = self.weights[key], self.grads[key], states
+            self.weights[key], self.states[key] = self.updated(*given, number)
+
+    def updated(
+        self, weights: Ranked, grads: Ranked, states: list[State], number: int
+    ) -> tuple[Ranked, list[State]]:
+        """Return weights and states of every rank after the optimiser's step."""
+        rows = zip(weights, grads, states, strict=True)
+        new = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
+        return [weight for weight, _ in new], [state for _, state in new]
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.grads = {}
+
+    def whole_weights(self) -> dict[str, Ranked]:
+        """Return every rank's weights."""
+        return self.weights
+
+    def whole_grads(self) -> dict[str, Ranked]:
+        """Return every rank's gradients after `reduce`."""
+        return self.grads
+
+    def held(self) -> dict[str, int]:
+        """Return numbers of elements on the first rank: parameters, gradients, state."""
+        return counted(self.weights, self.grads, self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Weights of a piece that are cut together; `sums`: groups their gradients are summed over.
+
+    The last of these are the ranks they are cut among: "data", for experts "replica".
+    """
+
+    keys: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    sums: tuple[str, ...]
+
+
+class Sharded(Replicas):
+    """Weights that ranks share are cut among them (plan.zero_stage says what of them)."""
+
+    def __init__(
+        self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
+    ) -> None:
+        super().__init__(pieces, groups, cuts, optimizer)
+        self.states, self.zero = {}, cuts.plan.zero_stage
+        self.of_piece = {piece.name: self._flats(piece) for piece in pieces}
+        self.flats = [flat for flats in self.of_piece.values() for flat in flats]
+        self.shards: dict[Flat, Ranked] = {}
+        self.shard_grads: dict[Flat, Ranked] = {}
+        self.shard_states: dict[Flat, list[State]] = {}
+        for flat in self.flats:
+            own = self._own(flat)
+            self.shard_states[flat] = [optimizer.start(shard) for shard in own]
+            if self.zero == 3:
+                self.shards[flat] = own
+                self._drop(flat)
+
+    def _flats(self, piece: Piece) -> tuple[Flat, ...]:
+        keys = [f"{piece.name}.{name}" for name in piece.weights]
+        found = []
+        for kind in dict.fromkeys(self.sums[key] for key in keys):
+            some = tuple(key for key in keys if self.sums[key] == kind)
+            found.append(Flat(some, tuple(self.weights[key][0].shape for key in some), kind))
+        return tuple(found)
+
+    def _group(self, flat: Flat) -> Group:
+        return self.groups[flat.sums[-1]]
+
+    def _vectors(self, flat: Flat, arrays: dict[str, Ranked]) -> Ranked:
+        rows = zip(*(arrays[key] for key in flat.keys), strict=True)
+        return [flatten(row, self._group(flat).ranks) for row in rows]
+
+    def _own(self, flat: Flat) -> Ranked:
+        """Return every rank's part of the weights."""
+        group = self._group(flat)
+        vectors = enumerate(self._vectors(flat, self.weights))
+        return [comm.part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
+
+    def _gathered(self, flat: Flat, shards: Ranked) -> dict[str, Ranked]:
+        return _named(flat, self._group(flat).all_gather(shards))
+
+    def _drop(self, flat: Flat) -> None:
+        for key in flat.keys:
+            del self.weights[key]
+
+    def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
+        """Return a piece's weights; from stage 2 on its gradients leave once they are made."""
+        flats = self.of_piece[piece.name]
+        if self.zero > 1:
+            tape.steps.append(lambda: self._scatter(flats))  # met last on the way back
+        if self.zero == 3:
+            for flat in flats:
+                self.weights.update(self._gathered(flat, self.shards[flat]))
+        return super().fetch(tape, piece)
+
+    def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
+        """Stage 3: drop a piece's weights now, and gather them again before its backward pass."""
+        if self.zero < 3:
+            return
+        flats, start = self.of_piece[piece.name], len(piece.name) + 1
+
+        def gather_again() -> None:
+            for flat in flats:
+                for key, values in self._gathered(flat, self.shards[flat]).items():
+                    found[key[start:]].values = values
+
+        for flat in flats:
+            self._drop(flat)
+        for var in found.values():
+            var.values = []
+        tape.steps.append(gather_again)  # met first on the way back
+
+    def _scatter(self, flats: Sequence[Flat]) -> None:
+        """Add whole gradients up over the ranks that share them; each keeps its part."""
+        for flat in flats:
+            new = self._group(flat).reduce_scatter(self._vectors(flat, self.grads))
+            self.shard_grads[flat] = added(self.shard_grads.get(flat), new)
+            for key in flat.keys:
+                del self.grads[key]
+
+    def reduce(self) -> None:
+        """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
+        if self.zero == 1:
+            self._scatter(self.flats)
+        for flat in self.flats:
+            if "tensor" in flat.sums:
+                self.shard_grads[flat] = self.groups["tensor"].all_reduce(self.shard_grads[flat])
+
+    def step(self, number: int) -> None:
+        """Update each rank's part; stages 1 and 2 then gather the new parameters."""
+        for flat in self.flats:
+            own = self.shards[flat] if self.zero == 3 else self._own(flat)
+            given = own, self.shard_grads[flat], self.shard_states[flat]
+            new, self.shard_states[flat] = self.updated(*given, number)
+            if self.zero == 3:
+                self.shards[flat] = new
+            else:
+                self.weights.update(self._gathered(flat, new))
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        super().clear()
+        self.shard_grads = {}
+
+    def _with_parts(
+        self, whole: dict[str, Ranked], shards: dict[Flat, Ranked]
+    ) -> dict[str, Ranked]:
+        """Return whole arrays for the reader, without any message between ranks."""
+        found = dict(whole)
+        for flat, own in shards.items():
+            team = {r: members for members in self._group(flat).members for r in members}
+            vectors = [np.concatenate([own[m] for m in team[r]]) for r in range(len(own))]
+            found.update(_named(flat, vectors))
+        return found
+
+    def whole_weights(self) -> dict[str, Ranked]:
+        """Return every rank's weights, put together from parts where needed."""
+        return self._with_parts(self.weights, self.shards)
+
+    def whole_grads(self) -> dict[str, Ranked]:
+        """Return every rank's gradients, put together from parts."""
+        return self._with_parts(self.grads, self.shard_grads)
+
+    def held(self) -> dict[str, int]:
+        """Return numbers of elements on the first rank: parameters, gradients, state."""
+        own = counted(self.shards, self.shard_grads, self.shard_states)
+        return {kind: count + own[kind] for kind, count in super().held().items()}
+
+
+def _named(flat: Flat, vectors: Ranked) -> dict[str, Ranked]:
+    """Return arrays by key from every rank's flat vector."""
+    rows = [unflatten(vector, flat.shapes) for vector in vectors]
+    return {key: [row[i] for row in rows] for i, key in enumerate(flat.keys)}

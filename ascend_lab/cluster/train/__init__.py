@@ -1,0 +1,382 @@
+"""Training: the step as a graph, its precision, recomputation, and what it costs.
+
+How long a training step takes on one device, and when each gradient is there.
+
+`profile_training` times two graphs. Forward and backward read parameters as constants in the format
+they compute in, which lie as each kernel reads them (as a graph engine keeps its variables), and
+end with the gradients, row-major, in that format: so they are exchanged. The update then reads
+gradients, fp32 masters and states, and writes them and the copies for the next step: each of them
+lies as one tensor, as fused optimisers keep them (torch_npu, NpuFused optimisers), and so do the
+running averages of all batch norms. One kernel updates all parameters, one all averages.
+`step_timeline` then puts a data-parallel step on two lanes: compute, and exchange of gradients.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
+
+# fmt: off
+# isort: off
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab import cluster, errors
+from ascend_lab.compiler import Compiled, Graph, GraphBuilder, NetworkTimeline, simulate_graph
+from ascend_lab.compiler import fusion, layout, tasks, zoo
+from ascend_lab.compiler.canonical import canonical
+from ascend_lab.cluster.train.autodiff import training_graph
+from ascend_lab.cluster.train.compile import averages, compile_step, compile_training, own_outputs
+from ascend_lab.cluster.train.step import (
+    RUNNING_MOMENTUM, DynamicLossScale, StepResult, TrainingGraph, at_step, cuts, every,
+    first_values, found_inf, optimiser, run_step,
+)
+# fmt: on
+# isort: on
+
+__all__ = [
+    "DynamicLossScale", "GradientRow", "StepProfile", "StepResult", "StepTimeline",
+    "TrainingGraph", "at_step", "compile_training", "cuts", "every", "first_values",
+    "found_inf", "profile_layers", "profile_training", "run_step",
+    "step_timeline", "training_graph",
+]  # fmt: skip
+
+PHASES = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRow:
+    """One gradient: its parameter, when it is written counted from the start of backward, bytes."""
+
+    name: str
+    ready_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """One kernel of the step: the nodes it computes, forward, backward or update, its time."""
+
+    nodes: tuple[str, ...]
+    phase: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """A step on one device: seconds of each phase, gradients in the order they are written.
+
+    Recomputation counts as backward. `memory_bytes` crossed the memory interface before the update.
+    """
+
+    name: str
+    chip: str
+    forward_s: float
+    backward_s: float
+    update_s: float
+    gradients: tuple[GradientRow, ...]
+    operators: tuple[OperatorRow, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step on one device."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(row.size_bytes for row in self.gradients)
+
+
+def profile_training(
+    graph: Graph, chip: Chip | str, *, optimizer: str = "sgd", dtype: str = "fp16"
+) -> StepProfile:
+    """Return the profile of a training step of a forward graph, batch as the graph has it.
+
+    `optimizer`: "sgd" (with momentum) or "adam", on fp32 masters. Gradients are exchanged in
+    `dtype`, fp16 or bf16. Raises as `training_graph` and `compile_stages`.
+    """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    if dtype not in ("fp16", "bf16"):
+        raise errors.InputError("dtype fp16 or bf16", repr(dtype), "choose one")
+    step = training_graph(graph, optimizer=None, dtype=dtype)
+    compiled = compile_step(step, chip)
+    times = simulate_graph(compiled)
+    rows = _operators(step, compiled, times)
+    elements = sum(step.graph.types[name].elements for name in step.parameters)
+    return StepProfile(
+        graph.name,
+        chip.name,
+        sum(r.time_s for r in rows if r.phase == "forward"),
+        sum(r.time_s for r in rows if r.phase == "backward"),
+        update_s(elements, chip, optimizer, dtype) + averages_s(step, chip),
+        _gradients(step, compiled, rows, dtype),
+        rows,
+        times.memory_bytes,
+    )
+
+
+# -- forward and backward -------------------------------------------------------------------------
+def _operators(
+    step: TrainingGraph, compiled: Compiled, times: NetworkTimeline
+) -> tuple[OperatorRow, ...]:
+    """Return the kernels with the phase of their nodes; nodes without one are of the one before."""
+    rows, phase = [], "forward"
+    tasks = [task for task in compiled.tasks if task.lowered is not None]
+    for task, time in zip(tasks, times.operators, strict=True):
+        phase = max((phase_of(step, name) or phase for name in task.nodes), key=PHASES.index)
+        rows.append(OperatorRow(task.nodes, phase, time.time_s))
+    return tuple(rows)
+
+
+def phase_of(step: TrainingGraph, name: str) -> str:
+    """Return the phase of a node, also of one that a rewrite named after another; "" if unknown."""
+    found = step.phases.get(name, "")
+    if not found:
+        marks = {".update.": "update", ".grad.": "backward", ".again": "backward"}
+        found = next((phase for mark, phase in marks.items() if mark in name), "")
+    return "backward" if found == "recompute" else found
+
+
+def _gradients(
+    step: TrainingGraph, compiled: Compiled, rows: Sequence[OperatorRow], dtype: str
+) -> tuple[GradientRow, ...]:
+    """Return the gradients, by the end of the last kernel that writes them."""
+    ends, clock = {}, 0.0
+    for row in rows:
+        clock += row.time_s if row.phase == "backward" else 0.0
+        ends.update(dict.fromkeys(row.nodes, clock))
+    # rewrites give outputs other names, in the same order
+    own = own_outputs(step)
+    names = dict(zip(own, compiled.graph.outputs, strict=True))
+    found = []
+    for parameter, gradient in step.gradients.items():
+        size = step.graph.types[parameter].elements * DTYPE_BYTES[dtype]
+        ready_s = _written_s(compiled.graph, names[gradient], ends)
+        found.append(GradientRow(parameter, ready_s, size))
+    return tuple(sorted(found, key=lambda row: row.ready_s))
+
+
+def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
+    """Return when a tensor is written; a view is there when what it views is."""
+    node = graph.producers.get(name)
+    if node is None:
+        return 0.0
+    if node.name in ends:
+        return ends[node.name]
+    return max(_written_s(graph, one, ends) for one in node.inputs)
+
+
+# -- update ---------------------------------------------------------------------------------------
+@lru_cache(4096)
+def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
+    """Return the seconds in which parameters in one tensor are updated, from a cold L2."""
+    found = optimiser(optimizer, None)
+    assert found is not None
+    net = GraphBuilder("update")
+    old, grad = net.input("old", (elements,)), net.input("grad", (elements,), dtype)
+    states = [net.input(name, (elements,)) for name in found.states]
+    made = net.add_node(found.operator.name, old, net.cast(grad, dtype="fp32"), *states)
+    net.output(*made, net.cast(made[0], dtype=dtype))
+    return _alone_s(net, chip)
+
+
+def averages_s(step: TrainingGraph, chip: Chip) -> float:
+    """Return the seconds in which the running averages of all batch norms, one tensor, are new."""
+    elements = sum(averages(step).values())
+    if not elements:
+        return 0.0
+    net = GraphBuilder("averages")
+    old, batch = net.input("old", (elements,)), net.input("batch", (elements,))
+    kept, new = RUNNING_MOMENTUM, 1.0 - RUNNING_MOMENTUM
+    net.output(net.add(net.muls(old, number=kept), net.muls(batch, number=new)))
+    return _alone_s(net, chip)
+
+
+def _alone_s(net: GraphBuilder, chip: Chip) -> float:
+    graph = layout.assign_layouts(canonical(net.build(), chip))
+    compiled = tasks.compile_tasks(graph, chip, fusion.fuse(graph, chip, None).groups)
+    return simulate_graph(compiled, first="queued").time_s
+
+
+# -- networks of equal layers ----------------------------------------------------------------------
+# The layers of a transformer are equal, so are their kernels and, but for the first and the last,
+# what they find in L2. Profiling 3 instead of 24 takes an eighth of the time.
+SAMPLE = 3
+"""Layers that are profiled: first, middle, last."""
+
+
+def layer_prefix(names: Sequence[str]) -> str:
+    """Return what the layers of a network of three are called: "layer" of layer0., 1., 2.
+
+    Raises `InputError` where nothing is numbered so.
+    """
+    found: dict[str, set[str]] = {}
+    for name in names:
+        if match := re.match(r"(\D*)(\d+)\.", name):
+            found.setdefault(match[1], set()).add(match[2])
+    fitting = [prefix for prefix, numbers in found.items() if numbers == {"0", "1", "2"}]
+    if not fitting:
+        raise errors.InputError("a network of 3 layers numbered from 0", "none", "profile it whole")
+    return fitting[0]
+
+
+def equal_layers(model: str) -> int:
+    """Return how many equal layers a model of the zoo has by default; 0 if it has no such count."""
+    setting = inspect.signature(zoo.find(model)).parameters.get("layers")
+    return setting.default if setting and setting.default > SAMPLE else 0
+
+
+def profile_layers(
+    build: Callable[[int], Graph],
+    layers: int,
+    chip: Chip | str,
+    *,
+    optimizer: str = "sgd",
+    dtype: str = "fp16",
+) -> StepProfile:
+    """Return the profile of `build(layers)` from that of `build(3)`; raises as both parts do."""
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    graph = build(min(SAMPLE, layers))
+    profile = profile_training(graph, chip, optimizer=optimizer, dtype=dtype)
+    if layers <= SAMPLE:
+        return profile
+    prefix = layer_prefix([node.name for node in graph.nodes])
+    more = layers - SAMPLE
+    middle = [row for row in profile.operators if row.nodes[0].startswith(f"{prefix}1.")]
+    ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
+    own = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
+    width = DTYPE_BYTES[dtype]
+    some, added = profile.gradient_bytes // width, sum(row.size_bytes for row in own) // width
+    updates = [update_s(n, chip, optimizer, dtype) for n in (some, some + more * added)]
+    return replace(
+        profile,
+        forward_s=profile.forward_s + more * ahead,
+        backward_s=profile.backward_s + more * back,
+        update_s=profile.update_s - updates[0] + updates[1],
+        gradients=_all_gradients(profile.gradients, prefix, more, back),
+        operators=_all_operators(profile.operators, prefix, more),
+        memory_bytes=0,
+    )
+
+
+def _renamed(name: str, prefix: str, old: int, new: int) -> str:
+    start = f"{prefix}{old}."
+    return f"{prefix}{new}.{name[len(start) :]}" if name.startswith(start) else name
+
+
+def _all_gradients(
+    rows: Sequence[GradientRow], prefix: str, more: int, period_s: float
+) -> tuple[GradientRow, ...]:
+    """Return the rows of all layers: backward comes to the last first, each a period after."""
+    own = [row for row in rows if row.name.startswith(f"{prefix}1.")]
+    begin = min((row.ready_s for row in own), default=0.0)
+    found = []
+    for row in rows:
+        if row in own:
+            for k in range(more + 1):
+                name = _renamed(row.name, prefix, 1, 1 + more - k)
+                found.append(replace(row, name=name, ready_s=row.ready_s + k * period_s))
+        else:
+            later = more * period_s if row.ready_s >= begin else 0.0
+            name = _renamed(row.name, prefix, 2, 2 + more)
+            found.append(replace(row, name=name, ready_s=row.ready_s + later))
+    return tuple(sorted(found, key=lambda row: row.ready_s))
+
+
+def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
+    """Return the kernels with the middle layer's, forward and backward, `more` times again."""
+
+    def moved(row: OperatorRow, old: int, new: int) -> OperatorRow:
+        return replace(row, nodes=tuple(_renamed(n, prefix, old, new) for n in row.nodes))
+
+    found: list[OperatorRow] = []
+    for phase in PHASES:
+        part = [row for row in rows if row.phase == phase]
+        places = [i for i, row in enumerate(part) if row.nodes[0].startswith(f"{prefix}1.")]
+        own = [part[i] for i in places]
+        part = [moved(row, 2, 2 + more) for row in part]
+        at = places[-1] + 1 if places else len(part)
+        order = range(2, 2 + more) if phase == "forward" else range(1 + more, 1, -1)
+        again = [moved(row, 1, k) for k in order for row in own]
+        start = at if phase == "forward" else (places[0] if places else at)
+        found += [*part[:start], *again, *part[start:]]
+    return tuple(found)
+
+
+# -- a data-parallel step on two lanes: compute, and the exchange of gradients in buckets ----------
+#     compute:        forward | backward                | update
+#     communication:            bucket 0 | bucket 1 | ...
+# A bucket starts when its last gradient is written and the bucket before has arrived; the update
+# starts when all have. Compute and communication do not slow each other here.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a lane does from start to end."""
+
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """A step's spans, its end, seconds of compute and of communication, and the tail.
+
+    `tail_s` passes between the end of backward and the arrival of the last bucket.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    step_s: float
+    compute_s: float
+    communication_s: float
+    tail_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication during which nothing is computed: step - compute."""
+        return self.step_s - self.compute_s
+
+    def lane(self, name: str) -> tuple[Span, ...]:
+        """Return the spans of a lane, "compute" or "communication"."""
+        return tuple(span for span in self.spans if span.lane == name)
+
+
+def step_timeline(
+    profile: StepProfile, cost: cluster.Cost, segments: Sequence[tuple[int, int]] | None = None
+) -> StepTimeline:
+    """Return a step whose gradients travel in these segments (default: buckets of 25 MiB).
+
+    Raises `InputError` unless the segments are all gradients in order.
+    """
+    rows = profile.gradients
+    cuts = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
+    start, back = profile.forward_s, profile.forward_s + profile.backward_s
+    spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
+    lane = total = 0.0
+    for number, (first, last) in enumerate(cuts):
+        seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))
+        ready = start + max(row.ready_s for row in rows[first : last + 1])
+        begin = max(lane, ready)
+        lane, total = begin + seconds, total + seconds
+        spans.append(Span("communication", f"bucket {number}", begin, lane))
+    free = max(back, lane)
+    spans.append(Span("compute", "update", free, free + profile.update_s))
+    end = free + profile.update_s
+    return StepTimeline(
+        profile.name, tuple(spans), end, profile.step_s, total, max(0.0, lane - back)
+    )
+
+
+def bucketed(rows: Sequence[GradientRow], *limits_bytes: int) -> cluster.Segments:
+    """Return the buckets that `closed` makes of gradients in the order they are written."""
+    return cluster.closed([0, *accumulate(row.size_bytes for row in rows)], *limits_bytes)
+
+
+def all_reduce_cost(topology: cluster.Topology) -> cluster.Cost:
+    """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
+    if topology.size == 1:
+        return lambda size_bytes: 0.0
+    return cluster.Interpolated(lambda n: cluster.collective_time("all_reduce", topology, n).time_s)

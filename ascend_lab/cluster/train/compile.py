@@ -1,0 +1,272 @@
+"""Batch norm beside convolutions: sums of channels and numbers per channel stay in NC1HWC0.
+
+An image (n, c1, h, w, c0) is folded over n, h and w whatever its channels do, and what is left,
+(1, c, 1, 1), lies there as (1, c1, 1, 1, c0): it broadcasts without moving. The forward operator
+becomes what the vendor's two kernels compute, a reduction and an update,
+
+    mean, variance          y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
+
+so that the image is read twice and written once, or once and once where a convolution in front sums
+what it stores: fusion decides by time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ascend_lab import compiler as graphs
+from ascend_lab.cluster.train.step import TrainingGraph
+from ascend_lab.compiler import Compiled, Constant, Draft, Fill, Graph, Node, Stages, TensorType, ir
+from ascend_lab.compiler.layout import Assigner
+from ascend_lab.compiler.passes import DEFAULT, rewrite
+from ascend_lab.machine.chip import Chip, load_chip
+from ascend_lab.operators.ops import convolution, formats
+from ascend_lab.operators.ops.expressions import Pair, reach
+
+FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
+"""Axes of images that blocks of channels do not cut."""
+ALSO_LANES = ("greater", "less", "rsqrt", "select", "sign")
+"""Lane by lane too; rsqrt follows an addition of epsilon, so that padding stays finite."""
+FOLDS = ("reduce_sum", "reduce_mean")
+
+
+def images_in_blocks(graph: Graph) -> Graph:
+    """Return the graph with layouts, as `assign_layouts`; folds over images stay in NC1HWC0."""
+    return _Images(graph).assigned()
+
+
+class _Images(Assigner):
+    """Layouts as for any graph, and folds and selections of images in the layout they have."""
+
+    def followed(self, node: Node) -> str:
+        """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
+        given = [n for n in node.inputs if n not in self.graph.constants]
+        image = any("NC1HWC0" in self.forms[n] for n in given)
+        if image and node.op in FOLDS and node.attr("keepdims", False):
+            shape = self.graph.types[node.inputs[0]].shape
+            if len(shape) == 4 and formats.axes_of("fold", node.attr("axis"), shape) in FOLDED:
+                return "NC1HWC0"
+        if image and node.op in ALSO_LANES:
+            fits = self.fits(node, "NC1HWC0")
+            return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
+        return super().followed(node)
+
+
+def batch_norms_apart(graph: Graph) -> Graph:
+    """Return the graph with every batch norm of images by batch statistics in its parts."""
+    edit = Draft(graph)
+    for node in edit:
+        image = len(edit.types[node.inputs[0]].shape) == 4
+        if node.op == "batch_norm_training" and image and node.attr("momentum", 0.9) == 0.0:
+            _apart(edit, node)
+    return edit.finish()
+
+
+def _apart(edit: Draft, node: Node) -> None:
+    x, scale, bias = node.inputs[:3]
+    kind, name = edit.types[x], node.name
+    channels = (kind.shape[1],)
+    epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
+
+    def put(op: str, *inputs: str, **attrs: object) -> str:
+        return edit.insert(op, inputs, attrs, f"{name}.{op}")
+
+    mean, spread = edit.nodes[put("bn_training_reduce", x)].outputs
+    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
+    rate = put("rsqrt", put("adds", spread, number=epsilon))
+    slope = put("mul", _column(edit, scale, name), rate)
+    offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))
+    y = put("add", put("mul", wide, slope), offset)
+    edit.replace(node.outputs[0], y if kind.dtype == "fp32" else put("cast", y, dtype=kind.dtype))
+    for old, new in zip(node.outputs[1:], (mean, spread), strict=True):
+        edit.replace(old, put("reshape", new, shape=channels))
+
+
+def _column(edit: Draft, name: str, norm: str) -> str:
+    """Return numbers per channel as (1, c, 1, 1); a constant stays one."""
+    shape = (1, edit.types[name].shape[0], 1, 1)
+    if name not in edit.constants:
+        return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
+    kind = replace(edit.types[name], shape=shape)
+    made = rewrite.derived(kind, lambda values: values.reshape(shape), edit.constants[name])
+    return edit.add(made, f"{name}.column")
+
+
+def casts_apart(graph: Graph) -> Graph:
+    """Return the graph with a widening cast for each of its readers: inside a kernel it is free.
+
+    Shared, it would be a kernel of its own that writes twice the bytes it reads.
+    """
+    edit = Draft(graph)
+    for node in edit:
+        readers = graph.readers[node.output]
+        wide = node.op == "cast" and node.attr("dtype") == "fp32" and len(readers) > 1
+        if not wide or node.output in graph.outputs or len(graph.types[node.output].shape) != 4:
+            continue
+        for reader in readers[1:]:
+            own = edit.insert("cast", node.inputs, node.attrs, node.name)
+            now = edit.current(reader.name)
+            edit.put(replace(now, inputs=tuple(own if n == node.output else n for n in now.inputs)))
+    return edit.finish()
+
+
+# -- the gradient of an image as a plain convolution -----------------------------------------------
+# A transposed convolution's kernel has weights packed when it was compiled, one part per phase of
+# the stride. With weights that are computed, it is a convolution with stride 1 of the gradient,
+# zeros between its pixels, with the weights turned upside down and inputs and outputs exchanged:
+#     dx = conv2d(stretched(grad), flipped(weight), pad = reach - 1 - pad)
+def as_convolutions(graph: Graph) -> Graph:
+    """Return the graph with transposed convolutions of one group rewritten.
+
+    Those with constant weights stay but for 1x1 ones with a stride: most of their phases have no
+    tap, and would multiply zeros.
+    """
+    edit = Draft(graph)
+    for node in edit:
+        if node.op != "conv_transpose2d" or len(node.inputs) > 2 or node.attr("groups", 1) != 1:
+            continue
+        fixed, taps = node.inputs[1] in edit.constants, edit.types[node.inputs[1]].shape[2:]
+        if not fixed or (
+            taps == (1, 1) and formats.pair("stride", node.attr("stride", 1)) > (1, 1)
+        ):
+            made = _convolution(edit, node)
+            if made:
+                edit.replace(node.output, made)
+    return edit.finish()
+
+
+def _convolution(edit: Draft, node: Node) -> str:
+    """Append the convolution; return its output, "" where the padding exceeds the kernel's."""
+    attrs = ir.operator_of(node.op).settings(node.attrs)
+    step, pads, spread = convolution.geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    grad, weight = node.inputs
+    kernel = edit.types[weight].shape[2:]
+    extra = formats.pair("output_padding", attrs["output_padding"], least=0)
+    spans = reach((kernel[0], kernel[1]), spread)
+    sides = tuple((n - 1 - low, n - 1 - high) for n, (low, high) in zip(spans, pads, strict=True))
+    if min(map(min, sides)) < 0:
+        return ""
+    turned = flipped(edit, weight, node.name)
+    if spans == (1, 1):  # zeros stay zeros: convolve first, the image is smaller
+        small = edit.insert("conv2d", (grad, turned), {}, node.name)
+        return stretched(edit, small, step, extra, node.name)
+    image = stretched(edit, grad, step, extra, node.name)
+    return edit.insert("conv2d", (image, turned), {"pad": sides, "dilation": spread}, node.name)
+
+
+def stretched(edit: Draft, x: str, step: Pair, extra: Pair, name: str) -> str:
+    """Append zeros between pixels: the gradient of reading every stride-th one."""
+    high, wide = edit.types[x].shape[2:]
+    size = ((high - 1) * step[0] + 1 + extra[0], (wide - 1) * step[1] + 1 + extra[1])
+    if size == (high, wide):
+        return x
+    # a stride is at most the size: both axes then read each pixel once
+    attrs = {"kernel": 1, "stride": step, "size": size}
+    return edit.insert("avg_pool2d_grad", (x,), attrs, f"{name}.stretched")
+
+
+def flipped(edit: Draft, weight: str, name: str) -> str:
+    """Append weights (k, c, r, s) as (c, k, r, s), the last two axes turned around."""
+    kind = edit.types[weight]
+    k, c, r, s = kind.shape
+    if weight in edit.constants and (r, s) == (1, 1):
+        turned = replace(kind, shape=(c, k, 1, 1))
+        made = rewrite.derived(turned, lambda v: v.swapaxes(0, 1), edit.constants[weight])
+        return edit.add(made, f"{name}.turned")
+    if (r, s) == (1, 1):
+        return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
+    title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()
+    indices = edit.add(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
+    taps_first = edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title)
+    rows = edit.insert("reshape", (taps_first,), {"shape": (r * s, c * k)}, title)
+    back = edit.insert("gather", (rows, indices), {"axis": 0}, title)
+    shaped = edit.insert("reshape", (back,), {"shape": (r, s, c, k)}, title)
+    return edit.insert("transpose", (shaped,), {"perm": (2, 3, 0, 1)}, title)
+
+
+# -- the road of a training graph ------------------------------------------------------------------
+# The number formats are already those of the step, so no conversion runs: it would make the fp32
+# masters fp16 too. Merging equal expressions would merge recomputed activations with the first
+# ones and keep them in memory after all, so it is left out where something is recomputed.
+MERGING = "CommonSubexpressionEliminationPass"
+TRAINING = graphs.Road(
+    dtype="",
+    apart=(batch_norms_apart, as_convolutions, casts_apart),
+    layouts=images_in_blocks,
+    ordered=False,
+)
+"""The road of a step: number formats and the order of its nodes are its own, and sums of channels
+stay with the images."""
+
+
+def compile_training(
+    step: TrainingGraph, chip: Chip | str, *, passes: Sequence[str] = DEFAULT, fusion: bool = True
+) -> Stages:
+    """Return a training graph after every stage on a chip, given as a `Chip` or by name.
+
+    Raises as `graph.compile_stages`; a step in fp32 has matrix products that no cube computes.
+    """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    again = "recompute" in step.phases.values()
+    names = [name for name in passes if not (again and name == MERGING)]
+    road = replace(TRAINING, passes=names, fusion=fusion)
+    return road.stages(step.graph, chip)
+
+
+# -- forward and backward alone, as the profile times them -----------------------------------------
+LONGEST_STAY = 2500
+"""Nodes up to which tensors are kept in fractals wherever that saves conversions."""
+
+
+def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
+    """Return the kernels of forward and backward; number formats stay as the step states them."""
+    road = replace(TRAINING, most_moved=LONGEST_STAY)
+    front = graphs.front_stages(weights_in_place(step), chip, road)
+    return road.kernels(promptly(front.laid_out), chip)
+
+
+def weights_in_place(step: TrainingGraph) -> Graph:
+    """Return forward and backward, with the parameters' copies as constants: no cast each step."""
+    graph, constants, nodes = step.graph, dict(step.graph.constants), []
+    known = set(step.parameters)
+    for node in graph.nodes:
+        if node.op == "cast" and node.inputs[0] in known:
+            constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
+        elif step.phases.get(node.name) != "update":
+            nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+    for name in sorted(known & read):
+        constants[name] = Constant(graph.types[name], Fill(0.0))
+    inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
+    outputs = tuple(own_outputs(step))
+    new = replace(graph, nodes=tuple(nodes), inputs=inputs, outputs=outputs, constants=constants)
+    return graphs.verify(graphs.pruned(new))
+
+
+def averages(step: TrainingGraph) -> Mapping[str, int]:
+    """Return the new running averages of a step, and how many numbers each is."""
+    nodes = [node for node in step.graph.nodes if step.phases.get(node.name) == "update"]
+    names = {name for node in nodes for name in node.outputs}
+    return {n: step.graph.types[n].elements for n in step.graph.outputs if n in names}
+
+
+def own_outputs(step: TrainingGraph) -> list[str]:
+    """Return the outputs of a step that are no running averages."""
+    apart = averages(step)
+    return [name for name in step.graph.outputs if name not in apart]
+
+
+def promptly(graph: Graph) -> Graph:
+    """Return the graph with conversions of outputs behind what they convert, not at the end."""
+    outs = set(graph.outputs)
+    late: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "trans_data" and node.output in outs and not graph.readers[node.output]:
+            late.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for nodes in late.values() for node in nodes}
+    order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
+    for node in graph.nodes:
+        if node.name not in moved:
+            order += [node, *(after for name in node.outputs for after in late.get(name, ()))]
+    return replace(graph, nodes=tuple(order))

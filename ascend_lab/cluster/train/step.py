@@ -1,0 +1,327 @@
+"""The graph of a training step: what its names mean, its precision, the update, and running it."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler import Constant, Fill, Graph, Node, Seeded, evaluate, ir, passes
+from ascend_lab.errors import InputError
+from ascend_lab.operators.ops.formats import is_float
+from ascend_lab.operators.ops.operator import Operator, get
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """A step of training as a graph, and what its names mean.
+
+    `parameters` are inputs, in the order in which forward reads them; `gradients` names the tensor
+    with each one's gradient, in the order in which backward writes them: in the format forward
+    computes in and times `loss_scale`. `updates` maps every parameter and state to the output that
+    replaces it in the next step (only statistics of batch norms without an optimiser). `phases`
+    maps node names to forward, recompute, backward or update. `initial` holds the first values of
+    parameters and states.
+    """
+
+    graph: Graph
+    parameters: tuple[str, ...]
+    gradients: Mapping[str, str]
+    loss: str
+    data: tuple[str, ...]
+    targets: tuple[str, ...]
+    states: tuple[str, ...]
+    updates: Mapping[str, str]
+    phases: Mapping[str, str]
+    initial: Mapping[str, Constant]
+    loss_scale: float
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters."""
+        return sum(self.graph.types[name].elements for name in self.parameters)
+
+
+# -- which constants training changes --------------------------------------------------------------
+# A floating-point constant is a parameter if its data are `Seeded` (models of the zoo draw
+# weights so, and nothing else), or if they are an array in a place where weights stand (`weights`
+# of the operator), or one number per channel that is added or multiplied. Constants filled with
+# one number (masks, scales), statistics of batch norms and arrays of several axes that are added
+# (masks, fixed positions) are not.
+STATISTICS = (3, 4)
+"""Inputs of a batch norm that are averages: mean and variance."""
+NORMS = ("batch_norm", "batch_norm_training")
+
+
+def is_parameter(graph: Graph, name: str) -> bool:
+    """Tell whether training changes a constant, by the rule above."""
+    constant = graph.constants[name]
+    if not is_float(constant.type.dtype) or isinstance(constant.data, Fill):
+        return False
+    readers = graph.readers[name]
+    places = [(node, i) for node in readers for i, one in enumerate(node.inputs) if one == name]
+    trained = [(n, i) for n, i in places if not (n.op in NORMS and i in STATISTICS)]
+    if isinstance(constant.data, Seeded):
+        return bool(trained)
+    return any(_is_weight(constant, node, place) for node, place in trained)
+
+
+def _is_weight(constant: Constant, node: Node, place: int) -> bool:
+    """Tell whether an array stands where weights do, or holds one number per channel."""
+    if place in ir.operator_of(node.op).weights:
+        return True
+    wide = [n for n in constant.type.shape if n != 1]
+    return node.op in ("add", "mul") and len(wide) == 1
+
+
+def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the parameters of a graph in the order in which it reads them.
+
+    `chosen` names them instead of the rule; raises `InputError` for a name that is no
+    floating-point constant of the graph.
+    """
+    for name in chosen or ():
+        known = graph.constants.get(name)
+        if known is None or not is_float(known.type.dtype):
+            got = "no constant" if known is None else known.type.dtype
+            raise InputError(f"parameter {name}: a floating-point constant", got, "check the name")
+    read = dict.fromkeys(n for node in graph.nodes for n in node.inputs if n in graph.constants)
+    if chosen is not None:
+        return tuple(name for name in read if name in chosen)
+    return tuple(name for name in read if is_parameter(graph, name))
+
+
+# -- recomputation: memory for time ---------------------------------------------------------------
+# With segments of equal cost between the kept tensors, a chain of n layers keeps about sqrt(n)
+# tensors for one more forward pass (Chen et al. 2016).
+def carried(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
+    """Return the tensors through which gradients flow: floats that hang on a parameter."""
+    found = set(parameters)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(n for n in node.outputs if is_float(graph.types[n].dtype))
+    return frozenset(found)
+
+
+def cuts(graph: Graph, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Return the tensors that alone carry the forward pass at some moment, in its order.
+
+    They part the network into blocks: between a residual block and the next there is one, inside
+    there is none. Tensors that hang on no parameter, such as masks, do not count.
+    """
+    found: dict[str, None] = {}
+    for _, live in alive(graph, parameters):
+        if len(live) == 1:
+            found.update(dict.fromkeys(live))
+    return tuple(found)
+
+
+def alive(graph: Graph, parameters: Sequence[str]) -> Iterator[tuple[Node, set[str]]]:
+    """Yield every node and the tensors that carry gradients past it; the set is not to be kept."""
+    flowing = carried(graph, parameters) - set(parameters)
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    last.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
+    live: set[str] = set()
+    for i, node in enumerate(graph.nodes):
+        live.update(name for name in node.outputs if name in flowing and name in last)
+        live -= {name for name in live if last[name] <= i}
+        yield node, live
+
+
+def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ...]:
+    """Return the tensors to drop so that every n-th cut is kept; those after the last cut stay.
+
+    What hangs on no parameter is kept too. Raises `InputError` for fewer than one block.
+    """
+    if blocks < 1:
+        raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
+    inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
+    kept = inner[blocks - 1 :: blocks]
+    if not kept:
+        return ()
+    flowing, dropped = carried(graph, parameters), []
+    for node in graph.nodes:
+        if kept[-1] in node.outputs:
+            break
+        dropped += [n for n in node.outputs if n in flowing and n not in kept]
+    return tuple(dropped)
+
+
+def dropped_tensors(
+    graph: Graph, recompute: Sequence[str] | int, parameters: Sequence[str]
+) -> frozenset[str]:
+    """Return the tensors not kept: named themselves or by their node, or by "every n-th block".
+
+    All outputs of a node go together; graph outputs stay. Raises `InputError` for unknown names.
+    """
+    names = every(graph, recompute, parameters) if isinstance(recompute, int) else recompute
+    nodes = {node.name: node for node in graph.nodes}
+    found: set[str] = set()
+    for name in names:
+        node = graph.producers.get(name) or nodes.get(name)
+        if node is None:
+            raise InputError("recompute: nodes or their outputs", repr(name), "check the name")
+        found.update(node.outputs)
+    return frozenset(found - set(graph.outputs))
+
+
+# -- mixed precision: narrow formats with wide masters, and the scale of the loss ------------------
+# The step computes in fp16 from copies of fp32 parameters, and updates the fp32 ones: a change
+# smaller than half the distance of neighbouring fp16 numbers would otherwise be lost. Gradients
+# that fp16 would round to 0 survive because the loss is multiplied by a scale, and they are
+# divided by it in fp32 (Micikevicius et al. 2018).
+FORMATS = ("fp16", "bf16", "fp32")
+LARGEST_SCALE = 2.0**24
+"""The scale never grows beyond: 1 / scale must stay exact in fp32 and the loss finite."""
+
+
+def in_compute_format(
+    forward: Graph, dtype: str, parameters: Sequence[str]
+) -> tuple[Graph, dict[str, str]]:
+    """Return the forward graph computing in a format; what has a format of its own keeps it.
+
+    It reads w.fp16 as the copy of parameter w, which is fp32. With it: the parameter of each copy,
+    by the name under which the graph reads it.
+    """
+    if dtype not in FORMATS:
+        raise InputError(f"dtype {', '.join(FORMATS)}", dtype, "choose one")
+    typed = forward
+    for source in FORMATS:
+        typed = typed if source == dtype else passes.convert(typed, dtype, source)[0]
+    masters = {}
+    for name in typed.constants:
+        found = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
+        origin = name if name in forward.constants or found is None else found[1]
+        if origin in parameters:
+            masters[name] = origin
+    formats = {name: typed.types[name].dtype for name in masters}
+    names = {n: m if formats[n] == "fp32" else f"{m}.{formats[n]}" for n, m in masters.items()}
+    nodes = tuple(
+        replace(node, inputs=tuple(names.get(n, n) for n in node.inputs)) for node in typed.nodes
+    )
+    types = {names.get(n, n): kind for n, kind in typed.types.items()}
+    constants = {names.get(n, n): constant for n, constant in typed.constants.items()}
+    made = replace(typed, nodes=nodes, types=types, constants=constants)
+    return made, {names[n]: origin for n, origin in masters.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicLossScale:
+    """A loss scale that halves when a gradient overflows and doubles after many good steps.
+
+    `good_steps` counts steps since the last change. The defaults are those of the usual libraries:
+    double after 2000 steps without infinity or NaN (Micikevicius et al. 2018).
+    """
+
+    scale: float = 65536.0
+    good_steps: int = 0
+    growth_interval: int = 2000
+    growth: float = 2.0
+    backoff: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or self.growth_interval < 1:
+            got = f"{self.scale}, {self.growth_interval}"
+            raise InputError("a scale above 0 and a growth interval of at least 1", got, "raise it")
+        if not (self.growth >= 1.0 and 0.0 < self.backoff < 1.0):
+            got = f"{self.growth}, {self.backoff}"
+            raise InputError("growth of at least 1, backoff between 0 and 1", got, "change them")
+
+    def next(self, found_inf: bool) -> "DynamicLossScale":
+        """Return the scale for the next step; after an overflow this step's update is skipped."""
+        if found_inf:
+            return replace(self, scale=max(1.0, self.scale * self.backoff), good_steps=0)
+        if self.good_steps + 1 < self.growth_interval:
+            return replace(self, good_steps=self.good_steps + 1)
+        return replace(self, scale=min(LARGEST_SCALE, self.scale * self.growth), good_steps=0)
+
+
+def found_inf(values: Mapping[str, Any]) -> bool:
+    """Tell whether any array holds an infinity or NaN: a gradient overflowed in the step."""
+    return any(not np.isfinite(np.asarray(v, np.float64)).all() for v in values.values())
+
+
+# -- update: gradients become fp32 and unscaled, parameters and states new -------------------------
+OPTIMISERS = {"sgd": "sgd_momentum", "adam": "adam"}
+"""The operator that updates a parameter: its inputs are the parameter, the gradient, states."""
+RUNNING_MOMENTUM = 0.9
+"""Share of the old running statistics of a batch norm that stays at each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimiser:
+    """An optimiser and its attributes: lr, momentum, weight_decay, beta1, step, ..."""
+
+    name: str
+    attrs: Mapping[str, Any]
+
+    @property
+    def operator(self) -> Operator:
+        """The operator that updates one parameter."""
+        return get(OPTIMISERS[self.name])
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What it remembers about a parameter."""
+        return self.operator.inputs[2:]
+
+
+def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | None:
+    """Return an optimiser by name; raise `InputError` for an unknown one or attribute."""
+    if name is None:
+        if attrs:
+            raise InputError("settings of an optimiser", "optimizer=None", "name the optimiser")
+        return None
+    if name not in OPTIMISERS:
+        raise InputError(f"optimizer {', '.join(OPTIMISERS)} or None", repr(name), "choose one")
+    found = Optimiser(name, dict(attrs or {}))
+    found.operator.settings(found.attrs)
+    return found
+
+
+# -- running a step on arrays, as a loop of training would -----------------------------------------
+Values = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gives: the loss, parameters and states for the next one.
+
+    After an overflow the values are the old ones: the step is skipped.
+    """
+
+    loss: float
+    values: Mapping[str, Values]
+    overflow: bool
+
+
+def first_values(step: TrainingGraph) -> dict[str, Values]:
+    """Return the values with which parameters and states start."""
+    return {name: constant.array() for name, constant in step.initial.items()}
+
+
+def run_step(
+    step: TrainingGraph, values: Mapping[str, Values], data: Mapping[str, Values], number: int = 1
+) -> StepResult:
+    """Compute one step in NumPy: `data` are inputs and targets, `number` counts from 1 (for Adam).
+
+    Raises `InputError` for a graph without an optimiser, or inputs that are missing.
+    """
+    if not set(step.parameters) <= step.updates.keys():
+        raise InputError("a training graph with an optimiser", "gradients only", "name one")
+    found = evaluate(at_step(step, number).graph, {**values, **data})
+    new = {name: found[output] for name, output in step.updates.items()}
+    overflow = found_inf(new)
+    return StepResult(float(found[step.loss][0]), dict(values) if overflow else new, overflow)
+
+
+def at_step(step: TrainingGraph, number: int) -> TrainingGraph:
+    """Return the graph as it is at a step counted from 1: Adam's averages start at zero."""
+    if number == 1 or not any(node.op == "adam" for node in step.graph.nodes):
+        return step
+    nodes = (
+        replace(node, attrs={**node.attrs, "step": number}) if node.op == "adam" else node
+        for node in step.graph.nodes
+    )
+    return replace(step, graph=replace(step.graph, nodes=tuple(nodes)))

@@ -1,0 +1,166 @@
+"""Which engine runs an operator: the published rule, and the cheapest of all placements.
+
+The rule of the graph engine: every operator takes the engine of the lowest rank that supports it,
+whatever its neighbours do and whatever it takes there. The exact placement minimises
+
+    sum of the operators' seconds + sum of the copies' seconds between host and device
+
+A tensor is copied once, however many operators read it on the other side. All engines of the device
+share its memory, so that there are two sides, and the best placement is a minimum cut (Stone 1977):
+an operator is cut from the side where it runs, a tensor from its readers on the other side.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.machine.chip import Chip
+
+CORE, CPU, MEDIA, HOST = "AI core", "AI CPU", "media unit", "host CPU"
+
+
+RANKS = {CORE: 1, CPU: 3, MEDIA: 5, HOST: 10}
+"""The lower, the sooner the published rule takes an engine: AIcoreEngine, DNN_VM_AICPU_ASCEND,
+DNN_VM_DVPP, DNN_VM_HOST_CPU (CANN graph engine, docs/zh/design/features/engine.md).
+"""
+HOST_OVERHEAD_S, HOST_RATE_BYTES_PER_S, COPY_OVERHEAD_S = 5e-6, 1e10, 1e-5
+TRUST = "assumed"
+"""Of the server's processor: no source gives these numbers for operators.
+
+The driver's part of a copy comes on top of the chip's PCIe link.
+"""
+
+
+def copy_s(chip: Chip, size_bytes: int) -> float:
+    """Return the seconds of a copy between host and device."""
+    link = chip.links.get("pcie")
+    if link is None:
+        needed = f"{chip.name}: a link to the host"
+        raise UnsupportedError(needed, "none", "add link.pcie to the chip file")
+    return COPY_OVERHEAD_S + link.latency_s + size_bytes / link.rate_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operator to place: the seconds on every engine that supports it, what it reads, writes."""
+
+    name: str
+    seconds: Mapping[str, float]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+    def best(self, on_host: bool) -> tuple[float, str]:
+        """Return the least seconds on a side and the engine; infinite if none there supports it."""
+        sides = [(s, e) for e, s in self.seconds.items() if (e == HOST) == on_host]
+        return min(sides, default=(math.inf, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The engine of every operator, the tensors copied (True: to the host), and the seconds."""
+
+    engines: Mapping[str, str]
+    copies: tuple[tuple[str, bool], ...]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Operators in order, and the seconds of copying each tensor; tensors without are free."""
+
+    works: Sequence[Work]
+    copy_s: Mapping[str, float] = field(default_factory=dict)
+
+    def placed(self, engines: Mapping[str, str]) -> Placement:
+        """Return a placement with its copies and its time."""
+        side = {tensor: engines[work.name] == HOST for work in self.works for tensor in work.writes}
+        copies = dict.fromkeys(
+            (tensor, engines[work.name] == HOST)
+            for work in self.works
+            for tensor in work.reads
+            if tensor in self.copy_s and side.get(tensor) == (engines[work.name] != HOST)
+        )
+        works_s = sum(work.seconds[engines[work.name]] for work in self.works)
+        moved_s = sum(self.copy_s[tensor] for tensor, _ in copies)
+        return Placement(dict(engines), tuple(copies), works_s + moved_s)
+
+    def cheapest_engine(self) -> Placement:
+        """Return what the published rule does."""
+        return self.placed({w.name: min(w.seconds, key=RANKS.__getitem__) for w in self.works})
+
+    def exact(self) -> Placement:
+        """Return a placement of least time; of several one with the most on the device."""
+        cut = _Cut()
+        writer = {tensor: work.name for work in self.works for tensor in work.writes}
+        for work in self.works:
+            cut.edge("device", work.name, work.best(on_host=True)[0])
+            cut.edge(work.name, "host", work.best(on_host=False)[0])
+            for tensor in work.reads:
+                if tensor in writer and tensor in self.copy_s:
+                    cut.edge(f"to host {tensor}", work.name, math.inf)
+                    cut.edge(work.name, f"to device {tensor}", math.inf)
+        for tensor, name in writer.items():
+            if tensor in self.copy_s:
+                cut.edge(name, f"to host {tensor}", self.copy_s[tensor])
+                cut.edge(f"to device {tensor}", name, self.copy_s[tensor])
+        on_host = cut.sink_side("device", "host")
+        return self.placed({w.name: w.best(w.name in on_host)[1] for w in self.works})
+
+
+class _Cut:
+    """Capacities in whole femtoseconds, so that no rest of a rounding is taken for room."""
+
+    ENDLESS = 10**24
+
+    def __init__(self) -> None:
+        self.left: dict[str, dict[str, int]] = {}
+
+    def edge(self, start: str, end: str, seconds: float) -> None:
+        """Add the seconds paid if start stays with the source and end with the sink."""
+        room = self.ENDLESS if math.isinf(seconds) else round(seconds * 1e15)
+        to = self.left.setdefault(start, {})
+        to[end] = to.get(end, 0) + room
+        self.left.setdefault(end, {}).setdefault(start, 0)
+
+    def sink_side(self, source: str, sink: str) -> set[str]:
+        """Return the smallest set of nodes that a least cut leaves with the sink (Dinic 1970)."""
+        while sink in (level := self._reached(source)):
+            following = {node: iter(list(self.left[node])) for node in level}
+            while path := self._path(source, sink, level, following):
+                room = min(self.left[a][b] for a, b in path)
+                for a, b in path:
+                    self.left[a][b] -= room
+                    self.left[b][a] += room
+        return set(self._reached(sink, back=True))
+
+    def _reached(self, start: str, *, back: bool = False) -> dict[str, int]:
+        """Return the distance of each node along edges with room, or against them."""
+        level, queue = {start: 0}, deque([start])
+        while queue:
+            node = queue.popleft()
+            for end in self.left.get(node, {}):
+                room = self.left[end][node] if back else self.left[node][end]
+                if room > 0 and end not in level:
+                    level[end] = level[node] + 1
+                    queue.append(end)
+        return level
+
+    def _path(
+        self, source: str, sink: str, level: Mapping[str, int], following: Mapping[str, object]
+    ) -> list[tuple[str, str]]:
+        """Return a path of rising levels, [] if no more is left; dead ends are not seen again."""
+        path: list[tuple[str, str]] = []
+        node = source
+        while node != sink:
+            for end in following[node]:  # type: ignore[attr-defined]
+                if self.left[node][end] > 0 and level.get(end) == level[node] + 1:
+                    path.append((node, end))
+                    node = end
+                    break
+            else:
+                if not path:
+                    return []
+                node = path.pop()[0]
+        return path

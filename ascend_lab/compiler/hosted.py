@@ -1,0 +1,353 @@
+"""ONNX models that no graph holds whole: what has no kernel runs on the AI CPU or on the host.
+
+    model -> values on the host -> sizes of every tensor -> seconds of every node on every engine
+          -> parts as the published rule has them -> what the core takes of each node there
+          -> least placement -> parts: graphs for the core, nodes for the others, copies between
+
+A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime computes it, or
+the reference evaluator of ONNX, whichever `witnesses` calls right. Sizes that depend on values (the
+places of NonZero) are those of the inputs given: other inputs, another placement. The AI CPU takes
+tensors of numbers; strings, sequences and branches are the host's. What comes in and goes out lies
+on the device, as for networks without such nodes; what is constant lies on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler import engines
+from ascend_lab.compiler.compile import FORMATS, compile_graph
+from ascend_lab.compiler.engines import CORE, CPU, HOST, MEDIA, TRUST, Placement, Problem, Work
+from ascend_lab.compiler.evaluate import evaluate
+from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
+from ascend_lab.compiler.onnx import Imported, host as h, import_pinning
+from ascend_lab.compiler.onnx.tensors import NUMPY, beyond_32_bits, inputs_of
+from ascend_lab.compiler.tasks import CpuTimeline
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.machine.chip import Chip
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+    from ascend_lab.compiler.tasks import Compiled
+
+COPY, INPUTS, OUTPUTS = "copy", "graph inputs", "graph outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Nodes that run one after another: a graph compiled for the core, or nodes of the others."""
+
+    nodes: tuple[NodeProto, ...]
+    imported: Imported | None
+    compiled: Compiled | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A placed model; `reasons` says for each node off the core why, by its title."""
+
+    name: str
+    chip: Chip
+    model: ModelProto
+    parts: tuple[Part, ...]
+    problem: Problem
+    placement: Placement
+    reasons: Mapping[str, str]
+    values: Mapping[str, Any]
+    """Every tensor for the inputs given, as the host computes it."""
+
+    @property
+    def wanted(self) -> list[str]:
+        """Return the tensors that leave their part, or may."""
+        outputs = [entry.name for entry in self.model.graph.output]
+        return [*outputs, *(name for work in self.problem.works for name in work.reads)]
+
+    @property
+    def off_core(self) -> dict[str, str]:
+        """Return the nodes on the AI CPU or the host, and the engine of each."""
+        return {n: engine for n, engine in self.placement.engines.items() if engine != CORE}
+
+    def run(self) -> dict[str, h.Values]:
+        """Return the outputs: the core's parts as graphs, the rest on the host."""
+        later = {name for part in self.parts for node in part.nodes for name in node.output}
+        known = {name: value for name, value in self.values.items() if name not in later}
+        for part in self.parts:
+            known |= self._values(part, known)
+        return {entry.name: known[entry.name] for entry in self.model.graph.output}
+
+    def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
+        reads, writes = h.ends(part.nodes, self.wanted)
+        model = h.sub_model(self.model, part.nodes, reads, writes, known)
+        if part.imported is not None:
+            graph = part.imported.graph
+            kinds = part.imported.output_types
+            with suppress(AscendLabError):  # numbers that a graph does not hold
+                found = evaluate(graph, {name: known[name] for name in graph.inputs})
+                return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
+        return h.run_on_host(model, known)
+
+    def timeline(self) -> NetworkTimeline:
+        """Return the time of everything in order; each part of the core begins with a cold L2."""
+        operators: list[OperatorTime] = []
+        copied: set[str] = set()
+        works = {work.name: work for work in self.problem.works}
+        for part in self.parts:
+            for node in part.nodes:
+                operators += self._copies(works[node.name], copied)
+                if part.compiled is None:
+                    operators.append(self._node(node, works[node.name]))
+            if part.compiled is not None:
+                operators += simulate_graph(part.compiled).operators
+        operators += self._copies(works[OUTPUTS], copied)
+        return NetworkTimeline(self.name, self.chip, tuple(operators), 0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the times as a network's, and in its totals what ran where, and why."""
+        times = self.timeline()
+        data = times.summary()
+        rule = self.problem.cheapest_engine()
+        outside = [(op, op.timeline.busy_cycles) for op in times.operators]
+        for engine, key in ((MEDIA, "media"), (HOST, "host"), (COPY, "copy")):
+            found = [op for op, busy in outside if engine in busy]
+            data["totals"] |= {f"{key}_operators": [op.name for op in found],
+                               f"{key}_time_s": sum(op.time_s for op in found)}  # fmt: skip
+        data["placement"] = {
+            "engines": self.off_core,
+            "reasons": {name: self.reasons[name] for name in self.off_core if name in self.reasons},
+            "copies": [name for name, _ in self.placement.copies],
+            "nodes_s": self.placement.time_s,
+            "cheapest_engine_s": rule.time_s,
+            "trust": TRUST,
+        }
+        return data
+
+    def lines(self) -> list[str]:
+        """Return in words what is off the core, why, and what the published rule would take."""
+        off = self.off_core
+        title_of = {node.name: node.op_type for part in self.parts for node in part.nodes}
+        found = [
+            f"{name} ({title_of[name]}) on the {engine} ({TRUST} rate): "
+            f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
+            for name, engine in off.items()
+        ]
+        rule_us = self.problem.cheapest_engine().time_s * 1e6
+        last = (
+            f"placement: {len(off)} of {len(title_of)} nodes off the core, "
+            f"{len(self.placement.copies)} copies, {self.placement.time_s * 1e6:.1f} us node by "
+            f"node; the cheapest-engine rule {rule_us:.1f} us"
+        )
+        return [*found, last]
+
+    def _copies(self, work: Work, copied: set[str]) -> list[OperatorTime]:
+        """Return the copies that an operator is the first to need."""
+        to_host = self.placement.engines[work.name] == HOST
+        new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
+        copied.update(new)
+        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", engines.COPY_OVERHEAD_S
+        return [
+            self._outside(tensor, kind, COPY, h.size_bytes(self.values[tensor]),
+                          (over_s, self.problem.copy_s[tensor] - over_s)) for tensor in new
+        ]  # fmt: skip
+
+    def _node(self, node: NodeProto, work: Work) -> OperatorTime:
+        engine = self.placement.engines[work.name]
+        over_s = {HOST: engines.HOST_OVERHEAD_S, MEDIA: self.chip.launch_overhead_s}.get(
+            engine, self.chip.ai_cpu_overhead_s
+        )
+        seconds, size = (over_s, work.seconds[engine] - over_s), h.moved_bytes(node, self.values)
+        return self._outside(work.name, f"{node.op_type} on the {engine}", engine, size, seconds)
+
+    def _outside(
+        self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
+    ) -> OperatorTime:
+        missed = 0 if engine == HOST else size
+        moved = (size, 0, 0, missed, 0.0, engine)
+        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
+
+
+def place_model(
+    source: str | Path | bytes | ModelProto,
+    chip: Chip,
+    *,
+    given: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    dtype: str = "fp16",
+    seed: int = 0,
+    media_pixels_per_s: float = 0.0,
+) -> Hosted:
+    """Return any ONNX model placed on a chip and its host, for the inputs given or random ones.
+
+    `media_pixels_per_s` is the rate of a media unit, which resizes images of bytes; 0: there is
+    none.
+    Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
+    one that neither ONNX Runtime nor the reference evaluator computes.
+    """
+    if dtype not in FORMATS:
+        raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
+    model = h.whole_model(source)
+    feed = dict(given or {}) or h.random_feed(model, shapes or {}, batch, seed)
+    if missing := [entry.name for entry in inputs_of(model.graph) if entry.name not in feed]:
+        raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
+    values = {**h.constants_of(model), **h.run_on_host(model, feed, everything=True), **feed}
+    return _Placer(model, chip, values, dtype, media_pixels_per_s).place()
+
+
+class _Placer:
+    """The steps of a placement: what each node costs where, the cut, the parts."""
+
+    def __init__(
+        self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
+    ) -> None:
+        self.model, self.chip, self.values = model, chip, values
+        self.dtype, self.media_rate = dtype, media
+        self.outputs = [entry.name for entry in model.graph.output]
+        self.known = {tensor.name for tensor in model.graph.initializer}
+        self.reasons: dict[str, str] = {}
+        self.inputs = [entry.name for entry in inputs_of(model.graph)]
+        used, live = set(self.outputs), []
+        for node in reversed(model.graph.node):
+            if used.intersection(node.output):
+                used.update(h.all_reads(node))
+                live.append(node)
+        self.nodes = []
+        for node in reversed(live):
+            if node.op_type == "Constant" or (
+                node.input and self.known.issuperset(h.all_reads(node))
+            ):  # fmt: skip
+                self.known.update(node.output)
+            else:
+                self.nodes.append(node)
+
+    def place(self) -> Hosted:
+        """Return the placement; a part that the compiler refuses whole leaves the core."""
+        works = [
+            Work(INPUTS, {CORE: 0.0}, (), tuple(self.inputs)),
+            *(self._work(node) for node in self.nodes),
+            Work(OUTPUTS, {CORE: 0.0}, tuple(dict.fromkeys(self.outputs)), ()),
+        ]
+        copy_s = {
+            name: engines.copy_s(self.chip, h.size_bytes(self.values[name]))
+            for work in works
+            for name in work.writes
+            if h.is_numbers(self.values[name])
+        }
+        rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
+        problem = Problem(self._together(rule), copy_s)
+        rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
+        exact = self._settled(problem, Problem.exact)
+        return min(exact, rule, key=lambda found: found.timeline().time_s)
+
+    def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
+        """Return a placement whose parts the compiler takes: what it refuses leaves the core."""
+        while True:
+            placement = choose(problem)
+            try:
+                parts = tuple(self._part(*group) for group in self._groups(placement))
+            except _RefusedError as error:
+                names, reason = error.args
+                self.reasons.update(dict.fromkeys(names, reason))
+                works = [replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
+                         if w.name in names else w for w in problem.works]  # fmt: skip
+                problem = Problem(works, problem.copy_s)
+                continue
+            name = self.model.graph.name or "model"
+            return Hosted(name, self.chip, self.model, parts, problem, placement, self.reasons,
+                          self.values)  # fmt: skip
+
+    def _together(self, rule: Hosted) -> list[Work]:
+        """Return the operators, those of the core at what their part's kernels take of them.
+
+        Alone an operator pays for conversions and launches that it shares in a part. A kernel's
+        seconds go to the last of its nodes, those of a conversion to the node before.
+        """
+        shares: dict[str, float] = {}
+        for part in rule.parts:
+            names = [node.name for node in part.nodes] if part.compiled else []
+            shares.update(dict.fromkeys(names, 0.0))
+            last = names[0] if names else ""
+            for op in simulate_graph(part.compiled).operators if part.compiled else ():
+                own = [name for name in names if op.name.startswith(name)]
+                last = max(own, key=len, default=last)
+                shares[last] += op.time_s
+        cores = {name: {CORE: s} for name, s in shares.items()}
+        return [
+            replace(work, seconds={**work.seconds, **cores.get(work.name, {})})
+            for work in rule.problem.works
+        ]
+
+    def _work(self, node: NodeProto) -> Work:
+        """Return what a node costs on every engine that takes it."""
+        moved = h.moved_bytes(node, self.values)
+        seconds = {HOST: engines.HOST_OVERHEAD_S + moved / engines.HOST_RATE_BYTES_PER_S}
+        names = [name for name in (*h.all_reads(node), *node.output) if name]
+        ends_of: list[Any] = [self.values.get(name) for name in names]
+        numbers = all(h.is_numbers(value) for value in ends_of)
+        branches = any(one.HasField("g") or one.graphs for one in node.attribute)
+        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches:
+            rate = self.chip.ai_cpu_rate_bytes_per_s
+            seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
+        first: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        picture = first is not None and first.dtype == np.uint8 and first.ndim == 4
+        if node.op_type == "Resize" and self.media_rate and picture and first.shape[1] in (1, 3):
+            pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
+            busy_s = len(ends_of[0]) * pixels / self.media_rate
+            seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
+        try:
+            for value in ends_of:
+                kind = getattr(value, "dtype", "none or several tensors")
+                if got := beyond_32_bits(value) if h.is_numbers(value) else f"{kind}":
+                    needed = f"{node.name}: tensors of numbers in at most 32 bits"
+                    raise UnsupportedError(needed, got)
+            compiled = self._compiled((node,)).compiled
+            assert compiled is not None
+            seconds[CORE] = simulate_graph(compiled).time_s
+        except AscendLabError as error:
+            self.reasons[node.name] = str(error)
+        reads = tuple(name for name in h.all_reads(node) if name not in self.known)
+        return Work(node.name, seconds, reads, tuple(name for name in node.output if name))
+
+    def _groups(self, placement: Placement) -> list[tuple[bool, list[NodeProto]]]:
+        """Return the nodes in parts, core and others in turn, each after all it reads."""
+        place: dict[str, int] = {}
+        groups: dict[int, list[NodeProto]] = {}
+        for node in self.nodes:
+            on_core = placement.engines[node.name] == CORE
+            at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
+            at += at % 2 == on_core  # even places are the core's
+            place.update((name, at) for name in node.output)
+            groups.setdefault(at, []).append(node)
+        return [(at % 2 == 0, groups[at]) for at in sorted(groups)]
+
+    def _part(self, on_core: bool, nodes: list[NodeProto]) -> Part:
+        if not on_core:
+            return Part(tuple(nodes), None, None)
+        try:
+            return self._compiled(tuple(nodes))
+        except AscendLabError as error:
+            raise _RefusedError({node.name for node in nodes}, str(error)) from error
+
+    def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
+        """Return nodes as a graph and its kernels; what steers shapes is pinned."""
+        own = {id(node) for node in nodes}
+        later = [n for node in self.nodes if id(node) not in own for n in h.all_reads(node)]
+        reads, writes = h.ends(nodes, [*self.outputs, *later])
+        inner = [name for name in reads if name not in self.known]
+        model = h.sub_model(self.model, nodes, reads, writes, self.values, self.known)
+        shapes = {name: self.values[name].shape for name in inner}
+        imported = import_pinning(model, self.values, shapes=shapes)
+        if shapes.keys() - imported.input_types.keys() and not imported.graph.nodes:
+            needed = f"{nodes[0].name}: a result that sizes alone decide"
+            raise UnsupportedError(needed, "one that values decide")
+        return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
+
+
+class _RefusedError(Exception):
+    """A part that the compiler does not take: the titles of its nodes, and why."""

@@ -1,0 +1,419 @@
+"""The graph: operators that read and write named, typed tensors.
+
+A graph is frozen data in static single assignment: every name is written once, by an input, a
+constant or one node, and nodes stand in an order in which each reads only what is already there.
+What a node computes is said by `ops.OPERATORS[node.op]`; its attributes are that operator's.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import AscendLabError, GraphError, TypeMismatchError
+from ascend_lab.machine.chip import DTYPE_BYTES
+from ascend_lab.machine.layout import FORMATS, AddressMap
+from ascend_lab.operators.ops import REQUIRED, Operator, formats, get, slicing
+
+Values = NDArray[Any]
+Shape = tuple[int, ...]
+MOVES = ("trans_data", "reshape", "transpose")
+"""Operators that only put elements elsewhere, or in another layout."""
+JOINS = ("concat", "slice", "split")
+"""Operators that join tensors along an axis, or cut them."""
+SMALL_PIXELS = "NC1HWC0:4"
+"""Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape, number format and layout of a tensor; "ND" is row-major.
+
+    The shape is the logical one in every layout; a layout that works in blocks stores more. Blocks
+    of one- and two-byte numbers fill 32 bytes; those of four bytes have the 16 channels the cube
+    writes. ":16" behind a layout says 16 where it would be more: int8 just cast from fp16.
+    """
+
+    shape: Shape
+    dtype: str
+    layout: str = "ND"
+
+    @property
+    def elements(self) -> int:
+        """Logical elements."""
+        return math.prod(self.shape)
+
+    @property
+    def stored_shape(self) -> Shape:
+        """Shape of the row-major array that lies in memory, padding included."""
+        return self.shape if self.layout == "ND" else self.map.storage_shape
+
+    @property
+    def map(self) -> AddressMap:
+        """Where every element lies."""
+        return formats.map_of(self.layout, self.shape or (1,), self.dtype)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the elements alone."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in memory, padding of blocks included."""
+        return math.prod(self.stored_shape) * DTYPE_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        """Return it as the text form writes it: fp16[1, 3, 8, 8]@NC1HWC0."""
+        end = "" if self.layout == "ND" else f"@{self.layout}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Constant data: one number everywhere."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """Constant data drawn from a seed: normal with standard deviation `scale` around `mean`."""
+
+    seed: int
+    scale: float = 1.0
+    mean: float = 0.0
+
+
+Data = Values | Fill | Seeded | Callable[[], Values]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A tensor known when the graph is built; large data are made only when asked for."""
+
+    type: TensorType
+    data: Data
+
+    def array(self) -> Values:
+        """Return the values, an array of the type's shape and format."""
+        kind, shape = formats.numpy_type(self.type.dtype), self.type.shape
+        if isinstance(self.data, Fill):
+            return np.full(shape, self.data.value, kind)
+        if isinstance(self.data, Seeded):
+            rng = np.random.default_rng(self.data.seed)
+            drawn = rng.standard_normal(shape, np.float32) * np.float32(self.data.scale)
+            return (drawn + np.float32(self.data.mean)).astype(kind)
+        found = np.asarray(self.data() if callable(self.data) else self.data)
+        if found.shape != shape:
+            raise GraphError(f"constant data of shape {shape}", str(found.shape), "fix the data")
+        return found.astype(kind, copy=False)
+
+
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One use of an operator: names read, names written, attributes other than the defaults."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        """The first name written."""
+        return self.outputs[0]
+
+    def has(self, *traits: str) -> bool:
+        """Tell whether its operator has one of some traits (`ops.operator.TRAITS`)."""
+        return operator_of(self.op).has(*traits)
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """Return an attribute, or `default` where the node does not set it."""
+        return self.attrs.get(key, default)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network: inputs, outputs, nodes in order, the type of every name, constants by name.
+
+    `narrowed` names int32 tensors that are int64 in a model: numbers beyond 32 bits are a fault in
+    kernels, and exact when the graph is evaluated. `elements` are the element types of a model that
+    no format here says, int64 and bool, by the names of inputs and outputs: files keep them.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    narrowed: frozenset[str] = frozenset()
+    elements: Mapping[str, str] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Hash what tells graphs apart nearly always; equality compares every node."""
+        return hash((self.name, self.inputs, self.outputs, len(self.nodes)))
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that writes each name; inputs and constants have none."""
+        return {out: node for node in self.nodes for out in node.outputs}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each name, in order, each once; () for names nobody reads."""
+        found: dict[str, list[Node]] = {name: [] for name in self.types}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def type_of(self, name: str) -> TensorType:
+        """Return the type of a tensor; raise `GraphError` for an unknown name."""
+        if name not in self.types:
+            raise GraphError(f"{self.name}: a tensor of the graph", repr(name), "check the name")
+        return self.types[name]
+
+    def node(self, name: str) -> Node:
+        """Return a node by name; raise `GraphError` for an unknown one."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise GraphError(f"{self.name}: a node of the graph", repr(name), "check the name")
+
+    def in_types(self, node: Node) -> tuple[TensorType, ...]:
+        """Return the types a node reads."""
+        return tuple(self.types[name] for name in node.inputs)
+
+    def out_types(self, node: Node) -> tuple[TensorType, ...]:
+        """Return the types a node writes."""
+        return tuple(self.types[name] for name in node.outputs)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all constants of floating point that nodes read: weights and biases."""
+        read = (c.type for name, c in self.constants.items() if self.readers[name])
+        return sum(kind.elements for kind in read if kind.dtype in formats.FLOATS)
+
+    def renamed(self, name: str) -> "Graph":
+        """Return the same graph under another name."""
+        return replace(self, name=name)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return (
+            f"Graph({self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, "
+            f"{len(self.outputs)} outputs, {self.parameter_count:,} parameters)"
+        )
+
+    def __str__(self) -> str:
+        """Return the text form, as `to_text` writes it."""
+        return to_text(self)
+
+
+# -- the text form; `graph.evaluate` reads it back ------------------------------------------------
+LONGEST = 64
+"""Elements of a constant that are still written out."""
+_PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
+
+
+def to_text(graph: Graph) -> str:
+    """Return the text form; `from_text` of it is the same graph."""
+    entries = ", ".join(_typed(graph, name) for name in graph.inputs)
+    results = ", ".join(map(_name, graph.outputs))
+    lines = [f"graph {_name(graph.name)} ({entries}) -> ({results}) {{"]
+    for name, constant in graph.constants.items():
+        lines.append(f"  {_typed(graph, name)} = {_data(constant)}")
+    for node in graph.nodes:
+        outs = ", ".join(_typed(graph, name) for name in node.outputs)
+        reads = ", ".join(map(_name, node.inputs))
+        attrs = ", ".join(f"{key} = {_literal(value)}" for key, value in sorted(node.attrs.items()))
+        middle = f" {{{attrs}}}" if attrs else ""
+        lines.append(f"  {outs} = {node.op}({reads}){middle} {_name(node.name)}")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _literal(value: object) -> str:
+    """Spell an attribute as a Python literal; infinity, which has none, as 1e999."""
+    return re.sub(r"\binf\b", "1e999", repr(value)) if "inf" in repr(value) else repr(value)
+
+
+def _name(text: str) -> str:
+    return text if _PLAIN.match(text) else json.dumps(text)
+
+
+def _typed(graph: Graph, name: str) -> str:
+    return f"{_name(name)}: {graph.types[name]}"
+
+
+def _data(constant: Constant) -> str:
+    data = constant.data
+    if isinstance(data, Fill):
+        return f"fill({_literal(data.value)})"
+    if isinstance(data, Seeded):
+        return f"seeded({data.seed}, {_literal(data.scale)}, {_literal(data.mean)})"
+    if constant.type.elements > LONGEST:
+        return "data"
+    numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
+    return numbers.replace(".0,", ",").replace("-0,", "-0.0,")
+
+
+# -- types, from the operator library -------------------------------------------------------------
+# It says which formats a chip computes. A graph may also hold others (an fp32 convolution, which no
+# cube takes in a graph): they can be evaluated, and cast before the graph is compiled.
+TRANS_DATA = Operator(
+    "trans_data",
+    ("x",),
+    lambda x, layout: x,
+    summary="the same tensor in another layout",
+    attrs={"layout": REQUIRED},
+    shape_rule=lambda x, layout: x,
+    slicing=lambda shapes, layout: slicing.elementwise_rules(shapes, shapes[0]),
+    backward=lambda s: (s.g,),
+    allows_empty=True,
+)
+"""The node between two layouts: it changes where elements lie, not what they are."""
+GRAPH_ONLY: dict[str, Operator] = {TRANS_DATA.name: TRANS_DATA}
+"""Operators that only compilers put into graphs; a room to the right may add its own."""
+
+
+def operator_of(op: str) -> Operator:
+    """Return the operator a node names; raise `InputError` with near names for an unknown one."""
+    return GRAPH_ONLY[op] if op in GRAPH_ONLY else get(op)
+
+
+def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+    """Return the types of the outputs, row-major unless it is a `trans_data`.
+
+    Raises `ShapeError`, `TypeMismatchError` or `InputError` that names the operator.
+    """
+    operator = operator_of(op)
+    settings = operator.settings(attrs)
+    shapes = operator.infer(*(t.shape for t in given), **attrs)
+    names = operator.names(len(given))
+    rule = operator.types
+    dtypes = tuple(t.dtype for t in given)
+    main = rule.main(names, dtypes)
+    for name, wanted, got in zip(names, rule.inputs(names, main, settings), dtypes, strict=True):
+        if got != wanted:
+            raise TypeMismatchError(f"{op}: input {name} in {wanted}", got, f"cast {name}")
+    kinds = rule.outputs(main, settings, len(shapes))
+    layout = str(settings["layout"]) if operator is TRANS_DATA else "ND"
+    kinds = kinds if len(kinds) == len(shapes) else kinds[:1] * len(shapes)
+    return tuple(TensorType(s, d, layout) for s, d in zip(shapes, kinds, strict=True))
+
+
+def verify(graph: Graph, before: Graph | None = None) -> Graph:
+    """Return the graph if it is sound; raise `GraphError` naming the node and what is wrong.
+
+    Checked: names written once and before they are read, types known, shapes and formats as the
+    operators infer them, outputs that exist, constants of their type. What a sound graph `before`
+    has in common with it is not inferred again.
+    """
+    sound = before.producers if before else {}
+    ready = set(graph.inputs) | set(graph.constants)
+    if len(graph.inputs) + len(graph.constants) != len(ready):
+        twice = sorted(set(graph.inputs) & set(graph.constants)) or list(graph.inputs)
+        raise GraphError(f"{graph.name}: every name once", f"{twice[0]} twice", "rename one")
+    for name in ready:
+        _check_type(graph, name)
+    for name, constant in graph.constants.items():
+        if constant.type != graph.types[name]:
+            raise GraphError(f"constant {name} as {graph.types[name]}", str(constant.type), "cast")
+    titles: set[str] = set()
+    for node in graph.nodes:
+        _check_names(graph, node, ready, titles)
+        names = (*node.inputs, *node.outputs)
+        if (
+            before is None
+            or sound.get(node.output) is not node
+            or any(graph.types[name] is not before.types[name] for name in names)
+        ):
+            _check_types(graph, node)
+        ready.update(node.outputs)
+        titles.add(node.name)
+    for name in graph.outputs:
+        if name not in ready:
+            raise GraphError(f"{graph.name}: output {name}", "nothing writes it", "check the name")
+    return graph
+
+
+def _check_type(graph: Graph, name: str) -> None:
+    found = graph.types.get(name)
+    if found is None:
+        raise GraphError(f"{graph.name}: a type for {name}", "none", "state its shape and format")
+    if found.dtype not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise GraphError(f"{name}: one of {known}", found.dtype, "cast it")
+    if found.layout.partition(":")[0] not in FORMATS:
+        raise GraphError(f"{name}: one of {', '.join(FORMATS)}", found.layout, "name a layout")
+
+
+def _check_names(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> None:
+    where = f"node {node.name} ({node.op})"
+    if node.name in titles:
+        raise GraphError(f"{graph.name}: node names once", f"{node.name} twice", "rename one")
+    for name in node.inputs:
+        if name not in ready:
+            late = name in graph.producers
+            got = "written later: a cycle, or nodes out of order" if late else "nothing writes it"
+            raise GraphError(f"{where}: input {name}", got, "reorder or reconnect")
+    for name in node.outputs:
+        if name in ready or node.outputs.count(name) > 1:
+            raise GraphError(f"{where}: a new name to write", f"{name} exists", "rename it")
+        _check_type(graph, name)
+
+
+def _check_types(graph: Graph, node: Node) -> None:
+    where = f"node {node.name} ({node.op})"
+    try:
+        found = infer(node.op, graph.in_types(node), node.attrs)
+    except AscendLabError as error:
+        raise GraphError(f"{where}: {error.needed}", error.got, error.remedy) from error
+    stated = graph.out_types(node)
+    if len(found) != len(stated):
+        raise GraphError(f"{where}: {len(found)} outputs", str(len(stated)), "name each output")
+    for name, one, two in zip(node.outputs, found, stated, strict=True):
+        if (one.shape, one.dtype) != (two.shape, two.dtype):
+            raise GraphError(f"{where}: {name} as {one}", str(two), "infer the types again")
+
+
+def pixels(graph: Graph, node: Node) -> int:
+    """Return the pixels of all images that a convolution writes; 0 for other operators."""
+    if node.has("convolution") or node.op == "conv_transpose2d":
+        n, _, h, w = graph.types[node.output].shape
+        return n * h * w
+    return 0
+
+
+def only_reader(graph: Graph, node: Node) -> Node | None:
+    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
+    if len(node.outputs) > 1 or node.output in graph.outputs:
+        return None
+    readers = graph.readers[node.output]
+    return readers[0] if len(readers) == 1 else None
+
+
+def moves_before(graph: Graph, name: str) -> list[Node]:
+    """Return the moves that lead to a tensor and no other."""
+    maker = graph.producers.get(name)
+    if maker is None or maker.op not in MOVES or only_reader(graph, maker) is None:
+        return []
+    return [*moves_before(graph, maker.inputs[0]), maker]
+
+
+def moves_behind(graph: Graph, node: Node) -> list[Node]:
+    """Return the moves behind a node, each the only reader of what comes before it."""
+    after = only_reader(graph, node)
+    return [after, *moves_behind(graph, after)] if after and after.op in MOVES else []

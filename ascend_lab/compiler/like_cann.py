@@ -1,0 +1,286 @@
+"""The compiler that was measured: rules, tilings and launches that the vendor's documents give.
+
+`graph.compile` is our compiler. What others measured was compiled by CANN, which has other rules:
+it fuses what its list of passes names, cuts a product as a published function says, and knows
+nothing of the kernels that are ideas of this package. `cann_road` is a `Road` like any other, with
+
+    stage    what CANN does                                         source
+    passes   those of `NAMED` in scope GraphFusion                  its documents, `canndev`
+    layout   first layers read pixels of 4 channels only if asked   enable_small_channel, off
+    fuse     those of `NAMED` in scope UBFusion                     UB fusion patterns, GE
+    lower    basic blocks of MatMulV3, also for convolutions        ops-nn, `matmul_v3_base_tiling`
+    time     one trigger by the host, then a queue (as ours)        aclmdlExecute; sink mode
+             a cache that nobody tells what is read last            GE, `l2_cache_kernel_launch`
+
+Every pass and rule of this package stands in `NAMED` or in `OURS`, and a test holds that so.
+No number here comes from a measured network.
+
+What the vendor does not publish is not guessed: the tiling of batched products, of vector operators
+and of pooling is ours, and so is the plan of memory. The road is then too quick, or too slow, and
+`compare` says by how much.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.decide import Switches
+from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
+from ascend_lab.compiler.lower.conv import conv_shape_of
+from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
+from ascend_lab.compiler.lower.piece import Piece
+from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once, with_choices
+from ascend_lab.errors import AscendLabError, CapacityError
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import FRACTAL, up
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
+
+# -- which passes and rules the vendor has ---------------------------------------------------------
+GRAPH, UB = "GraphFusion", "UBFusion"
+DOCUMENT = "CANN documentation, list of graph and UB fusion patterns"
+CANNDEV = "canndev, ops/built-in/fusion_pass"
+ONNX_PARSER = "canndev, ops/built-in/fusion_pass, *_onnx_fusion_pass"
+ENGINE = "hicann/ge, graph optimisation"
+CLEAN_UP = "any compiler's: folding, removal and merging of nodes, which GE does under other names"
+
+NAMED: Mapping[tuple[str, str], str] = {
+    (GRAPH, "RequantFusionPass"): DOCUMENT,
+    (GRAPH, "DeadCodeEliminationPass"): ENGINE + ": prune_pass",
+    (GRAPH, "ConstantFoldingPass"): ENGINE + ": constant_folding_pass",
+    (GRAPH, "CommonSubexpressionEliminationPass"): ENGINE + ": common_subexpression_elimination",
+    (GRAPH, "IdentityEliminationPass"): ENGINE + ": identity_pass",
+    (GRAPH, "ScalarOperandPass"): CLEAN_UP,
+    (GRAPH, "AlgebraicSimplificationPass"): CLEAN_UP,
+    (GRAPH, "ReassociationPass"): CLEAN_UP,
+    (GRAPH, "PermutePass"): ENGINE + ": permute_pass",
+    (GRAPH, "ReshapeRemovePass"): ENGINE + ": reshape_remove_pass",
+    (GRAPH, "CastRemovePass"): ENGINE + ": cast_remove_pass",
+    (GRAPH, "PadConv2dFusionPass"): DOCUMENT,
+    (GRAPH, "BatchnormScaleFusionPass"): DOCUMENT,
+    (GRAPH, "ConvBatchnormFusionPass"): DOCUMENT,
+    (GRAPH, "ConvScaleFusionPass"): DOCUMENT,
+    (GRAPH, "AABiasaddConvFusion"): DOCUMENT,
+    (GRAPH, "ConvToFullyConnectionFusionPass"): DOCUMENT,
+    (GRAPH, "AReduceMeanFusionPass"): DOCUMENT,
+    (GRAPH, "GlobalPoolingPass"): ENGINE + ": global average pooling",
+    (GRAPH, "LayerNormFusionPass"): ONNX_PARSER,
+    (GRAPH, "GeluFusionPass"): ONNX_PARSER,
+    (GRAPH, "ActivationFusionPass"): CANNDEV,
+    (GRAPH, "BatchMatMulToMatMulPass"): CANNDEV,
+    (GRAPH, "GemmToMatMulPass"): CANNDEV,
+    (GRAPH, "MatMulBiasAddFusionPass"): DOCUMENT,
+    (GRAPH, "PoolingToConvPass"): CANNDEV + ", avg_pool_pass",
+    (GRAPH, "GeluErfToTanhPass"): "op_select_implmode=high_performance for Gelu",
+    (GRAPH, "Fp16ConversionPass"): "precision_mode=force_fp16, the default of inference",
+    (GRAPH, "Bf16ConversionPass"): "precision_mode_v2",
+    (GRAPH, "Int8ConversionPass"): "AMCT, Ascend Model Compression Toolkit",
+    (UB, "TbeEltwiseQuantFusionPass"): DOCUMENT,
+    (UB, "ConfusionTransposeTransDataFusionPass"): CANNDEV + ", confusion_transpose_d_fusion",
+    (UB, "TbeConvBnreduceFusionPass"): DOCUMENT,
+    (UB, "TbeConv2dAddRelu6MulMulFusionPass"): DOCUMENT,
+    (UB, "TbeConvDoubleInFusionPass"): DOCUMENT,
+    (UB, "TbeConvElemwiseFusionPass"): DOCUMENT,
+    (UB, "TbeDepthwiseConvElemwiseFusionPass"): DOCUMENT,
+    (UB, "TbeConv2DBackpropElemwiseFusionPass"): DOCUMENT,
+    (UB, "ATbeMatMulElemwiseFusionPass"): DOCUMENT,
+    (UB, "TbeBatchMatmulElementWiseFusionPass"): DOCUMENT,
+    (UB, "AutomaticUbFusion"): "hicann/ge, buffer_fusion: auto fusion of one-op patterns",
+}
+"""Passes and rules that a document of the vendor names, and which."""
+OURS: Mapping[tuple[str, str], str] = {
+    (GRAPH, "FlashAttentionFusionPass"): "CANN 7.0.RC1 has it for the 910B alone, 6.0 not at all",
+    (UB, "FlashAttentionTransposeFusionPass"): "no document has moves inside of attention",
+    (UB, "TandemConvolutionFusionPass"): "no document fuses a 1x1 and a depthwise convolution",
+    (UB, "ChannelGatesFusionPass"): "no document fuses means, two products and what they scale",
+    (UB, "JointConvolutionFusionPass"): "no document adds two convolutions in L0C",
+    (UB, "PooledConvolutionFusionPass"): (
+        "behind AIPP, of pooling as Caffe and TensorFlow state it; ONNX's is MaxPoolV3, which "
+        "tbe_aipp_conv_relu_maxpooling_fusion_pass refuses"
+    ),
+}
+"""Ideas of this package, and what the vendor has instead."""
+ATTENTION = ((GRAPH, "FlashAttentionFusionPass"),)
+FUSED_ATTENTION = "Ascend910B"
+"""Chips for which CANN 7 has the kernel of attention: names that begin so."""
+
+
+def switches(chip: Chip) -> Switches:
+    """Return all passes and rules, those without a document of the vendor off."""
+    found = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
+    found |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
+    return Switches(found)
+
+
+# -- tilings ---------------------------------------------------------------------------------------
+BLOCK, LONG_BLOCK, DEPTH_BYTES = 128, 256, 128
+"""Sides of the basic block in elements, and bytes of K in it."""
+LARGE_L0C_BYTES = 256 * 1024
+LEAST_SIDE = 256
+"""Products with a shorter side are balanced like those of few blocks."""
+
+
+def product_tiling(shape: GemmShape, chip: Chip) -> GemmSchedule:
+    """Return the basic-block tiling of a product.
+
+    The block of L0 is 128 x 256, of 128 bytes of K; with 256 KiB of L0C 256 x 256, whose sums then
+    have no second buffer. Where m or n is below 256, or blocks are fewer than cores, the sides of a
+    block are what balances the product over the cores. Half of L1 is for each operand, in two
+    buffers, and of the two numbers of blocks along K the smaller counts for both. Blocks of C are
+    dealt to the cores in rounds.
+    Source: hicann/ops-nn, matmul_v3_base_tiling.cpp (SetBaseBlockTiling, BalanceBaseBlockTiling,
+    CalL1Tiling): the rules, in our words. Not taken: transposed operands swap the sides, whole
+    operands in L1, K split among cores, tiles for L2.
+    """
+    m1, k1, n1 = shape.fractals
+    return _tiling(m1, n1, k1, chip, shape.dtype)
+
+
+def tiling_of_operator(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[str], chip: Chip, attrs: Mapping[str, Any]
+) -> GemmSchedule:
+    """Return the tiling of the operator `matmul` that fits a chip; raises as `check_schedule`."""
+    (m, k), (_, n) = (
+        tuple(reversed(shape)) if attrs.get(name) else tuple(shape)
+        for shape, name in zip(shapes, ("trans_a", "trans_b"), strict=True)
+    )
+    shape = GemmShape(m, k, n, dtypes[0])
+    tiling = product_tiling(shape, chip)
+    while True:
+        try:
+            check_schedule(shape, tiling, chip)
+        except CapacityError:
+            smaller = _smaller(tiling)
+            if smaller is None:
+                raise
+            tiling = smaller
+        else:
+            return tiling
+
+
+def convolution_tiling(shape: ConvShape, chip: Chip) -> GemmSchedule:
+    """Return the same tiling for a convolution: pixels are rows of the product, taps its depth.
+
+    No rule is published for these chips, and that of the cube's other operator is taken: an
+    assumption. Tiles do not span images.
+    """
+    product = shape.gemm
+    m1, k1, n1 = product.fractals
+    height, width = shape.out_hw
+    return _tiling(min(m1, up(height * width, FRACTAL)), n1, k1, chip, shape.dtype, shape.n)
+
+
+def _tiling(m1: int, n1: int, k1: int, chip: Chip, dtype: str, images: int = 1) -> GemmSchedule:
+    """Return the tiling of `images` products of m1 x k1 by k1 x n1 fractals."""
+    element_bytes = DTYPE_BYTES[dtype]
+    large = chip.buffers["L0C"] >= LARGE_L0C_BYTES
+    base_m = min((LONG_BLOCK if large else BLOCK) // FRACTAL, m1)
+    base_n = min(LONG_BLOCK // FRACTAL, n1)
+    blocks = images * up(m1, base_m) * up(n1, base_n)
+    short = min(m1, n1) * FRACTAL < LEAST_SIDE
+    if short or blocks < chip.core_count:
+        rows, columns = _balanced(images * m1, n1, chip.core_count)
+        base_m = min(base_m, up(images * m1, rows))
+        base_n = min(base_n, up(n1, columns))
+    depth = DEPTH_BYTES // element_bytes
+    block_bytes = max(base_m, base_n) * FRACTAL * DEPTH_BYTES
+    steps = max(1, chip.buffers["L1"] // 2 // block_bytes // 2)
+    k_elements = k1 * (32 // element_bytes)
+    depth = min(depth, k_elements)
+    rows, columns = _dealt(images * up(m1, base_m), up(n1, base_n), chip.core_count)
+    return GemmSchedule(
+        base_m * FRACTAL,
+        depth,
+        base_n * FRACTAL,
+        min(steps, up(k_elements, depth)),
+        rows,
+        columns,
+    )
+
+
+def _grids(cores: int) -> Iterator[tuple[int, int]]:
+    """Yield every grid of at most so many cores."""
+    for rows in range(1, cores + 1):
+        for columns in range(1, cores // rows + 1):
+            yield rows, columns
+
+
+def _balanced(m1: int, n1: int, cores: int) -> tuple[int, int]:
+    """Return the grid whose largest share of fractals is least, and of equal ones the squarest."""
+
+    def cost(grid: tuple[int, int]) -> tuple[int, int]:
+        rows, columns = up(m1, grid[0]), up(n1, grid[1])
+        return rows * columns, rows + columns
+
+    return min(_grids(cores), key=cost)
+
+
+def _dealt(rows: int, columns: int, cores: int) -> tuple[int, int]:
+    """Return the grid of cores that works through the blocks of C in the fewest rounds."""
+
+    def rounds(grid: tuple[int, int]) -> tuple[int, int]:
+        return up(rows, grid[0]) * up(columns, grid[1]), grid[0] * grid[1]
+
+    return min(_grids(cores), key=rounds)
+
+
+# -- the road --------------------------------------------------------------------------------------
+def tiling_of(piece: Piece, chip: Chip) -> GemmSchedule | None:
+    """Return what a published rule says of a piece's product or convolution; None: none does."""
+    head = piece.graph.nodes[0]
+    if head.op in CONVOLUTIONS and piece.graph.nodes[0].inputs[1] in piece.constants:
+        return convolution_tiling(conv_shape_of(piece, head, piece.type(head.output).dtype), chip)
+    if head.op in PRODUCTS:
+        if is_turned(head, [piece.type(name) for name in head.inputs]) or not is_plain(piece):
+            return None
+        return product_tiling(product_job(piece, chip)[0], chip)
+    return None
+
+
+def with_tilings(compiled: Compiled) -> Compiled:
+    """Return a compiled network with the published tilings; where a kernel cannot take one, ours.
+
+    Of a block whose results do not fit the unified buffer the longer side is halved.
+    """
+    choices: dict[str, Choice] = {}
+    for task in compiled.tasks:
+        if task.lowered is None or isinstance(task.lowered.kernel, CpuKernel):
+            continue
+        if task.piece.key in choices:
+            continue
+        tiling = tiling_of(task.piece, compiled.chip)
+        while tiling is not None:
+            try:
+                lowered_once(task.piece, compiled.chip, Choice(tiling))
+            except AscendLabError:
+                tiling = _smaller(tiling)
+            else:
+                choices[task.piece.key] = Choice(tiling)
+                break
+    return replace(with_choices(compiled, choices), hints=False)
+
+
+def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
+    """Return a tiling that needs less room: fewer steps, then half a side; None: the last one."""
+    if tiling.step_k > 1:
+        return replace(tiling, step_k=tiling.step_k // 2)
+    m, n = tiling.base_m // FRACTAL, tiling.base_n // FRACTAL
+    if max(m, n) == 1:
+        return None
+    if m >= n:
+        return replace(tiling, base_m=up(m, 2) * FRACTAL)
+    return replace(tiling, base_n=up(n, 2) * FRACTAL)
+
+
+def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -> Road:
+    """Return the road of CANN to a chip.
+
+    `small_channel`: the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
+    """
+    return Road(
+        switches=switches(chip),
+        dtype=dtype,
+        small=small_channel,
+        finish=with_tilings,
+    )

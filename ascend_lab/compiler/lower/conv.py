@@ -1,0 +1,443 @@
+"""Convolutions, plain and transposed, with what follows them lane by lane, on NC1HWC0 images."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ascend_lab.compiler import ir
+from ascend_lab.compiler.lower import epilogue as ep
+from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, maps_between, near_memory
+from ascend_lab.compiler.lower.vector import expressions
+from ascend_lab.errors import AscendLabError, UnsupportedError
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.layout import address_map, maps_launch, pack
+from ascend_lab.machine.sim.timeline import Start, start_cycles
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.kernels import (
+    channel_sums,
+    conv_schedules,
+    deconv,
+    dense_placement,
+    epilogue_plan,
+)
+from ascend_lab.operators.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
+from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
+from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
+from ascend_lab.operators.ops import conv_gradient, operator, pooling
+from ascend_lab.operators.ops.convolution import geometry
+from ascend_lab.operators.ops.expressions import narrow
+from ascend_lab.operators.ops.formats import numpy_type, pair
+
+PACKED = "packed"
+"""Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
+TILE, HEAD_CYCLES = 64, 12
+"""About: fractals of a tile of sums of a core with more; cycles that begin work on a tile."""
+
+
+def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvShape:
+    """Return the node's convolution as the kernels describe it."""
+    (n, c, h, w), (k, _, r, t) = (piece.type(name).shape for name in node.inputs[:2])
+    given = (node.attr(key, value) for key, value in (("stride", 1), ("pad", 0), ("dilation", 1)))
+    step, pads, spread = geometry(*given)
+    groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
+    dtype, sides = piece.type(node.inputs[0]).dtype, (*pads[0], *pads[1])
+    value = node.attr("pad_value", 0)
+    lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
+    shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
+    return thinned(replace(shape, pad_value=value, lanes=lanes) if value or lanes else shape)
+
+
+def in_pairs(shape: kernels.ConvShape) -> kernels.ConvShape:
+    """Return a convolution with features, or groups, added until they fill blocks of 32."""
+    if shape.groups == 1:
+        return replace(shape, k=isa.up(shape.k, PAIR) * PAIR)
+    each = bundles_of(shape).groups
+    groups = isa.up(shape.groups, each) * each
+    c, k = (size // shape.groups * groups for size in (shape.c, shape.k))
+    if isa.up(c, PAIR) != isa.up(shape.c, PAIR) or k % PAIR:
+        got = f"{shape.groups} groups of {shape.k} features"
+        raise UnsupportedError("groups that fill blocks of 32 channels", got, "keep them in fp16")
+    return replace(shape, c=c, k=k, groups=groups)
+
+
+def by_vector(shape: kernels.ConvShape) -> bool:
+    """Tell whether every channel is a group of its own: work for the vector unit."""
+    return shape.groups == shape.c == shape.k and (shape.dtype, shape.out_dtype) == ("fp16",) * 2
+
+
+def lower_conv(
+    piece: Piece,
+    chip: Chip,
+    tiling: kernels.GemmSchedule | None = None,
+    start: Start = "queued",
+) -> Lowered:
+    """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
+
+    Where every channel is a group of its own there are two ways, on the cube with zeros between the
+    channels of a block, and on the vector unit: the faster one is taken, and so it is where tiles
+    may go on in the next image. A given tiling is for the cube. What starts the kernel costs more
+    where vector cores do what follows the cube.
+    """
+    if beside_of(piece)[1]:
+        return _by_cube(piece, chip, tiling)
+    node = piece.graph.nodes[0]
+    if ended_by(piece, "largest")[1]:
+        refuse_computed(piece, node.inputs[1])
+        return _lower_conv(piece, chip, vector=False, tiling=tiling)
+    single = by_vector(conv_shape_of(piece, node, piece.output.dtype))
+    fixed = node.inputs[1] in piece.constants
+    if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
+        if not fixed and single:
+            return _lower_conv(piece, chip, vector=True)
+        refuse_computed(piece, node.inputs[1])
+    if tiling or not fixed or not single:
+        return _by_cube(piece, chip, tiling)
+    found, failure = list[Lowered](), None
+    ways = partial(_lower_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
+    for way in ways:
+        try:
+            found.append(way())
+        except AscendLabError as error:
+            failure = error
+    if not found and failure:
+        raise failure
+    if len(found) == 1:
+        return found[0]
+    timed = [_timed(way, piece, chip) for way in found]
+    return min(timed, key=lambda way: _near_total(way, chip, start))
+
+
+def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> Lowered:
+    """Return the convolution on the cube; without a tiling, promising others are timed, too."""
+    best = _lower_conv(piece, chip, vector=False, tiling=tiling)
+    if tiling:
+        return best
+    for found in _promising(piece, chip):
+        best = _timed(best, piece, chip)
+        way = replace(_lower_conv(piece, chip, vector=False, tiling=found), tiling=found)
+        way = _timed(way, piece, chip)
+        assert best.near and way.near
+        # in a network L2 may hold more than it does for a kernel that is timed alone
+        if way.near < best.near and (
+            found.window == "stacked" or _held(way, piece, chip) <= _held(best, piece, chip)
+        ):
+            best = way
+    return best
+
+
+def _promising(piece: Piece, chip: Chip) -> Iterator[kernels.GemmSchedule]:
+    """Yield tilings of a convolution beside the default: for an image in L2, for all together."""
+    shape, epilogue, _ = conv_job(piece, chip)
+    image = piece.type(piece.graph.nodes[0].inputs[0])
+    if 2 * image.size_bytes <= chip.l2.size_bytes:
+        near = conv_schedules.near_schedule(shape, chip, epilogue)
+        if near is not None:
+            yield near
+    together = conv_schedules.stacked_schedule(shape, chip, epilogue)
+    if together is not None:
+        yield together
+
+
+def _timed(way: Lowered, piece: Piece, chip: Chip) -> Lowered:
+    """Return a way with its cycles where L2 holds what other kernels wrote."""
+    if way.near is not None:
+        return way
+    timeline = sim.simulate_kernel(way.kernel, chip, near_memory(way.kernel, piece, chip))
+    return replace(way, near=(timeline.cycles, timeline.mix_cycles))
+
+
+def _near_total(way: Lowered, chip: Chip, start: Start) -> int:
+    """Return the cycles of a timed way with what starts it."""
+    assert way.near is not None
+    cycles, mix_cycles = way.near
+    return cycles + start_cycles(chip, start, mix_cycles)
+
+
+def _held(way: Lowered, piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a kernel that finds all it reads in L2."""
+    every = sim.DeviceMemory.holding(chip, way.kernel.tensors, {*piece.graph.inputs})
+    return sim.simulate_kernel(way.kernel, chip, every).cycles
+
+
+def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a kernel in the device's queue that finds in L2 what others wrote."""
+    timeline = sim.simulate_kernel(kernel, chip, near_memory(kernel, piece, chip))
+    return timeline.cycles + start_cycles(chip, "queued", timeline.mix_cycles)
+
+
+def _lower_conv(
+    piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
+) -> Lowered:
+    y, (piece, pool) = piece.graph.outputs[0], ended_by(piece, "largest")
+    shape, epilogue, operands = conv_job(piece, chip, vector=vector)
+    if pool:
+        settings = ir.operator_of(pool.op).settings(pool.attrs)
+        windows = pooling.as_convolution(settings, piece.output.shape)
+        shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
+    piece, norm = ended_by(piece, "channel sums")
+    piece, other = beside_of(piece)
+    node = piece.graph.nodes[0]
+    x, weight = node.inputs[:2]
+    form: Form = _depthwise_weights if vector else partial(packed_weights, shape)
+    if vector:
+        launch = kernels.depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
+    else:
+        launch = kernels.conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
+    fixed = weight in piece.constants
+    packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
+    own = {"x": x, "weight": PACKED if packing else weight, "y": y}
+    forms = {weight: form, **operands} if fixed else operands
+    if other and shape.beside:
+        refuse_computed(piece, other[0].inputs[1])
+        own |= {"beside": other[0].inputs[0], "beside_weight": other[0].inputs[1]}
+        forms[other[0].inputs[1]] = partial(packed_weights, shape.beside)
+    launches, ones = [*packing, isa.renamed(launch, own)], dict[str, ir.Values]()
+    if norm:
+        own = dict(zip(("y0", "y1"), norm.outputs, strict=True))
+        launches.append(isa.renamed(channel_sums.totals_launch(launch, shape, chip), own))
+        ones["ones"] = channel_sums.ones_and_diagonal()
+    return Lowered(isa.Kernel(node.op, tuple(launches)), forms, ones)
+
+
+def added_convolutions(graph: ir.Graph, node: ir.Node) -> list[tuple[ir.Node, ...]]:
+    """Return the two convolutions of one shape that a node adds and nobody else reads, or none.
+
+    Of sums of bytes what scales them comes with its convolution.
+    """
+    heads = [_head_of(graph, name) for name in node.inputs] if node.op == "add" else []
+    alike = len({graph.types[name].shape for name in node.inputs}) == 1
+    return heads if len(heads) == 2 and all(heads) and heads[0] != heads[1] and alike else []
+
+
+def _head_of(graph: ir.Graph, name: str) -> tuple[ir.Node, ...]:
+    found = [node] if (node := graph.producers.get(name)) and ir.only_reader(graph, node) else []
+    if found and found[0].op == "dequantise":
+        conv = graph.producers.get(found[0].inputs[0])
+        found = [conv, *found] if conv and ir.only_reader(graph, conv) else []
+    return tuple(found) if found and found[0].op == "conv2d" else ()
+
+
+def ended_by(piece: Piece, trait: str) -> tuple[Piece, ir.Node | None]:
+    """Return a piece without the node at its end, and that, if it has a trait."""
+    *nodes, last = piece.graph.nodes
+    if not nodes or not last.has(trait):
+        return piece, None
+    graph = replace(piece.graph, nodes=tuple(nodes), outputs=last.inputs)
+    return replace(piece, graph=graph), last
+
+
+def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
+    """Return a piece without the convolution whose sums are added to its first's, and that one.
+
+    It has one tap: of two such the one without a bias, or with the larger stride. Of sums of bytes
+    what scales them belongs to it.
+    """
+    nodes = piece.graph.nodes
+
+    def order(nodes: tuple[ir.Node, ...]) -> tuple[int, int, int]:
+        first, last = nodes[0], nodes[-1]
+        taps, step = piece.type(first.inputs[1]).shape[2:], first.attr("stride", 1)
+        return len(last.inputs) < 3, -math.prod(taps), pair("stride", step)[0]
+
+    for sums in nodes:
+        if heads := added_convolutions(piece.graph, sums):
+            one, other = sorted(heads, key=order)
+            kept = [*one, *(n for n in nodes if n not in (*one, *other))]
+            if len(one) == 1:
+                kept = [replace(one[0], outputs=sums.outputs), *kept[2:]]
+            return replace(piece, graph=replace(piece.graph, nodes=tuple(kept))), other
+    return piece, ()
+
+
+def refuse_computed(piece: Piece, weight: str) -> None:
+    """Raise `UnsupportedError` for weights that are no constants, which nothing has packed."""
+    if weight not in piece.constants:
+        got = f"{piece.names[weight]}: {piece.type(weight)}"
+        raise UnsupportedError("constant weights, or neither groups nor phases", got, "fix them")
+
+
+def pack_launch(kind: ir.TensorType, weight: str, chip: Chip) -> isa.Launch:
+    """Return the phase that packs weights (c, 1, r, s) as an image (1, c, r, s) in NC1HWC0."""
+    c, _, r, s = kind.shape
+    image = ir.TensorType((1, c, r, s), kind.dtype)
+    maps = maps_between(image, replace(image, layout="NC1HWC0"))
+    return isa.renamed(maps_launch(*maps, chip, "pack_weights"), {"x": weight, "y": PACKED})
+
+
+def _depthwise_weights(array: ir.Values) -> ir.Values:
+    image = array.reshape(1, array.shape[0], *array.shape[2:])
+    return pack(address_map("NC1HWC0", image.shape, "fp16"), image).reshape(-1)
+
+
+def packed_weights(shape: kernels.ConvShape, array: ir.Values) -> ir.Values:
+    """Pack the weights; added ones are 0."""
+    array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
+    return pack_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
+
+
+def conv_job(
+    piece: Piece, chip: Chip, *, vector: bool = False, cube_adds: bool | None = None
+) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
+    """Return the convolution at the head of a piece, what follows it, and operands' forms.
+
+    Where sums pass UB they are rounded to the result's format on the way, and a bias is added to
+    that: half the vector work, two roundings instead of one. Or the cube adds it, none of both,
+    where that is quicker (default) or wished and the bias leaves room in L1.
+    """
+    piece, norm = ended_by(piece, "channel sums")
+    if norm:
+        shape, epilogue, forms = conv_job(piece, chip, vector=vector, cube_adds=cube_adds)
+        return shape, replace(epilogue or PLAIN, totals=True), forms
+    piece, other = beside_of(piece)
+    node, *rest = piece.graph.nodes
+    bias, first = node.inputs[2:3], piece.type(node.output)
+    beside = conv_shape_of(piece, other[0], first.dtype) if other else None
+    if rest and rest[0].op in ep.DEQUANTISING and not bias:
+        return _whole_job(piece, chip, beside, *other[1:])
+    if not rest and not bias:
+        return replace(conv_shape_of(piece, node, piece.output.dtype), beside=beside), None, {}
+    epilogue, forms = _after(piece, chip, bias, vector=vector)
+    shape = replace(conv_shape_of(piece, node, epilogue.out_dtype), beside=beside)
+    may = cube_adds is not False and chip.combined and shape.dtype == shape.out_dtype
+    if bias and may and not vector:
+        moved, others = _after(piece, chip)
+        here, there = _paces(shape, (epilogue, moved), chip)
+        if there < (math.inf if cube_adds else here):
+            epilogue = replace(moved, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
+            forms = others | {bias[0]: partial(epilogue_plan.pack_bias, shape)}
+    return shape, epilogue, forms
+
+
+def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
+    """Tell whether a convolution takes as long `alone`: a fix pipe does what follows in passing."""
+    heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
+    if chip.combined or heads != piece.graph.nodes[:1] or ended_by(piece, "largest")[1]:
+        return False
+    (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
+    if one is None or other is None or shape != same or by_vector(shape):
+        return False
+    sums = isa.ACCUMULATOR[shape.dtype]
+    demands = [epilogue_plan.demand_of(epilogue, chip, sums) for epilogue in (one, other)]
+    return demands[0] == demands[1] and not any(supported(e, chip, sums) for e in (one, other))
+
+
+def _after(
+    piece: Piece, chip: Chip, added: Sequence[str] = (), *, vector: bool = False
+) -> tuple[Epilogue, dict[str, Form]]:
+    """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
+    node, *rest = piece.graph.nodes
+    first, wide = piece.type(node.output), isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    main = replace(first, layout="NC1HWC0", dtype="fp16")
+    sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
+    known, operands = ep.operands_of(piece, rest, main)
+    y = narrow(sums, first.dtype) if chip.combined or vector else sums
+    for name in added:
+        column = te.placeholder(ep.channels(main), y.dtype, name)
+        operands[column] = Operand(name, "channel", y.dtype)
+        y = te.vadd(y, te.broadcast(column, y.shape))
+    known[node.output] = narrow(y, first.dtype)
+    found = expressions(rest, known, main)
+    epilogue = ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+    return epilogue, ep.operand_forms(epilogue.operands, piece, main)
+
+
+def _whole_job(
+    piece: Piece, chip: Chip, beside: kernels.ConvShape | None, other: ir.Node | None = None
+) -> tuple[kernels.ConvShape, Epilogue | None, dict[str, Form]]:
+    """Return a convolution of bytes, what follows its int32 sums, and operands' forms."""
+    node, scaled = piece.graph.nodes[:2]
+    epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", other)
+    shape = conv_shape_of(piece, node, epilogue.out_dtype)
+    if epilogue.width == PAIR:
+        shape, beside = in_pairs(shape), in_pairs(beside) if beside else None
+    shape = replace(shape, beside=beside)
+    forms = ep.operand_forms(epilogue.operands, piece, main)
+    if scaled.attr("small_bias", False):
+        epilogue = _bias_moved(shape, epilogue, chip)
+    if epilogue.bias:
+        forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
+    return shape, epilogue, forms
+
+
+def _paces(
+    shape: kernels.ConvShape, ways: tuple[Epilogue, Epilogue], chip: Chip
+) -> tuple[float, float]:
+    """Return the cycles a fractal of sums with a bias added behind the cube, and by it.
+
+    The vector unit and the cube, then one step deeper, take turns on a tile of sums: who has more
+    to do sets the pace; behind the last tile the vector unit works alone, in vain for groups, whose
+    loads to L0 set the pace. The second way takes for ever where the bias fills much of L1.
+    """
+    paces, depth = list[float](), units_of(shape).every
+    own = isa.up(isa.up(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count)
+    tile, dense = min(own, TILE), shape.groups == 1
+    for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
+        demand = epilogue_plan.demand_of(epilogue, chip, isa.ACCUMULATOR[shape.dtype])
+        cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
+        if demand and dense:
+            cycles += demand.instructions * HEAD_CYCLES / tile
+        paces.append(max(cycles, steps) + dense * cycles * tile / own)
+    little = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
+    return paces[0], paces[1] if little else math.inf
+
+
+def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epilogue:
+    """Return an epilogue of int32 sums, the bias left to the cube where that pays.
+
+    The vector unit is spared more than a step; who has more to do then may be the other.
+    """
+    deq = epilogue.deq
+    if deq is None or not deq.bias or not chip.combined:
+        return epilogue
+    own = tuple(o for o in epilogue.operands if o.name != deq.bias)
+    plain, size = replace(deq, bias=""), epilogue_plan.bias_bytes(shape)
+    moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
+    here, there = _paces(shape, (epilogue, moved), chip)
+    return moved if there + 1 < here else epilogue
+
+
+# -- transposed convolutions ----------------------------------------------------------------------
+def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
+    """Return a transposed convolution: one plain one per phase of the stride, each its weights.
+
+    With a group per channel and weights that are computed it runs on the vector unit instead: taps
+    are added where they fall; as forward there, products and sums are fp16 and round once each.
+    What follows is the epilogue of each phase.
+    """
+    node, *rest = piece.graph.nodes
+    (x, weight), first, y = node.inputs, piece.type(node.output), piece.graph.outputs[0]
+    types = [piece.type(n) for n in node.inputs]
+    settings = ir.operator_of(node.op).settings(node.attrs)
+    step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    single = types[1].shape[1] == 1 and settings["groups"] == types[0].shape[1]
+    formats = {types[0].dtype, types[1].dtype, first.dtype}
+    plain = formats == {"fp16"} and spread == (1, 1) and not rest
+    if weight not in piece.constants and single and plain:
+        (n, c, h, w), (r, s) = first.shape, types[1].shape[2:]
+        image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
+        launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
+        own = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
+        return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
+    refuse_computed(piece, weight)
+    shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
+    shape = conv_gradient.deconv_shape(operator.Call(shapes, dtypes, settings, (first.shape,)))
+    oh, ow = shape.out_hw
+    launches, (epilogue, forms) = [], (None, dict[str, Form]())
+    if rest:
+        epilogue, forms = _after(piece, chip)
+    for number, phase in enumerate(deconv.phases_of(shape)):
+        name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
+        names = {"x": x, phase.place.weight: name, "y": y}
+        launch = kernels.conv_launch(phase.conv, chip, place=place, epilogue=epilogue)
+        launches.append(isa.renamed(launch, names))
+        forms[name] = partial(_phase_weights, shape, phase.place.weight)
+    return Lowered(isa.Kernel(node.op, tuple(launches)), forms)
+
+
+def _phase_weights(shape: kernels.DeconvShape, name: str, array: ir.Values) -> ir.Values:
+    image = np.zeros((shape.n, shape.c, shape.h, shape.w), array.dtype)
+    return kernels.pack_deconv(shape, image, array)[name].reshape(-1)

@@ -1,0 +1,276 @@
+"""Matrix products with what follows them lane by lane, attention amid moves; all on fractals."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ascend_lab.compiler.ir import (
+    MOVES,
+    Graph,
+    Node,
+    TensorType,
+    Values,
+    moves_before,
+    moves_behind,
+)
+from ascend_lab.compiler.lower import epilogue as ep, vector
+from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, packed
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.sim.timeline import Start
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.kernels.epilogue import PAIR, Epilogue, Operand
+from ascend_lab.operators.kernels.weight_gradient import ZEROS
+from ascend_lab.operators.ops import conv_gradient, formats, matmul
+from ascend_lab.operators.ops.expressions import narrow
+
+
+def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
+    """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
+    if is_turned(node, kinds):
+        return "FRACTAL_NZ", "FRACTAL_NZ"
+    return (
+        "FRACTAL_ZN" if node.attr("trans_a", False) else "FRACTAL_NZ",
+        "FRACTAL_NZ" if node.attr("trans_b", False) else "FRACTAL_ZN",
+    )
+
+
+def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
+    """Tell whether a product is a^T b of two matrices: the gradient of a dense layer's weights.
+
+    It sums over rows, as a convolution's weight gradient sums over pixels, and that kernel reads
+    both operands as they lie; rows must not be padded.
+    """
+    a, b = kinds[:2]
+    turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
+    plain = node.op == "matmul" and a.dtype in conv_gradient.GRADIENT_INPUTS and len(b.shape) == 2
+    return turned and plain and a.shape[0] % isa.FRACTAL == 0
+
+
+def is_plain(piece: Piece) -> bool:
+    """Tell whether the hand-written kernel computes a product: two matrices, the first as is."""
+    node = piece.graph.nodes[0]
+    ranks = [len(piece.type(n).shape) for n in node.inputs]
+    return ranks == [2, 2] and not node.attr("trans_a", False)
+
+
+def lower_product(
+    piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None = None, start: Start = "queued"
+) -> Lowered:
+    """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
+
+    The second operand of a product of a tensor with itself is called "name.b": a constant is packed
+    once for each side.
+    """
+    node = piece.graph.nodes[0]
+    (a, b), types = node.inputs, [piece.type(n) for n in node.inputs]
+    names = (a, f"{b}.b") if a == b else (a, b)
+    forms = _matrix_forms(piece, names, types)
+    if is_turned(node, types):
+        if tiling is not None:
+            raise UnsupportedError("a product that takes a tiling", "a^T b", "drop the tiling")
+        return _turned(piece, names, chip, forms)
+    if not is_plain(piece):  # a batch, by a schedule of primitives
+        out = batched_output(piece, names)
+        return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
+    shape, epilogue = product_job(piece, chip)
+    finish, main = _finish(piece, node, shape), _main(piece.type(node.output))
+    if tiling is None:
+        warm = frozenset(side for side, name in zip("ab", node.inputs, strict=True)
+                         if _likely_held(piece, name, chip))  # fmt: skip
+        tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
+    operands: Iterable[Operand] = epilogue.operands if epilogue else ()
+    if tiling.split_k > 1:
+        operands = ep.operands_of(piece, piece.graph.nodes[1:], main)[1].values()
+    elif epilogue and epilogue.width == PAIR:
+        main = replace(main, dtype="int8")
+    forms |= ep.operand_forms(operands, piece, main)
+    kernel = matmul.product_kernel(shape, chip, tiling, epilogue, finish)
+    tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
+    phases = tuple(isa.renamed(phase, tensors) for phase in kernel.phases)
+    return Lowered(isa.Kernel("matmul", phases), forms, tiling=tiling)
+
+
+def _matrix_forms(
+    piece: Piece, names: tuple[str, str], types: Sequence[TensorType]
+) -> dict[str, Form]:
+    """Return how constant operands are packed; `UnsupportedError` for others not as the cube's."""
+    forms: dict[str, Form] = {}
+    layouts = operand_layouts(piece.graph.nodes[0], types)
+    for name, kind, layout in zip(names, types, layouts, strict=True):
+        own = name.partition(".")[0]
+        if own in piece.constants:
+            if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
+                whole = in_pairs(kind, bool(piece.graph.nodes[0].attr("trans_b", False)))
+            else:
+                whole = kind
+            forms[name] = partial(packed_with_zeros, replace(whole, layout=layout))
+        elif kind.layout != layout:
+            raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
+    return forms
+
+
+def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
+    """Tell whether L2 likely has an operand: written just before, and at most half of L2."""
+    kind = piece.type(name)
+    size_bytes = kind.elements * DTYPE_BYTES[kind.dtype]
+    return name not in piece.constants and 2 * size_bytes <= chip.l2.size_bytes
+
+
+def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue | None]:
+    """Return the product at the head of a plain piece, and what follows it."""
+    node = piece.graph.nodes[0]
+    (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
+    epilogue = _epilogue(piece, node, chip) if len(piece.graph.nodes) > 1 else None
+    last = epilogue.out_dtype if epilogue else out.dtype
+    n = out.shape[1]
+    if epilogue and epilogue.width == PAIR and node.inputs[1] in piece.constants:
+        n = isa.up(n, PAIR) * PAIR
+    return kernels.GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, last), epilogue
+
+
+def in_pairs(kind: TensorType, turned: bool) -> TensorType:
+    """Return the type of a second operand with columns added until they fill blocks of 32."""
+    sides = list(kind.shape)
+    sides[0 if turned else -1] = isa.up(sides[0 if turned else -1], PAIR) * PAIR
+    return replace(kind, shape=tuple(sides))
+
+
+def packed_with_zeros(kind: TensorType, array: Values) -> Values:
+    """Return a constant as it lies in memory, zeros behind it up to the type's shape."""
+    sides = [(0, size - own) for size, own in zip(kind.shape, array.shape, strict=True)]
+    return packed(kind, np.pad(array, sides) if any(b for _, b in sides) else array)
+
+
+def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
+    """Return the expression of a batch of products, its operands under `names`."""
+    first, *rest = piece.graph.nodes
+    a, b = names or first.inputs
+    if [n.op for n in rest] not in ([], ["relu"]):
+        got = str(piece.graph)
+        raise UnsupportedError("a batched product alone or with relu", got, "split it")
+    kinds = {n: piece.type(n.partition(".")[0]) for n in (a, b)}
+    tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
+    plain = TensorType(piece.output.shape, piece.output.dtype)
+    found = vector.expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
+    return te.renamed(found[piece.graph.outputs[-1]], piece.graph.outputs[-1])
+
+
+def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
+    """Return a^T b as the weight gradient of a 1 x 1 convolution; rows are pixels, 16 in a line.
+
+    There the gradient is a, the image is b: the result is (N1, K1, 16, 16), FRACTAL_NZ.
+    """
+    if len(piece.graph.nodes) > 1:
+        raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
+    (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
+    dtype, out_dtype = piece.type(names[0]).dtype, piece.output.dtype
+    high = rows // isa.FRACTAL
+    shape = kernels.ConvShape(
+        1, columns, high, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
+    )
+    own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
+    zeros = {"zeros": np.zeros(ZEROS, formats.numpy_type(dtype))}
+    return Lowered(vector.named(conv_gradient.weight_kernel(shape, chip), own), forms, zeros)
+
+
+def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
+    """Return what is done to the whole sums where K is divided; None: K is not, for bytes."""
+    out, nodes = piece.type(node.output), piece.graph.nodes[1:]
+    if shape.dtype == "int8" and nodes:
+        return None
+
+    def finish(sums: te.Tensor) -> te.Tensor:
+        main = _main(out)
+        known, _ = ep.operands_of(piece, nodes, main)
+        known[node.output] = narrow(sums, out.dtype)
+        return vector.expressions(nodes, known, main)[piece.graph.outputs[-1]]
+
+    return finish
+
+
+def _main(out: TensorType) -> TensorType:
+    return TensorType(out.shape, "fp16", "FRACTAL_NZ")
+
+
+def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
+    """Return the epilogue of the nodes behind a product.
+
+    On split chips a bias right behind it is added to the wide sums, as the bias table does;
+    elsewhere the sums are rounded on their way to the vector unit.
+    """
+    out, nodes = piece.type(node.output), piece.graph.nodes[1:]
+    if nodes[0].op in ep.DEQUANTISING:
+        return ep.whole_epilogue(piece, "FRACTAL_NZ")[0]
+    main, wide = _main(out), isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    sums = te.placeholder(main.map.piece_shape, wide, "sums")
+    known, operands = ep.operands_of(piece, nodes, main)
+    known[node.output] = narrow(sums, out.dtype)
+    bias = _bias(piece, node)
+    if bias and not chip.combined:
+        column = te.placeholder(ep.channels(main), wide, bias)
+        operands = {t: o for t, o in operands.items() if o.name != bias}
+        operands[column] = Operand(bias, "channel", wide)
+        total = te.vadd(sums, te.broadcast(column, sums.shape))
+        known[nodes[0].output] = narrow(total, out.dtype)
+        nodes = nodes[1:]
+    found = vector.expressions(nodes, known, main)
+    return ep.epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+
+
+def _bias(piece: Piece, node: Node) -> str:
+    """Return the constant per column that the node behind a product adds to it, or ""."""
+    after = piece.graph.nodes[1]
+    others = [n for n in after.inputs if n != node.output]
+    if after.op != "add" or len(others) != 1 or others[0] not in piece.constants:
+        return ""
+    read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
+    channel = ep.is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
+    return others[0] if read_once and channel else ""
+
+
+# -- attention that strides over moves -------------------------------------------------------------
+def around_attention(
+    graph: Graph, node: Node
+) -> Iterator[tuple[str, list[Node], kernels.FlashView]]:
+    """Yield the moves in front of q, k, v and behind y that attention can do, each as a view."""
+    for name, own in zip("qkvy", (*node.inputs[:3], node.output), strict=True):
+        behind = name == "y"
+        chain = moves_behind(graph, node) if behind else moves_before(graph, own)
+        if not chain:
+            continue
+        try:
+            ends = vector.digits_moved(graph, chain)
+        except UnsupportedError:
+            continue
+        near, far = ends if behind else ends[::-1]
+        strides = [(a[1], b[1]) for a, b in zip(near, far, strict=True)]
+        if view := kernels.FlashView.of(graph.types[own].shape, strides):
+            yield name, chain, view
+
+
+def attention_in(nodes: Sequence[Node]) -> Node | None:
+    """Return the attention among nodes, if there is one: then all others are moves around it."""
+    return next((node for node in nodes if node.op == "flash_attention"), None)
+
+
+def lower_moved(piece: Piece, chip: Chip) -> Lowered | None:
+    """Return the kernel of moves, alone or around attention, which strides over them, or None."""
+    node = attention_in(piece.graph.nodes)
+    if node is None:
+        only = all(node.op in MOVES for node in piece.graph.nodes)
+        return vector.lower_moves(piece, chip) if only else None
+    graph, types, ends, views = piece.graph, dict(piece.graph.types), dict[str, str](), []
+    for name, chain, view in around_attention(graph, node):
+        first, last = chain[0].inputs[0], chain[-1].output
+        near, far = (first, last) if name == "y" else (last, first)
+        ends[near], types[far] = far, types[near]
+        views.append((name, view))
+    reads, writes = (tuple(ends.get(n, n) for n in side) for side in (node.inputs, node.outputs))
+    if {*graph.inputs, *graph.outputs} != {*reads, *writes}:
+        raise UnsupportedError("attention, and moves that it can do", str(graph), "cut here")
+    alone = replace(graph, nodes=(replace(node, inputs=reads, outputs=writes),), types=types)
+    return vector.lower_template(replace(piece, graph=alone), chip, views=tuple(views))

@@ -1,0 +1,191 @@
+"""A piece of a graph that becomes one kernel, the kernel, and how a tuner may choose it.
+
+Names inside a piece are canonical (x0, x1, ... read; y0, ... written; v0, ... between), so that
+equal pieces, such as the repeated blocks of a residual network, print the same text and are lowered
+once.
+
+An operand that broadcasts along an axis has one element there, so that in a layout, which cuts
+every axis into pieces, all its pieces of that axis have length 1: NumPy's rule holds for the stored
+shapes as it does for the logical ones, and elementwise work needs no other.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.compiler.ir import Graph, Node, TensorType, Values, to_text
+from ascend_lab.machine import isa, layout, sim
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import kernels
+
+Form = Callable[[Values], Values]
+"""From the logical array of a constant to the flat array that lies in device memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A small graph, which of its inputs are constants, and what its names are in the network.
+
+    Pieces are equal if their keys are, whatever they are called in a network.
+    """
+
+    graph: Graph
+    constants: frozenset[str]
+    names: Mapping[str, str]
+
+    @cached_property
+    def key(self) -> str:
+        """Text that is equal for equal pieces."""
+        return to_text(self.graph) + " ".join(sorted(self.constants))
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether both become the same kernel."""
+        return isinstance(other, Piece) and self.key == other.key
+
+    def __hash__(self) -> int:
+        """Return the hash of the key."""
+        return hash(self.key)
+
+    @property
+    def output(self) -> TensorType:
+        """Type of the last tensor written."""
+        return self.graph.types[self.graph.outputs[-1]]
+
+    def type(self, name: str) -> TensorType:
+        """Return the type of a canonical name."""
+        return self.graph.types[name]
+
+    def part(self, nodes: Sequence[Node]) -> "Piece":
+        """Return some of its nodes as a piece under the same names."""
+        written = {name for node in nodes for name in node.outputs}
+        reads = dict.fromkeys(n for node in nodes for n in node.inputs if n not in written)
+        outs = (nodes[-1].output,)
+        graph = replace(self.graph, nodes=tuple(nodes), inputs=tuple(reads), outputs=outs)
+        return replace(self, graph=graph, constants=self.constants & reads.keys())
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """The kernel of a piece: GM tensors bear canonical names.
+
+    `forms` says how constants are stored where that is not their type's layout; `extra` are small
+    tensors of the kernel's own; `tiling` is a product's, or one of stacked tiles. `near` are its
+    cycles, and those of a mix launch, on `near_memory`, where it was timed to be chosen.
+    """
+
+    kernel: isa.Kernel
+    forms: Mapping[str, Form] = field(default_factory=dict)
+    extra: Mapping[str, Values] = field(default_factory=dict)
+    tiling: kernels.GemmSchedule | None = None
+    near: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a tuner decides: a tiling of the cube's kernel, or the steps of a schedule in JSON."""
+
+    tiling: kernels.GemmSchedule | None = None
+    steps: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the choice as plain data."""
+        if self.tiling is not None:
+            return {"tiling": self.tiling.as_dict()}
+        return {"steps": json.loads(self.steps)["steps"]}
+
+
+def choice_of(data: Mapping[str, Any], chip_name: str) -> Choice:
+    """Return the choice that `Choice.as_dict` wrote; raise `InputError` for anything else."""
+    try:
+        if "tiling" in data:
+            return Choice(tiling=kernels.GemmSchedule.of(data["tiling"]))
+        return Choice(steps=json.dumps({"chip": chip_name, "steps": data["steps"]}))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise errors.InputError(
+            "a tiling or the steps of a schedule", str(data)[:80], "tune it again"
+        ) from error
+
+
+def read_outside(graph: Graph, nodes: Sequence[Node]) -> list[str]:
+    """Return what nodes write that other nodes, or the graph's outputs, need."""
+    inside = {node.name for node in nodes}
+    return [
+        name
+        for node in nodes
+        for name in node.outputs
+        if name in graph.outputs or any(r.name not in inside for r in graph.readers[name])
+    ]
+
+
+def piece_of(graph: Graph, nodes: Sequence[Node]) -> Piece:
+    """Return the nodes, given in order, as a piece; it writes what is read outside."""
+    written = [name for node in nodes for name in node.outputs]
+    leaves = read_outside(graph, nodes)
+    reads = [n for node in nodes for n in node.inputs if n not in written]
+    names = {old: f"x{i}" for i, old in enumerate(dict.fromkeys(reads))}
+    constants = frozenset(new for old, new in names.items() if old in graph.constants)
+    inputs = tuple(names.values())
+    for old in written:
+        names[old] = f"y{leaves.index(old)}" if old in leaves else f"v{len(names)}"
+    canonical = tuple(
+        replace(
+            node,
+            name=f"n{i}",
+            inputs=tuple(names[n] for n in node.inputs),
+            outputs=tuple(names[n] for n in node.outputs),
+        )
+        for i, node in enumerate(nodes)
+    )
+    types = {new: graph.types[old] for old, new in names.items()}
+    small = Graph("piece", inputs, tuple(names[n] for n in leaves), canonical, types)
+    return Piece(small, constants, {new: old for old, new in names.items()})
+
+
+def near_memory(kernel: isa.Kernel, piece: Piece, chip: Chip) -> sim.DeviceMemory:
+    """Return L2 with what other kernels wrote for this one; no tensor fills half of it."""
+    written = {*piece.graph.inputs} - piece.constants
+    near = [b for b in kernel.tensors if 2 * b.size_bytes <= chip.l2.size_bytes]
+    return sim.DeviceMemory.holding(chip, near, written)
+
+
+def maps_between(one: TensorType, two: TensorType) -> tuple[layout.AddressMap, layout.AddressMap]:
+    """Return the maps of two layouts of one tensor, as of plain arrays.
+
+    Here an axis is known by its place: channels of an image may be a batch of matrices.
+    """
+    return replace(one.map, format="ND"), replace(two.map, format="ND")
+
+
+def packed(kind: TensorType, array: Values) -> Values:
+    """Return a logical array as it lies in memory, flat."""
+    stored = np.ascontiguousarray(array) if kind.layout == "ND" else layout.pack(kind.map, array)
+    return stored.reshape(-1)
+
+
+def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
+    """Return the stored shape of an operand of logical `shape` beside a tensor of type `main`."""
+    sizes = _aligned(shape, main)
+    return tuple(p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in main.map.pieces)
+
+
+def pack_beside(array: Values, main: TensorType) -> Values:
+    """Return an operand's elements in the order of `beside`, flat; padding is zero."""
+    sizes = _aligned(array.shape, main)
+    pads, split, place = [], [], []
+    for axis, size in enumerate(sizes):
+        own = main.map.of_axis(axis)
+        counts = [p.count if size == main.shape[axis] else 1 for p in own]
+        pads.append((0, int(np.prod(counts)) - size))
+        place += [main.map.pieces.index(p) for p in own]
+        split += counts
+    cut = np.pad(array.reshape(sizes), pads).reshape(split)
+    return np.ascontiguousarray(cut.transpose(np.argsort(place))).reshape(-1)
+
+
+def _aligned(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
+    return (1,) * (len(main.shape) - len(shape)) + tuple(shape)

@@ -1,0 +1,420 @@
+"""Pieces for the vector unit, as one tensor expression each, and pieces that move data.
+
+In a blocked layout the expression runs over the stored shape. That is right for elementwise work,
+whose lanes do not care where they lie, and for folds over axes that are not cut into blocks. In
+FRACTAL_NZ (.., N1, M1, M0, N0) a row is spread over the axes N1 and N0, without padding: a layer
+norm or softmax of rows folds both.
+
+Conversions and chains of moves: an address is a sum of digits times strides. A layout gives every
+axis its digits, a reshape reads all digits in a row and groups them anew, a transpose permutes
+axes. So a whole chain of moves is one list of (count, stride in the source, stride in the target),
+and one strided copy does it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler.ir import JOINS, SMALL_PIXELS, Graph, Node, TensorType, Values, operator_of
+from ascend_lab.compiler.lower.piece import Form, Lowered, Piece, beside, maps_between, pack_beside
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Kernel, as_kernel, renamed
+from ascend_lab.machine.layout import AddressMap, maps_launch
+from ascend_lab.machine.layout.maps import Piece as Digits
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl.fractals import matrices
+from ascend_lab.operators.kernels import transpose
+from ascend_lab.operators.kernels.images import (
+    ByteImage,
+    SmallImage,
+    byte_image_launch,
+    small_image_launch,
+)
+from ascend_lab.operators.ops.casts import is_half
+from ascend_lab.operators.ops.conv_gradient import in_blocks
+from ascend_lab.operators.ops.expressions import in_fp32, own_tensor
+from ascend_lab.operators.ops.formats import CUBE_LAYOUTS
+from ascend_lab.operators.ops.operator import Call, Template
+
+IMAGE_FOLDS = {"global_avg_pool": "reduce_mean", "global_max_pool": "reduce_max"}
+
+
+def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
+    """Return the kernel of a piece without cube operators, scheduled by `steps` or by default.
+
+    Raises what scheduling raises.
+    """
+    results, forms = vector_outputs(piece)
+    schedule = te.replay(results, chip, steps) if steps else te.auto_schedule(results, chip)
+    if matrices(schedule.state).keys() & {*piece.graph.inputs, *piece.graph.outputs}:
+        raise UnsupportedError("operators of the vector unit", piece.graph.nodes[0].op, "expand it")
+    return Lowered(te.lower(schedule), forms)
+
+
+def mixed_blocks(piece: Piece) -> tuple[str, ...]:
+    """Return the bytes in blocks of 32 that a piece has beside numbers in blocks of 16."""
+    graph = piece.graph
+    outside = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
+    wide = [n for n in outside if DTYPE_BYTES[piece.type(n).dtype] == 1]
+    return tuple(wide) if len(wide) < len(outside) else ()
+
+
+def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
+    """Return the kernel of a piece with `mixed_blocks`: bytes are brought to blocks of 16 before.
+
+    Bytes it writes lie in blocks of 16 at first. Raises as `lower_vector`.
+    """
+    whole, graph = mixed_blocks(piece), piece.graph
+    types = {
+        n: replace(t, layout=f"{t.layout}:16") if t.layout in CUBE_LAYOUTS else t
+        for n, t in graph.types.items()
+    }
+    inner = lower_vector(Piece(replace(graph, types=types), piece.constants, piece.names), chip)
+    halves = {name: f"halves_{name}" for name in whole}
+    before, after = [], []
+    for name, own in halves.items():
+        maps = (replace(graph.types[name].map, format="ND"), replace(types[name].map, format="ND"))
+        if name in graph.inputs:
+            launch = maps_launch(*maps, chip, "halves")
+            before.append(renamed(launch, {"x": name, "y": own}))
+        else:
+            launch = maps_launch(*maps[::-1], chip, "whole")
+            after.append(renamed(launch, {"x": own, "y": name}))
+    phases = [renamed(phase, halves) for phase in inner.kernel.phases]
+    return Lowered(Kernel(inner.kernel.name, (*before, *phases, *after)), inner.forms, inner.extra)
+
+
+def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
+    """Return what a piece computes as tensor expressions, and how its constants are packed."""
+    graph = piece.graph
+    forms: dict[str, Form] = {}
+    tensors: dict[str, te.Tensor] = {}
+    blocked = [t for t in graph.types.values() if t.layout != "ND"]
+    main = max(blocked, key=lambda t: t.elements, default=piece.output)  # says how all is laid out
+    for name in graph.inputs:
+        shape, form = operand(piece, name, main)
+        tensors[name] = te.placeholder(shape, piece.type(name).dtype, name)
+        if form is not None:
+            forms[name] = form
+    outs = expressions(graph.nodes, tensors, main)
+    return [te.renamed(own_tensor(outs[n], graph.inputs), n) for n in graph.outputs], forms
+
+
+def operand(piece: Piece, name: str, main: TensorType) -> tuple[tuple[int, ...], Form | None]:
+    """Return the stored shape of an input beside `main`, and how to pack it if it is constant."""
+    kind = piece.type(name)
+    if main.layout == "ND":
+        return kind.shape or (1,), None
+    if name in piece.constants and kind.layout == "ND":
+        return beside(kind.shape, main), partial(pack_beside, main=main)
+    if kind.layout != main.layout and kind.elements > 1:
+        raise UnsupportedError(
+            f"{piece.names[name]} in {main.layout}", kind.layout, "insert a trans_data"
+        )
+    return (kind.stored_shape if kind.layout != "ND" else (1,)), None
+
+
+def expressions(
+    nodes: Sequence[Node], tensors: Mapping[str, te.Tensor], main: TensorType
+) -> dict[str, te.Tensor]:
+    """Return the tensors of all names, the nodes' expressions built on the given ones."""
+    known = dict(tensors)
+    for node in nodes:
+        op, attrs = node.op, dict(node.attrs)
+        if main.layout != "ND" and node.has("pooling"):
+            raise UnsupportedError("no windows among what is done lane by lane", op, "cut here")
+        if main.layout != "ND" and op in IMAGE_FOLDS:
+            op, attrs = IMAGE_FOLDS[op], {"axis": (2, 3), "keepdims": True}
+        given = [known[n] for n in node.inputs]
+        if main.layout == "FRACTAL_NZ" and op in ROW_WISE:
+            found: Any = ROW_WISE[op](*given, **attrs)
+        else:
+            found = operator_of(op).expression(*given, **attrs)
+        many = found if isinstance(found, tuple) else (found,)
+        known.update(zip(node.outputs, many, strict=True))
+    return known
+
+
+# -- rows in fractals -----------------------------------------------------------------------------
+def _row(x: te.Tensor) -> tuple[int, int]:
+    return len(x.shape) - 4, len(x.shape) - 1
+
+
+def _fold(fold: Callable[..., te.Tensor], x: te.Tensor) -> te.Tensor:
+    """Return the rows of `x` folded, fractal onto fractal first: 16 lanes a row are left."""
+    first, last = _row(x)
+    return fold(fold(x, first, keepdims=True), last, keepdims=True)
+
+
+def _layer_norm(
+    x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int = -1, epsilon: float = 1e-5
+) -> te.Tensor:
+    first, last = _row(x)
+    share = 1.0 / (x.shape[first] * x.shape[last])
+    mean = te.vmuls(_fold(te.reduce_sum, x), share)
+    apart = te.vsub(x, te.broadcast(mean, x.shape))
+    square = _fold(te.reduce_sum, te.vmul(apart, apart))
+    slope = te.vrsqrt(te.vadds(te.vmuls(square, share), epsilon))
+    unit = te.vmul(apart, te.broadcast(slope, x.shape))
+    scaled = te.vmul(unit, te.broadcast(scale, x.shape))
+    return te.vadd(scaled, te.broadcast(bias, x.shape))
+
+
+def _softmax(x: te.Tensor, *, axis: int = -1) -> te.Tensor:
+    top = _fold(te.reduce_max, x)
+    size = te.vexp(te.vsub(x, te.broadcast(top, x.shape)))
+    total = _fold(te.reduce_sum, size)
+    return te.vdiv(size, te.broadcast(total, x.shape))
+
+
+ROW_WISE: dict[str, Callable[..., Any]] = {
+    "layer_norm": in_fp32(_layer_norm),
+    "softmax": in_fp32(_softmax),
+}
+"""Expressions on FRACTAL_NZ of operators that work along the last axis."""
+
+
+# -- what moves data -------------------------------------------------------------------------------
+BLOCK = 16
+
+
+def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """Return a kernel with its tensors renamed, workspaces out of the way."""
+    clash = {t.name: f"{t.name}_work" for t in kernel.tensors
+             if t.name not in names and t.name in names.values()}  # fmt: skip
+    table = {**names, **clash}
+    return replace(kernel, phases=tuple(renamed(p, table) for p in kernel.phases))
+
+
+# -- templates ------------------------------------------------------------------------------------
+def lower_template(piece: Piece, chip: Chip, **told: object) -> Lowered | None:
+    """Return the kernel of a single operator's template on stored shapes, `told` more than them.
+
+    None if it has none, or images lie row by row that it wants in blocks.
+    """
+    (node,) = piece.graph.nodes
+    operator = operator_of(node.op)
+    types, template = [piece.type(n) for n in node.inputs], operator.template
+    if template is None or (template.layout == "NC1HWC0" and types[0].layout == "ND"):
+        return None
+    settings, shapes = blocked(node, types, operator.settings(node.attrs))
+    out_shapes = tuple(operator.infer(*shapes, **settings))
+    call = Call(tuple(shapes), tuple(t.dtype for t in types), settings | told, out_shapes)
+    if not template.applies(call, chip):
+        return None
+    kernel = template.kernel(call, chip)
+    known, reads = {t.name for t in kernel.tensors}, template.names(len(node.inputs))
+    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
+    names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
+    forms = {
+        new: partial(_fed, template, call, node.inputs.index(new), old)
+        for old, new in names.items()
+        if new in piece.constants and template.reads not in ((), ("x",))
+    }
+    extra = {name: values.reshape(-1) for name, values in sorted(template.extra(call).items())}
+    return Lowered(named(kernel, names), forms, extra)
+
+
+def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
+    """Return a constant as the template feeds it; the other inputs do not matter."""
+    arrays = [np.zeros(s, array.dtype) for s in call.shapes]
+    arrays[place] = array.reshape(call.shapes[place])
+    return template.tensors(call, arrays)[name].reshape(-1)
+
+
+def blocked(
+    node: Node, types: Sequence[TensorType], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """Return attributes and shapes on stored tensors for operators that cut along axes.
+
+    Operators that take images in NC1HWC0 by themselves keep the logical ones.
+    """
+    attrs, kind = dict(settings), types[0] if types else None
+    if node.op == "cast":
+        return attrs, [t.stored_shape or (1,) for t in types]
+    if node.op not in JOINS or kind is None or kind.layout == "ND":
+        return attrs, [t.shape or (1,) for t in types]
+    if kind.layout not in CUBE_LAYOUTS:
+        raise UnsupportedError(f"{node.op} on ND or blocks", kind.layout, "convert it")
+    shapes = [t.stored_shape for t in types]
+    if attrs.get("axis") is not None:
+        attrs["axis"] %= len(kind.shape)
+    if kind.layout != "FRACTAL_NZ" and node.op == "split" and attrs["axis"] == 1:
+        attrs["sizes"] = tuple(n // BLOCK for n in attrs["sizes"])
+    if node.op == "slice":
+        attrs.update(_blocked_slice(attrs, kind, shapes[0]))
+    if kind.layout == "C1NHWC0":  # the first two axes change places
+        if node.op == "slice":
+            ends = ((key, attrs[key]) for key in ("begin", "end"))
+            attrs.update((key, (at[1], at[0], *at[2:])) for key, at in ends)
+        elif attrs["axis"] < 2:
+            attrs["axis"] = 1 - attrs["axis"]
+    return attrs, shapes
+
+
+def _blocked_slice(
+    attrs: Mapping[str, Any], kind: TensorType, stored: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the bounds of a slice on stored axes: of images, or of batches of matrices."""
+    begin, end = list(attrs["begin"]), list(attrs["end"])
+    if kind.layout == "FRACTAL_NZ":
+        inner = len(kind.shape) - 2
+        return {"begin": (*begin[:inner], 0, 0, 0, 0), "end": (*end[:inner], *stored[inner:])}
+    last = end[1] // BLOCK if end[1] < kind.shape[1] else -(-kind.shape[1] // BLOCK)
+    low, high = (begin[0], begin[1] // BLOCK), (end[0], last)
+    return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
+
+
+def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
+    """Return a convolution's weight gradient: on the cube, or where that has no room on vectors."""
+    found = lower_template(piece, chip)
+    if found is not None:
+        return found
+    (node,), types = piece.graph.nodes, piece.graph.types
+    x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
+    settings = {**operator_of(node.op).settings(node.attrs), "out_dtype": piece.output.dtype}
+    y = te.renamed(in_blocks(x, grad, **settings), node.output)
+    return Lowered(te.lower(te.auto_schedule(y, chip)))
+
+
+# -- moves ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """`count` values of an index, `stride` elements apart in the source."""
+
+    count: int
+    stride: int
+
+
+Axes = list[list[Digit]]
+
+
+def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name: str) -> Lowered:
+    """Return the kernel that copies between two maps."""
+    (x,), (y,) = piece.graph.inputs, piece.graph.outputs
+    phases = transpose.maps_phases(*maps, chip, name)
+    return Lowered(Kernel(name, tuple(renamed(phase, {"x": x, "y": y}) for phase in phases)))
+
+
+def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
+    """Return the program that copies a tensor from one layout to another."""
+    (x,), (y,), kind = piece.graph.inputs, piece.graph.outputs, piece.type(piece.graph.inputs[0])
+    if (kind.layout, piece.output.layout) == ("ND", SMALL_PIXELS):
+        n, c, h, w = kind.shape
+        with suppress(UnsupportedError):  # few pixels: element by element
+            launch = small_image_launch(SmallImage(n, c, h * w, kind.dtype), chip)
+            return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
+    return _copied(piece, chip, maps_between(kind, piece.output), "trans_data")
+
+
+def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
+    """Return a kernel that quantises a tensor and puts its bytes in a layout of blocks.
+
+    For an image that is one program, else two phases: quantised as it lies, then moved. Raises
+    `UnsupportedError` for other formats, and as `byte_image_launch` and `lower_vector`.
+    """
+    (node, last), (x,) = piece.graph.nodes, piece.graph.inputs
+    kind, settings = piece.type(x), operator_of(node.op).settings(node.attrs)
+    if (kind.dtype, kind.layout, piece.output.dtype) != ("fp16", "ND", "int8"):
+        raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
+    in_halves = is_half(1 / settings["scale"])  # these kernels multiply in fp16
+    if in_halves and piece.output.layout == "NC1HWC0":
+        n, c, h, w = kind.shape
+        image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
+        kernel = as_kernel(byte_image_launch(image, chip))
+        return Lowered(named(kernel, {"x": x, "y": last.output}))
+    if in_halves and piece.output.layout == SMALL_PIXELS:
+        n, c, h, w = kind.shape
+        few = SmallImage(n, c, h * w, "fp16", "int8", 1 / settings["scale"], settings["offset"])
+        with suppress(UnsupportedError):  # few pixels: in two phases
+            kernel = as_kernel(small_image_launch(few, chip))
+            return Lowered(named(kernel, {"x": x, "y": last.output}))
+    types = {name: piece.type(name) for name in (x, node.output)}
+    own = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
+    inner = lower_vector(Piece(own, piece.constants, piece.names), chip)
+    maps, between = maps_between(piece.type(node.output), piece.output), {node.output: "bytes"}
+    move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": last.output})
+    phases = (*(renamed(phase, between) for phase in inner.kernel.phases), move)
+    return Lowered(Kernel("quantise", phases), inner.forms, inner.extra)
+
+
+def lower_moves(piece: Piece, chip: Chip) -> Lowered:
+    """Return the program of a chain of moves.
+
+    Raises `UnsupportedError` where a layout pads, or a reshape cuts through a digit.
+    """
+    source = piece.type(piece.graph.inputs[0])
+    reads, writes = digits_moved(piece.graph, piece.graph.nodes)
+    maps = _map(reads, source), _map(writes, piece.output)
+    return _copied(piece, chip, maps, "rearrange")
+
+
+def digits_moved(
+    graph: Graph, chain: Sequence[Node]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return each digit as (count, stride) where a chain of moves reads, and where it writes.
+
+    Raises `UnsupportedError` as `lower_moves`.
+    """
+    source, ends = graph.types[chain[0].inputs[0]], _of_axes(graph.types[chain[-1].output])
+    axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
+    for move in chain:
+        if move.op == "transpose":
+            axes = [axes[i] for i in move.attr("perm") or range(len(axes))[::-1]]
+        else:  # a reshape, or a conversion, which leaves the axes as they are
+            axes = grouped([d for axis in axes for d in axis], graph.types[move.output].shape)
+    reads: list[tuple[int, int]] = []
+    writes: list[tuple[int, int]] = []
+    for axis, own in zip(axes, ends, strict=True):
+        for digits, target in zip(grouped(axis, [p.count for p in own]), own, strict=True):
+            reads += [(d.count, d.stride) for d in digits]
+            counts = [math.prod(d.count for d in digits[i + 1 :]) for i in range(len(digits))]
+            writes += [(d.count, target.stride * n) for d, n in zip(digits, counts, strict=True)]
+    return reads, writes
+
+
+def _of_axes(kind: TensorType) -> list[tuple[Digits, ...]]:
+    """Return the pieces of each axis, largest step first; refuse layouts that pad."""
+    layout = kind.map
+    if layout.padding_bytes:
+        raise UnsupportedError("whole blocks", str(kind), "convert it on its own")
+    return [layout.of_axis(i) for i in range(len(layout.shape))]
+
+
+def grouped(digits: Sequence[Digit], sizes: Sequence[int]) -> Axes:
+    """Return digits, in order, cut into groups of the given sizes.
+
+    Raises `UnsupportedError` where a boundary falls inside a digit that it does not divide.
+    """
+    left = [d for d in digits if d.count > 1]
+    axes: Axes = []
+    for size in sizes:
+        own: list[Digit] = []
+        need = size
+        while need > 1:
+            digit = left.pop(0)
+            take = math.gcd(need, digit.count)
+            if take == 1 or (take < digit.count and take < need):
+                raise UnsupportedError("digits that divide the axes", str(sizes), "move apart")
+            if take < digit.count:
+                left.insert(0, Digit(digit.count // take, digit.stride))
+                digit = Digit(take, digit.stride * (digit.count // take))
+            own.append(digit)
+            need //= digit.count
+        axes.append(own)
+    return axes
+
+
+def _map(digits: Sequence[tuple[int, int]], kind: TensorType) -> AddressMap:
+    """Return the map of an array whose axes are the digits."""
+    order = sorted(range(len(digits)), key=lambda i: -digits[i][1])
+    pieces = tuple(Digits(i, 1, *digits[i]) for i in order)
+    shape = tuple(count for count, _ in digits)
+    names = tuple(f"D{i}" for i in range(len(digits)))
+    return AddressMap("ND", names, shape, kind.dtype, pieces, tuple(p.count for p in pieces))

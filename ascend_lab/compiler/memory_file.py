@@ -1,0 +1,133 @@
+"""Buffers from a CSV file in the form of MiniMalloc (Moffitt 2023, doi:10.1145/3623278.3624752).
+
+A header, then a row a buffer. Columns may stand in any order:
+
+* `id` (or `buffer`, `buffer_id`), `lower` (or `begin`, `start`), `upper`, `size`: always.
+  Lifetimes are half-open. `end` stands for `upper` where the last time belongs to the life: it is
+  upper - 1, also in `gaps`.
+* `alignment`: the offset is a multiple of it.
+* `offset`: the buffer lies there; -1 leaves it free. An empty cell of these columns asks nothing.
+* `gaps`: `6-8 11-12@0:4`, times when the buffer needs no bytes, or only those behind the @.
+* `hint`: where a search may look first; plans here are not the better for it, so it is not used.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ascend_lab.compiler.memory import Buffer, Gap
+from ascend_lab.errors import GraphError, InputError
+from ascend_lab.limits import csv_of, read_file, whole_of
+
+REQUIRED = ("id", "lower", "upper", "size")
+OPTIONAL = ("alignment", "offset", "gaps", "hint")
+OTHER_NAMES = {
+    "buffer": "id",
+    "buffer_id": "id",
+    "begin": "lower",
+    "start": "lower",
+    "end": "upper",
+}
+MOST_FILE_BYTES = 2**20
+MOST_ROWS = 10_000
+MOST = 2**40
+"""Times and sizes beyond this are refused, so that no sum leaves 64 bits."""
+MOST_ALIGNMENT = 2**30
+MOST_GAPS = 1000
+"""Of one buffer."""
+_GAP = re.compile(
+    r"([+-]?[0-9]{1,18})-([+-]?[0-9]{1,18})(?:@([0-9]{1,18}):([0-9]{1,18}))?", re.ASCII
+)
+
+
+def read_csv(path: str | Path) -> list[Buffer]:
+    """Return the buffers of a file.
+
+    Raises InputError, with the line, for a file that cannot be read or is too large, a missing or
+    unknown column, a number that is none, a lifetime that is empty, and an id that stands twice.
+    """
+    numbered = csv_of(read_file(path, "a CSV file", MOST_FILE_BYTES), path)
+    words = numbered[0][1] if numbered else []
+    names = _columns(words, path)
+    if len(numbered) > MOST_ROWS + 1:
+        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    past_the_end = int("end" in words)
+    buffers: dict[str, Buffer] = {}
+    for line, row in numbered[1:]:
+        where = f"{path} line {line}"
+        if len(row) != len(names):
+            raise InputError(f"{len(names)} columns", f"{len(row)} in {where}", "mend the row")
+        cells = dict(zip(names, row, strict=True))
+        try:
+            buffer = _buffer(cells, past_the_end, where)
+        except GraphError as error:
+            raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
+        if buffer.id in buffers:
+            raise InputError("a different id for each buffer", f"{cells['id'][:30]!r} in {where}")
+        buffers[cells["id"]] = buffer
+    return list(buffers.values())
+
+
+def _columns(words: list[str], path: str | Path) -> list[str]:
+    """Return the name of each column as it stands in REQUIRED or OPTIONAL."""
+    names = [OTHER_NAMES.get(word, word) for word in words]
+    if not set(REQUIRED) <= set(names):
+        needed = f"a header with {','.join(REQUIRED)}"
+        raise InputError(needed, f"none in {path}", "name them in the first line")
+    known = (*REQUIRED, *OPTIONAL)
+    unknown = [word for word, name in zip(words, names, strict=True) if name not in known]
+    if unknown:
+        needed = f"columns {', '.join(known)}"
+        raise InputError(needed, f"{unknown[0][:30]!r} in {path}", "leave it out")
+    if len(set(names)) < len(names):
+        raise InputError("each column once", f"{','.join(words)[:60]} in {path}", "leave one out")
+    return names
+
+
+def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
+    """Return the buffer of a row; `past_the_end`: 1 where upper ends are inside the life."""
+
+    def number(name: str, default: str = "") -> int:
+        return _number(cells.get(name) or default, name, where)
+
+    offset = number("offset", "-1")
+    alignment = number("alignment", "1")
+    if alignment > MOST_ALIGNMENT:
+        raise InputError(f"alignment of at most {MOST_ALIGNMENT}", f"{alignment} in {where}")
+    if offset < -1:
+        raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "mend it")
+    number("hint", "-1")
+    return Buffer(
+        cells["id"],
+        number("lower"),
+        number("upper") + past_the_end,
+        number("size"),
+        alignment,
+        _gaps(cells.get("gaps", ""), past_the_end, where),
+        offset if offset >= 0 else None,
+    )
+
+
+def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
+    """Return the gaps of a cell, in order of time."""
+    words = text.split()
+    if len(words) > MOST_GAPS:
+        raise InputError(f"at most {MOST_GAPS} gaps", f"{len(words)} in {where}", "join some")
+    gaps = []
+    for word in words:
+        match = _GAP.fullmatch(word)
+        if match is None:
+            needed = "a gap as FROM-TO or FROM-TO@FIRST:LAST"
+            raise InputError(needed, f"{word[:30]!r} in {where}", "mend it")
+        lower, upper, first, last = (int(number or 0) for number in match.groups())
+        gaps.append(Gap(lower, upper + past_the_end, first, last))
+    return tuple(sorted(gaps, key=lambda gap: gap.lower))
+
+
+def _number(text: str, name: str, where: str) -> int:
+    value = whole_of(text)
+    if value is None:
+        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
+    if abs(value) > MOST:
+        raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
+    return value

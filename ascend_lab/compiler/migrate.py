@@ -1,0 +1,401 @@
+"""Migration of an ONNX model to a chip: what becomes of every node, and the model rewritten.
+
+    verdict      what becomes of the node
+    direct       one operator of the library
+    rewritten    one operator that a pass changes, or fuses into others
+    composed     several operators
+    folded       nothing: its result is known before the graph runs, or it changes nothing
+    host         it runs on the AI CPU or the host: no graph holds it
+    unsupported  no engine computes it
+
+Counts add up to the model's nodes. Where all nodes enter a graph, the migrated model is that graph
+after the passes, written again, unless that takes longer on the chip than the source; otherwise it
+is the source, its constants computed and what nothing reads dropped. Either keeps the names and
+types of inputs and outputs; open sizes are fixed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler.compile import compile_graph
+from ascend_lab.compiler.evaluate import evaluate_all, random_inputs
+from ascend_lab.compiler.hosted import place_model
+from ascend_lab.compiler.ir import Graph
+from ascend_lab.compiler.network import simulate_graph
+from ascend_lab.compiler.onnx import (
+    CONVERTERS,
+    Imported,
+    host as h,
+    import_model,
+    model_file,
+    tensors,
+)
+from ascend_lab.compiler.passes import DEFAULT, run_passes
+from ascend_lab.compiler.tasks import Compiled, CpuKernel
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.machine.chip import Chip
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+VERDICTS = ("direct", "rewritten", "composed", "folded", "host", "unsupported")
+ADVICE = {
+    "NonMaxSuppression": "leave it for after the network, or take fewer boxes into it",
+    "NonZero": "where a mask will do, multiply by it: sizes stay known",
+    "Unique": "prepare it before the network",
+    "Loop": "unroll it when exporting",
+    "If": "export the branch that is taken",
+    "Scan": "unroll it when exporting",
+    "Dropout": "export in evaluation mode",
+    "GridSample": "precompute the grid and gather, or resize where it is regular",
+}
+"""What to do about an operator off the core; for others their types say it."""
+WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
+TEXT = "leave texts and lists outside: turn them into numbers before the network"
+PAYS = 1e-6
+"""Share of the time by which a rewritten model may be slower: rounding of sums."""
+PADDED = 0.25
+"""Share of zeros from which a tensor's padding is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What became of a model: the report as plain data, and the migrated model if there is one."""
+
+    report: Mapping[str, Any]
+    model: ModelProto | None
+
+
+def migrate(
+    source: str | Path | bytes,
+    chip: Chip,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    dtype: str = "fp16",
+) -> Migration:
+    """Return the report on a model and the migrated model; values are compared on random inputs.
+
+    A .pt2 file of torch.export is exported to ONNX first. Raises `InputError` and `GraphError` for
+    what is no sound model, `UnsupportedError` for sizes left open.
+    """
+    is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
+    read = _from_torch(Path(str(source))) if is_program else source
+    whole = h.whole_model(read)
+    feed = h.random_feed(whole, shapes or {}, batch, 0)
+    sizes = {name: array.shape for name, array in feed.items()}
+    titles = {node.name: node for node in whole.graph.node}
+    data: dict[str, Any] = {
+        "model": whole.graph.name or "model", "chip": chip.name, "nodes": len(titles),
+        "inputs": {name: list(shape) for name, shape in sizes.items()},
+        "passes": {}, "moved": [], "padded": [],
+    }  # fmt: skip
+    imported = None
+    try:
+        imported = import_model(whole, shapes=sizes)
+        feed |= _indices_inside(imported)
+        compiled = compile_graph(imported.graph, chip, dtype=dtype)
+    except InputError:
+        raise
+    except AscendLabError as error:
+        model, became = _placed(whole, chip, feed, dtype, data, error)
+    else:
+        model, became = _whole(imported, compiled, data, titles)
+        before_s = simulate_graph(compiled).time_s
+        after_s = _time_s(model, chip, dtype)
+        data["time_s"] = {"before": before_s, "after": after_s}
+        if after_s > before_s * (1 + PAYS):
+            model = _as_it_was(whole, feed)
+            became = _verdicts(imported.graph, imported.graph, titles)
+            _say_kept(data, before_s, after_s)
+    errors = _errors(whole, feed, model, data, imported)
+    data["rows"] = _rows(became, errors, titles, whole)
+    data["totals"] = {
+        v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
+    }
+    return Migration(data, model)
+
+
+def _say_kept(data: dict[str, Any], before_s: float, after_s: float) -> None:
+    """Note in the report that the source's nodes stay, for the rewritten ones take longer."""
+    data["passes"] = {}
+    data["kept"] = (
+        f"the nodes as they were: rewritten {after_s * 1e6:.2f} us instead of "
+        f"{before_s * 1e6:.2f} us"
+    )
+    data["time_s"]["after"] = before_s
+
+
+def _time_s(model: ModelProto, chip: Chip, dtype: str) -> float:
+    """Return the time of a migrated model, infinite if the compiler does not take it."""
+    try:
+        return simulate_graph(compile_graph(import_model(model).graph, chip, dtype=dtype)).time_s
+    except AscendLabError:
+        return float("inf")
+
+
+def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
+    """Return the source without what nothing reads, its sizes fixed."""
+    outputs = [entry.name for entry in whole.graph.output]
+    used = set(outputs)
+    live: list[NodeProto] = []
+    for node in reversed(whole.graph.node):
+        if used.intersection(node.output):
+            used.update(h.all_reads(node))
+            live.insert(0, node)
+    inputs = [entry.name for entry in tensors.inputs_of(whole.graph)]
+    reads, _ = h.ends(live, outputs)
+    reads = list(dict.fromkeys((*inputs, *reads)))
+    model = h.sub_model(whole, live, reads, outputs, {**h.constants_of(whole), **feed})
+    return _with_ends(model, whole)
+
+
+def _with_ends(model: ModelProto, whole: ModelProto) -> ModelProto:
+    """Return a part of a model with the declarations of outputs that the whole has."""
+    del model.graph.output[:]
+    model.graph.output.extend(whole.graph.output)
+    return model
+
+
+def _indices_inside(imported: Imported) -> dict[str, Any]:
+    """Return random whole numbers for the inputs that take them, indices inside what they index."""
+    found = random_inputs(imported.graph)
+    return {
+        name: tensors.in_type(found[name], kind)
+        for name, kind in imported.input_types.items()
+        if kind in tensors.INTEGERS and name in found
+    }
+
+
+Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
+"""Titles of nodes by operator, verdict and what stands in their place."""
+
+
+def _rows(
+    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], whole: ModelProto
+) -> list[dict[str, Any]]:
+    """Return a row for every operator and what it became, the gravest first."""
+    order = {verdict: i for i, verdict in enumerate(VERDICTS)}
+    rows = [
+        {
+            "source_op": op, "count": len(names), "verdict": verdict, "replaced_by": list(by),
+            "max_error": max((errors[name] for name in names if name in errors), default=None),
+            "advice": _advice(titles[names[0]], verdict, whole),
+        }
+        for (op, verdict, by), names in became.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (-order[str(row["verdict"])], str(row["source_op"])))
+
+
+def _whole(
+    imported: Imported, compiled: Compiled, data: dict[str, Any], titles: Mapping[str, NodeProto]
+) -> tuple[ModelProto, Became]:
+    """Return the model of a graph after the passes, and what its nodes became."""
+    from ascend_lab.compiler.onnx.export import export_onnx
+
+    graph, report = run_passes(imported.graph, DEFAULT)
+    data["passes"] = {name: count for name, count in report.matches.items() if count}
+    for task in compiled.tasks:
+        kernel = task.lowered.kernel if task.lowered else None
+        if isinstance(kernel, CpuKernel):
+            data["moved"].append({
+                "node": task.name, "op": task.op, "engine": kernel.engine, "reason": kernel.reason,
+            })  # fmt: skip
+    data["padded"] = _padded(compiled.graph)
+    return _typed(export_onnx(graph), graph, imported), _verdicts(imported.graph, graph, titles)
+
+
+def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Became:
+    """Return what nodes became in a graph and after its passes: both call theirs by title."""
+    before_and_after: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for ops, one in zip(before_and_after, (graph, after), strict=True):
+        for node in one.nodes:
+            ops[node.name if node.name in titles else node.name.rpartition("/")[0]].append(node.op)
+    became: Became = defaultdict(list)
+    for name, entry in titles.items():
+        first, last = (ops.get(name, []) for ops in before_and_after)
+        if len(first) == 1:
+            verdict, by = ("direct", last) if first == last else ("rewritten", last or ["fused"])
+        else:
+            verdict, by = ("composed" if first else "folded"), first
+        became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
+    return became
+
+
+def _placed(
+    whole: ModelProto, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
+    error: AscendLabError,
+) -> tuple[ModelProto | None, Became]:  # fmt: skip
+    """Return the source made ready to be placed, and what its nodes became; None if refused."""
+    from onnx import defs
+
+    became: Became = defaultdict(list)
+    try:
+        hosted = place_model(whole, chip, given=feed, dtype=dtype)
+    except UnsupportedError as other:
+        data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
+        for node in whole.graph.node:
+            named = str(error).startswith(f"node {model_file.title(node)}")
+            ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx") and not named
+            elsewhere = "host" if defs.has(node.op_type, node.domain) else "unsupported"
+            became[node.op_type, "direct" if ours else elsewhere, ()].append(node.name)
+        return None, became
+    kept = {node.name: node for part in hosted.parts for node in part.nodes}
+    for part in hosted.parts:
+        own = {node.name: node for node in part.nodes}
+        if part.imported is not None and part.compiled is not None:
+            graph = part.imported.graph
+            for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], own).items():
+                became[key] += names
+            data["padded"] += _padded(part.compiled.graph)
+    for name, engine in hosted.off_core.items():
+        op = kept[name].op_type
+        became[op, "host", (engine,)].append(name)
+        reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
+        data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
+    for node in (node for node in whole.graph.node if node.name not in kept):
+        became[node.op_type, "folded", ()].append(node.name)
+    data["placement"] = hosted.summary()["placement"]
+    ends = (tensors.inputs_of(whole.graph), whole.graph.output)
+    inputs, names = ([entry.name for entry in entries] for entries in ends)
+    written = {name for node in kept.values() for name in node.output}
+    known = {name for name in hosted.values if name not in written and name not in inputs}
+    reads = [*inputs, *known]
+    model = h.sub_model(whole, [*kept.values()], reads, names, hosted.values, known)
+    return _with_ends(model, whole), became
+
+
+def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
+    """Return a written graph with the names and element types that the source's ends had."""
+    import onnx
+
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
+    for entry, kinds in (
+        *((e, imported.input_types) for e in model.graph.input),
+        *((e, imported.output_types) for e in model.graph.output),
+    ):
+        name, tensor = entry.name, entry.type.tensor_type
+        is_input = kinds is imported.input_types
+        own = name if is_input else imported.graph.outputs[list(graph.outputs).index(name)]
+        wanted = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(_NUMPY.get(kinds[own], kinds[own])))
+        if tensor.elem_type == wanted and own == name:
+            continue
+        inner = f"{name}.inner"
+        cast = onnx.helper.make_node(
+            "Cast", [name] if is_input else [inner], [inner] if is_input else [own],
+            to=tensor.elem_type if is_input else wanted,
+        )  # fmt: skip
+        (before if is_input else after).append(cast)
+        for node in model.graph.node:
+            for ends in (node.input, node.output):
+                ends[:] = [inner if end == name else end for end in ends]
+        for stored in model.graph.initializer:
+            stored.name = inner if stored.name == name else stored.name
+        tensor.elem_type = wanted
+        entry.name = own
+    nodes = onnx.GraphProto(node=[*before, *model.graph.node, *after])
+    del model.graph.node[:]
+    model.graph.node.extend(nodes.node)
+    return model
+
+
+_NUMPY = {"double": "float64", "bfloat16": "float32"}
+
+
+def _errors(
+    whole: ModelProto, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
+    imported: Imported | None,
+) -> dict[str, float]:  # fmt: skip
+    """Return the largest error of each node's first output, and note those of the outputs."""
+    if model is None:
+        return {}
+    theirs = h.run_on_host(whole, feed, everything=True)
+    ours = h.run_on_host(model, feed)
+    data["max_error"] = {name: _error(ours[name], theirs[name]) for name in ours}
+    if imported is None:
+        return {}
+    values = evaluate_all(imported.graph, {n: feed[n] for n in imported.graph.inputs})
+    return {
+        node.name: _error(values[node.output[0]], theirs[node.output[0]])
+        for node in whole.graph.node
+        if node.output[0] in values and node.output[0] in theirs
+    }
+
+
+def _error(ours: Any, theirs: Any) -> float:
+    """Return the largest difference, a share of the largest finite number; 0 for equal texts.
+
+    Equal infinities and numbers that are none in both are equal; one alone is an infinite error.
+    """
+    if not h.is_numbers(theirs):
+        return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
+    got, wanted = (np.asarray(array).astype(np.float64) for array in (ours, theirs))
+    if got.shape != wanted.shape:
+        return float("inf")
+    finite = np.isfinite(got) & np.isfinite(wanted)
+    if not np.array_equal(got[~finite], wanted[~finite], equal_nan=True):
+        return float("inf")
+    scale = float(np.abs(wanted[finite]).max(initial=0.0)) or 1.0
+    return float(np.abs(got[finite] - wanted[finite]).max(initial=0.0)) / scale
+
+
+def _padded(graph: Graph) -> list[dict[str, Any]]:
+    """Return the tensors of which a good share is zeros that pad, and which sizes to raise."""
+    found = []
+    for node in graph.nodes:
+        kind = graph.types[node.output]
+        stored = int(np.prod(kind.stored_shape))
+        zeros = 1 - kind.elements / stored if stored else 0.0
+        if zeros >= PADDED and node.op != "trans_data":
+            fractal = kind.layout == "FRACTAL_NZ"
+            names = ("rows", "columns") if fractal else ("channels",)
+            sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
+            short = [name for name, size in sizes if size % 16]
+            more = ": a larger batch has more" if short == ["rows"] else ""
+            found.append({
+                "tensor": node.output, "shape": list(kind.shape), "layout": kind.layout,
+                "zeros": zeros,
+                "advice": f"use {' and '.join(short or names)} in multiples of 16{more}",
+            })  # fmt: skip
+    return found
+
+
+def _advice(node: NodeProto, verdict: str, whole: ModelProto) -> str:
+    if verdict == "unsupported":
+        return "replace it by operators of the standard, or export its function with the model"
+    if verdict != "host":
+        return ""
+    from onnx import TensorProto
+
+    entries = (*whole.graph.value_info, *tensors.inputs_of(whole.graph), *whole.graph.output)
+    ends = {*node.input, *node.output}
+    kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
+    if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:
+        return TEXT
+    if {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.INT64} & kinds.keys():
+        return ADVICE.get(node.op_type, WIDE_TYPES)
+    return ADVICE.get(node.op_type, "keep it at the ends of the network: each change costs copies")
+
+
+def _from_torch(path: Path) -> bytes:
+    """Return a program of torch.export as an ONNX model; raise `InputError` without torch."""
+    try:
+        import torch
+    except ImportError:
+        needed = "torch (pip install torch onnxscript) for a .pt2 file"
+        raise InputError(needed, "none", "or export to ONNX where torch is") from None
+    try:
+        program = torch.export.load(path)
+        exported: Any = torch.onnx.export(program, dynamo=True)
+        return bytes(exported.model_proto.SerializeToString())
+    except Exception as error:  # whatever torch raises
+        got = f"{path}: {str(error)[:160]}"
+        raise InputError("a program of torch.export", got, "save it again") from None

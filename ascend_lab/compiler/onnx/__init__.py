@@ -1,0 +1,367 @@
+"""ONNX models in and out of graphs: `import_onnx`, and `import_model` that keeps the element types.
+
+One node becomes tensors: folded, converted, or replaced by the body of its function. Many operators
+are functions of others; the standard holds their bodies, whose nodes are converted in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler import draft, ir
+from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
+
+# fmt: off
+# isort: off
+from ascend_lab.compiler.onnx import (
+    elementwise, model_file as file, moves, quantised, sequences, shapes, signals, sums,
+    tensors as kinds, windows,
+)
+from ascend_lab.compiler.onnx.context import (
+    CONVERTERS, Builder, Context, Converter, NeedsConstant, Result, converter,
+)
+# fmt: on
+from ascend_lab.compiler.onnx.tensors import Tensor, check_size
+from ascend_lab.limits import refuse_above
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, ModelProto, NodeProto
+
+__all__ = [
+    "CONVERTERS", "Context", "Converter", "Imported", "NeedsConstant", "converter",
+    "export_onnx", "import_model", "import_onnx", "import_pinning", "save_onnx",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load the exporter when it is asked for: it imports onnx."""
+    if name not in ("export_onnx", "save_onnx"):
+        raise AttributeError(name)
+    from ascend_lab.compiler.onnx import export
+
+    return getattr(export, name)
+
+
+FAMILIES = (elementwise, moves, quantised, sequences, shapes, signals, sums, windows)
+"""Modules whose import fills `CONVERTERS`."""
+OPERANDS = 4096
+"""Most inputs or outputs of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A graph and the ONNX element types ("int64", "bool", ...) of its inputs and outputs."""
+
+    graph: ir.Graph
+    input_types: Mapping[str, str]
+    output_types: Mapping[str, str]
+
+
+def import_onnx(
+    source: str | Path | bytes | ModelProto,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    pinned: Mapping[str, Any] | None = None,
+) -> ir.Graph:
+    """Return an ONNX model as a graph; names and formats are the model's, int64 is int32.
+
+    `shapes` and `batch` pin symbolic sizes of inputs, `pinned` gives inputs a fixed value. A batch
+    also replaces a first size that the model fixes; constant reshapes that begin with the old one
+    then begin with the new. Raises
+    `InputError` for a file that is no sound model, `GraphError` for a malformed graph,
+    `UnsupportedError` for an operator, a case of one, or a type that is not supported.
+    """
+    return import_model(source, shapes=shapes, batch=batch, pinned=pinned).graph
+
+
+def import_model(
+    source: str | Path | bytes | ModelProto,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    pinned: Mapping[str, Any] | None = None,
+) -> Imported:
+    """Return the graph of a model and its element types; arguments and errors as `import_onnx`."""
+    try:
+        model, folder = file.load(source)
+        importer = _Importer(model, folder)
+        importer.enter(shapes or {}, batch, pinned or {})
+        for node in importer.nodes:
+            importer.node(node)
+        return importer.finish()
+    except UnicodeDecodeError as error:
+        raise InputError("an ONNX model with readable names", str(error), "export again") from None
+
+
+def import_pinning(
+    source: str | Path | bytes | ModelProto,
+    given: Mapping[str, Any],
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+) -> Imported:
+    """Return what `import_model` does, inputs that steer shapes pinned to the values given."""
+    pinned: dict[str, Any] = {}
+    while True:
+        try:
+            return import_model(source, shapes=shapes, batch=batch, pinned=pinned)
+        except NeedsConstant as error:
+            new = {name: given[name] for name in error.names if name in given}
+            if not new.keys() - pinned.keys():
+                raise
+            pinned |= new
+
+
+class _Importer:
+    """A model on its way into a graph: the tensors known so far by the model's names."""
+
+    def __init__(self, model: ModelProto, folder: Path | None) -> None:
+        self.proto, self.folder = model.graph, folder
+        self.opset = file.opset_of(model)
+        self.nodes = file.checked_nodes(model, self.opset)
+        self.tensors: dict[str, Tensor] = {
+            proto.name: file.tensor_of(proto, folder) for proto in self.proto.initializer
+        }
+        reserved = {name for node in self.nodes for name in (*node.input, *node.output)}
+        reserved |= {entry.name for entry in (*self.proto.input, *self.proto.output)}
+        self.net = Builder(self.proto.name or "model", reserved)
+        self.types: dict[str, str] = {}
+        self.rebatch: tuple[int, int] | None = None
+        self.read = {name for node in self.nodes for name in node.input}
+        self.read |= {entry.name for entry in self.proto.output}
+
+    def enter(
+        self, shapes: Mapping[str, Sequence[int]], batch: int | None, pinned: Mapping[str, Any]
+    ) -> None:
+        """Declare the graph inputs that are no initialisers."""
+        entries = {entry.name: entry for entry in kinds.inputs_of(self.proto)}
+        elems = {name: kinds.element_of(entry) for name, entry in entries.items()}
+        for name, value in pinned.items():
+            if name not in elems:
+                raise InputError(f"an input ({', '.join(elems)}) to pin", name, "check the name")
+            sizes = kinds.sizes_of(entries[name])
+            self.tensors[name] = kinds.pinned_tensor(name, elems[name], sizes, value)
+        free = [entry for name, entry in entries.items() if name not in pinned]
+        old = kinds.fixed_batch({entry.name: kinds.sizes_of(entry) for entry in free})
+        self.rebatch = (old, batch) if batch and old and not shapes else None
+        open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
+        for name, shape in kinds.pinned_shapes(free, open_shapes, batch).items():
+            made = self.net.input(name, shape, kinds.FORMATS[elems[name]])
+            self.tensors[name] = Tensor(elems[name], shape, made, roots=frozenset((name,)))
+            self.types[name] = elems[name]
+            if elems[name] == "int64":
+                self.net.narrow_input(made.name)
+
+    def node(self, node: NodeProto) -> None:
+        """Convert one node and name what it writes."""
+        most = max(len(node.input), len(node.output))
+        refuse_above(f"{file.title(node)}: operands", most, OPERANDS, "split the node")
+        how = file.find(node, self.opset)
+        inputs = [self.tensors[name] if name else None for name in node.input]
+        ctx = Context(
+            how.op, file.title(node), self.opset, self.net, inputs,
+            file.attributes(node, self.opset), len(node.output), "", self.folder,
+            self.rebatch,
+        )  # fmt: skip
+        start = self.net.node_count
+        results = tensors_of(ctx)
+        for name in node.output[len(results) :]:
+            if name in self.read:
+                ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
+        self._name(ctx, start, dict(zip(node.output, results, strict=False)))
+
+    def _name(self, ctx: Context, start: int, results: Mapping[str, Tensor]) -> None:
+        """Enter the results under the model's names; the graph's tensors take them over."""
+        wanted: dict[str, str] = {}
+        for name, found in results.items():
+            if name and found.value is not None:
+                wanted.setdefault(found.value.name, name)
+        for name in self.net.written(start):
+            check_size(ctx.where, self.net.type_of(name).shape)
+        renamed = self.net.settle(start, ctx.name, wanted)
+        for name, found in results.items():
+            if found.value is not None:
+                value = renamed.get(found.value.name, found.value)
+                self.tensors[name] = replace(found, value=value)
+            else:
+                self.tensors[name] = found if found.name else replace(found, name=name)
+            check_size(f"{ctx.where}: output", found.shape)
+
+    def finish(self) -> Imported:
+        """Return the graph with the model's outputs."""
+        elems: dict[str, str] = {}
+        for entry in self.proto.output:
+            name, tensor = entry.name, self.tensors[entry.name]
+            value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
+            self.net.output(value if value.name == name else self.net.copy(value, name))
+            elems[name] = tensor.elem
+        ends = {n: e for n, e in {**self.types, **elems}.items() if e in kinds.WITHOUT_FORMAT}
+        graph = replace(draft.pruned(self.net.build()), elements=ends)
+        return Imported(graph, self.types, elems)
+
+
+# -- one node -------------------------------------------------------------------------------------
+_MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError)
+"""What attributes of other kinds or sizes than the standard's lead to inside a converter."""
+
+
+def tensors_of(ctx: Context) -> list[Tensor]:
+    """Return what a node writes; whole numbers computed from what is known are known, too."""
+    start = ctx.net.node_count
+    ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
+    converted = _converted(ctx)
+    long = _is_int64(ctx)
+    results = _early(ctx, start, converted, long)
+    if long:
+        written = (r for r in results if isinstance(r, draft.Value))
+        ctx.net.narrow(start, () if ctx.result == "int64" else [r.name for r in written])
+    return [_tensor(ctx, result) for result in results]
+
+
+def _is_int64(ctx: Context) -> bool:
+    """Tell whether whole numbers inside a node are int64: those of the result, or what it reads.
+
+    A cast to a shorter type keeps the last bits only, as the standard has it.
+    """
+    reads = any(t is not None and t.elem == "int64" and t.known is None for t in ctx.inputs)
+    return ctx.result == "int64" or (reads and ctx.op not in ("Cast", "CastLike"))
+
+
+def _converted(ctx: Context) -> Sequence[Result]:
+    """Return what the node writes: folded if all is known and small, else converted."""
+    try:
+        early = elementwise.folded(ctx)
+        if early is not None:
+            return (early,)
+        types = CONVERTERS[ctx.op].types
+        for i, tensor in enumerate(ctx.inputs):
+            allowed = types[min(i, len(types) - 1)]
+            if tensor is not None and tensor.elem not in allowed:
+                ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
+        found = CONVERTERS[ctx.op].convert(ctx)
+    except UnsupportedError:
+        raise
+    except AscendLabError as error:
+        if any(t is not None and not t.elements for t in ctx.inputs):
+            raise UnsupportedError(f"{ctx.where}: {error.needed}", error.got, "skip it") from error
+        if error.needed.startswith("node "):
+            raise
+        raise GraphError(f"{ctx.where}: {error.needed}", error.got, error.remedy) from error
+    except _MALFORMED as error:
+        got = f"{type(error).__name__}: {error}"
+        raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
+    return (found,) if isinstance(found, draft.Value | Tensor) else tuple(found)
+
+
+def _early(ctx: Context, start: int, results: Sequence[Result], long: bool) -> Sequence[Result]:
+    """Return whole numbers computed from what is known as known: shapes depend on them."""
+    fresh = [found.name for found in results if isinstance(found, draft.Value)]
+    sizes = [t.elements if t.known is not None else kinds.SMALL + 1 for t in ctx.inputs if t]
+    sizes += [ctx.net.type_of(name).elements for name in fresh]
+    if not fresh or not any(ctx.inputs) or ctx.result not in (*kinds.INTEGERS, "bool"):
+        return results
+    if sum(sizes) > kinds.SMALL:
+        return results
+    arrays = ctx.net.computed(start, fresh, int64=long)
+    return tuple(
+        ctx.known(arrays[found.name], ctx.result) if isinstance(found, draft.Value) else found
+        for found in results
+    )
+
+
+# -- functions of the standard --------------------------------------------------------------------
+_WORDS = {"reduction": ("none", "sum", "mean"), "activation": ("none", "silu", "swish")}
+"""What attributes may say: bodies take another word for one of these."""
+_ELEMENTWISE = ("Celu", "Mish", "Shrink", "Softsign", "SwiGLU", "ThresholdedRelu")
+"""Functions whose result has the shape of their input."""
+_NUMBERS = {name: number for number, (name, _) in kinds.ELEMENTS.items()}
+
+
+@converter("SwiGLU", "CausalConvWithState", types=(kinds.FLOATS,))
+@converter(
+    "NegativeLogLikelihoodLoss",
+    "SoftmaxCrossEntropyLoss",
+    types=(kinds.FLOATS, kinds.INTEGERS, kinds.FLOATS),
+)
+@converter("HannWindow", "HammingWindow", "BlackmanWindow", types=(kinds.INTEGERS,))
+@converter("RotaryEmbedding", types=(kinds.FLOATS, kinds.FLOATS, kinds.FLOATS, ("int64",)))
+@converter("DynamicQuantizeLinear", types=(("float32",),))
+@converter("CenterCropPad")
+def inlined(ctx: Context) -> Sequence[Tensor]:
+    """Convert the nodes of the function's body instead of the node."""
+    return _inlined(ctx)
+
+
+def _inlined(ctx: Context) -> list[Tensor]:
+    """Return what the nodes of the function's body write."""
+    for key, words in _WORDS.items():
+        if ctx.attrs.get(key, words[0]) not in words:
+            needed = f"{key} {', '.join(words[:-1])} or {words[-1]}"
+            ctx.unsupported(needed, str(ctx.attr(key)))
+    body = _body(ctx)
+    opset, found = body.opset_import[0].version, dict(zip(body.input, ctx.inputs, strict=False))
+    for node in body.node:
+        how = file.find(node, opset)
+        inner = replace(
+            ctx,
+            op=how.op,
+            opset=opset,
+            inputs=[found.get(name) for name in node.input],
+            attrs=file.attributes(node, opset, ctx.attrs),
+            out_count=len(node.output),
+            within=ctx.within or ctx.op,
+        )
+        found |= zip(node.output, tensors_of(inner), strict=False)
+    results = [tensor for name in body.output if (tensor := found.get(name)) is not None]
+    if ctx.op in _ELEMENTWISE:  # constants of a body have one axis, what they meet may have none
+        wanted = np.broadcast_shapes(*(t.shape for t in ctx.inputs if t))
+        results = [_tensor(ctx, shapes.reshaped(ctx, results[0], wanted))]
+    return results
+
+
+def _tensor(ctx: Context, result: Result) -> Tensor:
+    return result if isinstance(result, Tensor) else ctx.typed(result, ctx.result)
+
+
+@converter("Celu", "Mish", "Shrink", "Softsign", "ThresholdedRelu", types=(kinds.FLOATS,))
+def inlined_lanes(ctx: Context) -> Sequence[Result]:
+    """Convert the body of an elementwise function; its result has the shape of its operand.
+
+    Some bodies hold their numbers as lists of one, which make a scalar a list.
+    """
+    (found,) = _inlined(ctx)
+    if found.shape == ctx.shape(0):
+        return (found,)
+    return (ctx.reshape(ctx.value(found), ctx.shape(0)),)
+
+
+def _body(ctx: Context) -> FunctionProto:
+    """Return the standard's function, made for the attributes and types of the node if it asks."""
+    from onnx import FunctionProto, defs, helper
+
+    schema: Any = defs.get_schema(ctx.op, ctx.opset)
+    body = FunctionProto()
+    if schema.has_function:
+        version = max(schema.function_opset_versions)
+        body.ParseFromString(schema.get_function_with_opset_version(version))
+        return body
+    inputs = [f"x{i}" if tensor else "" for i, tensor in enumerate(ctx.inputs)]
+    outputs = [f"y{i}" for i in range(ctx.out_count)]
+    given = {name: value for name, value in ctx.attrs.items() if value not in (None, ())}
+    node = helper.make_node(ctx.op, inputs, outputs, **given).SerializeToString()
+    kinds = [
+        helper.make_tensor_type_proto(_NUMBERS[t.elem], t.shape).SerializeToString() if t else b""
+        for t in ctx.inputs
+    ]
+    version = max(schema.context_dependent_function_opset_versions)
+    made = schema.get_context_dependent_function_with_opset_version(version, node, kinds)
+    body.ParseFromString(made)
+    if not body.node:
+        ctx.unsupported("attributes that the standard has a function for", str(given))
+    return body

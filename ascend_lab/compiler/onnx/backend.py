@@ -1,0 +1,162 @@
+"""The standard backend interface of ONNX: any test suite written for it runs against our graphs.
+
+    from ascend_lab import onnx_backend
+    outputs = onnx_backend.run_model(model, [x, w])
+
+Models are imported and evaluated in NumPy. Inputs that decide shapes (axes, a target shape) are
+not part of a graph: the model is imported again for each value they take, and kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from ascend_lab.compiler.evaluate import evaluate
+from ascend_lab.compiler.onnx import Imported, NeedsConstant, import_model, import_pinning, tensors
+from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
+
+Values = np.ndarray
+KEPT = 8
+"""Imports kept for one model: one for each set of shapes and shape-steering values."""
+
+
+class PreparedModel(BackendRep):
+    """A model ready to run; `run` takes the inputs in the model's order, or by name."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Import the model now, unless sizes or shape-steering values come with the inputs."""
+        self.model = model
+        entries = tensors.inputs_of(model.graph)
+        self.inputs = tuple(entry.name for entry in entries)
+        self.outputs = tuple(entry.name for entry in model.graph.output)
+        sizes = {e.name: tensors.sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
+        self._open = tuple(
+            name
+            for name, found in sizes.items()
+            if found is None or any(isinstance(size, str) for size in found)
+        )
+        self._steering: set[str] = set()
+        self._imports: dict[Any, Imported] = {}
+        if not self._open:
+            try:
+                self._imports[()] = import_model(model)
+            except NeedsConstant as error:
+                self._steering.update(error.names)
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the outputs in the model's order and types, also accessible by name.
+
+        Raises `UnsupportedError` for what no graph holds, `InputError` for inputs that do not fit.
+        """
+        feed = self._named(inputs)
+        imported = self._imported(feed)
+        given = {name: feed[name] for name in imported.graph.inputs}
+        for name, array in given.items():
+            if beyond := tensors.beyond_32_bits(array):
+                needed = f"input {name}: whole numbers that fit in 32 bits"
+                raise UnsupportedError(needed, beyond, "scale them")
+        try:
+            found = evaluate(imported.graph, given)
+        except GraphError as error:  # a sound graph, but an index outside its tensor
+            raise UnsupportedError(error.needed, error.got, error.remedy) from error
+        types = {name: tensors.NUMPY[imported.output_types[name]] for name in self.outputs}
+        values = [found[name].astype(kind, copy=False) for name, kind in types.items()]
+        made: tuple[Any, ...] = namedtupledict("Outputs", self.outputs)(*values)
+        return made
+
+    def _named(self, inputs: Any) -> dict[str, Values]:
+        """Return the inputs by name, as arrays; refuse sequences and optionals."""
+        needed = f"inputs {', '.join(self.inputs)}"
+        if not isinstance(inputs, Mapping):
+            given = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+            if len(given) != len(self.inputs):
+                raise InputError(needed, f"{len(given)} values", "one each")
+            inputs = dict(zip(self.inputs, given, strict=True))
+        if set(inputs) != set(self.inputs):
+            raise InputError(needed, ", ".join(inputs), "check the names")
+        found = {}
+        for name, value in inputs.items():
+            if isinstance(value, onnx.TensorProto):
+                value = numpy_helper.to_array(value)  # noqa: PLW2901
+            if not isinstance(value, np.ndarray | np.generic | int | float):
+                got = type(value).__name__
+                raise UnsupportedError(f"input {name}: a tensor", got, "pass an array")
+            found[name] = np.asarray(value)
+        return found
+
+    def _imported(self, feed: Mapping[str, Values]) -> Imported:
+        """Return the graph for these inputs, from an earlier run if there is one."""
+        shapes = {name: feed[name].shape for name in self._open}
+        if (found := self._imports.get(self._key(feed))) is None:
+            found = import_pinning(self.model, feed, shapes=shapes)
+            self._steering |= feed.keys() - found.input_types.keys()
+            while len(self._imports) >= KEPT:
+                self._imports.pop(next(iter(self._imports)))
+            self._imports[self._key(feed)] = found
+        return found
+
+    def _key(self, feed: Mapping[str, Values]) -> tuple[Any, ...]:
+        """Return what an import depends on: open sizes, and values that steer shapes."""
+        steering = ((name, feed[name]) for name in sorted(self._steering))
+        sizes = ((name, feed[name].shape) for name in self._open)
+        return (*sizes, *((name, a.shape, a.tobytes()) for name, a in steering))
+
+
+class AscendLabBackend(Backend):
+    """The package as an ONNX backend: evaluation in NumPy, called device "CPU"."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Tell whether models run on a device: on "CPU" only, the chips here are simulated."""
+        return device.partition(":")[0] == "CPU"
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Tell whether `prepare` would succeed."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except AscendLabError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
+        """Return a model ready to run; raise like `graph.onnx.import_onnx`."""
+        if not cls.supports_device(device):
+            raise UnsupportedError("device CPU", device, "chips are simulated on the CPU")
+        return PreparedModel(model)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Return the outputs of one node, of the newest operator set unless `opset_version`."""
+        names = list(dict.fromkeys(name for name in node.input if name))
+        arrays = [np.asarray(value) for value in inputs]
+        if len(names) != len(arrays):
+            raise InputError(f"inputs {', '.join(names)}", f"{len(arrays)} values", "one each")
+        entries = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for name, a in zip(names, arrays, strict=True)
+        ]
+        outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+        graph = helper.make_graph([node], "node", entries, outputs)
+        version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+        return cls.run_model(model, arrays, device)
+
+
+prepare = AscendLabBackend.prepare
+run_model = AscendLabBackend.run_model
+run_node = AscendLabBackend.run_node
+supports_device = AscendLabBackend.supports_device
+is_compatible = AscendLabBackend.is_compatible

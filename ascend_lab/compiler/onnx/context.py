@@ -1,0 +1,380 @@
+"""How nodes of one ONNX operator enter a graph: what a converter sees of its node, and writes.
+
+    @converter("LeakyRelu", types=(FLOATS,))
+    def _leaky_relu(ctx: Context) -> Value:
+        return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
+
+What is not stated is refused before the converter runs: another attribute than the standard's,
+another number of inputs, another element type. So a converter computes each case it is given, or
+refuses. The builder of an imported graph keeps the model's names for the model's tensors.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ascend_lab.compiler.draft import GraphBuilder, Value
+from ascend_lab.compiler.evaluate import evaluate
+from ascend_lab.compiler.ir import Constant, Data, Fill, Graph, Node, TensorType
+from ascend_lab.compiler.onnx import tensors as kinds
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
+from ascend_lab.operators.ops.formats import numpy_type
+
+STEERING = 1024
+"""Most elements of a graph input whose values may be asked for while importing."""
+CONSTANT = 2**20
+"""Most elements of a constant whose values a converter may ask for."""
+
+
+class Builder(GraphBuilder):
+    """A graph under construction whose own names never take those in `reserved`."""
+
+    def __init__(self, name: str, reserved: Iterable[str]) -> None:
+        super().__init__(name)
+        self._reserved = frozenset(reserved)
+        self._titles: set[str] = set()
+        self.emitted: dict[int, tuple[Value, Any]] = {}
+        """Known tensors that are constants of the graph by now, by identity."""
+        self._narrowed: set[str] = set()
+        self.truths: set[str] = set()
+        """Numbers that are 0 or 1: booleans that the model casts to a number."""
+
+    def lasting(self, data: Data, kind: TensorType, name: str) -> Value:
+        """Declare a constant under the model's name for it, or a free one."""
+        free = name in self._reserved and name not in self._types
+        value = self._add(name if free else self.unique(name), kind)
+        self._constants[value.name] = Constant(kind, data)
+        return value
+
+    def type_of(self, name: str) -> TensorType:
+        """Return the type of a tensor by name."""
+        return self._types[name]
+
+    def computed(
+        self, start: int, results: Iterable[str], *, int64: bool = False
+    ) -> dict[str, Any]:
+        """Return what the nodes from `start` on, which read only constants, compute; drop them.
+
+        `int64`: their whole numbers have 64 bits.
+        """
+        nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
+        written = self.written(start)
+        names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
+        types = {name: self._types[name] for name in names}
+        constants = {name: self._constants[name] for name in names if name in self._constants}
+        long = self._whole(written) if int64 else frozenset[str]()
+        found = evaluate(Graph(self.name, (), outs, nodes, types, constants, long), {})
+        del self._nodes[start:]
+        for name in written:
+            del self._types[name]
+        self._numbers.clear()
+        return found
+
+    def written(self, start: int) -> list[str]:
+        """Return what the nodes from `start` on write."""
+        return [name for node in self._nodes[start:] for name in node.outputs]
+
+    def _whole(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(name for name in names if self._types[name].dtype == "int32")
+
+    def narrow(self, start: int, others: Iterable[str] = ()) -> None:
+        """Note that what the nodes from `start` on write in int32, but `others`, is int64."""
+        self._narrowed |= self._whole(self.written(start)).difference(others)
+
+    def narrow_input(self, name: str) -> None:
+        """Note that a graph input is int64 in the model."""
+        self._narrowed.add(name)
+
+    def build(self) -> Graph:
+        """Return the verified graph."""
+        return replace(super().build(), narrowed=frozenset(self._narrowed))
+
+    @property
+    def node_count(self) -> int:
+        """Nodes so far."""
+        return len(self._nodes)
+
+    def settle(self, start: int, title: str, wanted: dict[str, str]) -> dict[str, Value]:
+        """Give tensors written by the nodes from `start` on the names the model has for them.
+
+        `wanted` maps present names to the model's; the result maps them to the renamed values.
+        The node that writes the first is called `title`, its helpers after it.
+        """
+        written = set(self.written(start))
+        new = {old: name for old, name in wanted.items() if old in written}
+        if new:
+            self._numbers.clear()
+        for old, name in new.items():
+            self._types[name] = self._types.pop(old)
+            for names in (self._narrowed, self.truths):
+                if old in names:
+                    names.remove(old)
+                    names.add(name)
+        main = next(iter(new), "")
+        for at, node in enumerate(self._nodes[start:], start):
+            own = title if main in node.outputs else f"{title}/{node.op}"
+            own = kinds.free_name(own, self._titles)
+            reads, writes = (tuple(new.get(n, n) for n in p) for p in (node.inputs, node.outputs))
+            self._nodes[at] = Node(own, node.op, reads, writes, node.attrs)
+        return {old: Value(name, self._types[name]) for old, name in new.items()}
+
+    def copy(self, value: Value, name: str) -> Value:
+        """Return the same tensor under a name of its own: an output that no node writes."""
+        if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
+            return self.lasting(np.zeros(value.shape), value.type, name)
+        title, attrs = kinds.free_name(name, self._titles), {"shape": value.shape}
+        self._types[name] = value.type
+        self._nodes.append(Node(title, "reshape", (value.name,), (name,), attrs))
+        return Value(name, value.type)
+
+
+class NeedsConstant(UnsupportedError):  # noqa: N818 - what it says, not that it failed
+    """A shape, an axis or a bound is computed from graph inputs: import again with them pinned."""
+
+    def __init__(self, where: str, names: tuple[str, ...]) -> None:
+        """Build the message; `names` are the graph inputs whose values are needed."""
+        self.names = names
+        super().__init__(
+            f"{where}: known before the graph runs",
+            f"computed from graph input {', '.join(names)}",
+            f"make it a constant, or pass its value: pinned={{{names[0]!r}: array}}",
+        )
+
+
+@dataclass(slots=True)
+class Context:
+    """One node during import."""
+
+    op: str
+    name: str
+    opset: int
+    net: Builder
+    inputs: Sequence[kinds.Tensor | None]
+    attrs: Mapping[str, Any]
+    out_count: int
+    result: str
+    """Element type of the outputs; a converter may set it."""
+    folder: Path | None = None
+    rebatch: tuple[int, int] | None = None
+    """The batch the model fixes, and the one it is imported with instead."""
+    within: str = ""
+    """The operator of the model whose function's body the node is of."""
+
+    @property
+    def where(self) -> str:
+        """The node as messages name it."""
+        inner = f", its {self.op}" if self.within else ""
+        return f"node {self.name} ({self.within or self.op}){inner}"
+
+    # -- inputs -----------------------------------------------------------------------------------
+    def has(self, i: int) -> bool:
+        """Tell whether input i is given; optional ones may be left out."""
+        return i < len(self.inputs) and self.inputs[i] is not None
+
+    def tensor(self, i: int) -> kinds.Tensor:
+        """Return input i, in the graph or known; raise `GraphError` if it is left out."""
+        found = self.inputs[i] if i < len(self.inputs) else None
+        if found is None:
+            raise GraphError(f"{self.where}: input {i}", "none", "the standard requires it")
+        return found
+
+    def shape(self, i: int) -> kinds.Shape:
+        """Return the shape of input i."""
+        return self.tensor(i).shape
+
+    def elem(self, i: int) -> str:
+        """Return the ONNX element type of input i, such as "float32" or "int64"."""
+        return self.tensor(i).elem
+
+    def input(self, i: int, dtype: str = "") -> Value:
+        """Return input i as a value of the graph, cast to a number format if one is named."""
+        return self.cast(self.value(self.tensor(i)), dtype)
+
+    def alike(self, *which: int) -> list[Value]:
+        """Return inputs (default: all) in one number format: booleans may differ in theirs."""
+        values = [self.input(i) for i in which or range(len(self.inputs))]
+        formats = {v.type.dtype for v in values}
+        if len(formats) > 1:
+            if {self.elem(i) for i in which or range(len(self.inputs))} != {"bool"}:
+                self.unsupported("inputs of one type", ", ".join(sorted(formats)))
+            return [self.cast(v, "int32") for v in values]
+        return values
+
+    def cast(self, value: Value, dtype: str) -> Value:
+        """Return a value in a number format; the value itself if it has it or none is named."""
+        if not dtype or value.type.dtype == dtype:
+            return value
+        return self.emit("cast", value, dtype=dtype)
+
+    # -- known inputs -----------------------------------------------------------------------------
+    def const(self, i: int) -> kinds.Values:
+        """Return the values of input i; raise `NeedsConstant` if graph inputs decide them."""
+        tensor = self.tensor(i)
+        if tensor.known is None:
+            self.needs(i)
+        if tensor.elements > CONSTANT:
+            self.unsupported(f"input {i} of at most {CONSTANT} elements", str(tensor.shape))
+        return tensor.array()
+
+    def needs(self, i: int) -> NoReturn:
+        """Raise `NeedsConstant` for input i."""
+        names = tuple(sorted(self.tensor(i).roots))
+        types = [self.net.type_of(name) for name in names]
+        if not names or any(t.elements > STEERING for t in types):
+            self.unsupported(f"input {i} known before the graph runs", "computed from data")
+        raise NeedsConstant(f"{self.where}: input {i}", names)
+
+    def ints(self, i: int) -> tuple[int, ...]:
+        """Return the whole numbers of input i (axes, a shape, pads), a scalar as one."""
+        array = self.const(i)
+        if array.dtype.kind not in "iu":
+            raise GraphError(f"{self.where}: input {i} of whole numbers", str(array.dtype), "cast")
+        return tuple(int(n) for n in array.ravel())
+
+    def scalar(self, i: int) -> Any:
+        """Return the single number of input i."""
+        array = self.const(i)
+        if array.size != 1:
+            raise GraphError(f"{self.where}: input {i}: one number", f"shape {array.shape}", "mend")
+        return array.reshape(()).item()
+
+    # -- attributes -------------------------------------------------------------------------------
+    def attr(self, key: str) -> Any:
+        """Return an attribute, as given or the standard's default; None if the opset has none."""
+        return self.attrs.get(key)
+
+    # -- results and refusals ---------------------------------------------------------------------
+    def emit(self, op: str, *inputs: Value, **attrs: Any) -> Value:
+        """Append a node of the operator library; return its (first) output."""
+        return self.emit_all(op, *inputs, **attrs)[0]
+
+    def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
+        """Append a node of the operator library; return its outputs."""
+        found = self.net.add_node(op, *inputs, **attrs)
+        return found if isinstance(found, tuple) else (found,)
+
+    def value(self, tensor: kinds.Tensor) -> Value:
+        """Return a tensor as a value of the graph; a known one becomes a constant, once."""
+        if tensor.value is not None:
+            return tensor.value
+        assert tensor.known is not None
+        dtype = kinds.FORMATS.get(tensor.elem)
+        if dtype is None:
+            self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
+        found = self.net.emitted.get(id(tensor))
+        if found is None:
+            data, kind = self._data(tensor.known, tensor), TensorType(tensor.shape, dtype)
+            made = self.net.lasting(data, kind, tensor.name or f"{self.name}/constant")
+            found = self.net.emitted[id(tensor)] = (made, tensor)
+        return found[0]
+
+    def _data(self, data: kinds.Known, tensor: kinds.Tensor) -> Data:
+        """Return constant data in the graph's format; int64 beyond 32 bits is refused.
+
+        Small data are read now: passes see the numbers of arrays, not of what is read later.
+        """
+        if tensor.elem != "int64":
+            small = callable(data) and tensor.elements <= STEERING
+            return np.array(tensor.array()) if small else data
+        if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
+            self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
+        array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
+        if beyond := kinds.beyond_32_bits(array):
+            self.unsupported("int64 numbers that fit in 32 bits", beyond)
+        return data if isinstance(data, Fill) else array.astype(np.int32)
+
+    def known(self, array: Any, elem: str) -> kinds.Tensor:
+        """Return a result that is known before the graph runs."""
+        return kinds.known(array, elem)
+
+    def table(self, array: Any, dtype: str, name: str = "table") -> Value:
+        """Return a constant of the graph with these numbers."""
+        values = np.asarray(array).astype(numpy_type(dtype))
+        return self.net.lasting(values, TensorType(values.shape, dtype), f"{self.name}/{name}")
+
+    def number(self, value: float, dtype: str) -> Value:
+        """Return a constant scalar."""
+        return self.net.lasting(np.array(value), TensorType((), dtype), f"{self.name}/number")
+
+    # -- shapes -----------------------------------------------------------------------------------
+    def axis(self, axis: int, rank: int) -> int:
+        """Return an axis counted from 0; refuse one the tensor does not have."""
+        if not -rank <= axis < rank:
+            self.unsupported(f"an axis of a tensor of {rank} axes", str(axis))
+        return axis % rank
+
+    def reshape(self, x: Value, shape: kinds.Shape) -> Value:
+        """Return x in another shape; itself if it has it."""
+        return x if x.shape == shape else self.emit("reshape", x, shape=shape)
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """Return x with its axes permuted; itself if none moves."""
+        order = tuple(int(p) for p in perm)
+        return x if order == tuple(range(len(order))) else self.emit("transpose", x, perm=order)
+
+    def part(self, x: Value, axis: int, begin: int, end: int) -> Value:
+        """Return a range of one axis; x itself if that is all of it."""
+        axis %= len(x.shape)
+        if (begin, end) == (0, x.shape[axis]):
+            return x
+        low, high = [0] * len(x.shape), list(x.shape)
+        low[axis], high[axis] = begin, end
+        return self.emit("slice", x, begin=tuple(low), end=tuple(high))
+
+    def choose(self, condition: Value, x: Value, y: Value) -> Value:
+        """Return x where the condition (0 or 1, any format) holds, else y of x's format."""
+        return self.emit("select", self.cast(condition, x.type.dtype), x, y)
+
+    def counting(self, size: int, axis: int, rank: int) -> Value:
+        """Return 0, 1, ... size - 1 along one axis of a tensor of `rank` axes, size 1 elsewhere."""
+        shape = tuple(size if i == axis else 1 for i in range(rank))
+        return self.table(np.arange(size).reshape(shape), "int32", "counting")
+
+    def typed(self, value: Value, elem: str) -> kinds.Tensor:
+        """Return an output of an element type of its own."""
+        roots = frozenset().union(*(t.roots for t in self.inputs if t))
+        return kinds.Tensor(elem, value.shape, value, roots=roots)
+
+    def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
+        """Raise `UnsupportedError` naming the node."""
+        raise UnsupportedError(f"{self.where}: {needed}", got, remedy)
+
+
+# -- converters ----------------------------------------------------------------------------------
+Result = Value | kinds.Tensor
+Convert = Callable[[Context], Result | Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """How nodes of one ONNX operator enter a graph; inputs and attributes are the standard's.
+
+    `types` are the element types of each input, the last for all that follow; `result` the element
+    type of the outputs (None: that of the first input); `since` the first opset.
+    """
+
+    op: str
+    convert: Convert
+    types: tuple[tuple[str, ...], ...] = (kinds.EVERY,)
+    result: str | None = None
+    since: int = 1
+
+
+CONVERTERS: dict[str, Converter] = {}
+"""Every ONNX operator that can be imported."""
+
+
+def converter(*names: str, **how: Any) -> Callable[[Convert], Convert]:
+    """Register a function as the converter of the operators `names`; `how` as in `Converter`."""
+
+    def register(convert: Convert) -> Convert:
+        for name in names:
+            if name in CONVERTERS:
+                raise InputError("an operator without converter", name, "register it once")
+            CONVERTERS[name] = Converter(name, convert, **how)
+        return convert
+
+    return register

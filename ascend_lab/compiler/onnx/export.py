@@ -1,0 +1,462 @@
+"""Writing a graph as an ONNX model.
+
+Most operators become one ONNX node; those ONNX lacks become a few, with the same values. ONNX
+knows no layouts: a `trans_data` becomes an Identity.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ascend_lab import output
+from ascend_lab.compiler.ir import Fill, Graph, Node, operator_of
+from ascend_lab.compiler.onnx import export_writer, quantised  # noqa: F401 - its rules
+from ascend_lab.compiler.onnx.elementwise import COMPARISONS, SAME
+from ascend_lab.compiler.onnx.export_writer import NARROW, RULES, Result, Rule, Site, Writer, rule
+from ascend_lab.compiler.onnx.tensors import free_name
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.machine import chip
+from ascend_lab.operators.ops.attention import has_groups
+from ascend_lab.operators.ops.formats import axes_of, axis_of, is_float, numpy_type, pad_pairs, pair
+
+OPSET = 22
+"""Operator set written: the first in which convolutions and pooling take bf16."""
+IR_VERSION = 10
+MAX_BYTES = 2**31 - 2**20
+"""A protobuf file holds less than 2 GiB."""
+FP32_WHOLE = 2**24
+"""Whole numbers up to here are exact in fp32."""
+
+
+def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
+    """Return the graph as an ONNX model of operator set 22, weights inside.
+
+    With `fill_nodes` constants with one number everywhere become ConstantOfShape nodes, so that
+    the file stays small. Raises `UnsupportedError` for operators ONNX cannot express and for
+    models beyond 2 GiB.
+    """
+    _check_size(graph, fill_nodes)
+    writer = Writer(graph.types)
+    for name, constant in graph.constants.items():
+        kind = constant.type
+        if fill_nodes and isinstance(constant.data, Fill) and kind.elements > 1:
+            writer.fill(name, kind, constant.data.value)
+        else:
+            writer.tensor(name, constant.array(), kind.dtype)
+    for node in graph.nodes:
+        if node.op not in RULES:
+            needed = f"node {node.name}: an operator with an ONNX form"
+            remedy = "add a rule to graph.onnx.export_writer.RULES"
+            raise UnsupportedError(needed, node.op, remedy)
+        writer.begin(node.name)
+        site = _site(graph, node, writer)
+        found = RULES[node.op](site)
+        many = (found,) if isinstance(found, str) else found
+        writer.finish(_stated(graph, node, site, many), node.outputs)
+    inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
+    ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
+    named, inside = graph.name or "graph", _infos(graph, inner)
+    made = onnx.helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
+    _keep_elements(made, graph)
+    how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
+    return onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], **how)
+
+
+def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Path:
+    """Write the graph as an ONNX file; return its path. Raises like `export_onnx`."""
+    target = Path(path)
+    data = export_onnx(graph, fill_nodes=fill_nodes).SerializeToString()
+    output.write_whole(target, data)
+    return target
+
+
+def _check_size(graph: Graph, fill_nodes: bool) -> None:
+    total = sum(
+        c.type.elements * chip.DTYPE_BYTES[c.type.dtype]
+        for c in graph.constants.values()
+        if not (fill_nodes and isinstance(c.data, Fill))
+    )
+    if total > MAX_BYTES:
+        needed = f"{graph.name}: at most {MAX_BYTES:,} bytes of constants in an ONNX file"
+        raise UnsupportedError(needed, f"{total:,}", "use a narrower format, or fill_nodes=True")
+
+
+def _infos(graph: Graph, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
+    return [
+        onnx.helper.make_tensor_value_info(
+            name, export_writer.ONNX_TYPES[_format(graph, name)], graph.types[name].shape
+        )
+        for name in names
+    ]
+
+
+# -- int64 and bool of a model ---------------------------------------------------------------------
+def _format(graph: Graph, name: str) -> str:
+    """Return the format of a tensor in the file: that of the graph, or int64 as in the model."""
+    dtype = graph.types[name].dtype
+    return "int64" if dtype == "int32" and name in graph.narrowed else dtype
+
+
+def _site(graph: Graph, node: Node, writer: Writer) -> Site:
+    """Return the site of a node, which computes in int64 if that is what it reads or writes.
+
+    Other whole numbers that it reads are cast, so that all of its types are one.
+    """
+    settings = operator_of(node.op).settings(node.attrs)
+    names = (*node.inputs, *node.outputs)
+    if not any(_format(graph, name) == "int64" for name in names):
+        types = graph.in_types(node), graph.out_types(node)
+        return Site(node.op, writer, node.inputs, *types, settings)
+    if node.op == "cast":
+        given, wanted = ([_format(graph, n) for n in side] for side in (node.inputs, node.outputs))
+        settings = {**settings, "dtype": wanted[0]}
+        inputs = node.inputs
+    else:
+        given, wanted = (
+            ["int64" if graph.types[n].dtype == "int32" else graph.types[n].dtype for n in side]
+            for side in (node.inputs, node.outputs)
+        )
+        inputs = tuple(
+            name if _format(graph, name) == dtype else writer.emit("Cast", name, to=INT64)[0]
+            for name, dtype in zip(node.inputs, given, strict=True)
+        )
+    sides = [
+        tuple(replace(graph.types[n], dtype=d) for n, d in zip(names, dtypes, strict=True))
+        for names, dtypes in ((node.inputs, given), (node.outputs, wanted))
+    ]
+    return Site(node.op, writer, inputs, sides[0], sides[1], settings)
+
+
+INT64 = export_writer.ONNX_TYPES["int64"]
+
+
+def _stated(graph: Graph, node: Node, site: Site, found: Sequence[str]) -> Sequence[str]:
+    """Return what a rule wrote, cast to int32 where it computed in int64 what is none."""
+    kinds = [_format(graph, name) for name in node.outputs]
+    return [
+        name if kind.dtype == dtype else site.cast(name, dtype)
+        for name, kind, dtype in zip(found, site.wanted, kinds, strict=True)
+    ]
+
+
+def _keep_elements(made: onnx.GraphProto, graph: Graph) -> None:
+    """Let inputs and outputs have the element types of the model that the graph is from.
+
+    Inside they are in the graph's formats: a Cast stands behind each such input, and in front of
+    each such output.
+    """
+    taken = set(graph.types) | {name for node in made.node for name in node.output}
+    inner: dict[str, str] = {}
+    first: list[onnx.NodeProto] = []
+    last: list[onnx.NodeProto] = []
+    for entry in (*made.input, *made.output):
+        elem = graph.elements.get(entry.name)
+        kind = entry.type.tensor_type
+        fmt = kind.elem_type
+        if elem is None or fmt == export_writer.ONNX_TYPES[elem]:
+            continue
+        kind.elem_type = export_writer.ONNX_TYPES[elem]
+        if entry.name in inner:  # an input that is an output, too
+            continue
+        new = inner[entry.name] = free_name(f"{entry.name}/{graph.types[entry.name].dtype}", taken)
+        if entry.name in graph.inputs:
+            first.append(onnx.helper.make_node("Cast", [entry.name], [new], new, to=fmt))
+        else:
+            cast = onnx.helper.make_node("Cast", [new], [entry.name], entry.name, to=kind.elem_type)
+            last.append(cast)
+    for node in made.node:
+        node.input[:] = [inner.get(name, name) for name in node.input]
+        node.output[:] = [inner.get(name, name) for name in node.output]
+    for tensor in made.initializer:  # an output that is constant
+        tensor.name = inner.get(tensor.name, tensor.name)
+    nodes = [*first, *made.node, *last]
+    del made.node[:]
+    made.node.extend(nodes)
+
+
+# -- element by element ---------------------------------------------------------------------------
+def one(op: str, *keys: str, **attrs: Any) -> Rule:
+    """Return the rule of an operator that ONNX has as `op`, with the attributes `keys` as here."""
+    return lambda site: site.one(op, *site.inputs, **attrs, **{k: site.attrs[k] for k in keys})
+
+
+def compared(op: str) -> Rule:
+    """Return the rule of a comparison, whose truth ONNX writes as bool."""
+    return lambda site: site.cast(site.one(op, *site.inputs), site.dtype)
+
+
+RULES.update({ours: one(theirs) for theirs, ours in SAME.items()})
+RULES.update({ours: compared(theirs) for theirs, ours in COMPARISONS.items()})
+RULES |= {
+    "embedding": one("Gather"),
+    "global_max_pool": one("GlobalMaxPool"),
+    "global_avg_pool": one("GlobalAveragePool"),
+    "gelu": one("Gelu", approximate="tanh"),
+    "hard_sigmoid": one("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "lrn": one("LRN", "alpha", "beta", "bias", "size"),
+    "leaky_relu": one("LeakyRelu", "alpha"),
+    "elu": one("Elu", "alpha"),
+    "softmax": one("Softmax", "axis"),
+    "log_softmax": one("LogSoftmax", "axis"),
+    "layer_norm": one("LayerNormalization", "axis", "epsilon"),
+    "batch_norm": one("BatchNormalization", "epsilon"),
+    "gather": one("Gather", "axis"),
+    "concat": one("Concat", "axis"),
+    "trans_data": lambda site: site.one("Identity", site.inputs[0]),
+    "rsqrt": lambda site: site.one("Reciprocal", site.one("Sqrt", *site.inputs)),
+    "square": lambda site: site.one("Mul", *site.inputs * 2),
+    "not_equal": lambda site: site.cast(
+        site.one("Not", site.one("Equal", *site.inputs)), site.dtype
+    ),
+    "select": lambda site: site.one("Where", site.cast(site.inputs[0], "bool"), *site.inputs[1:]),
+    "relu6": lambda site: _clip(site, site.inputs[0], 0.0, 6.0, site.dtype),
+    "clip": lambda site: _clip(
+        site, site.inputs[0], site.attrs["low"], site.attrs["high"], site.dtype
+    ),
+    "batch_norm_training": lambda site: site.writer.emit(
+        "BatchNormalization", *site.inputs, outputs=3, training_mode=1, **site.attrs
+    ),
+    "attention_scores": lambda site: site.back(_scores(site, *site.wide())),
+    "masked_softmax": lambda site: site.back(
+        site.one("Softmax", site.one("Add", *site.wide()), axis=-1)
+    ),
+}
+
+
+def _clip(site: Site, name: str, low: float, high: float, dtype: str) -> str:
+    return site.one("Clip", name, *(site.writer.number(n, dtype) for n in (low, high)))
+
+
+@rule("silu")
+def _silu(site: Site) -> Result:
+    x = site.inputs[0]
+    turned = site.one("Neg", x) if site.attrs["turned"] else x
+    return site.one("Mul", x, site.one("Sigmoid", turned))
+
+
+@rule("adds", "muls")
+def _with_number(site: Site) -> Result:
+    """Return x op number; in fp32 where the format cannot hold the number."""
+    op = "Add" if site.op == "adds" else "Mul"
+    number, dtype = site.attrs["number"], site.dtype
+    if dtype in NARROW and float(np.asarray(number).astype(numpy_type(dtype))) != number:
+        return site.back(site.one(op, *site.wide(), site.writer.number(number, "fp32")))
+    return site.one(op, *site.inputs, site.writer.number(number, dtype))
+
+
+@rule("cast")
+def _cast(site: Site) -> Result:
+    """Round and limit first: ONNX cuts digits off and leaves values out of range undefined.
+
+    fp32 has no 2^31 - 1 to limit to: floats beyond int32 stay undefined.
+    """
+    source, target, name = site.dtype, site.attrs["dtype"], site.inputs[0]
+    if is_float(target) or (not is_float(source) and "int64" in (source, target)):
+        return site.cast(name, target)
+    limits = np.iinfo(np.int64 if target == "int64" else numpy_type(target))
+    low, high = int(limits.min), int(limits.max)
+    if is_float(source):
+        rounding = {"rint": "Round", "floor": "Floor", "ceil": "Ceil"}.get(site.attrs["round"])
+        name = site.one(rounding, name) if rounding else name
+        inside = target in ("int32", "int64")
+    else:
+        own = np.iinfo(numpy_type(source))
+        inside = low <= own.min and own.max <= high
+        low, high = max(low, int(own.min)), min(high, int(own.max))
+    return site.cast(name if inside else _clip(site, name, low, high, source), target)
+
+
+# -- reduce and rescale ---------------------------------------------------------------------------
+@rule("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")
+def _reduced(site: Site) -> Result:
+    axes = site.writer.ints(axes_of("reduce", site.attrs["axis"], site.shape))
+    op = f"Reduce{site.op.removeprefix('reduce_').capitalize()}"
+    return site.one(op, site.inputs[0], axes, keepdims=int(site.attrs["keepdims"]))
+
+
+@rule("rms_norm")
+def _rms_norm(site: Site) -> Result:
+    x, scale = site.wide()
+    axes = range(axis_of("axis", site.attrs["axis"], site.shape), len(site.shape))
+    mean = site.one("ReduceMean", site.one("Mul", x, x), site.writer.ints(tuple(axes)))
+    added = site.one("Add", mean, site.writer.number(site.attrs["epsilon"], "fp32"))
+    return site.back(site.one("Mul", site.one("Div", x, site.one("Sqrt", added)), scale))
+
+
+@rule("cross_entropy")
+def _cross_entropy(site: Site) -> Result:
+    logits, target = site.wide()
+    weighted = site.one("Mul", target, site.one("LogSoftmax", logits, axis=1))
+    total = site.one("ReduceSum", weighted, site.writer.ints((1,)), keepdims=0)
+    return site.back(site.one("Neg", total))
+
+
+# -- moving ---------------------------------------------------------------------------------------
+@rule("reshape", "expand")
+def _reshaped(site: Site) -> Result:
+    return site.one(site.op.capitalize(), site.inputs[0], site.writer.ints(site.wanted[0].shape))
+
+
+@rule("transpose")
+def _transpose(site: Site) -> Result:
+    rank, perm = len(site.shape), site.attrs["perm"]
+    order = range(rank)[::-1] if perm is None else (p % rank for p in perm)
+    return site.one("Transpose", site.inputs[0], perm=tuple(order))
+
+
+@rule("slice")
+def _slice(site: Site) -> Result:
+    a, axes = site.attrs, tuple(range(len(site.shape)))
+    steps = (1,) * len(axes) if a["step"] is None else a["step"]
+    bounds = (site.writer.ints(v) for v in (a["begin"], a["end"], axes, steps))
+    return site.one("Slice", site.inputs[0], *bounds)
+
+
+@rule("pad")
+def _pad(site: Site) -> Result:
+    pads = [p[side] for side in (0, 1) for p in site.attrs["pads"]]
+    value = site.writer.number(site.attrs["value"], site.dtype)
+    return site.one("Pad", site.inputs[0], site.writer.ints(pads), value)
+
+
+@rule("split")
+def _split(site: Site) -> Result:
+    axis = axis_of("split", site.attrs["axis"], site.shape)
+    sizes = site.writer.ints([kind.shape[axis] for kind in site.wanted])
+    return site.writer.emit("Split", site.inputs[0], sizes, outputs=len(site.wanted), axis=axis)
+
+
+@rule("one_hot")
+def _one_hot(site: Site) -> Result:
+    a, write = site.attrs, site.writer
+    values = write.number((a["off_value"], a["on_value"]), "fp32")
+    index = site.cast(site.inputs[0], "int64")
+    return site.back(site.one("OneHot", index, write.ints((a["depth"],)), values))
+
+
+@rule("scatter_update", "scatter_add")
+def _scatter(site: Site) -> Result:
+    """ONNX leaves open which of equal indices wins an update; its runtimes take the last."""
+    x, indices, updates = site.inputs
+    places = site.one("Unsqueeze", site.cast(indices, "int64"), site.writer.ints((-1,)))
+    way = "add" if site.op == "scatter_add" else "none"
+    return site.one("ScatterND", x, places, updates, reduction=way)
+
+
+# -- products -------------------------------------------------------------------------------------
+def _turned(site: Site, name: str, rank: int) -> str:
+    return site.one("Transpose", name, perm=(*range(rank - 2), rank - 1, rank - 2))
+
+
+@rule("matmul", "batch_matmul", "attention_context")
+def _matmul(site: Site) -> Result:
+    """Return a b, transposed as the attributes say; int8 sums to int32.
+
+    Matrices of floats are a Gemm, which transposes itself: a weight two nodes share stays one.
+    """
+    names, turns = site.growing(), [site.attrs.get(key) for key in ("trans_a", "trans_b")]
+    matrices = all(len(kind.shape) == 2 for kind in site.given[:2]) and is_float(site.dtype)
+    if matrices and any(turns):
+        return site.one("Gemm", *names, transA=int(bool(turns[0])), transB=int(bool(turns[1])))
+    sides = [
+        _turned(site, name, len(kind.shape)) if turn else name
+        for name, kind, turn in zip(names, site.given[:2], turns, strict=False)
+    ]
+    return site.one("MatMulInteger" if site.dtype == "int8" else "MatMul", *sides)
+
+
+@rule("gemm")
+def _gemm(site: Site) -> Result:
+    a = site.attrs
+    how = {"transA": int(a["trans_a"]), "transB": int(a["trans_b"])}
+    return site.one("Gemm", *site.inputs, alpha=float(a["alpha"]), beta=float(a["beta"]), **how)
+
+
+def _scores(site: Site, q: str, k: str) -> str:
+    """Return scale q k^T in fp32."""
+    scale = site.attrs["scale"]
+    scale = 1.0 / math.sqrt(site.shape[-1]) if scale is None else scale
+    total = site.one("MatMul", q, _turned(site, k, len(site.given[1].shape)))
+    return site.one("Mul", total, site.writer.number(scale, "fp32"))
+
+
+@rule("attention", "flash_attention")
+def _attention(site: Site) -> Result:
+    shapes = [kind.shape for kind in site.given]
+    if site.attrs.get("causal") or has_groups(*shapes[:3]):
+        needed = "ONNX: attention with a mask and a head of k for each of q"
+        got = f"causal={site.attrs.get('causal')}, q {shapes[0]}, k {shapes[1]}"
+        raise UnsupportedError(needed, got, "write the mask, expand k and v")
+    q, k, v, *mask = site.wide()
+    scores = _scores(site, q, k)
+    scores = site.one("Add", scores, *mask) if mask else scores
+    return site.back(site.one("MatMul", site.one("Softmax", scores, axis=-1), v))
+
+
+# -- windows --------------------------------------------------------------------------------------
+def _pads(site: Site) -> tuple[int, int, int, int]:
+    """Return the pads top, left, bottom, right, as ONNX writes them."""
+    (top, bottom), (left, right) = pad_pairs("pad", site.attrs["pad"])
+    return top, left, bottom, right
+
+
+@rule("conv2d", "depthwise_conv2d", "conv_transpose2d")
+def _convolution(site: Site) -> Result:
+    a = site.attrs
+    attrs: dict[str, Any] = {
+        "pads": _pads(site),
+        "kernel_shape": site.given[1].shape[2:],
+        "strides": pair("stride", a["stride"]),
+        "dilations": pair("dilation", a["dilation"]),
+        "group": a.get("groups", site.shape[1]),
+    }
+    op = "Conv"
+    if "output_padding" in a:
+        op, attrs["output_padding"] = "ConvTranspose", pair("", a["output_padding"], least=0)
+    border = a.get("pad_value", 0)
+    if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
+        top, left, bottom, right = attrs["pads"]
+        around = site.writer.ints((0, 0, top, left, 0, 0, bottom, right))
+        image = site.one("Pad", site.inputs[0], around, site.writer.number(border, site.dtype))
+        attrs["pads"] = (0, 0, 0, 0)
+        site = replace(site, inputs=(image, *site.inputs[1:]))
+    if site.dtype == "int8":
+        return _whole_convolution(site, op, attrs)
+    return site.one(op, *site.growing(), **attrs)
+
+
+def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
+    """Return an int8 convolution in int32; ONNX has no transposed one, which passes through fp32.
+
+    Raises `UnsupportedError` where its sums could leave what fp32 holds exactly.
+    """
+    if op == "Conv":
+        found = site.one("ConvInteger", *site.inputs[:2], **attrs)
+    else:
+        weight = site.given[1].shape
+        largest = math.prod((weight[0] // attrs["group"], *weight[2:])) * 2**14
+        if largest > FP32_WHOLE:
+            needed = f"conv_transpose2d: int8 sums up to {FP32_WHOLE:,} for ONNX"
+            raise UnsupportedError(needed, f"up to {largest:,}", "cast to fp16 first")
+        sides = [site.cast(name, "fp32") for name in site.inputs[:2]]
+        found = site.cast(site.one(op, *sides, **attrs), "int32")
+    if len(site.inputs) > 2:
+        column = site.one("Reshape", site.inputs[2], site.writer.ints((1, -1, 1, 1)))
+        found = site.one("Add", found, column)
+    return found
+
+
+@rule("max_pool2d", "avg_pool2d")
+def _pool(site: Site) -> Result:
+    a, kernel = site.attrs, pair("kernel", site.attrs["kernel"])
+    step = kernel if a["stride"] is None else pair("stride", a["stride"])
+    attrs: dict[str, Any] = {"pads": _pads(site), "kernel_shape": kernel, "strides": step}
+    if "count_include_pad" not in a:
+        return site.one("MaxPool", *site.inputs, **attrs)
+    attrs["count_include_pad"] = int(a["count_include_pad"])
+    return site.one("AveragePool", *site.inputs, **attrs)

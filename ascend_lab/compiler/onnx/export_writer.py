@@ -1,0 +1,156 @@
+"""An ONNX graph being written: nodes and tensors with names that do not clash, one node's site.
+
+A rule emits nodes and returns the names they write. Operators that compute wider than they store
+(sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the nodes.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler.ir import TensorType
+from ascend_lab.compiler.onnx.tensors import free_name
+from ascend_lab.operators.ops.formats import numpy_type
+
+if TYPE_CHECKING:
+    import onnx
+
+ONNX_TYPES = {"fp16": 10, "bf16": 16, "fp32": 1, "int8": 3, "uint8": 2, "int32": 6, "int64": 7,
+              "bool": 9}  # fmt: skip
+"""`TensorProto.DataType` of each format, and of int64 and bool, which no format says."""
+
+
+class Writer:
+    """The nodes and initialisers so far; one operator's nodes stand between begin and finish."""
+
+    def __init__(self, taken: Collection[str]) -> None:
+        from onnx import helper  # here: who imports models needs the rules, not onnx
+
+        self._onnx = helper
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+        self._names = set(taken)
+        self._known: dict[tuple[Any, ...], str] = {}
+        self._title, self._start = "", 0
+
+    def begin(self, title: str) -> None:
+        """Start the nodes of one operator, named after it."""
+        self._title, self._start = title, len(self.nodes)
+
+    def emit(self, op: str, *inputs: str, outputs: int = 1, **attrs: Any) -> tuple[str, ...]:
+        """Append an ONNX node; return the names of its outputs."""
+        names = tuple(free_name(f"{self._title}/{op}", self._names) for _ in range(outputs))
+        self.nodes.append(self._onnx.make_node(op, list(inputs), list(names), names[0], **attrs))
+        return names
+
+    def finish(self, found: Sequence[str], wanted: Sequence[str]) -> None:
+        """Let the nodes since `begin` write `wanted` where they wrote `found`."""
+        new = self.nodes[self._start :]
+        own = {name for node in new for name in node.output}
+        for name, target in zip(found, wanted, strict=True):
+            if name not in own:
+                self.nodes.append(self._onnx.make_node("Identity", [name], [target], target))
+                continue
+            for node in new:
+                node.input[:] = [target if n == name else n for n in node.input]
+                node.output[:] = [target if n == name else n for n in node.output]
+        for name in own.intersection(found):
+            self._names.discard(name)
+
+    def tensor(self, name: str, array: np.ndarray, dtype: str) -> None:
+        """Add an initialiser: the array's bytes, little-endian."""
+        data = np.ascontiguousarray(array).tobytes()
+        kind = ONNX_TYPES[dtype]
+        self.tensors.append(self._onnx.make_tensor(name, kind, array.shape, data, raw=True))
+
+    def fill(self, name: str, kind: TensorType, value: float) -> None:
+        """Add a ConstantOfShape node that makes a tensor with one number everywhere."""
+        one = np.full((1,), value, numpy_type(kind.dtype)).tobytes()
+        number = self._onnx.make_tensor("value", ONNX_TYPES[kind.dtype], (1,), one, raw=True)
+        shape = self.ints(kind.shape)
+        made = self._onnx.make_node("ConstantOfShape", [shape], [name], name, value=number)
+        self.nodes.append(made)
+
+    def number(self, value: float | Sequence[float], dtype: str) -> str:
+        """Return the name of an initialiser, a scalar or a list; equal ones are shared."""
+        kind = np.dtype(np.int64) if dtype == "int64" else numpy_type(dtype)
+        return self._shared(np.asarray(value).astype(kind), dtype)
+
+    def ints(self, values: Sequence[int]) -> str:
+        """Return the name of an int64 initialiser: a shape, axes or bounds."""
+        return self._shared(np.asarray(values, np.int64).reshape(-1), "int64")
+
+    def _shared(self, array: np.ndarray, dtype: str) -> str:
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._known:
+            self._known[key] = free_name(f"{dtype}_constant", self._names)
+            self.tensor(self._known[key], array, dtype)
+        return self._known[key]
+
+
+NARROW = ("fp16", "bf16")
+Result = str | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One node being exported: where to write, what it reads and writes, its attributes."""
+
+    op: str
+    writer: Writer
+    inputs: tuple[str, ...]
+    given: tuple[TensorType, ...]
+    wanted: tuple[TensorType, ...]
+    attrs: dict[str, Any]
+
+    def one(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Append a node of one output; return its name."""
+        return self.writer.emit(op, *inputs, **attrs)[0]
+
+    @property
+    def dtype(self) -> str:
+        """Format of the first input."""
+        return self.given[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the first input."""
+        return self.given[0].shape
+
+    def cast(self, name: str, dtype: str) -> str:
+        """Append a Cast."""
+        return self.one("Cast", name, to=ONNX_TYPES[dtype])
+
+    def wide(self) -> list[str]:
+        """Return the inputs, those in fp16 or bf16 cast to fp32."""
+        return [
+            self.cast(name, "fp32") if kind.dtype in NARROW else name
+            for name, kind in zip(self.inputs, self.given, strict=True)
+        ]
+
+    def growing(self) -> list[str]:
+        """Return the inputs, cast to fp32 where a narrow product becomes fp32."""
+        grows = self.dtype in NARROW and self.wanted[0].dtype == "fp32"
+        return self.wide() if grows else list(self.inputs)
+
+    def back(self, name: str) -> str:
+        """Return an fp32 value in the node's output format."""
+        wanted = self.wanted[0].dtype
+        return name if wanted == "fp32" else self.cast(name, wanted)
+
+
+Rule = Callable[[Site], Result]
+RULES: dict[str, Rule] = {}
+"""The rule of each operator; add your own for operators you register."""
+
+
+def rule(*ops: str) -> Callable[[Rule], Rule]:
+    """Register a rule under the names of operators."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return add

@@ -1,0 +1,386 @@
+"""The host's processor: values of any ONNX model, and what is asked of nodes no graph holds."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler.evaluate import evaluate
+from ascend_lab.compiler.onnx import import_pinning, witnesses
+from ascend_lab.compiler.onnx.model_file import EXTERNAL, load, sound_nodes, tensor_of, title
+from ascend_lab.compiler.onnx.sound import STANDARD, check_sound, version_of
+from ascend_lab.compiler.onnx.tensors import in_type, inputs_of, pinned_shapes
+from ascend_lab.compiler.onnx.witnesses import GRAPH, REFERENCE, RUNTIME, inner_graphs
+from ascend_lab.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+Values = np.ndarray
+MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
+              "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "Gemm": 1}  # fmt: skip
+"""Operators that read both factors of every multiplication, and which input is the second."""
+WIDER_TYPES = 22
+"""The version in which many operators got bfloat16, and nothing else."""
+OLD_IR = 8
+"""A version of the file format that every runtime reads."""
+INSTALL = "pip install onnxruntime"
+
+
+def run_on_host(
+    model: ModelProto, given: Mapping[str, Any], *, everything: bool = False
+) -> dict[str, Any]:
+    """Return a model's outputs by name, or with `everything` all tensors of its nodes.
+
+    Each node is computed by the first evaluator that has it right (`witnesses.FAULTS`); nodes that
+    follow one another and share it run as one model. Raises `UnsupportedError`, naming the node
+    and why, if none does.
+    """
+    import onnx
+    from onnx import inliner
+
+    whole = inliner.inline_local_functions(model) if model.functions else model
+    names = [entry.name for entry in whole.graph.output]
+    feed = {e.name: _as_array(given[e.name]) for e in whole.graph.input if e.name in given}
+    nodes = list(sound_nodes(whole))
+    if everything:
+        written = [name for node in nodes for name in node.output if name]
+        names = list(dict.fromkeys((*names, *written)))
+    check_sound(whole, nodes)
+    host = _Host(onnx, whole, {**constants_of(whole), **feed}, names)
+    host.compute(nodes)
+    if missing := [name for name in names if name not in host.values]:
+        raise InputError(f"an input {missing[0]}", "none", "give each by name")
+    return {name: host.values[name] for name in names}
+
+
+def _as_array(value: Any) -> Any:
+    """Return a NumPy number as an array of no axes: ONNX Runtime takes no other."""
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+class _Host:
+    """A model on the host's processor: what is known so far, and who computes the rest."""
+
+    def __init__(
+        self, onnx: Any, model: ModelProto, values: dict[str, Any], wanted: Sequence[str]
+    ) -> None:
+        self.onnx = onnx
+        self.model = model
+        self.values = values
+        self.wanted = wanted
+        self.opset = version_of(model)
+        self.has_runtime = importlib.util.find_spec("onnxruntime") is not None
+
+    def compute(self, nodes: Sequence[NodeProto]) -> None:
+        """Compute nodes in order, neighbours of one evaluator together."""
+        parts: list[tuple[tuple[str, ...], list[NodeProto]]] = []
+        for node in nodes:
+            names = self.evaluators(node)
+            if not parts or parts[-1][0][:1] != names[:1]:
+                parts.append((names, []))
+            parts[-1][1].append(node)
+        for i, (names, part) in enumerate(parts):
+            later = [node for _, others in parts[i + 1 :] for node in others]
+            reads = [name for node in later for name in all_reads(node)]
+            self.part(names, part, [*self.wanted, *reads])
+
+    def evaluators(self, node: NodeProto) -> tuple[str, ...]:
+        """Return the installed evaluators that are right for a node; raise if there is none."""
+        right = witnesses.evaluators(node, self.opset)
+        there = tuple(name for name in right if name != RUNTIME or self.has_runtime)
+        if there:
+            return there
+        raise self.refused(node, [])
+
+    def part(
+        self, names: tuple[str, ...], nodes: Sequence[NodeProto], wanted: Sequence[str]
+    ) -> None:
+        """Compute neighbours by the evaluator they share; halve them until one is refused alone."""
+        try:
+            self.values.update(self.ask(names[0], nodes, wanted))
+        except Exception as error:  # whatever an evaluator raises: it is the model's or its own
+            reason = f"{names[0]}: {_first_line(error)}"
+        else:
+            return
+        if len(nodes) == 1:
+            self.alone(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
+            return
+        half = len(nodes) // 2
+        reads = [name for node in nodes[half:] for name in all_reads(node)]
+        self.part(names, nodes[:half], [*wanted, *reads])
+        self.part(names, nodes[half:], wanted)
+
+    def alone(
+        self, node: NodeProto, names: Sequence[str], wanted: Sequence[str], reason: str
+    ) -> None:
+        """Compute one node by the first of further evaluators that takes it."""
+        reasons = [reason]
+        for name in names:
+            try:
+                self.values.update(self.ask(name, [node], wanted))
+            except Exception as error:  # as above
+                reasons.append(f"{name}: {_first_line(error)}")
+            else:
+                return
+        raise self.refused(node, reasons)
+
+    def ask(self, name: str, nodes: Sequence[NodeProto], wanted: Sequence[str]) -> dict[str, Any]:
+        """Return what nodes write, of that what is wanted, as one evaluator computes it."""
+        reads, writes = ends(nodes, wanted)
+        part = sub_model(self.model, nodes, reads, writes, self.values)
+        stored = {tensor.name for tensor in part.graph.initializer}
+        feed = {name: self.values[name] for name in reads if name not in stored}
+        if not writes:
+            return {}
+        run = {RUNTIME: _onnxruntime, REFERENCE: _reference, GRAPH: _own_graph}[name]
+        try:
+            found = run(part, writes, feed)
+        except Exception:
+            older = _in_oldest_words(part, self.onnx) if name == RUNTIME else None
+            if older is None:
+                raise
+            found = run(older, writes, feed)
+        return dict(zip(writes, found, strict=True))
+
+    def refused(self, node: NodeProto, reasons: Sequence[str]) -> UnsupportedError:
+        """Return the error for a node that nobody installed computes rightly."""
+        where = f"node {title(node)} ({node.op_type})"
+        accused = next(witnesses.faults_within(node, self.opset, REFERENCE), None)
+        if self.has_runtime or not (accused or node.domain not in STANDARD):
+            needed = f"{where}: an operator that the host computes"
+            return UnsupportedError(needed, "; ".join(reasons), "check the model and its inputs")
+        got = f"{REFERENCE}, which {accused[1].does}" if accused else "none"
+        return UnsupportedError(f"{where}: onnxruntime, which computes it", got, INSTALL)
+
+
+def _in_oldest_words(model: ModelProto, onnx: Any) -> ModelProto | None:
+    """Return a model in the oldest version of operators that says the same; None if it is.
+
+    A runtime may lack kernels for the newest version of an operator, or refuse files that name a
+    version newer than itself, although each operator in it is old.
+    """
+    begins = []
+    for node in model.graph.node:
+        if node.domain in STANDARD:
+            schema = onnx.defs.get_schema(node.op_type, version_of(model), "")
+            if schema.since_version == WIDER_TYPES:
+                schema = onnx.defs.get_schema(node.op_type, WIDER_TYPES - 1, "")
+            begins.append(schema.since_version)
+    oldest = max(begins, default=version_of(model))
+    if oldest == version_of(model) or any(list(inner_graphs(node)) for node in model.graph.node):
+        return None
+    older: ModelProto = onnx.ModelProto()
+    older.CopyFrom(model)
+    older.ir_version = min(model.ir_version, OLD_IR)
+    for entry in older.opset_import:
+        if entry.domain in STANDARD:
+            entry.version = oldest
+    return older
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:160] or type(error).__name__
+
+
+def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors as ONNX Runtime computes them, on one thread, its graph as it stands."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
+    kinds = {entry.name: entry.type for entry in session.get_outputs()}
+    found = session.run(names, dict(feed))
+    return [_in_kind(value, kinds[name]) for name, value in zip(names, found, strict=True)]
+
+
+def _in_kind(value: Any, kind: str) -> Any:
+    """Return a tensor of 8-bit floats as such: the runtime hands them out as bytes."""
+    from onnx import TensorProto, helper
+
+    word = kind.removeprefix("tensor(").removesuffix(")").upper()
+    if not word.startswith("FLOAT8") or getattr(value, "dtype", None) != np.uint8:
+        return value
+    return value.view(helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(word)))
+
+
+def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors as the reference evaluator computes them."""
+    import onnx.reference
+
+    with np.errstate(all="ignore"):
+        found = onnx.reference.ReferenceEvaluator(model).run(names, dict(feed))
+    return [np.asarray(v) if isinstance(v, np.generic | int | float) else v for v in found]
+
+
+def _own_graph(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors as a graph of ours computes them."""
+    imported = import_pinning(model, feed, shapes={n: np.shape(v) for n, v in feed.items()})
+    graph = imported.graph
+    found = evaluate(graph, {name: feed[name] for name in graph.inputs})
+    return [in_type(found[name], imported.output_types[name]) for name in names]
+
+
+# -- whole models, nodes and values ---------------------------------------------------------------
+def constants_of(model: ModelProto) -> dict[str, Any]:
+    """Return the initialisers' values by name; raise `InputError` for one whose sizes lie."""
+    from onnx import numpy_helper
+
+    values = {}
+    for tensor in model.graph.initializer:
+        try:
+            values[tensor.name] = numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, KeyError, MemoryError) as error:
+            needed = f"tensor {tensor.name[:60] or '(unnamed)'}: values of its sizes and its type"
+            raise InputError(needed, str(error)[:120], "export again") from error
+    return values
+
+
+def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
+    """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
+
+    Its nodes have titles of their own, its own functions are written out, external data are read.
+    """
+    import onnx
+    from onnx import inliner, numpy_helper
+
+    model, folder = load(source)
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == EXTERNAL:
+            array = tensor_of(tensor, folder).array()
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    ordered = onnx.GraphProto(node=sound_nodes(model))
+    del model.graph.node[:]
+    model.graph.node.extend(ordered.node)
+    seen: Counter[str] = Counter()
+    for node in model.graph.node:
+        name = title(node)
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1
+    return model
+
+
+def all_reads(node: NodeProto) -> list[str]:
+    """Return the names a node reads, those that its branches take from outside included."""
+    found = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {entry.name for entry in (*graph.input, *graph.initializer)}
+            for inner in graph.node:
+                found += [name for name in all_reads(inner) if name not in own]
+                own.update(inner.output)
+            found += [entry.name for entry in graph.output if entry.name not in own]
+    return list(dict.fromkeys(found))
+
+
+def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that nodes read from outside, and those they write that are wanted."""
+    written = {name for node in nodes for name in node.output if name}
+    reads = [name for node in nodes for name in all_reads(node) if name not in written]
+    return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(wanted) if n in written]
+
+
+def sub_model(
+    model: ModelProto, nodes: Sequence[NodeProto], reads: Sequence[str], writes: Sequence[str],
+    values: Mapping[str, Any], constants: set[str] | None = None,
+) -> ModelProto:  # fmt: skip
+    """Return nodes as a model of their own, `constants` stored, the rest inputs."""
+    import onnx
+
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    fixed = stored.keys() | (constants or set())
+    found = onnx.ModelProto(ir_version=model.ir_version)
+    found.opset_import.extend(model.opset_import)
+    found.functions.extend(model.functions)
+    graph = found.graph
+    graph.name = model.graph.name or "part"
+    graph.node.extend(nodes)
+    for name in reads:
+        if name in stored:
+            graph.initializer.append(stored[name])
+        elif name in fixed and is_numbers(values[name]):
+            graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values[name]), name))
+        else:
+            graph.input.append(entry_of(name, values[name]))
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in writes)
+    return found
+
+
+def entry_of(name: str, value: Any) -> Any:
+    """Return the declaration of an input with the type and shape of a value."""
+    from onnx import TensorProto, ValueInfoProto, helper
+
+    if isinstance(value, list) and value and isinstance(value[0], np.ndarray):
+        element = entry_of(name, value[0]).type.tensor_type.elem_type
+        return helper.make_tensor_sequence_value_info(name, element, None)
+    if not isinstance(value, np.ndarray):
+        return ValueInfoProto(name=name)
+    text = value.dtype.kind in "OUST"
+    kind = TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, kind, value.shape)
+
+
+def is_numbers(value: Any) -> bool:
+    """Tell whether a value is a tensor of numbers, not of texts, and no list."""
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufV"
+
+
+def size_bytes(value: Any) -> int:
+    """Return the bytes of a tensor, of the texts or tensors of a list; 0 for none."""
+    if isinstance(value, list | tuple):
+        return sum(size_bytes(part) for part in value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return sum(len(str(text)) for text in value.ravel())
+    return int(np.asarray(value).nbytes) if value is not None else 0
+
+
+def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
+    """Return the bytes a node reads and writes, both factors of every multiplication."""
+    reads = [values.get(name) for name in all_reads(node)]
+    factors = [values.get(name) for name in node.input]
+    writes = [values.get(name) for name in node.output if name]
+    read = sum(size_bytes(value) for value in reads)
+    place = MULTIPLIES.get(node.op_type)
+    if place is not None:
+        x, w, y = (np.asarray(v) for v in (factors[0], factors[place], writes[0]))
+        deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
+        each = x.dtype.itemsize + w.dtype.itemsize
+        read = max(read, y.size * math.prod(deep) * each)
+    return read + sum(size_bytes(value) for value in writes)
+
+
+def random_feed(
+    model: ModelProto, shapes: Mapping[str, Sequence[int]], batch: int | None, seed: int
+) -> dict[str, Values]:
+    """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
+    from onnx import helper
+
+    rng, found, entries = np.random.default_rng(seed), {}, inputs_of(model.graph)
+    for entry in entries:
+        if not entry.type.HasField("tensor_type"):
+            raise UnsupportedError(f"{entry.name}: a tensor", "another type", "give the inputs")
+    for name, shape in pinned_shapes(entries, shapes, batch).items():
+        number = {e.name: e.type.tensor_type.elem_type for e in entries}[name]
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(number))
+        if kind.kind in "biu":
+            found[name] = rng.integers(0, 2, shape).astype(kind)
+        elif kind.kind == "O":
+            found[name] = np.full(shape, "a", object)
+        else:
+            found[name] = rng.standard_normal(shape, np.float32).astype(kind)
+    return found

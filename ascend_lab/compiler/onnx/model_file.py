@@ -1,0 +1,381 @@
+"""Reading a model file: limits before work, damaged files, what nodes and stored tensors say.
+
+What a node may say is ONNX's own schema in the model's opset: inputs, attributes, their defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler.onnx.context import CONVERTERS, Converter
+from ascend_lab.compiler.onnx.tensors import ELEMENTS, NUMPY, Tensor, Values, check_size
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+
+NEWEST_OPSET = 28
+"""The newest version of the standard's operators these converters were written for."""
+NEWEST_IR = 14
+"""The newest version of the file format that is read."""
+MOST_BYTES, MOST_NODES = 2**31, 20_000
+"""Of a file, and of the nodes in it: more is refused before any work."""
+
+
+def load(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Path | None]:
+    """Return the model and the folder its external data may lie in.
+
+    Raises `InputError` for a file that cannot be read, is too large or is no model.
+    """
+    if not isinstance(source, str | Path | bytes):
+        return source, None
+    data = source if isinstance(source, bytes) else _bytes(Path(source))
+    if len(data) > MOST_BYTES:
+        raise InputError(f"a model of at most {MOST_BYTES} bytes", str(len(data)), "split")
+    where = "bytes" if isinstance(source, bytes) else str(source)
+    folder = None if isinstance(source, bytes) else Path(source).resolve().parent
+    return _parsed(data, where), folder
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError("a model file", f"{path}, which is none", "give the file's path")
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            needed = f"a model file of at most {MOST_BYTES} bytes"
+            raise InputError(needed, f"{size} bytes in {path}", "move its weights out")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError("a model file", f"{path}: {reason}", "check the path") from None
+
+
+def _parsed(data: bytes, where: str) -> ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        got = f"{where}: {str(error).strip() or 'not a model'}"
+        other = "export it again: damaged or another format"
+        remedy = "give the .onnx file that it is from" if where.endswith(".alm") else other
+        raise InputError("an ONNX model", got, remedy) from None
+    if not model.HasField("graph") or not model.graph.output:
+        raise InputError("an ONNX model with outputs", f"{where}: none", "export it again")
+    return model
+
+
+def opset_of(model: ModelProto) -> int:
+    """Return the version of the standard's operators; raise `UnsupportedError` for a newer one."""
+    if model.ir_version > NEWEST_IR:
+        needed = f"ONNX files of IR version {NEWEST_IR} or older"
+        raise UnsupportedError(needed, str(model.ir_version), "export anew")
+    found = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if len(set(found)) > 1:
+        raise InputError("one version of the standard's operators", str(found), "keep one")
+    version = found[0] if found else 1
+    if not 1 <= version <= NEWEST_OPSET:
+        needed = f"operators of opset 1 to {NEWEST_OPSET}"
+        raise UnsupportedError(needed, str(version), "export with an older opset")
+    return int(version)
+
+
+# -- before any work: names written once, nothing missing, no cycle -------------------------------
+def checked_nodes(model: ModelProto, opset: int) -> Sequence[NodeProto]:
+    """Return the nodes in an order in which each reads what is there.
+
+    Raises `UnsupportedError` for too many nodes or one that cannot be converted, `GraphError` for
+    names written twice, names nothing writes and cycles.
+    """
+    nodes = sound_nodes(model)
+    for node in model.graph.node:
+        find(node, opset)
+    return nodes
+
+
+def sound_nodes(model: ModelProto) -> Sequence[NodeProto]:
+    """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
+    graph = model.graph
+    if len(graph.node) > MOST_NODES:
+        raise UnsupportedError(f"at most {MOST_NODES} nodes", str(len(graph.node)), "split it")
+    if graph.sparse_initializer:
+        raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
+    nodes = (text for n in graph.node for text in (n.name, n.op_type, *n.input, *n.output))
+    ends = (entry.name for entry in (*graph.input, *graph.output, *graph.initializer))
+    for name in (graph.name, *ends, *nodes):  # damaged files hold any bytes
+        if not isinstance(name, str) or not name.isprintable():
+            raise InputError("names of printable text", repr(name)[:40], "export the model again")
+    return _ordered(graph, _names(graph))
+
+
+def _names(graph: GraphProto) -> set[str]:
+    """Return the names there are before the first node; raise `GraphError` for repeats."""
+    entries, weights, outs = (
+        [one.name for one in part] for part in (graph.input, graph.initializer, graph.output)
+    )
+    for what, names in (("graph input", entries), ("initialiser", weights)):
+        if len(set(names)) < len(names) or "" in names:
+            twice = Counter(names).most_common(1)[0][0] if "" not in names else ""
+            raise GraphError(f"{what} names, each once", repr(twice), "rename one")
+    written = {*entries, *weights}
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in written:
+                raise GraphError(f"node {title(node)}: a new name", f"{name} twice", "rename one")
+            written.add(name)
+    for node in graph.node:
+        if missing := [name for name in node.input if name and name not in written]:
+            needed = f"node {title(node)} ({node.op_type}): input {missing[0]}"
+            got = "nothing writes it: no initialiser, no graph input, no node"
+            raise GraphError(needed, got, "export the model with its weights")
+    if missing := [name for name in outs if name not in written]:
+        raise GraphError(f"output {missing[0]}", "nothing writes it", "check the name")
+    if len(set(outs)) < len(outs):
+        raise InputError("each output name once", ", ".join(outs)[:80], "drop the repeat")
+    return {*entries, *weights}
+
+
+def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
+    """Return the nodes as they stand if that order works, else sorted."""
+    there, sound = set(ready), True
+    for node in graph.node:
+        sound = sound and all(not name or name in there for name in node.input)
+        there.update(node.output)
+    if sound:
+        return list(graph.node)
+    writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    reads = ([writer[n] for n in node.input if n in writer] for node in graph.node)
+    before = dict(enumerate(reads))
+    try:
+        return [graph.node[i] for i in TopologicalSorter(before).static_order()]
+    except CycleError as error:
+        loop = [title(graph.node[i]) for i in error.args[1]]
+        text = " -> ".join(loop if len(loop) < 8 else [*loop[:3], "...", *loop[-3:]])
+        raise GraphError("a model without cycles", text, "cut one edge") from None
+
+
+# -- what a node says, and what the standard says of it -------------------------------------------
+_KINDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
+"""Field of `AttributeProto` by its number in `AttributeType`; graphs and others are refused."""
+_LISTS = ("floats", "ints", "strings")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An operator in one opset: how many inputs, defaults (None or () without) and kinds."""
+
+    least: int
+    most: int
+    defaults: Mapping[str, Any]
+    kinds: Mapping[str, int]
+    required: frozenset[str]
+
+
+@cache
+def signature(op: str, opset: int) -> Signature | None:
+    """Return what the standard says of an operator, or None if the opset has none."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(op, opset)
+        if schema.deprecated and not schema.max_input:  # withdrawn, its form is the one before
+            schema = defs.get_schema(op, schema.since_version - 1)
+    except defs.SchemaError:
+        return None
+    defaults: dict[str, Any] = {}
+    kinds: dict[str, int] = {}
+    stated: dict[str, Any] = schema.attributes
+    for name, attribute in stated.items():
+        kinds[name] = int(attribute.type)
+        given = attribute.default_value
+        empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
+        defaults[name] = read_with_kind(given, op)[1] if given.name else empty
+    required = frozenset(n for n, a in schema.attributes.items() if a.required)
+    return Signature(schema.min_input, schema.max_input, defaults, kinds, required)
+
+
+def title(node: NodeProto) -> str:
+    """Return what messages call a node: its name, or the first tensor it writes."""
+    return node.name or next((name for name in node.output if name), node.op_type)
+
+
+def find(node: NodeProto, opset: int) -> Converter:
+    """Return a node's converter; raise `UnsupportedError` with near operators if there is none."""
+    where = f"node {title(node)}"
+    found = CONVERTERS.get(node.op_type)
+    if node.domain not in ("", "ai.onnx") or found is None:
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        near = difflib.get_close_matches(node.op_type, CONVERTERS, 3)
+        remedy = f"near it: {', '.join(near)}" if near else "graph.onnx.CONVERTERS lists them"
+        needed = f"{where}: one of the {len(CONVERTERS)} ONNX operators with kernels here"
+        raise UnsupportedError(needed, name, remedy)
+    says = signature(node.op_type, opset)
+    if opset < found.since or says is None:
+        needed = f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}"
+        raise UnsupportedError(needed, f"opset {opset}", "convert the model to a newer opset")
+    if not says.least <= len(node.input) <= says.most:
+        count = f"{says.least} to {says.most}" if says.least < says.most else f"{says.most}"
+        needed = f"{where} ({node.op_type}): {count} input{'s' * (says.most > 1)}"
+        raise UnsupportedError(needed, str(len(node.input)), "mend the node")
+    return found
+
+
+def attributes(
+    node: NodeProto, opset: int, outer: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Return the attributes of a node, defaults filled in; `outer` are those of its function.
+
+    Raises `UnsupportedError` for one that is not the operator's, `GraphError` for another kind.
+    """
+    where, says = f"node {title(node)} ({node.op_type})", signature(node.op_type, opset)
+    assert says is not None
+    found = dict(says.defaults)
+    for attribute in node.attribute:
+        name = attribute.name
+        if outer is not None and attribute.ref_attr_name:
+            value = outer[attribute.ref_attr_name]
+            found[name] = found[name] if value is None else value
+            continue
+        if name not in found and not _in_any_opset(node.op_type, name):
+            known = ", ".join(found) or "none"
+            raise UnsupportedError(f"{where}: attributes {known}", name, "remove it")
+        kind, value = read_with_kind(attribute, where)
+        if kind != says.kinds.get(name, kind):
+            wanted = _KINDS.get(says.kinds[name], "other")
+            raise GraphError(f"{where}: attribute {name} as {wanted}", repr(value)[:40], "mend it")
+        found[name] = value
+    for name in says.required:
+        if found[name] in (None, ()) and name not in {a.name for a in node.attribute}:
+            raise GraphError(f"{where}: attribute {name}", "none", "the standard requires it")
+    return found
+
+
+def _in_any_opset(op: str, name: str) -> bool:
+    """Tell whether some version of an operator has an attribute: exporters keep old ones."""
+    from onnx import defs
+
+    every = defs.get_all_schemas_with_history()
+    return any(s.name == op and not s.domain and name in s.attributes for s in every)
+
+
+def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
+    """Return an attribute's kind and value: a number, text, a tuple, or the `TensorProto`."""
+    kind = int(attribute.type)
+    if kind == 0:  # files before IR version 2 leave the type out
+        there = {descriptor.name for descriptor, _ in attribute.ListFields()}
+        present = [n for n, field in _KINDS.items() if field in there]
+        kind = present[0] if len(present) == 1 else 0
+    field = _KINDS.get(kind)
+    if field is None:
+        raise UnsupportedError(f"{where}: {attribute.name}: numbers, text or a tensor", str(kind))
+    value = getattr(attribute, field)
+    return kind, tuple(map(_decoded, value)) if field in _LISTS else _decoded(value)
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+# -- stored tensors: checked now, read when asked for ---------------------------------------------
+_FIELDS = {"float32": "float_data", "double": "double_data", "int64": "int64_data"}
+_FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
+"""Field that holds numbers outside `raw_data`; all other types use `int32_data`."""
+EXTERNAL = 1
+
+
+def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
+    """Return a stored tensor, its size checked; its values are read when asked for.
+
+    Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
+    """
+    where = f"tensor {proto.name or '(unnamed)'}"
+    if proto.data_type not in ELEMENTS:
+        raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
+    elem = ELEMENTS[proto.data_type][0]
+    shape = tuple(int(n) for n in proto.dims)
+    check_size(where, shape)
+    if proto.HasField("segment"):
+        raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
+    if proto.data_location == EXTERNAL:
+        return Tensor(elem, shape, known=_external(proto, folder), name=proto.name)
+    count = math.prod(shape)
+    if proto.HasField("raw_data"):
+        got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
+    else:
+        got, needed = len(getattr(proto, _FIELDS.get(elem, "int32_data"))), count
+    if got != needed:
+        wanted = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
+        raise InputError(wanted, str(got), "export again")
+
+    def made() -> Values:
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(proto)
+
+    return Tensor(elem, shape, known=made, name=proto.name)
+
+
+def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
+    """Return the reader of a tensor in a file beside the model, its place checked now.
+
+    Read is from the folder of the model only: no absolute path, no way up, no link out.
+    """
+    kind, shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    where = f"external data of {proto.name}"
+    if folder is None:
+        raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
+    path = _inside(where, folder, entries.get("location", ""))
+    size_bytes = math.prod(shape) * kind.itemsize
+    offset = _number(where, entries.get("offset", "0"))
+    length = _number(where, entries.get("length", str(size_bytes)))
+    there = path.stat().st_size
+    if length != size_bytes or offset + length > there:
+        needed = f"{where}: {size_bytes} bytes from {offset} on in {path.name}"
+        got = f"length {length} in a file of {there}"
+        raise InputError(needed, got, "copy the whole data file beside the model")
+
+    def read() -> Values:
+        if not size_bytes:
+            return np.zeros(shape, kind)
+        try:
+            flat: Values = np.memmap(path, np.uint8, "r", offset, (size_bytes,))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: readable", str(error), "check the file") from None
+        return np.frombuffer(flat, kind).reshape(shape)
+
+    return read
+
+
+def _number(where: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InputError(f"{where}: offset and length in bytes", repr(text)[:40], "export again")
+    return int(text)
+
+
+def _inside(where: str, folder: Path, location: str) -> Path:
+    """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
+    relative, needed = Path(location), f"{where}: a file in the model's folder"
+    bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
+    if bad or location[:1] == "\\" or ":" in location[:2]:
+        raise InputError(needed, repr(location)[:80], "move it")
+    path = (folder / relative).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise InputError(needed, f"a link to {path}", "copy it")
+    if not path.is_file():
+        raise InputError(f"{where}: a file {location} beside the model", "none", "copy it there")
+    return path

@@ -1,0 +1,414 @@
+"""Operators that put tensors together, take them apart, and read or write at places.
+
+Places are known, those of largest elements, or computed.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.ir import Fill
+from ascend_lab.compiler.onnx import shapes, tensors as kinds
+from ascend_lab.compiler.onnx.context import Context, Result, converter
+
+
+@converter("Concat", since=4)
+def _concat(ctx: Context) -> Result:
+    """Put tensors one behind the other; those without elements add none."""
+    full = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
+    if len(full) == 1:
+        return ctx.tensor(full[0])
+    return ctx.emit("concat", *ctx.alike(*full), axis=ctx.attr("axis"))
+
+
+@converter("Split", since=2)
+def _split(ctx: Context) -> Sequence[Result]:
+    """Cut into the sizes given, or into equal pieces of which the last may be smaller.
+
+    Pieces without elements are known; only the others are nodes.
+    """
+    (at,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
+    size, count = ctx.shape(0)[at], ctx.attr("num_outputs") or ctx.out_count
+    sizes: kinds.Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
+    if not sizes:
+        if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
+            ctx.unsupported(f"{count} equal pieces of axis {at}", f"size {size}")
+        each = -(-size // count)
+        sizes = (*(each,) * (count - 1), size - each * (count - 1))
+    if len(sizes) != ctx.out_count:
+        ctx.unsupported(f"{len(sizes)} outputs", str(ctx.out_count))
+    if len(sizes) == 1 and sizes[0] == size:
+        return (ctx.tensor(0),)
+    if min(sizes) < 0 or sum(sizes) != size:
+        ctx.unsupported(f"sizes that add up to {size}", str(sizes))
+    empty = np.zeros((*ctx.shape(0)[:at], 0, *ctx.shape(0)[at + 1 :]))
+    full = tuple(n for n in sizes if n)
+    if len(full) > 1:
+        pieces: list[Result] = list(ctx.emit_all("split", ctx.input(0), sizes=full, axis=at))
+    else:
+        pieces = [ctx.tensor(0)] * len(full)
+    return [pieces.pop(0) if n else ctx.known(empty, ctx.elem(0)) for n in sizes]
+
+
+@converter("Slice")
+def _slice(ctx: Context) -> Result:
+    """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
+    x = ctx.tensor(0)
+    given: list[kinds.Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
+    if ctx.opset >= 10:
+        given = [ctx.ints(i) if ctx.has(i) else () for i in range(1, 5)]
+    starts, ends, axes, *more = given
+    axes = shapes.axes_of(ctx, axes or tuple(range(len(starts))), len(x.shape))
+    steps = (more[0] if more else ()) or (1,) * len(starts)
+    if any(s < 0 and e >= 2**31 - 1 for e, s in zip(ends, steps, strict=False)):
+        ctx.unsupported("an end before the start for steps below 0", str(ends))
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        ctx.unsupported("a start, end and step other than 0 for each axis", f"{starts} {ends}")
+    parts = [slice(0, n, 1) for n in x.shape]
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        parts[axis] = _bounds(x.shape[axis], start, end, step)
+    if all(p == slice(0, n, 1) for p, n in zip(parts, x.shape, strict=True)):
+        return x
+    shape = tuple(len(range(*p.indices(n))) for p, n in zip(parts, x.shape, strict=True))
+    if x.known is not None:
+        return x.mapped(shape, lambda array: array[tuple(parts)])
+    if 0 in shape:
+        return ctx.known(np.zeros(shape), x.elem)
+    return _cut(ctx, ctx.input(0), parts)
+
+
+def _bounds(size: int, start: int, end: int, step: int) -> slice:
+    """Return the bounds clamped as Python does, a start before the first element at it.
+
+    An end in front of the first element, for a step below 0, is None.
+    """
+    first, last, _ = slice(max(start, -size), end, step).indices(size)
+    return slice(first, None if last < 0 else last, step)
+
+
+def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
+    """Return a slice; axes with a negative step are gathered in their order."""
+    forward = [p if p.step > 0 else slice(0, n, 1) for p, n in zip(parts, value.shape, strict=True)]
+    if forward != [slice(0, n, 1) for n in value.shape]:
+        begin, end, step = zip(*((p.start, p.stop, p.step) for p in forward), strict=True)
+        steps = None if set(step) <= {1} else step
+        value = ctx.emit("slice", value, begin=begin, end=end, step=steps)
+    for axis, part in enumerate(parts):
+        if part.step < 0:
+            value = _picked(ctx, value, np.arange(value.shape[axis])[part], axis)
+    return value
+
+
+def _picked(ctx: Context, x: Value, places: kinds.Values, axis: int) -> Value:
+    """Return the slices of x at known places along an axis."""
+    return ctx.emit("gather", x, ctx.value(ctx.known(places, "int32")), axis=axis)
+
+
+@converter("Gather", types=(kinds.ANY, kinds.INTEGERS))
+def _gather(ctx: Context) -> Value:
+    """Pick slices; indices may count from the end, known ones are counted from 0 at once."""
+    (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
+    indices = ctx.tensor(1)
+    if indices.known is not None:
+        array, size = ctx.const(1), ctx.shape(0)[axis]
+        if array.size and (array.min() < -size or array.max() >= size):
+            ctx.unsupported(f"indices from {-size} to {size - 1}", str(array)[:40])
+        indices = ctx.known(np.where(array < 0, array + size, array), "int32")
+        return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis)
+    return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis, from_end=True)
+
+
+@converter("Expand", since=8)
+def _expand(ctx: Context) -> Result:
+    x = ctx.tensor(0)
+    shape = np.broadcast_shapes(x.shape, ctx.ints(1))
+    if shape == x.shape:
+        return x
+    if isinstance(x.known, Fill):
+        return kinds.Tensor(x.elem, shape, known=x.known)
+    return ctx.emit("expand", ctx.input(0), shape=shape)
+
+
+@converter("Tile", since=6)
+def _tile(ctx: Context) -> Result:
+    """Repeat: a new axis before each one, expanded, then joined with it."""
+    x, repeats = ctx.input(0), ctx.ints(1)
+    if len(repeats) != len(x.shape) or min(repeats, default=1) < 1:
+        ctx.unsupported(f"{len(x.shape)} repeats of at least 1", str(repeats))
+    if set(repeats) <= {1}:
+        return ctx.tensor(0)
+    split = tuple(n for size in x.shape for n in (1, size))
+    wide = tuple(n for pair in zip(repeats, x.shape, strict=True) for n in pair)
+    out = ctx.emit("expand", ctx.emit("reshape", x, shape=split), shape=wide)
+    shape = tuple(r * n for r, n in zip(repeats, x.shape, strict=True))
+    return ctx.emit("reshape", out, shape=shape)
+
+
+@converter("Pad", since=2)
+def _pad(ctx: Context) -> Result:
+    """Add elements of one value, or of the tensor's own; negative pads cut."""
+    x = ctx.input(0)
+    rank = len(x.shape)
+    pads, value = ctx.attr("pads"), ctx.attr("value")
+    if ctx.opset >= 11:
+        pads, value = ctx.ints(1), ctx.scalar(2) if ctx.has(2) else 0
+    axes = shapes.axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
+    if len(pads) != 2 * len(axes):
+        ctx.unsupported(f"{2 * len(axes)} pads", str(pads))
+    sides = [(0, 0)] * rank
+    for i, axis in enumerate(axes):
+        sides[axis] = (pads[i], pads[len(axes) + i])
+    parts = [slice(max(0, -a), n - max(0, -b), 1) for n, (a, b) in zip(x.shape, sides, strict=True)]
+    if any(p.start >= p.stop for p in parts):
+        ctx.unsupported("pads that leave an element", str(pads))
+    x = _cut(ctx, x, parts)
+    widths = tuple((max(0, a), max(0, b)) for a, b in sides)
+    if ctx.attr("mode") != "constant":
+        return _extended(ctx, x, widths, ctx.attr("mode"))
+    if not any(map(any, widths)):
+        return x if x.name != ctx.input(0).name else ctx.tensor(0)
+    kind = kinds.NUMPY[ctx.elem(0)]  # the value as the tensor's type holds it
+    wide = np.float32 if kind.kind in "fV" else np.int64
+    return ctx.emit("pad", x, pads=widths, value=np.array(value, kind).astype(wide).item())
+
+
+def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: object) -> Result:
+    """Return a tensor padded with elements of its own, each axis gathered in the order needed."""
+    if mode not in ("reflect", "edge", "wrap"):
+        ctx.unsupported("mode constant, reflect, edge or wrap", str(mode))
+    out = x
+    for axis, (before, after) in enumerate(widths):
+        size = x.shape[axis]
+        if before + size + after > kinds.SMALL:
+            ctx.unsupported(f"axes of at most {kinds.SMALL} elements", str(before + size + after))
+        if mode != "edge" and max(before, after) >= size + (mode == "wrap"):
+            ctx.unsupported(f"pads that axis {axis} of size {size} can fill", f"{before}, {after}")
+        if before or after:
+            out = _picked(ctx, out, np.pad(np.arange(size), (before, after), mode=mode), axis)
+    return ctx.tensor(0) if out.name == ctx.input(0).name else out
+
+
+@converter("DepthToSpace", "SpaceToDepth")
+def _blocks(ctx: Context) -> Value:
+    """Let channels become pixels of a block, or these channels: before the old (DCR) or behind."""
+    x, block, mode = ctx.input(0), ctx.attr("blocksize"), ctx.attr("mode") or "DCR"
+    deep = ctx.op == "DepthToSpace"
+    if mode not in ("DCR", "CRD"):
+        ctx.unsupported("mode DCR or CRD", str(mode))
+    cut = x.shape[1:2] if deep else x.shape[2:]
+    if len(x.shape) != 4 or block < 1 or any(s % (block**2 if deep else block) for s in cut):
+        sides = "height and width multiples of blocksize"
+        what = "channels a multiple of blocksize squared" if deep else sides
+        ctx.unsupported(f"4 axes, {what}", f"{x.shape}, {block}")
+    n, c, h, w = x.shape
+    if deep:
+        c //= block**2
+        split = (n, block, block, c, h, w) if mode == "DCR" else (n, c, block, block, h, w)
+        perm = (0, 3, 4, 1, 5, 2) if mode == "DCR" else (0, 1, 4, 2, 5, 3)
+        shape = (n, c, h * block, w * block)
+    else:
+        split = (n, c, h // block, block, w // block, block)
+        perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+        shape = (n, c * block**2, h // block, w // block)
+    out = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
+    return ctx.emit("reshape", out, shape=shape)
+
+
+# -- places of largest elements, and known ones ----------------------------------------------------
+
+
+def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) -> Value:
+    """Return the place of the largest or smallest element along an axis, kept with size 1."""
+    size = x.shape[axis]
+    hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
+    places = ctx.counting(size, axis, len(x.shape))
+    # Where no element equals the extreme, as with NaN, the place is still one of the axis.
+    missed = ctx.table(np.array(0 if last else size - 1), "int32", "missed")
+    marked = ctx.choose(hit, places, missed)
+    return ctx.emit("reduce_max" if last else "reduce_min", marked, axis=axis, keepdims=True)
+
+
+@converter("ArgMax", "ArgMin", types=(kinds.WHOLE,), result="int64")
+def _argmax(ctx: Context) -> Value:
+    x = ctx.input(0)
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    if not x.shape[axis]:
+        ctx.unsupported("an axis with elements", str(x.shape))
+    extreme = "reduce_max" if ctx.op == "ArgMax" else "reduce_min"
+    place = _first(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
+    if ctx.attr("keepdims"):
+        return place
+    return ctx.reshape(place, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+@converter("Hardmax", types=(kinds.FLOATS,))
+def _hardmax(ctx: Context) -> Value:
+    """Mark the first largest element with 1; before opset 13 of all axes from `axis` on."""
+    x, shape = ctx.input(0), ctx.shape(0)
+    axis = ctx.axis(ctx.attr("axis"), len(shape))
+    if ctx.opset < 13:
+        x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+        axis = 1
+    place = _first(ctx, x, axis, "reduce_max")
+    places = ctx.counting(x.shape[axis], axis, len(x.shape))
+    hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
+    return ctx.reshape(hot, shape)
+
+
+@converter("Compress", types=(kinds.ANY, ("bool",)))
+def _compress(ctx: Context) -> Value:
+    x, kept = ctx.input(0), np.flatnonzero(ctx.const(1))
+    axis = ctx.attr("axis")
+    if axis is None:
+        x, axis = ctx.reshape(x, (x.type.elements,)), 0
+    return _picked(ctx, x, kept, ctx.axis(axis, len(x.shape)))
+
+
+@converter("ReverseSequence", types=(kinds.ANY, ("int64",)))
+def _reverse_sequence(ctx: Context) -> Value:
+    """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
+    x, lengths = ctx.input(0), ctx.ints(1)
+    rank = len(x.shape)
+    time, batch = (ctx.axis(ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
+    if {time, batch} != {0, 1} or len(lengths) != x.shape[batch]:
+        ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
+    places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
+    turned = places if batch == 0 else places.T
+    for row, length in zip(turned, lengths, strict=True):
+        row[:length] = row[:length][::-1].copy()
+    flat = ctx.reshape(x, (places.size, *x.shape[2:]))
+    return ctx.reshape(_picked(ctx, flat, places.ravel(), 0), x.shape)
+
+
+# -- reads and writes at computed places ----------------------------------------------------------
+# Places become numbers of rows: the tensor is reshaped so that what an index names is one row.
+# Negative indices count from the end.
+_TYPES = (kinds.ANY, kinds.INTEGERS, kinds.ANY)
+_MOST = 2**22
+
+
+def _strides(shape: kinds.Shape) -> kinds.Values:
+    """Return the elements between neighbours along each axis, row-major."""
+    return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
+
+
+def _counted(ctx: Context, indices: Value, sizes: kinds.Values) -> Value:
+    """Return indices counted from 0: those below 0 grow by the sizes."""
+    below = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
+    raised = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
+    return ctx.choose(below, raised, indices)
+
+
+def _elements(ctx: Context, shape: kinds.Shape, axis: int) -> Value:
+    """Return the row-major numbers of the elements that indices name along one axis."""
+    indices = ctx.input(1, "int32")
+    if len(indices.shape) != len(shape) or any(
+        n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis
+    ):
+        ctx.unsupported(f"indices no larger than {shape} but for axis {axis}", str(indices.shape))
+    steps = _strides(shape)
+    own = np.indices(indices.shape).reshape(len(shape), *indices.shape)
+    rest = sum((own[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64))
+    scaled = _counted(ctx, indices, np.array(shape[axis]))
+    if steps[axis] != 1:
+        scaled = ctx.emit("mul", scaled, ctx.table(steps[axis], "int32", "step"))
+    base = np.broadcast_to(rest, indices.shape)
+    return ctx.emit("add", scaled, ctx.table(base, "int32", "base")) if base.any() else scaled
+
+
+@converter("GatherElements", types=_TYPES, since=11)
+def _gather_elements(ctx: Context) -> Value:
+    x = ctx.input(0)
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    flat = ctx.reshape(x, (x.type.elements,))
+    return ctx.emit("gather", flat, _elements(ctx, x.shape, axis), axis=0)
+
+
+@converter("ScatterElements", "Scatter", types=_TYPES, since=9)
+def _scatter_elements(ctx: Context) -> Value:
+    x, updates = ctx.input(0), ctx.input(2)
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    places = _elements(ctx, x.shape, axis)
+    if updates.shape != places.shape:
+        ctx.unsupported(f"updates {places.shape}", str(updates.shape))
+    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, places, updates)]
+    return ctx.reshape(ctx.emit(_way(ctx), *rows), x.shape)
+
+
+def _way(ctx: Context) -> str:
+    """Return the operator of a reduction."""
+    ways = {"none": "scatter_update", "add": "scatter_add"}
+    way = ways.get(ctx.attr("reduction") or "none")
+    if way is None or (way == "scatter_add" and ctx.elem(0) not in kinds.NUMBERS):
+        got = f"{ctx.attr('reduction')} of {ctx.elem(0)}"
+        ctx.unsupported("reduction none, or add of floats, int32 or int64", got)
+    return way
+
+
+def _rows(ctx: Context, shape: kinds.Shape, batch: int = 0) -> tuple[Value, kinds.Shape]:
+    """Return the numbers of the slices that index tuples name, and the shape of a slice."""
+    indices = ctx.input(1, "int32")
+    depth = indices.shape[-1] if indices.shape else 0
+    if not depth or batch + depth > len(shape) or indices.shape[:batch] != shape[:batch]:
+        ctx.unsupported(f"index tuples into {shape}", str(indices.shape))
+    sizes = np.array(shape[batch : batch + depth])
+    steps = _strides(shape[batch : batch + depth])
+    counted = _counted(ctx, indices, sizes)
+    scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
+    rows = ctx.emit("reduce_sum", scaled, axis=-1)
+    if batch:
+        own = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
+        base = own.reshape(*shape[:batch], *(1,) * (len(rows.shape) - batch))
+        rows = ctx.emit("add", rows, ctx.table(base, "int32", "base"))
+    return rows, shape[batch + depth :]
+
+
+@converter("GatherND", "ScatterND", types=_TYPES, since=11)
+def _slices_at(ctx: Context) -> Value:
+    x = ctx.input(0)
+    rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims") or 0)
+    table = ctx.reshape(x, (x.type.elements // max(math.prod(rest), 1), *rest))
+    if ctx.op == "GatherND":
+        return ctx.emit("gather", table, rows, axis=0)
+    updates = ctx.input(2)
+    if updates.shape != (*rows.shape, *rest):
+        ctx.unsupported(f"updates {(*rows.shape, *rest)}", str(updates.shape))
+    return ctx.reshape(ctx.emit(_way(ctx), table, rows, updates), x.shape)
+
+
+@converter("TopK", types=(kinds.WHOLE, ("int64",)), since=10)
+def _top_k(ctx: Context) -> tuple[Result, ...]:
+    """Rank each element by those before it in order, then let rank r go to place r.
+
+    Before an element stand all larger ones, and equal ones with a lower index. NaN, of which the
+    standard says nothing, counts as infinity.
+    """
+    x, k = ctx.input(0), int(ctx.scalar(1))
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    n = x.shape[axis]
+    if not 0 < k <= n or x.type.elements * n > _MOST:
+        ctx.unsupported(f"k from 1 to {n}, at most {_MOST} comparisons", f"k {k} of {x.shape}")
+    order = (*(i for i in range(len(x.shape)) if i != axis), axis)
+    turned = ctx.emit("transpose", x, perm=order)
+    numbers = turned
+    if ctx.elem(0) in kinds.FLOATS:
+        is_number = ctx.emit("equal", turned, turned)
+        numbers = ctx.choose(is_number, turned, ctx.number(math.inf, x.type.dtype))
+    column, row = (ctx.reshape(numbers, (*numbers.shape[:-1], *s)) for s in ((n, 1), (1, n)))
+    before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
+    lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
+    tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
+    ahead = ctx.emit("add", ctx.cast(before, "int32"), tied)
+    ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
+    hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
+    given = ctx.reshape(turned, column.shape)
+    values = ctx.choose(hits, given, ctx.table(0, x.type.dtype, "none"))
+    places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
+    back = tuple(np.argsort(order))
+    values, places = (
+        ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=back)
+        for v in (values, places)
+    )
+    return values, ctx.typed(places, "int64")

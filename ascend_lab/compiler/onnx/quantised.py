@@ -1,0 +1,325 @@
+"""Whole numbers: quotients cut toward zero, remainders, bits; and quantised tensors.
+
+A graph divides in fp64 and rounds to the nearest whole number; one step back makes it a cut.
+Products and sums wrap at 32 bits, which leaves differences of near numbers exact.
+"""
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.onnx import export_writer, windows
+from ascend_lab.compiler.onnx.context import Context, converter
+from ascend_lab.compiler.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
+from ascend_lab.operators.ops.casts import OFFSETS, SCALES
+
+_NARROW = ("int8", "uint8")
+
+
+def _opposed(ctx: Context, x: Value, y: Value) -> Value:
+    """Return 1 where two numbers have different signs, neither of them 0, else 0."""
+    return ctx.emit("less", _sign(ctx, x, y), ctx.table(0, "int32", "zero"))
+
+
+def _sign(ctx: Context, x: Value, y: Value) -> Value:
+    return ctx.emit("mul", ctx.emit("sign", x), ctx.emit("sign", y))
+
+
+def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
+    """Return x / y cut toward zero, and the remainder, which has the sign of x; in int32."""
+    x, y = ctx.cast(x, "int32"), ctx.cast(y, "int32")
+    nearest = ctx.emit("div", x, y)
+    rest = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
+    # the nearest quotient is one too far from zero where the rest points the other way than x
+    step = ctx.emit("mul", _opposed(ctx, rest, x), _sign(ctx, x, y))
+    return ctx.emit("sub", nearest, step), ctx.emit("add", rest, ctx.emit("mul", step, y))
+
+
+def modulo(ctx: Context, x: Value, y: Value) -> Value:
+    """Return the remainder with the sign of y, in int32."""
+    rest, y = divided(ctx, x, y)[1], ctx.cast(y, "int32")
+    return ctx.choose(_opposed(ctx, rest, y), ctx.emit("add", rest, y), rest)
+
+
+def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
+    """Return the last eight bits of whole numbers as int8 or uint8, as the standard casts."""
+    half = ctx.table(128 if dtype == "int8" else 0, "int32", "half")
+    raised = ctx.emit("add", ctx.cast(x, "int32"), half)
+    low = ctx.emit("and", raised, ctx.table(255, "int32", "byte"))
+    return ctx.cast(ctx.emit("sub", low, half), dtype)
+
+
+@converter("BitwiseXor", types=(BITS,), since=18)
+def _xor(ctx: Context) -> Value:
+    """Bits in either but not in both: x or y, less x and y."""
+    x, y = ctx.input(0), ctx.input(1)
+    return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
+
+
+@converter("BitShift", types=(BITS,), since=11)
+def _shift(ctx: Context) -> Value:
+    """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
+    x, y = ctx.input(0, "int32"), ctx.input(1, "int32")
+    left, dtype = ctx.attr("direction") == "LEFT", ctx.input(0).type.dtype
+    if not left and ctx.attr("direction") != "RIGHT":
+        ctx.unsupported("direction LEFT or RIGHT", str(ctx.attr("direction")))
+    most = (32 if dtype == "int32" else 8) - (1 if left or dtype != "int32" else 2)
+    powers = (2 ** np.arange(most + 1, dtype=np.int64)).astype(np.int32)
+    places = ctx.emit("clip", y, low=0, high=most)
+    power = ctx.emit("gather", ctx.table(powers, "int32", "powers"), places, axis=0)
+    zero = ctx.table(0, "int32", "zero")
+    if left:
+        moved, sign = ctx.emit("mul", x, power), zero
+    else:
+        moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
+        sign = ctx.emit("neg", ctx.emit("less", x, zero))
+    inside = ctx.emit("equal", y, places)
+    found = ctx.choose(inside, moved, sign)
+    return found if dtype == "int32" else wrapped(ctx, found, dtype)
+
+
+# -- quantised tensors: whole numbers that stand for (number - zero point) * scale ----------------
+def _spread(ctx: Context, i: int, shape: Shape) -> Value:
+    """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
+    given, block = ctx.input(i), ctx.attr("block_size")
+    if given.type.elements == 1 and not block:
+        return ctx.reshape(given, ())
+    axis = ctx.axis(ctx.attr("axis"), len(shape))
+    if not block:
+        if given.shape != (shape[axis],):
+            ctx.unsupported(f"{shape[axis]} scales along axis {axis}", str(given.shape))
+        sides = (shape[axis], *(1,) * (len(shape) - axis - 1))
+        if ctx.tensor(i).known is None:
+            return ctx.reshape(given, sides)
+        return ctx.table(ctx.const(i).reshape(sides), given.type.dtype, "scales")
+    wanted = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
+    if given.shape != wanted:
+        ctx.unsupported(f"scales {wanted} for blocks of {block}", str(given.shape))
+    rows = ctx.table(np.arange(shape[axis]) // block, "int32", "blocks")
+    return ctx.emit("gather", given, rows, axis=axis)
+
+
+def _one_step(ctx: Context) -> tuple[float, int] | None:
+    """Return scale and zero point of a whole tensor, if they are known and can be attributes."""
+    whole = [i for i in (1, 2) if ctx.has(i)]
+    if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in whole):
+        return None
+    scale, offset = float(ctx.scalar(1)), int(ctx.scalar(2)) if ctx.has(2) else 0
+    fits = SCALES[0] <= scale <= SCALES[1] and OFFSETS[0] <= offset <= OFFSETS[1]
+    return (scale, offset) if fits and not ctx.attr("block_size") else None
+
+
+@converter("QuantizeLinear", types=((*FLOATS, "int32"), FLOATS, _NARROW), since=10)
+def _quantize(ctx: Context) -> Value:
+    if ctx.attr("precision"):
+        ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
+    given, elem = ctx.attr("output_dtype"), ctx.elem(2) if ctx.has(2) else "uint8"
+    ctx.result = ELEMENTS[given][0] if given in ELEMENTS else elem
+    if ctx.result not in _NARROW or (given and given not in ELEMENTS):
+        ctx.unsupported("output in int8 or uint8", ctx.result if not given else str(given))
+    x, one = ctx.input(0), _one_step(ctx)
+    if one is not None:
+        return ctx.emit("quantise", x, scale=one[0], offset=one[1], dtype=ctx.result)
+    scale = _spread(ctx, 1, x.shape)
+    ratio = ctx.emit("div", ctx.cast(x, scale.type.dtype), scale)
+    whole = ctx.cast(ctx.emit("round", ratio), "fp32")
+    if ctx.has(2):
+        whole = ctx.emit("add", whole, ctx.cast(_spread(ctx, 2, x.shape), "fp32"))
+    return ctx.cast(whole, ctx.result)
+
+
+@converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
+def _dequantize(ctx: Context) -> Value:
+    given, (ctx.result, one) = ctx.attr("output_dtype"), (ctx.elem(1), _one_step(ctx))
+    if given and ELEMENTS.get(given, ("",))[0] != ctx.result:
+        ctx.unsupported("output in the scale's type", f"output_dtype {given}")
+    if one is not None:
+        dtype = ctx.input(1).type.dtype
+        return ctx.emit("dequantise", ctx.input(0), scale=one[0], offset=one[1], dtype=dtype)
+    scale = _spread(ctx, 1, ctx.shape(0))
+    if not ctx.has(2) or (ctx.tensor(2).known is not None and not ctx.const(2).any()):
+        wide = ctx.cast(scale, "fp32")  # symmetric, a scale a channel
+        return ctx.emit("dequantise", ctx.input(0), wide, dtype=scale.type.dtype)
+    x = ctx.input(0, "int32")
+    if ctx.has(2):
+        x = ctx.emit("sub", x, ctx.cast(_spread(ctx, 2, x.shape), "int32"))
+    return ctx.emit("mul", ctx.cast(x, scale.type.dtype), scale)
+
+
+def _point(ctx: Context, zero: int, *, each: bool = False) -> Value | int:
+    """Return a zero point, 0 where there is none: a number if one is known, else in int32.
+
+    Raises `UnsupportedError` for several, but with `each`.
+    """
+    if not ctx.has(zero):
+        return 0
+    tensor = ctx.tensor(zero)
+    points = np.unique(ctx.const(zero)) if tensor.known is not None else np.zeros(0)
+    if points.size == 1:
+        return int(points[0])
+    if tensor.elements == 1:
+        return ctx.reshape(ctx.input(zero, "int32"), ())
+    if not each:
+        ctx.unsupported(f"input {zero}: one zero point", str(tensor.shape))
+    return ctx.input(zero, "int32")
+
+
+def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | int]:
+    """Return input i in int8, and its zero point there: those of uint8 are 128 lower."""
+    x = ctx.input(i)
+    if x.type.dtype == "int8":
+        return x, point
+    half = ctx.table(128, "int32", "half")
+    moved = ctx.cast(ctx.emit("sub", ctx.cast(x, "int32"), half), "int8")
+    return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
+
+
+def _less(ctx: Context, total: Value, sums: Value, point: Value | int) -> Value:
+    """Return total - sums x point."""
+    number = ctx.table(point, "int32", "point") if isinstance(point, int) else point
+    return ctx.emit("sub", total, ctx.emit("mul", sums, number))
+
+
+def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> Value:
+    """Return sum (a - oa) (b - ob) of the inputs `factors` and their zero points `zeros`.
+
+    The cube multiplies bytes: sum a b - oa sum b - ob sum (a - oa).
+    """
+    (i, j), rows = factors, ctx.shape(factors[0])
+    if min(len(rows), len(ctx.shape(j))) < 2:
+        ctx.unsupported("matrices", f"{rows} and {ctx.shape(j)}")
+    op = "matmul" if len(rows) == len(ctx.shape(j)) == 2 else "batch_matmul"
+    a, low_a = _in_int8(ctx, i, _point(ctx, zeros[0], each=True))
+    b, low_b = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
+    if not isinstance(low_a, int) and len(low_a.shape) == 1:  # one a row
+        low_a = ctx.reshape(low_a, (*low_a.shape, 1))
+    total = ctx.emit(op, a, b)
+    if low_a != 0:
+        columns = ctx.emit("reduce_sum", ctx.cast(b, "int32"), axis=-2, keepdims=True)
+        total = _less(ctx, total, columns, low_a)
+    if low_b != 0:
+        sums = ctx.emit("reduce_sum", ctx.cast(a, "int32"), axis=-1, keepdims=True)
+        if low_a != 0:
+            sums = _less(ctx, sums, ctx.table(rows[-1], "int32", "terms"), low_a)
+        total = _less(ctx, total, sums, low_b)
+    return total
+
+
+@converter("MatMulInteger", types=(_NARROW,), result="int32", since=10)
+def _matmul_integer(ctx: Context) -> Value:
+    return _product(ctx, (0, 1), (2, 3))
+
+
+def _convolved(
+    ctx: Context, factors: tuple[int, int], zeros: tuple[int, int], *bias: Value
+) -> Value:
+    """Return the convolution in int32 of the inputs `factors` less their zero points `zeros`.
+
+    The cube multiplies bytes: sum (x - ox) w - ow sum (x - ox), the last by ones for weights.
+    """
+    i, j = factors
+    x, low = _in_int8(ctx, i, _point(ctx, zeros[0]))
+    w, points = _in_int8(ctx, j, _point(ctx, zeros[1], each=True))
+    total = _above(ctx, x, low, w, *bias)
+    if points == 0:
+        return total
+    if not isinstance(points, int) and points.shape:  # one a channel
+        points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
+    ones = ctx.table(np.ones(w.shape), "int8", "ones")
+    return _less(ctx, total, _above(ctx, x, low, ones), points)
+
+
+def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> Value:
+    """Return sum (x - low) w + bias of bytes, nothing around the image.
+
+    A zero point that is known stands around the image, in sums that are the bias of the layer; one
+    that is not is taken off times the sums of the weights that lie on the image.
+    """
+    if not isinstance(low, int):
+        inside = ctx.table(np.ones((1, *x.shape[1:])), "int8", "inside")
+        counts = windows.convolved(ctx, inside, w)
+        return _less(ctx, windows.convolved(ctx, x, w, *bias), counts, low)
+    if low:
+        axes = tuple(range(1, len(w.shape)))
+        sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
+        more = ctx.emit("mul", sums, ctx.table(-low, "int32", "point"))
+        bias = (ctx.emit("add", bias[0], more) if bias else more,)
+    return windows.convolved(ctx, x, w, *bias, border=low)
+
+
+@converter("ConvInteger", types=(_NARROW,), result="int32", since=10)
+def _conv_integer(ctx: Context) -> Value:
+    return _convolved(ctx, (0, 1), (2, 3))
+
+
+def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
+    """Return sums in the output's scale: times a b / y, rounded, plus the zero point, limited.
+
+    Scales of one number a row or channel get so many axes behind it, a's and b's.
+    """
+    scales = []
+    for i, behind in zip((1, 4, 6), (*axes_behind, 0), strict=True):
+        given = ctx.input(i, "fp32")
+        one = given.type.elements == 1
+        scales.append(ctx.reshape(given, () if one else (*given.shape, *(1,) * behind)))
+    ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
+    whole = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
+    point, ctx.result = ctx.reshape(ctx.input(7, "fp32"), ()), ctx.elem(7)
+    return ctx.cast(ctx.emit("add", whole, point), ctx.result)
+
+
+_EIGHT = (_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW)
+
+
+@converter("QLinearMatMul", types=_EIGHT, since=10)
+def _qlinear_matmul(ctx: Context) -> Value:
+    total = _product(ctx, (0, 3), (2, 5))
+    return _rescaled(ctx, total, (1 if len(ctx.shape(1)) == 1 else 0, 0))
+
+
+@converter("QLinearConv", types=(*_EIGHT, ("int32",)), since=10)
+def _qlinear_conv(ctx: Context) -> Value:
+    total = _convolved(ctx, (0, 3), (2, 5), *((ctx.input(8),) if ctx.has(8) else ()))
+    return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))
+
+
+# -- and back -------------------------------------------------------------------------------------
+def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
+    a = site.attrs
+    step = site.writer.number(a["scale"] if "dtype" in a else 1.0, "fp32")
+    return site.one("QuantizeLinear", x, step, site.writer.number(a["offset"], dtype))
+
+
+def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
+    """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
+    a, least = site.attrs, {"int8": -128, "uint8": 0}.get(dtype, 256)
+    whole = float(a["offset"]).is_integer()
+    if not bias and whole and least <= a["offset"] < least + 256:
+        point = site.writer.number(a["offset"], dtype)
+        return site.one("DequantizeLinear", x, site.writer.number(a["scale"], "fp32"), point)
+    if bias:
+        x = site.one("Add", x if dtype == "int32" else site.cast(x, "int32"), *bias)
+    wide = site.cast(x, "fp32")
+    if "relu" not in a and a["offset"]:
+        wide = site.one("Sub", wide, site.writer.number(a["offset"], "fp32"))
+    return site.one("Mul", wide, site.writer.number(a["scale"], "fp32"))
+
+
+@export_writer.rule("quantise")
+def _quantised_out(site: export_writer.Site) -> export_writer.Result:
+    return _as_whole(site, site.wide()[0], site.attrs["dtype"])
+
+
+@export_writer.rule("dequantise", "requantise")
+def _scaled_out(site: export_writer.Site) -> export_writer.Result:
+    found = _as_float(site, site.inputs[0], site.dtype, *site.inputs[2:])
+    found = site.one("Mul", found, site.inputs[1]) if len(site.inputs) > 1 else found
+    if site.op == "dequantise":
+        return site.back(found)
+    found = site.one("Relu", found) if site.attrs["relu"] else found
+    return _as_whole(site, found, "int8")
+
+
+@export_writer.rule("add_dequantised")
+def _sum_out(site: export_writer.Site) -> export_writer.Result:
+    total = site.one("Add", site.wide()[0], _as_float(site, site.inputs[1], "int8"))
+    return site.back(total)

@@ -1,0 +1,338 @@
+"""Layers over sequences: attention, and layers with a state, unrolled: every step becomes nodes.
+
+RNN, GRU, LSTM: with x the step's input and h the state before it, gates are x W^T + h R^T + biases;
+their order in the weights is the standard's: LSTM i o f c, GRU z r h. Linear attention: a state of
+keys times values, which forgets, learns and is read by queries.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.onnx.context import Context, Result, converter
+from ascend_lab.compiler.onnx.tensors import FLOATS, Shape, Values
+
+# -- Attention ------------------------------------------------------------------------------------
+# Without a cap, a mask that may drop whole rows, or the scores as an output, a node becomes the
+# library's `attention`, which passes can rewrite; else its pieces one by one.
+_INPUTS = (FLOATS, FLOATS, FLOATS, (*FLOATS, "bool"), FLOATS, FLOATS, ("int64",))
+
+
+@converter("Attention", types=_INPUTS, since=23)
+def _attention(ctx: Context) -> Sequence[Value]:
+    """Attend; softmax is at least as precise as any `softmax_precision` asks."""
+    queries, keys = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
+    q, k, v = (_heads(ctx, ctx.input(i), n) for i, n in enumerate((queries, keys, keys)))
+    if ctx.has(4) != ctx.has(5):
+        ctx.unsupported("past_key and past_value", "one of them")
+    if ctx.has(4):
+        k, v = (ctx.emit("concat", ctx.input(i), x, axis=2) for i, x in ((4, k), (5, v)))
+    present = [k, v]
+    if q.shape[1] != k.shape[1]:
+        if q.shape[1] % k.shape[1]:
+            ctx.unsupported(f"query heads in groups of {k.shape[1]}", str(q.shape[1]))
+        k, v = (_repeated(ctx, x, q.shape[1] // k.shape[1]) for x in (k, v))
+    known = _known_bias(ctx, q.shape, k.shape[2], ctx.shape(4)[2] if ctx.has(4) else 0)
+    mask = _mask(ctx, k.shape[2], q.type.dtype) if ctx.has(3) else None
+    out, scores = _attended(ctx, (q, k, v), known, mask)
+    if len(ctx.shape(0)) == 3:
+        n, h, s, d = out.shape
+        out = ctx.reshape(ctx.transpose(out, (0, 2, 1, 3)), (n, s, h * d))
+    return (out, *present) if scores is None else (out, *present, scores)
+
+
+def _heads(ctx: Context, x: Value, heads: int) -> Value:
+    """Return (n, s, heads * d) as (n, heads, s, d)."""
+    if len(x.shape) == 4:
+        return x
+    if len(x.shape) != 3 or heads < 1 or x.shape[2] % heads:
+        ctx.unsupported("q_num_heads and kv_num_heads that divide the width", f"{heads}, {x.shape}")
+    n, s, width = x.shape
+    return ctx.transpose(ctx.reshape(x, (n, s, heads, width // heads)), (0, 2, 1, 3))
+
+
+def _repeated(ctx: Context, x: Value, times: int) -> Value:
+    """Return each head `times` times in a row."""
+    n, h, s, d = x.shape
+    wide = ctx.emit("expand", ctx.reshape(x, (n, h, 1, s, d)), shape=(n, h, times, s, d))
+    return ctx.reshape(wide, (n, h * times, s, d))
+
+
+def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
+    """Return 0 for the keys a query may see, -inf for others (n or 1, 1, s, keys); None if all."""
+    lengths = np.array(ctx.ints(6)) if ctx.has(6) else None
+    if lengths is not None and (past or lengths.shape != (q[0],)):
+        ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))
+    offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
+    at, key = np.arange(q[2]).reshape(-1, 1) + offset, np.arange(keys)
+    left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
+    seen = np.ones(np.broadcast_shapes(at.shape, key.shape), bool)
+    if ctx.attr("is_causal"):
+        seen &= key <= at
+    if left is not None and left >= 0:
+        seen &= key >= at - left
+    if right is not None and right >= 0:
+        seen &= key <= at + right
+    if lengths is not None:
+        seen &= key < lengths.reshape(-1, 1, 1, 1)
+    return None if seen.all() else np.where(seen, 0.0, -np.inf)
+
+
+def _mask(ctx: Context, keys: int, dtype: str) -> Value:
+    """Return what the mask adds to the scores; it may be shorter than the keys."""
+    mask = ctx.input(3)
+    if not mask.shape or mask.shape[-1] > keys:
+        ctx.unsupported(f"a mask over at most {keys} keys", str(mask.shape))
+    if ctx.elem(3) == "bool":
+        zero, drop = ctx.table(0, dtype, "zero"), ctx.table(-math.inf, dtype, "drop")
+        mask = ctx.choose(mask, zero, drop)
+    if mask.shape[-1] < keys:
+        pads = (*((0, 0) for _ in mask.shape[:-1]), (0, keys - mask.shape[-1]))
+        mask = ctx.emit("pad", mask, pads=pads, value=-math.inf)
+    return mask
+
+
+def _attended(
+    ctx: Context, qkv: tuple[Value, Value, Value], known: Values | None, mask: Value | None
+) -> tuple[Value, Value | None]:
+    """Return the context, and the scores if they are an output."""
+    (q, k, v), dtype = qkv, qkv[0].type.dtype
+    cap, scale, mode = (ctx.attr(n) for n in ("softcap", "scale", "qk_matmul_output_mode"))
+    wanted = ctx.out_count > 3
+    may_drop = mask is not None or (known is not None and bool((known.max(-1) == -np.inf).any()))
+    added = None if known is None else ctx.table(known, dtype, "allowed")
+    if not (cap or wanted or may_drop):
+        return ctx.emit("attention", *qkv, *((added,) if added else ()), scale=scale), None
+    stages = [ctx.emit("attention_scores", q, k, scale=scale)]
+    capped = stages[0]
+    if cap:
+        shrunk = ctx.emit("tanh", ctx.emit("muls", capped, number=1.0 / cap))
+        capped = ctx.emit("muls", shrunk, number=cap)
+    if mask is not None:
+        added = mask if added is None else ctx.emit("add", added, mask)
+    biased = capped if added is None else ctx.emit("add", capped, added)
+    shares = ctx.emit("softmax", biased, axis=-1)
+    if added is not None and may_drop:
+        most = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
+        none = ctx.emit("equal", most, ctx.table(-math.inf, dtype, "none"))
+        shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)
+    stages += [capped, biased, shares]
+    if not 0 <= mode < len(stages):
+        ctx.unsupported("qk_matmul_output_mode 0 to 3", str(mode))
+    return ctx.emit("attention_context", shares, v), stages[mode] if wanted else None
+
+
+# -- RNN, GRU, LSTM -------------------------------------------------------------------------------
+_TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
+_FUNCTIONS = ("sigmoid", "tanh", "relu")
+_MOST_STEPS, _MOST_TOKENS = 512, 256
+States = tuple[Value, ...]
+
+
+class _Layer:
+    """One direction of a layer: its weights, and how a pre-activation becomes an activation.
+
+    `weights` and `biases` are those of the input and of the state before.
+    """
+
+    def __init__(self, ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> None:
+        self.ctx, self.hidden, self.functions = ctx, hidden, functions
+        self.biases: tuple[Value, Value] | None = None
+        if ctx.has(3):
+            both = _own(ctx, ctx.input(3), d)
+            half = both.shape[0] // 2
+            self.biases = ctx.part(both, 0, 0, half), ctx.part(both, 0, half, 2 * half)
+        self.peepholes = _own(ctx, ctx.input(7), d) if ctx.has(7) else None
+        self.weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
+
+    def gate(self, values: Value, begin: int, end: int, axis: int = 1) -> Value:
+        """Return the part of gates begin to end."""
+        return self.ctx.part(values, axis, begin * self.hidden, end * self.hidden)
+
+    def project(self, which: int, x: Value, begin: int, end: int) -> Value:
+        """Return what the input (0) or the state (1) adds to gates begin to end."""
+        rows = self.gate(self.weights[which], begin, end, 0)
+        total = self.ctx.emit("matmul", x, rows, trans_b=True)
+        if self.biases is None:
+            return total
+        return self.ctx.emit("add", total, self.gate(self.biases[which], begin, end, 0))
+
+    def gates(self, x: Value, h: Value, begin: int, end: int) -> Value:
+        """Return the pre-activations of gates begin to end."""
+        total, own = self.project(0, x, begin, end), self.project(1, h, begin, end)
+        return self.ctx.emit("add", total, own)
+
+    def active(self, which: int, x: Value) -> Value:
+        """Return an activation function's values, its argument limited if the layer clips."""
+        clip = self.ctx.attr("clip")
+        limited = self.ctx.emit("clip", x, low=-clip, high=clip) if clip else x
+        return self.ctx.emit(self.functions[which], limited)
+
+    def peep(self, i: int, total: Value, c: Value) -> Value:
+        """Add the cell's share of gate i, if the layer lets gates see the cell."""
+        if self.peepholes is None:
+            return total
+        share = self.ctx.emit("mul", self.gate(self.peepholes, i, i + 1, 0), c)
+        return self.ctx.emit("add", total, share)
+
+
+def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
+    return (layer.active(0, layer.gates(x, states[0], 0, 1)),)
+
+
+def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
+    ctx, (h,) = layer.ctx, states
+    both = layer.gates(x, h, 0, 2)
+    update, reset = (layer.active(0, layer.gate(both, i, i + 1)) for i in range(2))
+    fresh = layer.project(0, x, 2, 3)
+    if ctx.attr("linear_before_reset"):
+        own = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
+    else:
+        own = layer.project(1, ctx.emit("mul", reset, h), 2, 3)
+    fresh = layer.active(1, ctx.emit("add", fresh, own))
+    moved = ctx.emit("mul", update, ctx.emit("sub", h, fresh))  # (1 - z) fresh + z h
+    return (ctx.emit("add", fresh, moved),)
+
+
+def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
+    ctx, (h, c) = layer.ctx, states
+    gates = layer.gates(x, h, 0, 4)
+    enter, leave, forget, fresh = (layer.gate(gates, i, i + 1) for i in range(4))
+    enter = layer.active(0, layer.peep(0, enter, c))
+    forget = layer.active(0, layer.peep(2, forget, c))
+    entering = ctx.emit("mul", enter, layer.active(1, fresh))
+    c = ctx.emit("add", ctx.emit("mul", forget, c), entering)
+    leave = layer.active(0, layer.peep(1, leave, c))
+    return ctx.emit("mul", leave, ctx.emit(layer.functions[2], c)), c
+
+
+Cell = Callable[[_Layer, Value, States], States]
+_CELLS: dict[str, tuple[Cell, int, int, tuple[str, ...]]] = {
+    "RNN": (_rnn_cell, 1, 1, ("tanh",)),
+    "GRU": (_gru_cell, 3, 1, ("sigmoid", "tanh")),
+    "LSTM": (_lstm_cell, 4, 2, ("sigmoid", "tanh", "tanh")),
+}
+"""Step, gates, states and default functions of each kind."""
+
+
+@converter("RNN", "GRU", "LSTM", types=_TYPES, since=7)
+def _unrolled(ctx: Context) -> tuple[Value, ...]:
+    """Return all hidden states and the last states, in the layout asked for."""
+    cell, gates, states, default = _CELLS[ctx.op]
+    if ctx.attr("input_forget"):
+        ctx.unsupported("input_forget = 0", "1")
+    turned, x = bool(ctx.attr("layout")), ctx.input(0)
+    x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
+    steps, batch, _ = x.shape
+    directions, rows, _ = ctx.shape(1)
+    hidden = rows // gates
+    ways = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
+    order = ways.get(ctx.attr("direction"), ())
+    if len(order) != directions or not 0 < steps <= _MOST_STEPS:
+        ctx.unsupported(f"1 to {_MOST_STEPS} steps in a known direction", f"{steps} steps")
+    if ctx.has(4) and set(ctx.ints(4)) != {steps}:
+        ctx.unsupported(f"sequences of {steps} steps", str(ctx.ints(4)))
+    names = _functions(ctx, default * directions)
+    outs, lasts = [], []
+    for d, way in enumerate(order):
+        layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
+        now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
+        hiddens = []
+        for step in range(steps)[::way]:
+            now = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), now)
+            hiddens.append(ctx.reshape(now[0], (1, 1, batch, hidden)))
+        outs.append(_joined(ctx, hiddens[::way], 0))
+        lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
+    every = _joined(ctx, outs, 1)
+    final = [_joined(ctx, [last[i] for last in lasts], 0) for i in range(states)]
+    if not turned:
+        return every, *final
+    final = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]
+    return ctx.emit("transpose", every, perm=(2, 0, 1, 3)), *final
+
+
+def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
+    return values[0] if len(values) == 1 else ctx.emit("concat", *values, axis=axis)
+
+
+def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the library's names of the activation functions."""
+    given = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
+    names = tuple(str(name).lower() for name in given or default)
+    if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
+        ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
+    return names
+
+
+def _own(ctx: Context, value: Value, d: int) -> Value:
+    """Return the part of an input that belongs to direction d."""
+    return ctx.reshape(ctx.part(value, 0, d, d + 1), value.shape[1:])
+
+
+def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
+    """Return a state before the first step, zeros if none is given."""
+    if not ctx.has(i):
+        zero = ctx.table(0, ctx.input(0).type.dtype, "zero")
+        return ctx.emit("expand", zero, shape=shape)
+    given = ctx.input(i)
+    if ctx.attr("layout"):
+        given = ctx.emit("transpose", given, perm=(1, 0, 2))
+    return _own(ctx, given, d)
+
+
+# -- linear attention -----------------------------------------------------------------------------
+@converter("LinearAttention", types=(FLOATS,), since=27)
+def _linear_attention(ctx: Context) -> Sequence[Result]:
+    """Step by step in fp32: S = e^g S + k^T v, with a beta + k^T (beta (v - k e^g S)); q S."""
+    rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
+    n, steps, width = ctx.shape(0)
+    known = rule in ("linear", "gated", "delta", "gated_delta")
+    if not known or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
+        ctx.unsupported(f"a known rule over 1 to {_MOST_TOKENS} steps", f"{rule}, {steps} steps")
+    if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
+        ctx.unsupported("decay for gated rules, beta for delta rules", rule)
+    q, k, v = (_steps(ctx, i, h) for i, h in ((0, readers), (1, heads), (2, heads)))
+    decay, beta = (_steps(ctx, i, 0) if ctx.has(i) else None for i in (4, 5))
+    scale = ctx.attr("scale") or 1 / math.sqrt(width // readers)
+    if ctx.has(3):
+        state = ctx.input(3, "fp32")
+    else:
+        zero = ctx.table(0, "fp32", "zero")
+        state = ctx.emit("expand", zero, shape=(n, heads, k.shape[-1], v.shape[-1]))
+    outs = []
+    for step in range(steps):
+        key, value = (_row(ctx, x, step) for x in (k, v))
+        if decay is not None:
+            gate = _row(ctx, decay, step)
+            kept = ctx.reshape(ctx.emit("exp", gate), (n, heads, gate.shape[-1], 1))
+            state = ctx.emit("mul", state, kept)
+        if beta is not None:
+            rest = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
+            value = ctx.emit("mul", rest, _row(ctx, beta, step))
+        learned = ctx.emit("batch_matmul", key, value, trans_a=True)
+        state = ctx.emit("add", state, learned)
+        query = ctx.reshape(_row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
+        read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
+        outs.append(ctx.reshape(read, (n, 1, readers * v.shape[-1])))
+    like = 3 if ctx.has(3) else 0
+    last = ctx.cast(state, ctx.input(like).type.dtype)
+    every = ctx.cast(_joined(ctx, outs, 1), ctx.input(0).type.dtype)
+    return every, ctx.typed(last, ctx.elem(like))
+
+
+def _steps(ctx: Context, i: int, heads: int) -> Value:
+    """Return an input (n, t, heads * d) as (n, t, heads, d) in fp32; of gates d follows."""
+    x = ctx.input(i, "fp32")
+    n, t, width = x.shape
+    own = heads or min(width, ctx.attr("kv_num_heads"))
+    if width % own:
+        ctx.unsupported(f"a width of {own} heads", str(x.shape))
+    return ctx.reshape(x, (n, t, own, width // own))
+
+
+def _row(ctx: Context, x: Value, step: int) -> Value:
+    """Return one step (n, heads, 1, d)."""
+    n, _, heads, d = x.shape
+    return ctx.reshape(ctx.part(x, 1, step, step + 1), (n, heads, 1, d))

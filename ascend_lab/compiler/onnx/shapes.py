@@ -1,0 +1,275 @@
+"""Operators that move no element: reshape, casts, constants; what is known stays known."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler import draft, ir
+from ascend_lab.compiler.onnx import model_file, quantised, tensors as kinds
+from ascend_lab.compiler.onnx.context import Context, Result, converter
+from ascend_lab.compiler.onnx.tensors import Shape, Tensor, Values, check_size
+from ascend_lab.errors import GraphError
+
+
+def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:
+    """Return a tensor in another shape of as many elements."""
+    if math.prod(shape) != tensor.elements:
+        raise GraphError(f"{ctx.where}: {tensor.elements} elements", str(shape), "keep the number")
+    if shape == tensor.shape:
+        return tensor
+    if tensor.known is not None:
+        return tensor.mapped(shape, lambda array: array.reshape(shape))
+    if not tensor.elements:
+        return ctx.known(np.zeros(shape), tensor.elem)
+    return ctx.emit("reshape", ctx.value(tensor), shape=shape)
+
+
+@converter("Identity")
+def _identity(ctx: Context) -> Tensor:
+    return ctx.tensor(0)
+
+
+@converter("Dropout", since=6)
+def _dropout(ctx: Context) -> Sequence[Result]:
+    """Return the input: inference drops nothing; the mask says so."""
+    if ctx.opset < 7 and not ctx.attr("is_test"):
+        ctx.unsupported("inference", "is_test = 0")
+    if ctx.has(2) and ctx.scalar(2) and not (ctx.has(1) and ctx.scalar(1) == 0):
+        ctx.unsupported("inference", "training_mode = true")
+    mask = Tensor("bool", ctx.shape(0), known=ir.Fill(1))
+    return (ctx.tensor(0), mask) if ctx.opset >= 10 else (ctx.tensor(0),)
+
+
+@converter("Reshape", since=5)
+def _reshape(ctx: Context) -> Result:
+    """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
+    x, wanted = ctx.tensor(0), ctx.ints(1)
+    keep = not ctx.attr("allowzero")
+    if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)) and keep:
+        ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(wanted))
+    sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(wanted)]
+    if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
+        sizes[0] = ctx.rebatch[1]
+    if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
+        ctx.unsupported("sizes of at least 0 and one -1", str(wanted))
+    if -1 in sizes:
+        others = math.prod(n for n in sizes if n != -1)
+        if others == 0 or x.elements % others:
+            ctx.unsupported(f"sizes that divide {x.elements} elements", str(wanted))
+        sizes[sizes.index(-1)] = x.elements // others
+    return reshaped(ctx, x, tuple(sizes))
+
+
+@converter("Flatten")
+def _flatten(ctx: Context) -> Result:
+    x, at = ctx.tensor(0), ctx.attr("axis")
+    if not -len(x.shape) <= at <= len(x.shape):
+        ctx.unsupported(f"an axis of {x.shape}", str(at))
+    at += len(x.shape) if at < 0 else 0
+    return reshaped(ctx, x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+
+
+@converter("Squeeze")
+def _squeeze(ctx: Context) -> Result:
+    x, given = ctx.tensor(0), axes_given(ctx)
+    axes = {i for i, n in enumerate(x.shape) if n == 1}
+    if given is not None:
+        axes = set(axes_of(ctx, given, len(x.shape)))
+        if any(x.shape[a] != 1 for a in axes):
+            ctx.unsupported("axes of size 1", f"{given} of {x.shape}")
+    return reshaped(ctx, x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+@converter("Unsqueeze")
+def _unsqueeze(ctx: Context) -> Result:
+    x, given = ctx.tensor(0), axes_given(ctx)
+    if given is None:
+        ctx.unsupported("axes", "none")
+    rank = len(x.shape) + len(given)
+    axes, sizes = set(axes_of(ctx, given, rank)), iter(x.shape)
+    return reshaped(ctx, x, tuple(1 if i in axes else next(sizes) for i in range(rank)))
+
+
+def axes_given(ctx: Context) -> Shape | None:
+    """Return the axes: an input from opset 13 on (18 for some), an attribute before; or None."""
+    return ctx.ints(1) if ctx.has(1) else ctx.attr("axes") or None
+
+
+def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
+    """Return axes counted from 0, each once."""
+    if any(not -rank <= a < rank for a in given):
+        ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(given))
+    axes = tuple(a % rank for a in given)
+    if len(set(axes)) < len(axes):
+        ctx.unsupported("each axis once", str(given))
+    return axes
+
+
+@converter("Transpose")
+def _transpose(ctx: Context) -> Result:
+    x, rank = ctx.tensor(0), len(ctx.shape(0))
+    perm = ctx.attr("perm") or tuple(range(rank))[::-1]
+    if sorted(perm) != list(range(rank)):
+        ctx.unsupported(f"perm: each of {rank} axes once", str(perm))
+    if perm == tuple(range(rank)):
+        return x
+    if x.known is None:
+        return ctx.emit("transpose", ctx.value(x), perm=perm)
+    return x.mapped(tuple(x.shape[p] for p in perm), lambda array: array.transpose(perm))
+
+
+@converter("Cast", "CastLike")
+def _cast(ctx: Context) -> Result:
+    """Cast as the standard: floats cut toward zero, whole numbers wrapped, all but 0 true."""
+    number = ctx.attr("to")
+    if ctx.op == "Cast" and number not in kinds.ELEMENTS:
+        ctx.unsupported("a numeric type", f"type {number}")
+    x, elem = ctx.tensor(0), kinds.ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
+    ctx.result = elem
+    if elem == x.elem:
+        return x
+    if x.known is not None:
+        return _recast(x, elem)
+    if elem not in kinds.FORMATS:
+        ctx.unsupported(f"a cast to {', '.join(kinds.FORMATS)}", elem)
+    value, dtype = ctx.value(x), kinds.FORMATS[elem]
+    if x.elem == "bool" or value.name in ctx.net.truths:
+        if elem == "bool":
+            return value
+        number = ctx.cast(value, dtype)
+        ctx.net.truths.add(number.name)
+        return number
+    if elem == "bool":
+        return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
+    if x.elem in kinds.FLOATS and elem not in kinds.FLOATS:
+        return ctx.emit("cast", value, dtype=dtype, round="trunc")
+    if elem in ("int8", "uint8") and x.elem not in (*kinds.FLOATS, "bool"):
+        return quantised.wrapped(ctx, value, dtype)
+    if x.elem == "int64" and dtype == "int32":  # a node of its own: evaluation checks the numbers
+        return ctx.emit("cast", value, dtype=dtype)
+    return ctx.cast(value, dtype)
+
+
+def _recast(tensor: Tensor, elem: str) -> Tensor:
+    """Return a known tensor in another element type, as C and NumPy cast."""
+
+    def made(source: Tensor = tensor) -> Values:
+        array = source.array()
+        if elem == "int64" and array.dtype.kind == "f":
+            wide = array.astype(np.float64)
+            if not np.all((wide >= -(2.0**63)) & (wide < 2.0**63)):  # False for NaN, too
+                where = f"{tensor.name or 'a constant'}: numbers that int64 holds"
+                raise GraphError(
+                    where, "NaN" if np.isnan(wide).any() else f"{wide.max():g}", "rewrite it"
+                )
+        with np.errstate(all="ignore"):
+            return array.astype(kinds.NUMPY[elem])
+
+    if isinstance(tensor.known, ir.Fill):
+        value = made(Tensor(tensor.elem, (), known=tensor.known)).item()
+        return Tensor(elem, tensor.shape, known=ir.Fill(value))
+    return Tensor(elem, tensor.shape, known=made)
+
+
+# -- known while importing: constants, shapes, ranges ---------------------------------------------
+@converter("Constant")
+def _constant(ctx: Context) -> Tensor:
+    given = {key: value for key, value in ctx.attrs.items() if value is not None}
+    if len(given) != 1 or "string" in next(iter(given)):
+        ctx.unsupported("one value", ", ".join(given) or "none")
+    ((key, value),) = given.items()
+    if key == "value":
+        return _stored(ctx)
+    return ctx.known(value, "int64" if key.startswith("value_int") else "float32")
+
+
+def _stored(ctx: Context) -> Tensor:
+    """Return the tensor in attribute `value`."""
+    proto = ctx.attr("value")
+    if not hasattr(proto, "dims"):
+        ctx.unsupported("a tensor as value", repr(proto)[:40])
+    return model_file.tensor_of(proto, ctx.folder)
+
+
+@converter("ConstantOfShape")
+def _constant_of_shape(ctx: Context) -> Tensor:
+    shape: Shape = ctx.ints(0)
+    check_size(f"{ctx.where}: shape", shape)
+    if ctx.attr("value") is None:
+        return Tensor("float32", shape, known=ir.Fill(0.0))
+    one = _stored(ctx)
+    if one.elements != 1:
+        ctx.unsupported("a value of one element", str(one.shape))
+    number: Any = one.array().reshape(()).item()
+    return Tensor(one.elem, shape, known=ir.Fill(number))
+
+
+@converter("Shape", "Size")
+def _shape(ctx: Context) -> Tensor:
+    if ctx.op == "Size":
+        return ctx.known(ctx.tensor(0).elements, "int64")
+    return ctx.known(ctx.shape(0)[ctx.attr("start") : ctx.attr("end")], "int64")
+
+
+@converter("Range", "NonZero", result="int64")
+def _of_unknown_size(ctx: Context) -> Tensor:
+    """Refuse: known operands are folded, the size of others depends on what is computed."""
+    for i, tensor in enumerate(ctx.inputs):
+        if tensor and tensor.known is None:
+            ctx.needs(i)
+    if ctx.op == "Range":
+        ctx.unsupported("bounds that are scalars", "more")
+    ctx.unsupported("an operand of fewer elements", str(ctx.shape(0)))
+
+
+@converter("EyeLike")
+def _eye_like(ctx: Context) -> Tensor:
+    shape, number, k = ctx.shape(0), ctx.attr("dtype"), ctx.attr("k")
+    elem = kinds.ELEMENTS[number][0] if number in kinds.ELEMENTS else ctx.elem(0)
+    if len(shape) != 2 or (number and number not in kinds.ELEMENTS):
+        ctx.unsupported("a matrix of numbers", f"{shape}, type {number}")
+    return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kinds.NUMPY[elem]))
+
+
+@converter("Trilu", types=(kinds.ANY, kinds.EVERY))
+def _trilu(ctx: Context) -> draft.Value | Tensor:
+    """Keep one triangle: elsewhere 0 is selected."""
+    x, k = ctx.tensor(0), int(ctx.scalar(1)) if ctx.has(1) else 0
+    if len(x.shape) < 2:
+        ctx.unsupported("matrices", str(x.shape))
+    rows, columns = x.shape[-2:]
+    k = min(max(k, -rows), columns)
+    half = np.triu if ctx.attr("upper") else np.tril
+    if x.known is not None:
+        return Tensor(x.elem, x.shape, known=lambda: half(x.array(), k))
+    value = ctx.value(x)
+    kind = ir.TensorType((rows, columns), value.type.dtype)
+    mask: Callable[[], Values] = lambda: half(np.ones(kind.shape, np.float32), k)  # noqa: E731
+    kept = ctx.net.lasting(mask, kind, f"{ctx.name}/mask")
+    return ctx.emit("select", kept, value, ctx.number(0, value.type.dtype))
+
+
+@converter("OneHot", types=((*kinds.INTEGERS, *kinds.FLOATS), kinds.EVERY, kinds.ANY))
+def _one_hot(ctx: Context) -> draft.Value:
+    """Mark classes counted from 0, or back from the last; an index outside marks none.
+
+    Indices are compared in fp32: numbers it rounds are larger than any depth accepted.
+    """
+    depth, values, shape = int(ctx.scalar(1)), ctx.const(2).ravel(), ctx.shape(0)
+    rank, axis = len(shape) + 1, ctx.attr("axis")
+    if len(values) != 2 or not 1 <= depth < 2**24 or not -rank <= axis < rank:
+        ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
+    ctx.result, at = ctx.elem(2), axis % rank
+    off, on = (ctx.number(v.item(), kinds.FORMATS[ctx.elem(2)]) for v in values)
+    index = ctx.input(0)
+    if ctx.elem(0) in kinds.FLOATS:
+        index = ctx.emit("cast", index, dtype="int32", round="trunc")
+    places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
+    classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))
+    hits = [
+        ctx.emit("equal", places, ctx.value(ctx.known(numbers, "float32")))
+        for numbers in (classes, classes - depth)
+    ]
+    return ctx.emit("select", ctx.cast(ctx.emit("max", *hits), on.type.dtype), on, off)

@@ -1,0 +1,285 @@
+"""Resizing and Fourier transforms: each axis as a pick of rows or a product with a fixed matrix."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.onnx.context import Context, Result, converter
+from ascend_lab.compiler.onnx.model_file import NEWEST_OPSET, signature
+from ascend_lab.compiler.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
+
+CROP = "tf_crop_and_resize"
+ROWS, WEIGHTS = 2**16, 2**26
+"""Rows and elements of the matrix that interpolates along one axis, at most."""
+
+
+def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
+    """Return x with one axis multiplied by a matrix (out, size)."""
+    order = [*(i for i in range(len(x.shape)) if i != axis), axis]
+    turned = ctx.transpose(x, order)
+    lead = turned.shape[:-1]
+    flat = ctx.reshape(turned, (math.prod(lead), turned.shape[-1]))
+    mixed = ctx.emit("matmul", flat, ctx.table(weights.T, x.type.dtype, "weights"))
+    return ctx.transpose(ctx.reshape(mixed, (*lead, len(weights))), np.argsort(order).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """How one axis changes: lengths, the scale the model states, the part of it to keep."""
+
+    length: int
+    out: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+    def coordinates(self, how: str, kind: type[np.floating[Any]]) -> Values:
+        """Return where each output element lies on the input axis, by the standard's formulas.
+
+        `kind` is the float type they are computed in: fp32 decides which pixel is nearest in ONNX
+        Runtime and PyTorch, neighbours are weighed in fp64.
+        """
+        at = np.arange(self.out).astype(kind)
+        scale = kind(self.scale)
+        half = kind(0.5)
+        centred: Values = (at + half) / scale - half
+        last = self.length - 1
+        if how == "half_pixel_symmetric":
+            share = kind(self.out) / (scale * kind(self.length))
+            offset = float(kind(self.length / 2) * (1 - share))
+            exact = (at.astype(np.float64) + 0.5) / float(scale) - 0.5
+            return np.asarray(offset + exact, kind)
+        if how == "align_corners":
+            return at * kind(last) / kind(self.out - 1) if self.out > 1 else at * 0
+        if how == "asymmetric":
+            return np.asarray(at / scale)
+        if how == "tf_half_pixel_for_nn":
+            return np.asarray((at + half) / scale)
+        if how == CROP:
+            span = self.end - self.start
+            if self.out == 1:
+                return np.array([0.5 * (self.start + self.end) * last])
+            return self.start * last + at * span * last / (self.out - 1)
+        return centred if how == "half_pixel" or self.out > 1 else at * 0
+
+
+_HOW = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+        "tf_half_pixel_for_nn")  # fmt: skip
+"""Ways to place coordinates; the last belongs to opsets 11 and 12."""
+
+
+_TIE = 1e-6
+"""How far from half a pixel ONNX Runtime still calls a coordinate in fp32 halfway."""
+
+
+def _halved(x: Values) -> Values:
+    """Return coordinates in fp64, those on half a pixel that only rounding moved put back."""
+    wide = np.asarray(x, np.float64)
+    half = np.floor(wide) + 0.5
+    return np.where(np.abs(wide - half) <= _TIE, half, wide)
+
+
+_NEAREST: dict[str, Callable[[Values], Values]] = {
+    "round_prefer_floor": lambda x: np.ceil(_halved(x) - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(_halved(x) + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+_DOWN_TO_VERSION_10 = "ceil"
+"""Which pixel version 10 takes where it makes an axis smaller; where larger, the one before."""
+
+
+@converter("Resize", types=(ANY, FLOATS, FLOATS, ("int64",)), since=10)
+@converter("Upsample", types=(ANY, FLOATS), since=7)
+def _resize(ctx: Context) -> Result:
+    """Resize by scales or to sizes; before opset 11 coordinates are at / scale."""
+    newest = signature("Resize", NEWEST_OPSET)
+    attrs = {**(newest.defaults if newest else {}), **ctx.attrs}
+    if ctx.op == "Resize" and ctx.opset >= 11:
+        return _resized(ctx, _axes(ctx, attrs), attrs)
+    shape, scales = ctx.shape(0), ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales")
+    least = 1 if ctx.op == "Upsample" else 0
+    if len(scales) != len(shape) or min(scales, default=1) < least or 0 in scales:
+        ctx.unsupported(f"a scale above 0, at least {least}, for each axis", str(scales))
+    changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(shape, scales, strict=True))}
+    attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resized(ctx, changes, attrs)
+
+
+def _scaled(size: int, scale: float, **more: float) -> _Axis:
+    return _Axis(size, math.floor(np.float32(size) * np.float32(scale)), float(scale), **more)
+
+
+def _axes(ctx: Context, attrs: dict[str, Any]) -> dict[int, _Axis]:
+    """Return the axes to change, from `scales` or `sizes`."""
+    shape, rank = ctx.shape(0), len(ctx.shape(0))
+    axes = [ctx.axis(a, rank) for a in attrs["axes"] or range(rank)]
+    crop = attrs["coordinate_transformation_mode"] == CROP
+    roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
+    if crop and len(roi) != 2 * len(axes):
+        ctx.unsupported(f"{2 * len(axes)} numbers in roi", str(len(roi)))
+    ends = [{"start": roi[i], "end": roi[i + len(axes)]} if crop else {} for i in range(len(axes))]
+    scales = [float(s) for s in ctx.const(2)] if ctx.has(2) else []
+    if scales:
+        if len(scales) != len(axes) or min(scales) <= 0:
+            ctx.unsupported("a positive scale for each axis", str(scales))
+        return {a: _scaled(shape[a], s, **e) for a, s, e in zip(axes, scales, ends, strict=True)}
+    outs, numbers = _from_sizes(ctx, [shape[a] for a in axes], attrs["keep_aspect_ratio_policy"])
+    parts = zip(axes, outs, numbers, ends, strict=True)
+    return {a: _Axis(shape[a], n, s, **e) for a, n, s, e in parts}
+
+
+def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int], list[float]]:
+    """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
+    sizes = list(ctx.ints(3))
+    if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
+        ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
+    scales = [n / size for n, size in zip(sizes, shape, strict=True)]
+    if policy == "stretch":
+        return sizes, scales
+    if policy not in ("not_larger", "not_smaller"):
+        ctx.unsupported("a policy stretch, not_larger or not_smaller", str(policy))
+    common = min(scales) if policy == "not_larger" else max(scales)
+    return [math.floor(common * n + 0.5) for n in shape], [common] * len(shape)
+
+
+def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> Result:
+    """Return x with every axis changed; what a crop leaves outside has a value of its own.
+
+    Where no size changes nothing is mixed either, whatever the scales say: so ONNX Runtime and
+    PyTorch have it.
+    """
+    x, how, mode = ctx.input(0), attrs["coordinate_transformation_mode"], attrs["mode"]
+    _check_modes(ctx, attrs)
+    mixes = mode in ("linear", "cubic")
+    if any(change.out < 1 for change in changes.values()):
+        ctx.unsupported("sizes of at least 1", str([c.out for c in changes.values()]))
+    _check_sizes(ctx, changes, mixes)
+    same = all(change.out == change.length for change in changes.values())
+    if same and how not in (CROP, "half_pixel_symmetric"):
+        return ctx.tensor(0)
+    rank = len(x.shape)
+    outside = np.zeros((1,) * rank, bool)
+    for axis, change in changes.items():
+        if how != CROP and change.out == change.length and change.scale == 1:
+            continue
+        at = change.coordinates(how, np.float64 if mixes else np.float32)
+        _sure(ctx, change, at, how, mixes)
+        if how == CROP:
+            beyond = (at < 0) | (at > change.length - 1)
+            outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
+        if mixes:
+            x = _mixed(ctx, x, axis, _weights(at, change, attrs))
+        else:
+            shrinks = ctx.opset == 10 and change.scale < 1
+            nearest = _DOWN_TO_VERSION_10 if shrinks else attrs["nearest_mode"]
+            rows = np.clip(_NEAREST[nearest](at), 0, change.length - 1)
+            x = ctx.emit("gather", x, ctx.table(rows, "int32", "rows"), axis=axis)
+    if not outside.any():
+        return x
+    fill = ctx.table(attrs["extrapolation_value"], x.type.dtype, "fill")
+    return ctx.emit("select", ctx.table(outside, x.type.dtype, "outside"), fill, x)
+
+
+def _check_modes(ctx: Context, attrs: dict[str, Any]) -> None:
+    """Refuse modes that the standard does not have, or not in the node's version."""
+    how, nearest, mode = (
+        attrs[key] for key in ("coordinate_transformation_mode", "nearest_mode", "mode")
+    )
+    known = tuple(h for h in (*_HOW, CROP) if h != "tf_half_pixel_for_nn" or ctx.opset < 13)
+    if how not in known:
+        ctx.unsupported(f"coordinates {', '.join(known)}", str(how), "export another mode")
+    if nearest not in _NEAREST:
+        ctx.unsupported(f"nearest_mode {', '.join(_NEAREST)}", str(nearest), "export another mode")
+    mixes = mode in ("linear", "cubic") and ctx.elem(0) in FLOATS
+    if not mixes and mode != "nearest":
+        ctx.unsupported("mode nearest, for floats linear or cubic", f"{mode} of {ctx.elem(0)}")
+
+
+def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
+    """Refuse more elements than a tensor may have, and weights that would take too long."""
+    shape = [changes[i].out if i in changes else n for i, n in enumerate(ctx.input(0).shape)]
+    check_size(ctx.where, tuple(shape))
+    if mixes and any(c.out > ROWS or c.out * c.length > WEIGHTS for c in changes.values()):
+        got = ", ".join(f"{c.length} to {c.out}" for c in changes.values())
+        ctx.unsupported(f"sizes of at most {ROWS}, old times new at most {WEIGHTS}", got)
+
+
+def _sure(ctx: Context, change: _Axis, at: Values, how: str, mixes: bool) -> None:
+    """Refuse crops whose edges decide differently in fp32 and in fp64."""
+    ends = np.minimum(np.abs(at), np.abs(at - (change.length - 1)))
+    edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
+    kept = change.scale == 1 and (change.start, change.end) != (0, 1)
+    whole = abs(change.scale * change.length - change.out) <= 2.0**-12
+    if how == CROP and (not mixes or kept or edge or not whole):
+        ctx.unsupported("a crop that interpolates to another size", f"roi {change.start} ...")
+
+
+def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
+    """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
+    cubic = attrs["mode"] == "cubic"
+    squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
+    reach = math.ceil((2 if cubic else 1) / squeeze) + 1
+    result = np.zeros((len(at), change.length))
+    for row, x in enumerate(at):
+        places = math.floor(x) + np.arange(-reach, reach + 2)
+        distance = np.abs(places - x) * squeeze
+        share = _cubic(distance, attrs["cubic_coeff_a"]) if cubic else np.maximum(0, 1 - distance)
+        if attrs["exclude_outside"]:
+            share = np.where((places >= 0) & (places < change.length), share, 0.0)
+        np.add.at(result[row], np.clip(places, 0, change.length - 1), share / share.sum())
+    return result
+
+
+def _cubic(t: Values, a: float) -> Values:
+    """Return the weights of cubic convolution at distances t >= 0 (Keys 1981)."""
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    result: Values = np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+    return result
+
+
+_MOST = 2048
+
+
+@converter("DFT", types=(FLOATS, INTEGERS, ("int64",)), since=17)
+def _dft(ctx: Context) -> Value:
+    """Multiply (real, imaginary) pairs along an axis by e^(-2 pi i k n / N), or its inverse."""
+    x, rank = ctx.input(0), len(ctx.shape(0))
+    asked = int(ctx.scalar(2)) if ctx.has(2) else -2
+    axis = ctx.axis(asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
+    parts, n = x.shape[-1], x.shape[axis]
+    half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
+    length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
+    if axis == rank - 1 or parts not in (1, 2) or not 0 < length <= _MOST or (half and parts == 1):
+        ctx.unsupported(f"a signal axis of up to {_MOST} numbers or pairs", f"{x.shape}")
+    if ctx.attr("onesided") and not ctx.attr("inverse") and parts == 2:
+        ctx.unsupported("a real signal, of which one side is enough", "a complex one")
+    matrix = _fourier(ctx, n, length, parts)
+    order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
+    turned = ctx.transpose(x, order)
+    lead = turned.shape[:-2]
+    mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
+    wide = 1 if half else 2
+    out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))
+    return ctx.transpose(out, np.argsort(order).tolist())
+
+
+def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
+    """Return the matrix from n pairs (or real numbers) to the transform's pairs."""
+    inverse, onesided = bool(ctx.attr("inverse")), bool(ctx.attr("onesided"))
+    outs = length // 2 + 1 if onesided and not inverse else length
+    k, at = np.ogrid[:outs, : min(n, length)]
+    turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
+    turn = turn / length if inverse else turn
+    if inverse and onesided:  # the other side is the mirror image: its conjugates
+        turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
+    both = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(*turn.shape, 2, 2)
+    pairs = both.swapaxes(1, 2)[:, : 1 if inverse and onesided else 2]
+    full = np.zeros((outs, pairs.shape[1], n, parts))
+    full[:, :, : at.shape[1]] = pairs[..., :parts]
+    return full.reshape(outs * pairs.shape[1], n * parts)

@@ -1,0 +1,99 @@
+"""What a node must say before an evaluator written in C++ sees it.
+
+Those end the process, or never end, on some nodes that the standard does not allow: an input left
+out that must be there, more outputs than pieces. So this is looked at first, in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.compiler.onnx.model_file import title
+from ascend_lab.errors import GraphError, InputError
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+STANDARD = ("", "ai.onnx")
+"""Names of the domain of the standard's operators."""
+MANY = 2**31 - 1
+"""What the standard's schemas say of an operator that takes any number of tensors."""
+LARGEST_PLACE = 2**24
+"""Largest place in a tensor that an attribute may name."""
+
+
+def version_of(model: ModelProto) -> int:
+    """Return the version of the standard's operators that a model names, 1 for none."""
+    return next((int(o.version) for o in model.opset_import if o.domain in STANDARD), 1)
+
+
+def check_sound(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Raise `GraphError` for the first node that the standard does not allow.
+
+    Nodes of branches and bodies are looked at as well; operators that nobody knows are not.
+    """
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
+    opset = version_of(model)
+    for node in nodes:
+        _check(node, opset, sizes)
+
+
+def _check(node: NodeProto, opset: int, sizes: Mapping[str, int]) -> None:
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                _check(inner, opset, sizes)
+    if node.domain in STANDARD:
+        _check_ends(node, opset)
+        if node.op_type == "Split":
+            _check_split(node, sizes)
+        _check_places(node)
+
+
+def _check_ends(node: NodeProto, opset: int) -> None:
+    """Refuse other numbers of inputs and outputs than the standard's; required ones left out."""
+    from onnx import defs
+
+    try:
+        schema: Any = defs.get_schema(node.op_type, opset)
+    except defs.SchemaError:
+        return
+    where = f"node {title(node)} ({node.op_type})"
+    for what, names, least, most in (
+        ("input", node.input, schema.min_input, schema.max_input),
+        ("output", node.output, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(names) <= most:
+            text = f"{least} to {most}" if most < MANY else f"at least {least}"
+            count = f"{most}" if least == most else text
+            plural = "s" if most > 1 else ""
+            raise GraphError(f"{where}: {count} {what}{plural}", str(len(names)), "mend the node")
+    option = defs.OpSchema.FormalParameterOption
+    for place, name in enumerate(node.input):
+        formal = schema.inputs[min(place, len(schema.inputs) - 1)]
+        if not name and formal.option != option.Optional:
+            raise GraphError(f"{where}: input {place}, {formal.name}", "none", "mend the node")
+
+
+def _check_split(node: NodeProto, sizes: Mapping[str, int]) -> None:
+    """Refuse another number of outputs than of pieces."""
+    stated = {a.name: a.i if a.name == "num_outputs" else len(a.ints) for a in node.attribute}
+    pieces = stated.get("num_outputs", stated.get("split"))
+    if len(node.input) > 1 and node.input[1] in sizes:
+        pieces = sizes[node.input[1]]
+    if pieces is not None and pieces != len(node.output):
+        needed = f"node {title(node)} (Split): {pieces} outputs, one for each piece"
+        raise GraphError(needed, str(len(node.output)), "mend the node")
+
+
+def _check_places(node: NodeProto) -> None:
+    """Refuse places outside any tensor."""
+    limits = {("GatherND", "batch_dims"): 16, ("TfIdfVectorizer", "ngram_indexes"): LARGEST_PLACE}
+    for attribute in node.attribute:
+        most = limits.get((node.op_type, attribute.name))
+        numbers = list(attribute.ints) or [attribute.i]
+        if most is not None and not all(0 <= number <= most for number in numbers):
+            needed = f"node {title(node)} ({node.op_type}): {attribute.name} from 0 to {most}"
+            raise InputError(needed, str(numbers)[:40], "mend the node")

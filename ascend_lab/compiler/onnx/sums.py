@@ -1,0 +1,322 @@
+"""Sums: matrix products, sums of products named by letters, reductions, softmax and norms.
+
+Axes of reductions are an attribute in older opsets and an input in newer ones.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ascend_lab.compiler import draft, ir
+from ascend_lab.compiler.onnx import shapes, tensors as kinds
+from ascend_lab.compiler.onnx.context import Context, Result, converter
+
+
+@converter("Gemm", types=(kinds.FLOATS,), since=6)
+def _gemm(ctx: Context) -> draft.Value:
+    trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
+    a, b, alpha = ctx.input(0), ctx.input(1), ctx.attr("alpha")
+    if ctx.has(2):
+        return ctx.emit("gemm", a, b, ctx.input(2), **trans, alpha=alpha, beta=ctx.attr("beta"))
+    out = ctx.emit("matmul", a, b, **trans)
+    return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
+
+
+@converter("MatMul", types=((*kinds.FLOATS, "int32"),))
+def _matmul(ctx: Context) -> draft.Value:
+    """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
+    a, b = ctx.input(0), ctx.input(1)
+    if not a.shape or not b.shape:
+        ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
+    left = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
+    right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
+    flat = len(left.shape) == len(right.shape) == 2
+    out = ctx.emit("matmul" if flat else "batch_matmul", left, right)
+    rows = out.shape[-2:-1] if len(a.shape) > 1 else ()
+    columns = out.shape[-1:] if len(b.shape) > 1 else ()
+    return ctx.reshape(out, (*out.shape[:-2], *rows, *columns))
+
+
+# -- Einsum ---------------------------------------------------------------------------------------
+# Operands are taken from the left, two at a time. A letter of both that is still needed is a batch
+# axis, one that is not is summed in the product; letters of one side are its rows or columns.
+Named = tuple[draft.Value, str]
+"""A tensor and a letter for each of its axes."""
+_DOTS = "0123456789"
+"""Names of the axes that an ellipsis stands for, counted from the last."""
+
+
+@converter("Einsum", types=(kinds.FLOATS,), since=12)
+def _einsum(ctx: Context) -> draft.Value:
+    terms, result = _parsed(ctx)
+    x: Named = (ctx.input(0), terms[0])
+    for i in range(1, len(terms)):
+        x = _joined(ctx, x, (ctx.input(i), terms[i]), set(result).union(*terms[i + 1 :]))
+    value, names = _summed(ctx, *x, set(result))
+    return ctx.transpose(value, [names.index(name) for name in result])
+
+
+def _parsed(ctx: Context) -> tuple[list[str], str]:
+    """Return the letters of each operand and of the result, ellipses written out."""
+    equation = str(ctx.attr("equation")).replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(ctx.inputs):
+        ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
+    full = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
+    dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full)][::-1]
+    if arrow:
+        result = result.replace("...", dots)
+    else:
+        letters = sorted("".join(full))
+        result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
+    if any(len(set(term)) < len(term) for term in (*full, result)):
+        ctx.unsupported("each letter once in a term", equation)
+    if set(result) - set("".join(full)):
+        ctx.unsupported("letters of the operands in the result", equation)
+    return full, result
+
+
+def _written(ctx: Context, term: str, rank: int) -> str:
+    hidden = rank - len(term.replace("...", ""))
+    if (hidden and "..." not in term) or not 0 <= hidden <= len(_DOTS):
+        ctx.unsupported(f"a letter for each of {rank} axes", term)
+    return term.replace("...", _DOTS[:hidden][::-1])
+
+
+def _summed(ctx: Context, x: draft.Value, names: str, needed: set[str]) -> Named:
+    """Sum over the axes nobody needs."""
+    axes = tuple(i for i, name in enumerate(names) if name not in needed)
+    kept = "".join(name for name in names if name in needed)
+    return (ctx.emit("reduce_sum", x, axis=axes), kept) if axes else (x, names)
+
+
+def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
+    """Return the product of two operands, summed over what only they have."""
+    x, a = _summed(ctx, *left, needed | set(right[1]))
+    y, b = _summed(ctx, *right, needed | set(a))
+    sizes: dict[str, int] = {}
+    for name, size in (*zip(a, x.shape, strict=True), *zip(b, y.shape, strict=True)):
+        if size != 1 and sizes.get(name, 1) not in (1, size):
+            ctx.unsupported(f"one size for {name}", f"{sizes[name]} and {size}")
+        sizes[name] = max(size, sizes.get(name, 1))
+    batch = "".join(name for name in a if name in b and name in needed)
+    inner = "".join(name for name in a if name in b and name not in needed)
+    rows, columns = ("".join(n for n in one if n not in two) for one, two in ((a, b), (b, a)))
+
+    def matrices(x: draft.Value, names: str, *groups: str) -> draft.Value:
+        """Return an operand as a batch of matrices, its axes grouped; sizes of 1 stretch."""
+        wide = tuple(sizes[name] for name in names)
+        x = x if wide == x.shape else ctx.emit("expand", x, shape=wide)
+        x = ctx.transpose(x, [names.index(name) for name in "".join(groups)])
+        return ctx.reshape(x, tuple(math.prod(sizes[n] for n in group) for group in groups))
+
+    sides = matrices(x, a, batch, rows, inner), matrices(y, b, batch, inner, columns)
+    names = batch + rows + columns
+    return ctx.reshape(ctx.emit("batch_matmul", *sides), tuple(sizes[n] for n in names)), names
+
+
+# -- reductions -----------------------------------------------------------------------------------
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
+"""About the largest number of each type, which an infinite maximum is limited to."""
+
+
+def _axes(ctx: Context) -> kinds.Shape:
+    """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
+    rank, given = len(ctx.shape(0)), shapes.axes_given(ctx)
+    if not given:
+        return () if ctx.attr("noop_with_empty_axes") else tuple(range(rank))
+    return shapes.axes_of(ctx, given, rank)
+
+
+def _fold(ctx: Context, op: str, value: draft.Value, *, keep: bool | None = None) -> draft.Value:
+    kept = bool(ctx.attr("keepdims")) if keep is None else keep
+    return ctx.emit(op, value, axis=_axes(ctx), keepdims=kept)
+
+
+@converter("ReduceSum", "ReduceProd", types=(kinds.NUMBERS, kinds.INTEGERS))
+@converter("ReduceMean", types=(kinds.FLOATS, kinds.INTEGERS))
+@converter("ReduceMax", "ReduceMin", types=(kinds.ANY, kinds.INTEGERS))
+def _reduced(ctx: Context) -> Result:
+    """Fold; without an axis to fold the input is the result, without elements the least value."""
+    if _empty(ctx) and ctx.op in ("ReduceMax", "ReduceMin"):
+        return _least(ctx, 1 if ctx.op == "ReduceMax" else -1)
+    op = f"reduce_{ctx.op.removeprefix('Reduce').lower()}"
+    return _fold(ctx, op, ctx.input(0)) if _axes(ctx) else ctx.tensor(0)
+
+
+def _empty(ctx: Context) -> bool:
+    """Tell whether the axes to fold have no elements."""
+    return any(ctx.shape(0)[a] == 0 for a in _axes(ctx))
+
+
+def _least(ctx: Context, sign: int) -> kinds.Tensor:
+    """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
+    kind, axes, kept = kinds.NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
+    shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
+    if ctx.elem(0) in kinds.FLOATS:
+        return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
+    low, high = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
+
+
+@converter(
+    "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    types=(kinds.FLOATS, kinds.INTEGERS),
+)  # fmt: skip
+def _composed(ctx: Context) -> Result:
+    """Fold with functions before and behind."""
+    x, op = ctx.input(0), ctx.op.removeprefix("Reduce")
+    if not _axes(ctx):
+        ctx.unsupported("axes to fold", "none")
+    if op == "LogSumExp" and _empty(ctx):
+        return _least(ctx, 1)
+    if op == "LogSumExp":  # max + log sum exp(x - max): nothing overflows, nor is infinity - itself
+        largest: float = _LARGEST[ctx.elem(0)]
+        top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
+        total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
+        return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
+    before = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
+    total = _fold(ctx, "reduce_sum", ctx.emit(before, x) if before else x)
+    behind = {"L2": "sqrt", "LogSum": "log"}.get(op)
+    return ctx.emit(behind, total) if behind else total
+
+
+@converter("Softmax", "LogSoftmax", types=(kinds.FLOATS,))
+def _softmax(ctx: Context) -> draft.Value:
+    """From opset 13 along one axis; before, over all axes from `axis` on as one."""
+    op = "softmax" if ctx.op == "Softmax" else "log_softmax"
+    x, at = ctx.input(0), ctx.attr("axis")
+    if ctx.opset >= 13:
+        return ctx.emit(op, x, axis=at)
+    if not -len(x.shape) <= at <= len(x.shape):
+        ctx.unsupported(f"an axis of {x.shape}", str(at))
+    at += len(x.shape) if at < 0 else 0
+    if at == len(x.shape) - 1:
+        return ctx.emit(op, x, axis=-1)
+    flat = ctx.emit("reshape", x, shape=(math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+    return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
+
+
+@converter("LpNormalization", types=(kinds.FLOATS,))
+def _lp_norm(ctx: Context) -> draft.Value:
+    """Divide by the norm along an axis; zeros stay zeros."""
+    x, p = ctx.input(0), ctx.attr("p")
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    if p not in (1, 2):
+        ctx.unsupported("p of 1 or 2", str(p))
+    powers = ctx.emit("abs" if p == 1 else "square", x)
+    norm = ctx.emit("reduce_sum", powers, axis=axis, keepdims=True)
+    norm = norm if p == 1 else ctx.emit("sqrt", norm)
+    return ctx.choose(norm, ctx.emit("div", x, norm), ctx.table(0, x.type.dtype, "zero"))
+
+
+# -- normalisation --------------------------------------------------------------------------------
+@converter("BatchNormalization", types=(kinds.FLOATS,), since=6)
+def _batch_norm(ctx: Context) -> Sequence[Result]:
+    """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
+    if ctx.attr("spatial") == 0:
+        ctx.unsupported("one number per channel", "spatial = 0")
+    if ctx.opset < 7 and not ctx.attr("is_test"):
+        ctx.unsupported("inference in opset 6", "is_test = 0")
+    given = (ctx.input(0), *(ctx.input(i, "fp32") for i in range(1, 5)))
+    how = {"epsilon": ctx.attr("epsilon")}
+    if not ctx.attr("training_mode"):
+        return (ctx.emit("batch_norm", *given, **how),)
+    how["momentum"], elem = ctx.attr("momentum"), ctx.elem(3)
+    out, *averages = ctx.emit_all("batch_norm_training", *given, **how)
+    return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
+
+
+@converter("LRN", types=(kinds.FLOATS,))
+def _lrn(ctx: Context) -> draft.Value:
+    """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
+    x, size = ctx.input(0), ctx.attr("size")
+    if len(x.shape) < 2 or not 1 <= size <= 2 * x.shape[1] + 1:
+        ctx.unsupported("a size from 1 to about twice the channels", f"{size} on {x.shape}")
+    return ctx.emit("lrn", x, **ctx.attrs)
+
+
+@converter("LayerNormalization", types=(kinds.FLOATS,))
+def _layer_norm(ctx: Context) -> Sequence[Result]:
+    """Normalise the axes from `axis` on; sums are in fp32 or wider."""
+    x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
+    scale = _stretched(ctx, ctx.input(1), tail)
+    bias = _stretched(ctx, ctx.input(2), tail) if ctx.has(2) else _fill(ctx, x, tail, 0.0)
+    out = ctx.emit("layer_norm", x, scale, bias, axis=-len(tail), epsilon=epsilon)
+    if ctx.out_count == 1:
+        return (out,)
+    axes, wide = tuple(range(-len(tail), 0)), ctx.input(0, "fp32")
+    mean = ctx.emit("reduce_mean", wide, axis=axes, keepdims=True)
+    squares = ctx.emit("square", ctx.emit("sub", wide, mean))
+    variance = ctx.emit("reduce_mean", squares, axis=axes, keepdims=True)
+    rate = ctx.emit("rsqrt", ctx.emit("adds", variance, number=epsilon))
+    return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
+
+
+@converter("RMSNormalization", types=(kinds.FLOATS,))
+def _rms_norm(ctx: Context) -> draft.Value:
+    tail = _tail(ctx)
+    scale = _stretched(ctx, ctx.input(1), tail)
+    return ctx.emit("rms_norm", ctx.input(0), scale, axis=-len(tail), epsilon=ctx.attr("epsilon"))
+
+
+def _tail(ctx: Context) -> kinds.Shape:
+    shape, axis = ctx.shape(0), ctx.attr("axis")
+    if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
+        ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
+    return shape[axis % len(shape) :]
+
+
+def _stretched(ctx: Context, value: draft.Value, shape: kinds.Shape) -> draft.Value:
+    """Return a scale broadcast to the normalised axes."""
+    extra = value.shape[: max(0, len(value.shape) - len(shape))]
+    own = value.shape[len(extra) :]
+    if any(n != 1 for n in extra) or np.broadcast_shapes(own, shape) != shape:
+        ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
+    value = ctx.reshape(value, own)
+    return value if own == shape else ctx.emit("expand", value, shape=shape)
+
+
+def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) -> draft.Value:
+    kind = ir.TensorType(shape, like.type.dtype)
+    return ctx.net.lasting(ir.Fill(number), kind, f"{ctx.name}/fill")
+
+
+@converter("InstanceNormalization", types=(kinds.FLOATS,), since=6)
+@converter("GroupNormalization", types=(kinds.FLOATS,))
+def _group_norm(ctx: Context) -> draft.Value:
+    """Scale and bias are one per channel, before opset 21 of groups one per group."""
+    x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"
+    if len(shape) < 3:
+        ctx.unsupported("an image (n, c, ...)", str(shape))
+    n, c, *spatial = shape
+    groups = c if single else ctx.attr("num_groups")
+    if groups < 1 or c % groups:
+        ctx.unsupported(f"groups that divide {c} channels", str(groups))
+    rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
+    scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
+    normal = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
+    one_a_group = not single and ctx.opset < 21
+    split = (n, groups, c // groups, *spatial) if one_a_group else shape
+    wide = ctx.reshape(ctx.emit("reshape", normal, shape=shape), split)
+    column = (split[1], *(1,) * (len(split) - 2))
+    scale, bias = (ctx.emit("reshape", ctx.input(i), shape=column) for i in (1, 2))
+    return ctx.reshape(ctx.emit("add", ctx.emit("mul", wide, scale), bias), shape)
+
+
+@converter("MeanVarianceNormalization", types=(kinds.FLOATS,))
+def _mean_variance_norm(ctx: Context) -> draft.Value:
+    """Return (x - m) / (s + 1e-9), m the mean over `axes` and s the standard deviation.
+
+    The standard writes s^2 = E[x^2] - m^2, whose digits cancel where m is large beside s, all of
+    them in fp16; the mean of (x - m)^2 is the same number without that.
+    """
+    x, rank = ctx.input(0), len(ctx.shape(0))
+    axes = tuple(ctx.axis(axis, rank) for axis in ctx.attr("axes"))
+    mean = ctx.emit("reduce_mean", x, axis=axes, keepdims=True)
+    centred = ctx.emit("sub", x, mean)
+    variance = ctx.emit("reduce_mean", ctx.emit("square", centred), axis=axes, keepdims=True)
+    deviation = ctx.emit("adds", ctx.emit("sqrt", variance), number=1e-9)
+    return ctx.emit("div", centred, deviation)

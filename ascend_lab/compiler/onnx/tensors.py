@@ -1,0 +1,309 @@
+"""Tensors while a model is imported, in the graph or known before it runs; and a model's inputs.
+
+ONNX element types by name, and the number format that stands for each in a graph: int64 narrows to
+int32 (values are checked: see `Graph.narrowed`), bool is 0 or 1 in whatever format its producer
+had.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.compiler import draft, ir
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
+from ascend_lab.machine.isa.memory import numpy_type
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ValueInfoProto
+
+
+Values = np.ndarray
+Shape = tuple[int, ...]
+
+ELEMENTS: dict[int, tuple[str, Any]] = {
+    1: ("float32", np.float32), 2: ("uint8", np.uint8), 3: ("int8", np.int8),
+    4: ("uint16", np.uint16), 5: ("int16", np.int16), 6: ("int32", np.int32),
+    7: ("int64", np.int64), 9: ("bool", np.bool_), 10: ("float16", np.float16),
+    11: ("double", np.float64), 12: ("uint32", np.uint32), 13: ("uint64", np.uint64),
+}  # fmt: skip
+"""Element type and NumPy type by their number in `TensorProto.DataType`."""
+with suppress(ImportError):  # a browser may lack ml_dtypes: such files are refused there
+    ELEMENTS[16] = ("bfloat16", numpy_type("bf16"))
+NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in ELEMENTS.values()}
+FORMATS = {
+    "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int32", "int32": "int32",
+    "int8": "int8", "uint8": "uint8", "bool": "int32",
+}  # fmt: skip
+"""Format in a graph; element types that are missing can be computed before it runs only."""
+WITHOUT_FORMAT = ("int64", "bool")
+"""Element types that no format says: a graph's files need to be told (`Graph.elements`)."""
+FLOATS = ("float32", "float16", "bfloat16")
+NUMBERS = (*FLOATS, "int32", "int64")
+"""Types a graph computes with; evaluation refuses int64 results that int32 does not hold."""
+WHOLE = (*NUMBERS, "int8", "uint8")
+"""Types of arithmetic and comparisons."""
+ANY = tuple(FORMATS)
+EVERY = tuple(NUMPY)
+"""Types a known tensor may have; those not in `ANY` must end before the graph runs."""
+INTEGERS = ("int64", "int32")
+BITS = ("int32", "int8", "uint8")
+"""Types of whole numbers whose bits a graph holds: int64 does not fit."""
+SMALL = 2**18
+"""Most elements of a tensor that is computed while importing."""
+LARGEST = 2**28
+"""Most elements of any tensor."""
+
+
+def in_type(values: Any, kind: str) -> Any:
+    """Return an array in an ONNX element type, such as an output's.
+
+    Raises `GraphError` for whole numbers that the type does not hold.
+    """
+    array = np.asarray(values)
+    if kind == "bool":
+        return array != 0
+    wanted = NUMPY.get(kind, array.dtype)
+    if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < np.iinfo(wanted).min or high > np.iinfo(wanted).max:
+            raise GraphError(f"an output in {kind}", f"numbers from {low} to {high}", "cast it")
+    return array.astype(wanted, copy=False)
+
+
+def beyond_32_bits(array: Values) -> str:
+    """Return the range of whole numbers that 32 bits do not hold; "" where they do."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
+        return ""
+    low, high = int(array.min()), int(array.max())
+    return f"{low} .. {high}" if low < -(2**31) or high >= 2**31 else ""
+
+
+def free_name(wanted: str, taken: set[str]) -> str:
+    """Return a name that is not taken yet, and take it."""
+    name = draft.free_name(wanted, taken)
+    taken.add(name)
+    return name
+
+
+Known = Values | ir.Fill | Callable[[], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the model: its type and either the graph's value or what is known of it.
+
+    `roots` names the graph inputs it is computed from, `name` an initialiser.
+    """
+
+    elem: str
+    shape: Shape
+    value: draft.Value | None = None
+    known: Known | None = None
+    roots: frozenset[str] = frozenset()
+    name: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Its number of elements."""
+        return math.prod(self.shape)
+
+    def array(self) -> Values:
+        """Return the values of a known tensor; a fill or a lazy one is made now."""
+        if isinstance(self.known, ir.Fill):
+            return np.full(self.shape, self.known.value, NUMPY[self.elem])
+        found = self.known() if callable(self.known) else self.known
+        return np.asarray(found, NUMPY[self.elem]).reshape(self.shape)
+
+    def mapped(self, shape: Shape, change: Callable[[Values], Values]) -> Tensor:
+        """Return a known tensor moved or cut; a fill stays one, a lazy one is read when needed."""
+        known: Known
+        if isinstance(self.known, ir.Fill):
+            known = self.known
+        elif callable(self.known):
+            known = lambda: change(self.array())  # noqa: E731
+        else:
+            known = change(self.array())
+        return Tensor(self.elem, shape, known=known)
+
+
+def known(array: Any, elem: str | None = None) -> Tensor:
+    """Return a tensor known before the graph runs; `elem` casts."""
+    values = np.asarray(array, NUMPY[elem] if elem else None)
+    name = elem or next(name for name, kind in NUMPY.items() if kind == values.dtype)
+    return Tensor(name, values.shape, known=values)
+
+
+def check_size(where: str, shape: tuple[int, ...]) -> None:
+    """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
+    if any(n < 0 for n in shape) or len(shape) > 16:
+        raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
+    if math.prod(shape) > LARGEST:
+        needed = f"{where}: at most {LARGEST} elements"
+        raise UnsupportedError(needed, str(shape)[:80], "use smaller tensors")
+
+
+# -- inputs: their types, symbolic sizes pinned, values given instead of them ----------------------
+Sizes = tuple[int | str, ...] | None
+"""Sizes of an input: numbers, names of symbolic ones ("" for unknown); None: rank unknown."""
+NO_NAME = re.compile(
+    r"[?*_\s]*|none|null|nan|any|dyn(amic)?|unk(nown)?[_\d]*|[-+]?\d+"
+    r"|.*dynamic_axes_\d+|(p2o\.)?dynamicdimension\.\d+",
+    re.IGNORECASE,
+)
+"""What exporters write where a size has no name; each stands for a size of its own."""
+BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
+
+
+def inputs_of(graph: GraphProto) -> list[ValueInfoProto]:
+    """Return a model's inputs that are no initialisers."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [entry for entry in graph.input if entry.name not in weights]
+
+
+def element_of(entry: ValueInfoProto) -> str:
+    """Return an input's element type; raise `UnsupportedError` for what no graph holds."""
+    kind = entry.type
+    if not kind.HasField("tensor_type"):
+        got = kind.WhichOneof("value") or "no type"
+        raise UnsupportedError(f"{entry.name}: a tensor", str(got), "export another")
+    number = kind.tensor_type.elem_type
+    elem = ELEMENTS[number][0] if number in ELEMENTS else f"type {number}"
+    if elem not in FORMATS:
+        raise UnsupportedError(f"{entry.name} in {', '.join(FORMATS)}", elem, "export it in one")
+    return elem
+
+
+def sizes_of(entry: ValueInfoProto) -> Sizes:
+    """Return the sizes as the model states them; what has no name, 0 and -1 are ""."""
+    kind = entry.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    named = ("" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in kind.shape.dim)
+    return tuple(
+        name if d.dim_value in (-1, 0) else int(d.dim_value)
+        for d, name in zip(kind.shape.dim, named, strict=True)
+    )
+
+
+def pinned_shapes(
+    entries: Sequence[ValueInfoProto],
+    shapes: Mapping[str, Sequence[int]],
+    batch: int | None,
+) -> dict[str, Shape]:
+    """Return a shape of numbers for each input.
+
+    Raises `UnsupportedError` naming the input and a remedy if a size stays open, `InputError` for
+    names and sizes that do not fit the model.
+    """
+    stated = {entry.name: sizes_of(entry) for entry in entries}
+    for name in shapes:
+        if name not in stated:
+            known = ", ".join(stated) or "none"
+            raise InputError(f"an input of the model ({known})", name, "check the name")
+    if batch is not None and batch < 1:
+        raise InputError("a batch of at least 1", str(batch), "raise it")
+    found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
+    if batch is not None:
+        found = _batched(stated, found, batch, shapes)
+    bound: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for name, sizes in stated.items():
+        for axis, (symbol, size) in enumerate(zip(sizes or (), found[name] or (), strict=False)):
+            if not symbol or isinstance(symbol, int) or isinstance(size, str):
+                continue
+            place = first.setdefault(symbol, f"{name} axis {axis}")
+            if bound.setdefault(symbol, size) != size:
+                got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
+                raise InputError(f"one size for {symbol}", got, "check the input shape")
+    return {name: _closed(name, sizes, bound) for name, sizes in found.items()}
+
+
+def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
+    """Return the sizes with the caller's in place; fixed ones must agree."""
+    if wanted is None:
+        return sizes
+    given = tuple(int(n) for n in wanted)
+    if sizes is not None and len(sizes) != len(given):
+        needed, got = f"{len(sizes)} sizes, as in {_text(sizes)}", f"{len(given)}: {given}"
+        raise InputError(f"input {name}: {needed}", got, "check the input shape")
+    for axis, (size, asked) in enumerate(zip(sizes or given, given, strict=True)):
+        if isinstance(size, int) and size != asked:
+            where = f"input {name}: a size of {size} at axis {axis} of {_text(sizes or given)}"
+            raise InputError(where, str(asked), "check the input shape")
+    return given
+
+
+def _text(sizes: Sequence[int | str]) -> str:
+    return f"({', '.join(str(size) or '?' for size in sizes)})"
+
+
+def _batched(
+    stated: Mapping[str, Sizes], found: Mapping[str, Sizes], batch: int, given: Mapping[str, Any]
+) -> dict[str, Sizes]:
+    """Return the sizes with the batch first wherever a first size is open, or all fixed agree.
+
+    Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
+    """
+    heads = {name: sizes[0] for name, sizes in stated.items() if sizes}
+    symbols = {head for head in heads.values() if isinstance(head, str) and head}
+    if len(symbols) > 1:
+        likely = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
+        symbols = likely if len(likely) == 1 else symbols
+    chosen = [name for name, head in heads.items() if head == "" or head in symbols]
+    if None in stated.values() and not chosen:
+        chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
+    if not chosen and fixed_batch(stated):
+        chosen = list(heads)
+    if not chosen or len(symbols) > 1:
+        got = ", ".join(f"{name} {_text(sizes)}" for name, sizes in stated.items() if sizes)
+        remedy = "state each shape instead of a batch"
+        raise InputError("inputs of one first size for a batch", got or "none", remedy)
+    for name in chosen:
+        if name in given and tuple(given[name])[:1] != (batch,):
+            got = _text(tuple(given[name]))
+            raise InputError(f"input {name}: a size of {batch} at axis 0", got, "drop the batch")
+    return {n: (batch, *s[1:]) if s and n in chosen else s for n, s in found.items()}
+
+
+def fixed_batch(found: Mapping[str, Sizes]) -> int:
+    """Return the first size that a model fixes for all its inputs alike, or 0."""
+    heads = {sizes[0] for sizes in found.values() if sizes}
+    head = heads.pop() if len(heads) == 1 else 0
+    return head if isinstance(head, int) else 0
+
+
+def _closed(name: str, sizes: Sizes, bound: Mapping[str, int]) -> Shape:
+    """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
+    filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
+    if sizes is None or any(isinstance(s, str) for s in filled):
+        text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
+        given = (1, 3, 224, 224) if sizes is None else sizes
+        likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
+        example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
+        first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
+        got = text.replace("'", "")
+        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
+        raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
+    shape = tuple(int(s) for s in filled)
+    check_size(f"input {name}", shape)
+    return shape
+
+
+def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:
+    """Return a graph input whose value is given before the graph is built."""
+    array = np.asarray(given)
+    wanted = NUMPY[elem]
+    if array.dtype.kind not in "biuf" and array.dtype != wanted:
+        raise InputError(f"input {name} in {elem}", str(array.dtype), "pass numbers")
+    cast = array.astype(wanted)
+    if wanted.kind in "biu" and not np.array_equal(cast, array):
+        raise InputError(f"input {name} in {elem}", f"values of {array.dtype}", "pass whole ones")
+    _given(name, sizes, array.shape)
+    return Tensor(elem, array.shape, known=cast, name=name)

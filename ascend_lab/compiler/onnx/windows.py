@@ -1,0 +1,322 @@
+"""Sliding windows of the standard: convolutions and pooling of rows and images.
+
+Pads, automatic pads, dilation, and the ceiling mode, whose last window may reach beyond the image.
+"""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.ir import operator_of
+from ascend_lab.compiler.onnx.context import Context, converter
+from ascend_lab.compiler.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
+from ascend_lab.errors import GraphError
+
+Pair = tuple[int, int]
+_MOST_TAPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window over an image: sizes per axis, height and width; a row has height 1."""
+
+    kernel: Pair
+    stride: Pair
+    pads: tuple[Pair, Pair]
+    dilation: Pair
+    extra: Pair = (0, 0)
+    """Elements behind the padded image that the last window of the ceiling mode reaches."""
+
+    @property
+    def reach(self) -> Pair:
+        """Rows and columns a window spans: (k - 1) d + 1."""
+        (h, w), (y, x) = self.kernel, self.dilation
+        return (h - 1) * y + 1, (w - 1) * x + 1
+
+    @property
+    def reached(self) -> tuple[Pair, Pair]:
+        """The pads with what the ceiling mode adds behind."""
+        (top, bottom), (left, right) = self.pads
+        return (top, bottom + self.extra[0]), (left, right + self.extra[1])
+
+    def settings(self) -> dict[str, Any]:
+        """Return the attributes of a convolution with this window."""
+        how = {"stride": self.stride, "pad": self.pads, "dilation": self.dilation}
+        return {key: plain(value) for key, value in how.items()}
+
+
+def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
+    """Return the window over the last axes of an input of spatial `size`."""
+    rank, given = len(size), ctx.attr("kernel_shape")
+    if rank not in (1, 2):
+        ctx.unsupported("images of 1 or 2 dimensions", f"{rank} dimensions")
+    if len(kernel) != rank or given not in ((), kernel):
+        needed = f"{ctx.where}: kernel_shape of {rank} sizes, as the weights"
+        raise GraphError(needed, str(given or kernel), "mend it")
+    stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
+    if min(*kernel, *stride, *dilation) < 1:
+        needed, got = "kernel, strides, dilations of at least 1", f"{kernel}, {stride}, {dilation}"
+        raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
+    if math.prod(kernel) > SMALL:
+        ctx.unsupported(f"windows of at most {SMALL} elements", str(kernel))
+    pads = _pads(ctx, kernel, stride, dilation, size)
+    if any(n < 0 for side in pads for n in side):
+        ctx.unsupported("pads of at least 0", str(pads))
+    padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
+    check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded))
+    lead: Any = (1,) * (2 - rank)
+    none: Any = ((0, 0),) * (2 - rank)
+    return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
+
+
+def _sizes(ctx: Context, key: str, rank: int) -> Shape:
+    given: Shape = ctx.attr(key) or (1,) * rank
+    if len(given) != rank:
+        raise GraphError(f"{ctx.where}: {key} of {rank} sizes", str(given), "mend it")
+    return given
+
+
+def _pads(
+    ctx: Context, kernel: Shape, stride: Shape, dilation: Shape, size: Shape
+) -> tuple[Pair, ...]:
+    """Return (before, after) per axis: as given, or so that the output is ceil(size / stride)."""
+    rank, auto, given = len(size), ctx.attr("auto_pad"), ctx.attr("pads")
+    if auto in ("NOTSET", ""):
+        flat = given or (0,) * (2 * rank)
+        if len(flat) != 2 * rank:
+            raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "mend it")
+        return tuple((flat[i], flat[rank + i]) for i in range(rank))
+    if any(given):
+        ctx.unsupported("pads or auto_pad", "both")
+    if auto == "VALID":
+        return ((0, 0),) * rank
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        ctx.unsupported("auto_pad NOTSET, VALID, SAME_UPPER or SAME_LOWER", str(auto))
+    if any(d != 1 for d in dilation):
+        ctx.unsupported("dilations of 1 with auto_pad SAME", str(dilation))
+    found = []
+    for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
+        total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
+        # A stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut.
+        found.append(_halves(max(total, 0), auto))
+    return tuple(found)
+
+
+def _halves(total: int, auto: str) -> Pair:
+    """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
+    less, more = total // 2, total - total // 2
+    return (less, more) if auto == "SAME_UPPER" else (more, less)
+
+
+def as_image(ctx: Context, value: Value) -> Value:
+    """Return (n, c, w) as (n, c, 1, w); an image stays itself."""
+    if len(value.shape) not in (3, 4):
+        ctx.unsupported("tensors of 3 or 4 axes", str(value.shape))
+    return ctx.reshape(value, (*value.shape[:2], *(1,) * (4 - len(value.shape)), *value.shape[2:]))
+
+
+def as_row(ctx: Context, value: Value, rank: int) -> Value:
+    """Return an image of height 1 as (n, c, w) if the input had `rank` 3."""
+    return value if rank == 4 else ctx.reshape(value, (*value.shape[:2], value.shape[3]))
+
+
+def plain(value: Any) -> Any:
+    """Return equal sizes as one number, nested ones too: ((1, 1), (1, 1)) is 1."""
+    if isinstance(value, int):
+        return value
+    parts = [plain(v) for v in value]
+    same = isinstance(parts[0], int) and len(set(map(str, parts))) == 1
+    return parts[0] if same else tuple(value)
+
+
+# -- convolutions ---------------------------------------------------------------------------------
+def convolved(
+    ctx: Context, x: Value, weight: Value, *bias: Value, groups: int | None = None, border: int = 0
+) -> Value:
+    """Return the convolution of rows or images that the node's attributes describe.
+
+    `border` stands around the image, as what bytes have for 0.
+    """
+    window = window_of(ctx, weight.shape[2:], x.shape[2:])
+    settings = {"groups": ctx.attr("group") if groups is None else groups, **window.settings()}
+    if border and any(map(any, window.pads)):
+        settings["pad_value"] = border
+    out = ctx.emit("conv2d", as_image(ctx, x), as_image(ctx, weight), *bias, **settings)
+    return as_row(ctx, out, len(x.shape))
+
+
+@converter("Conv", types=(FLOATS,))
+def _conv(ctx: Context) -> Value:
+    return convolved(ctx, *(ctx.input(i) for i in range(3) if ctx.has(i)))
+
+
+@converter("ConvTranspose", types=(FLOATS,))
+def _conv_transpose(ctx: Context) -> Value:
+    shape, weight = ctx.shape(0), ctx.shape(1)
+    spatial, auto, wanted = shape[2:], ctx.attr("auto_pad"), ctx.attr("output_shape")
+    lead = (1,) * (2 - len(spatial))
+    given: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
+    if len(given) != len(spatial):
+        ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(given))
+    extra = (0,) * len(lead) + given
+    if auto.startswith("SAME"):
+        ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
+    window = window_of(ctx, weight[2:], spatial)
+    size = lead + spatial
+    whole = [(n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)]
+    if wanted or auto.startswith("SAME"):
+        target = tuple(n * s for n, s in zip(size, window.stride, strict=True))
+        target = (*lead, *wanted[-len(spatial) :]) if wanted else (*lead, *target[len(lead) :])
+        totals = [n + e - t for n, e, t in zip(whole, extra, target, strict=True)]
+        if less := [-total for total in totals if total < 0]:
+            ctx.unsupported("an output_shape that needs no output_padding", f"{less[0]} missing")
+        window = replace(window, pads=(_halves(totals[0], auto), _halves(totals[1], auto)))
+    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole))
+    values = [as_image(ctx, ctx.input(i)) for i in range(2)]
+    values += [ctx.input(2)] if ctx.has(2) else []
+    settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}
+    return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
+
+
+# -- pooling --------------------------------------------------------------------------------------
+@converter("MaxPool", types=((*FLOATS, "int8", "uint8"),))
+def _max_pool(ctx: Context) -> Value:
+    """Take the largest of each window; bytes pass through fp32, which holds them exactly."""
+    whole = ctx.elem(0) not in FLOATS
+    window, x = _pool_window(ctx), as_image(ctx, ctx.input(0, "fp32" if whole else ""))
+    if window.dilation == (1, 1) and _fits(window):
+        out = ctx.emit("max_pool2d", x, **_pool_settings(window))
+    else:
+        out = _by_taps(ctx, x, window, "max", -math.inf)
+    return as_row(ctx, ctx.cast(out, ctx.elem(0)) if whole else out, len(ctx.shape(0)))
+
+
+@converter("AveragePool", types=(FLOATS,))
+def _average_pool(ctx: Context) -> Value:
+    """Average real elements, with count_include_pad zeros of the padding too.
+
+    Elements beyond the padding, which only the ceiling mode reaches, never count.
+    """
+    window, x = _pool_window(ctx), as_image(ctx, ctx.input(0))
+    include = bool(ctx.attr("count_include_pad"))
+    if window.dilation != (1, 1):
+        total = _by_taps(ctx, x, window, "add", 0.0)
+        counts = ctx.known(_counts(x.shape[2:], window, include), "float32")
+        shares = ctx.cast(ctx.value(counts), x.type.dtype)
+        return as_row(ctx, ctx.emit("div", total, shares), len(ctx.shape(0)))
+    if include and any(window.extra):
+        x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.pads))
+        window, include = replace(window, pads=((0, 0), (0, 0))), False
+    if not _fits(window):
+        ctx.unsupported("pads smaller than the kernel", f"{window.pads} for {window.kernel}")
+    out = ctx.emit("avg_pool2d", x, count_include_pad=include, **_pool_settings(window))
+    return as_row(ctx, out, len(ctx.shape(0)))
+
+
+@converter("GlobalAveragePool", "GlobalMaxPool", types=(FLOATS,))
+def _global_pool(ctx: Context) -> Value:
+    op = "global_avg_pool" if ctx.op == "GlobalAveragePool" else "global_max_pool"
+    x = ctx.input(0)
+    if len(x.shape) < 3:
+        ctx.unsupported("an image (n, c, ...)", str(x.shape))
+    flat = (*x.shape[:2], 1, math.prod(x.shape[2:]))
+    out = ctx.emit(op, x if len(x.shape) == 4 else ctx.reshape(x, flat))
+    return ctx.reshape(out, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+
+
+@converter("LpPool", types=(FLOATS,), since=2)
+def _lp_pool(ctx: Context) -> Value:
+    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
+    x = ctx.input(0)
+    if ctx.attr("ceil_mode"):
+        ctx.unsupported("ceil_mode = 0", "1")
+    powers, kernel = _powered(ctx, x), ctx.attr("kernel_shape")
+    window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
+    ones = ctx.table(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
+    return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
+
+
+@converter("GlobalLpPool", types=(FLOATS,), since=2)
+def _global_lp_pool(ctx: Context) -> Value:
+    x = ctx.input(0)
+    if len(x.shape) < 3:
+        ctx.unsupported("an image (n, c, ...)", str(x.shape))
+    axes = tuple(range(2, len(x.shape)))
+    return _root(ctx, ctx.emit("reduce_sum", _powered(ctx, x), axis=axes, keepdims=True))
+
+
+def _powered(ctx: Context, x: Value) -> Value:
+    p, size = ctx.attr("p"), ctx.emit("abs", x)
+    if p < 1:
+        ctx.unsupported("p of at least 1", str(p))
+    return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
+
+
+def _root(ctx: Context, x: Value) -> Value:
+    p = ctx.attr("p")
+    return x if p == 1 else ctx.emit("pow", x, ctx.number(1 / p, x.type.dtype))
+
+
+def _pool_window(ctx: Context) -> Window:
+    """Return the window; the ceiling mode adds what its last window reaches beyond the padding.
+
+    A last window that would start beyond the image and its padding before is dropped.
+    """
+    size = ctx.shape(0)[2:]
+    if ctx.attr("ceil_mode") and ctx.attr("auto_pad") == "VALID":
+        ctx.unsupported("ceil_mode without auto_pad VALID", "both")
+    window = window_of(ctx, ctx.attr("kernel_shape"), size)
+    if not ctx.attr("ceil_mode") or ctx.attr("auto_pad") not in ("NOTSET", ""):
+        return window
+    wide, extra = (1,) * (2 - len(size)) + size, []
+    for n, pads, reach, step in zip(wide, window.pads, window.reach, window.stride, strict=True):
+        count = -(-(n + sum(pads) - reach) // step) + 1
+        if (count - 1) * step >= n + pads[0]:
+            count -= 1
+        extra.append(max(0, (count - 1) * step + reach - n - sum(pads)))
+    return replace(window, extra=(extra[0], extra[1]))
+
+
+def _fits(window: Window) -> bool:
+    """Tell whether each pad is smaller than the kernel, as the pooling operators ask."""
+    return all(max(p) < k for p, k in zip(window.reached, window.kernel, strict=True))
+
+
+def _pool_settings(window: Window) -> dict[str, Any]:
+    how = {"kernel": window.kernel, "stride": window.stride, "pad": window.reached}
+    return {key: plain(value) for key, value in how.items()}
+
+
+def _counts(size: Shape, window: Window, include: bool) -> Values:
+    """Return how many elements each window of a dilated kernel averages: a mask convolved."""
+    mask = np.pad(np.ones(size), window.pads, constant_values=include)
+    mask = np.pad(mask, tuple((0, n) for n in window.extra))
+    ones = np.ones((1, 1, *window.kernel))
+    conv = operator_of("conv2d")
+    how = conv.settings({"stride": window.stride, "dilation": window.dilation})
+    counts: Values = np.asarray(conv.formula(mask[None, None], ones, **how))[0, 0]
+    return counts
+
+
+def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> Value:
+    """Combine one strided slice of the padded image for each element of the kernel."""
+    if math.prod(window.kernel) > _MOST_TAPS:
+        ctx.unsupported(f"dilated kernels of at most {_MOST_TAPS} elements", str(window.kernel))
+    if ctx.attr("pads") or any(map(any, window.reached)):
+        x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
+    n, c, h, w = x.shape
+    last = [s - r for s, r in zip((h, w), window.reach, strict=True)]
+    if min(last) < 0:
+        ctx.unsupported("a window no larger than the padded image", f"{window.reach}")
+    taps = []
+    for i, j in itertools.product(*map(range, window.kernel)):
+        top, left = i * window.dilation[0], j * window.dilation[1]
+        end = (n, c, top + last[0] + 1, left + last[1] + 1)
+        step = (1, 1, *window.stride)
+        taps.append(ctx.emit("slice", x, begin=(0, 0, top, left), end=end, step=step))
+    return functools.reduce(lambda one, other: ctx.emit(op, one, other), taps)

@@ -1,0 +1,368 @@
+"""Another number format for a graph: fp16 or bf16 throughout; int8 for products and convolutions.
+
+int8: y = (sx sw) (qx qw + qb), qx = round(x / sx) + ox; unless scales are given symmetric, one
+each, sx = max|x| / 127.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+
+import numpy as np
+
+from ascend_lab.compiler import ir
+from ascend_lab.compiler.draft import Draft, given_attrs
+from ascend_lab.compiler.evaluate import evaluate, random_inputs
+from ascend_lab.compiler.passes.quantised import fold
+from ascend_lab.compiler.passes.rewrite import Pass, derived
+from ascend_lab.compiler.passes.simplify import PRODUCTS
+from ascend_lab.errors import InputError
+from ascend_lab.operators.ops.formats import FLOATS
+
+LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
+HEAVY = ("conv2d", "matmul", "gemm")
+STEPS = 127
+"""Largest number used in int8: symmetric around 0, so that -128 is left out."""
+
+
+# -- fp16, bf16 -----------------------------------------------------------------------------------
+def convert(
+    graph: ir.Graph, dtype: str, source: str = "fp32", keep: frozenset[str] = frozenset()
+) -> tuple[ir.Graph, int]:
+    """Compute in `dtype` what is computed in `source`: inputs, constants and outputs change too.
+
+    What an operator keeps in a format of its own stays (batch norm's statistics in fp32, indices),
+    and so does what scales int32 sums, which only fp32 holds; constants beyond the largest number
+    of `dtype` become that number. Nodes that `keep` names stay in `source`: products still read
+    `dtype`, as the cube does, and write their sums as they are; inputs that they read and outputs
+    that they write stay, too. Raises `InputError` for a name that no node has.
+    """
+    if keep:
+        graph, keep = _gemms_apart(graph, _known(graph, keep))
+    if not any(kind.dtype == source for kind in graph.types.values()):
+        return graph, 0
+    state = _Conversion(graph, dtype, source, keep)
+    for node in graph.nodes:
+        state.node(node)
+    if not state.count:
+        return graph, 0
+    for name in graph.outputs:
+        maker = graph.producers.get(name)
+        stays = maker is not None and maker.name in keep
+        if not stays and graph.types[name].dtype == state.draft.types[name].dtype == source:
+            state.cast_output(name)
+    return state.draft.finish(), state.count
+
+
+class _Conversion:
+    """The graph converted so far; `names` holds each tensor in each format it exists in."""
+
+    def __init__(
+        self, graph: ir.Graph, dtype: str, source: str, keep: frozenset[str] = frozenset()
+    ) -> None:
+        self.graph, self.dtype, self.source = graph, dtype, source
+        self.keep = keep | scaled_sums(graph, source)
+        self.draft = Draft(graph, nodes=())
+        self.names: dict[tuple[str, str], str] = {}
+        self.count = 0
+        for name in graph.inputs:
+            stays = any(reader.name in keep for reader in graph.readers[name])
+            if graph.types[name].dtype == source and not stays:
+                self.draft.types[name] = replace(graph.types[name], dtype=dtype)
+                self.count += 1
+
+    def wanted(self, name: str, dtype: str) -> str:
+        """Return the name of a tensor in a format: itself, a converted constant, or a cast."""
+        draft, constant = self.draft, self.draft.constants.get(name)
+        if draft.types[name].dtype == dtype:
+            return name
+        if (name, dtype) not in self.names:
+            if constant is not None:
+                new = draft.add(in_format(constant, dtype), f"{name}_{dtype}")
+                self.count += 1
+            else:
+                new = draft.new_name(f"{name}_{dtype}")
+                kind = replace(draft.types[name], dtype=dtype)
+                draft.put(ir.Node(new, "cast", (name,), (new,), {"dtype": dtype}), kind)
+            self.names[name, dtype] = new
+        return self.names[name, dtype]
+
+    def node(self, node: ir.Node) -> None:
+        """Append a node in the format it computes in now, its inputs cast where they differ."""
+        operator = ir.operator_of(node.op)
+        names, rule = operator.names(len(node.inputs)), operator.types
+        before = tuple(t.dtype for t in self.graph.in_types(node))
+        main = rule.main(names, before)
+        attrs = operator.settings(node.attrs)
+        kept = node.name in self.keep
+        wide = kept and "out_dtype" in attrs and main == self.source
+        if not kept:
+            attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
+        if wide:
+            attrs = {**attrs, "out_dtype": self.source}
+        if node.op == "cast":
+            formats = tuple(self.draft.types[name].dtype for name in node.inputs)
+        else:
+            moves = main == self.source and self.dtype in rule.allowed and (wide or not kept)
+            self.count += moves
+            main = self.dtype if moves else main
+            formats = rule.inputs(names, main, attrs)
+        inputs = tuple(map(self.wanted, node.inputs, formats))
+        kinds = ir.infer(node.op, [self.draft.types[name] for name in inputs], attrs)
+        given = given_attrs(node.op, attrs)
+        self.draft.put(ir.Node(node.name, node.op, inputs, node.outputs, given), *kinds)
+
+    def cast_output(self, name: str) -> None:
+        """Let a graph output that is still in the old format be written by a cast."""
+        draft = self.draft
+        old, title = draft.new_name(f"{name}_{self.source}"), draft.new_name(f"{name}_cast")
+        kind = draft.types[old] = draft.types[name]
+        if name in draft.constants:
+            draft.constants[old] = draft.constants.pop(name)
+        for node in draft.nodes.values():
+            inputs, outputs = (
+                tuple(old if one == name else one for one in names)
+                for names in (node.inputs, node.outputs)
+            )
+            draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
+        cast = ir.Node(title, "cast", (old,), (name,), {"dtype": self.dtype})
+        draft.put(cast, replace(kind, dtype=self.dtype))
+
+
+def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
+    """Return the nodes that names mean, their own or their outputs'; `InputError` for others."""
+    nodes = {out: node.name for node in graph.nodes for out in node.outputs}
+    nodes |= {node.name: node.name for node in graph.nodes}
+    for name in sorted(keep):
+        if name not in nodes:
+            near = get_close_matches(name, nodes, 1)
+            remedy = f"did you mean {near[0]}?" if near else "passes may have merged it with others"
+            raise InputError(
+                f"{graph.name}: nodes to keep in fp32", f"{name}, which is none", remedy
+            )
+    return frozenset(nodes[name] for name in keep)
+
+
+def _gemms_apart(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, frozenset[str]]:
+    """Return the graph with gemms to keep as product, scales and sum: a gemm has one format."""
+    draft, kept = Draft(graph), set(keep)
+    for node in graph.nodes:
+        if node.name not in keep or node.op != "gemm":
+            continue
+        a = ir.operator_of(node.op).settings(node.attrs)
+        sides = {key: a[key] for key in ("trans_a", "trans_b")}
+        total = draft.insert("matmul", node.inputs[:2], sides, f"{node.name}_product")
+        kept.add(draft.made[total])
+        added = node.inputs[2]
+        if a["alpha"] != 1:
+            total = draft.insert("muls", (total,), {"number": a["alpha"]}, f"{node.name}_alpha")
+            kept.add(draft.made[total])
+        if a["beta"] != 1:
+            added = draft.insert("muls", (added,), {"number": a["beta"]}, f"{node.name}_beta")
+            kept.add(draft.made[added])
+        draft.become(node, "add", (total, added))
+    return draft.finish(), frozenset(kept)
+
+
+WHOLE_PRODUCTS = (*PRODUCTS, "conv2d", "depthwise_conv2d", "conv_transpose2d")
+SCALING = ("mul", "muls", "div", "reshape", "expand", "transpose", "cast")
+
+
+def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
+    """Return the nodes that scale whole sums, from their cast on, and what makes the scales.
+
+    Sums of products of bytes leave fp16 before they are scaled, and scales are too small for it:
+    both stay in `source`, down to the first node that does something else. Whole numbers that are
+    no sums of products are scaled by constants only: others may be masks of large tensors.
+    """
+    found: set[str] = set()
+    sums: set[str] = set()  # whole, or in `source` and not yet scaled or scaled once
+    casts: set[str] = set()
+    for node in graph.nodes:
+        kind = graph.types[node.output]
+        reads = sums.intersection(node.inputs)
+        if kind.dtype == "int32" and (reads or node.op in WHOLE_PRODUCTS):
+            sums.add(node.output)
+        elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
+            if kind.dtype == source:
+                found.add(node.name)
+                (sums if reads else casts).add(node.output)
+        elif node.op == "muls" and node.inputs[0] in casts:
+            found.add(node.name)
+        elif node.op in ("mul", "muls", "div") and reads:
+            found.add(node.name)
+            found |= _makers_of_scales(graph, [n for n in node.inputs if n not in sums])
+            sums.add(node.output)
+    return frozenset(found)
+
+
+def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
+    """Return the nodes that make scales: products, quotients and moves."""
+    found: set[str] = set()
+    while names:
+        maker = graph.producers.get(names.pop())
+        if maker is not None and maker.op in SCALING and maker.name not in found:
+            found.add(maker.name)
+            names += maker.inputs
+    return found
+
+
+def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
+    """Return a constant in another format: floats saturate; large ones convert when asked for."""
+    kind = replace(constant.type, dtype=dtype)
+    most = LARGEST.get(dtype, np.inf)
+    if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
+        return ir.Constant(kind, constant.data)
+    if isinstance(constant.data, ir.Fill):
+        return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -most), most)))
+
+    def converted(values: ir.Values) -> ir.Values:
+        wide = values if values.dtype == np.float32 else values.astype(np.float64)
+        return np.where(np.isinf(wide), wide, np.clip(wide, -most, most))
+
+    return derived(kind, converted, constant)
+
+
+# -- int8 -----------------------------------------------------------------------------------------
+def weighted(graph: ir.Graph) -> list[ir.Node]:
+    """Return the nodes that can run in int8: floats times constant weights."""
+    return [
+        node
+        for node in graph.nodes
+        if node.op in HEAVY
+        and all(name in graph.constants for name in node.inputs[1:])
+        and graph.types[node.inputs[0]].dtype != "int8"
+        and not node.attr("trans_a")
+        and graph.types[node.output].dtype == graph.types[node.inputs[0]].dtype
+    ]
+
+
+def measured_scales(graph: ir.Graph, seed: int = 0) -> dict[str, float]:
+    """Return max|x| / 127 of what those nodes read, in one run on seeded inputs."""
+    names = tuple(dict.fromkeys(node.inputs[0] for node in weighted(graph)))
+    values = evaluate(replace(graph, outputs=names), random_inputs(graph, seed)) if names else {}
+    return {name: scale_of(array) for name, array in values.items()}
+
+
+def scale_of(values: ir.Values) -> float:
+    """Return the step of a symmetric int8 scale that holds all values; 1 if all are 0."""
+    most = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
+    return most / STEPS if most > 0 and np.isfinite(most) else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How a layer is quantised: what it reads, and its weights by one scale or one a channel.
+
+    `shared`: an addition beside the layer reads the same quantised tensor.
+    """
+
+    scale: float
+    offset: int
+    weight_scales: tuple[float, ...]
+    weight_bits: int = 8
+    shared: bool = False
+
+
+def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
+    """Run convolutions and products with constant weights in int8.
+
+    `scales` gives the step of each tensor they read; None measures it on seeded inputs. Additions
+    beside a layer read its bytes, too.
+    """
+    known = measured_scales(graph) if scales is None else scales
+    layers = {
+        node.name: Steps(
+            known[node.inputs[0]],
+            0,
+            (scale_of(graph.constants[node.inputs[1]].array()),),
+            shared=True,
+        )
+        for node in weighted(graph)
+        if node.inputs[0] in known
+    }
+    return fold(in_pairs(graph, layers))[0] if layers else graph, len(layers)
+
+
+def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
+    """Return the graph with what layers read, and their weights, quantised and dequantised.
+
+    Equal steps of one tensor are one pair. Weights have a scale, or one per output channel.
+    """
+    draft = Draft(graph)
+    pairs: dict[tuple[str, float, int], str] = {}
+    for node in graph.nodes:
+        if node.name not in layers:
+            continue
+        one, x = layers[node.name], node.inputs[0]
+        attrs, key = {"scale": one.scale, "offset": one.offset}, (x, one.scale, one.offset)
+        if key not in pairs:
+            byte = draft.insert("quantise", (x,), attrs, f"{x}_int8")
+            kind = {**attrs, "dtype": graph.types[x].dtype}
+            pairs[key] = draft.insert("dequantise", (byte,), kind, f"{x}_back")
+        reads = (pairs[key], _whole_weights(draft, node, one), *node.inputs[2:])
+        draft.become(node, node.op, reads, node.attrs)
+    for name, layer in summands(graph, [name for name, one in layers.items() if one.shared]):
+        one, x = layers[layer], graph.node(layer).inputs[0]
+        share(draft, name, x, pairs[x, one.scale, one.offset])
+    return draft.finish()
+
+
+def summands(graph: ir.Graph, layers: Collection[str]) -> list[tuple[str, str]]:
+    """Return the additions of equal shapes that read what some layers read, and the layer."""
+    readers = {graph.node(layer).inputs[0]: layer for layer in reversed(list(layers))}
+    found = []
+    for node in graph.nodes:
+        shapes = {graph.types[name].shape for name in (*node.inputs, *node.outputs)}
+        if node.op == "add" and len(shapes) == 1:
+            found += [(node.name, readers[name]) for name in node.inputs if name in readers]
+    return found
+
+
+def share(draft: Draft, addition: str, summand: str, quantised: str) -> None:
+    """Let an addition read a quantised tensor in place of one of its summands."""
+    node = draft.current(addition)
+    inputs = [quantised if name == summand else name for name in node.inputs]
+    draft.become(node, node.op, inputs, node.attrs)
+
+
+def _whole_weights(draft: Draft, node: ir.Node, one: Steps) -> str:
+    """Insert a layer's weights as whole numbers, dequantised."""
+    name = node.inputs[1]
+    weight, found = draft.constants[name], np.asarray(one.weight_scales, np.float32)
+    rank = len(weight.type.shape)
+    axis = rank - 1 if node.op in PRODUCTS and not node.attr("trans_b", False) else 0
+    axis = rank - 2 if node.op in PRODUCTS and rank > 2 and node.attr("trans_b") else axis
+    scales = (
+        found.reshape([-1 if d == axis else 1 for d in range(rank)]) if found.size > 1 else found
+    )
+    most = 2 ** (one.weight_bits - 1) - 1
+
+    def whole(values: ir.Values) -> ir.Values:
+        found: ir.Values = np.rint(values.astype(np.float32) / scales)
+        return np.clip(found, -most - 1, most)
+
+    kind = weight.type.dtype
+    byte = draft.add(derived(replace(weight.type, dtype="int8"), whole, weight), f"{name}_int8")
+    if scales.size == 1:
+        attrs = {"scale": float(found[0]), "dtype": kind}
+        return draft.insert("dequantise", (byte,), attrs, f"{name}_back")
+    steps = draft.add(ir.Constant(ir.TensorType(scales.shape, "fp32"), scales), f"{name}_scales")
+    return draft.insert("dequantise", (byte, steps), {"dtype": kind}, f"{name}_back")
+
+
+FP16, BF16 = (
+    Pass(name, "precision", partial(convert, dtype=dtype), summary, "changed")
+    for name, dtype, summary in (
+        ("Fp16ConversionPass", "fp16", "computes fp32 graphs in fp16"),
+        ("Bf16ConversionPass", "bf16", "computes fp32 graphs in bf16"),
+    )
+)
+INT8 = Pass(
+    "Int8ConversionPass",
+    "precision",
+    quantise,
+    "runs convolutions and products with constant weights in int8",
+    "changed",
+)

@@ -1,0 +1,264 @@
+"""Convolutions take in what stands around them: batch norm, scale, bias, padding; and pooling.
+
+y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new bias a b + c, both
+computed in fp64 and rounded once, and only when somebody asks for their values.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Draft
+from ascend_lab.compiler.ir import Constant, Fill, Node, TensorType, Values
+from ascend_lab.compiler.passes.rewrite import Pass, derived, rewrites, settings, sweep
+from ascend_lab.operators.ops import formats, pooling
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """y = a x + c per channel: constants, and the function of their arrays that gives (a, c)."""
+
+    sources: tuple[Constant, ...]
+    factors: Callable[..., tuple[Any, Any]]
+
+    def wide(self, arrays: tuple[Values, ...]) -> tuple[Any, Any]:
+        """Return (a, c) in fp64."""
+        return self.factors(*(array.astype(np.float64) for array in arrays))
+
+
+def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant | None:
+    """Return a constant that broadcasts over channels (axis 1) only, or is one number."""
+    constant = draft.constant(name)
+    if constant is None or len(constant.type.shape) > rank:
+        return None
+    shape = (1,) * (rank - len(constant.type.shape)) + constant.type.shape
+    fits = shape in ((1, channels, *(1,) * (rank - 2)), (1,) * rank)
+    return constant if fits else None
+
+
+def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
+    """Return a node as (what it reads, scale and shift of each channel); None if it is no such."""
+    if node.op == "batch_norm":
+        epsilon = settings(node)["epsilon"]
+
+        def normal(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
+            a = scale / np.sqrt(variance + epsilon)
+            return a, bias - mean * a
+
+        known = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)
+        return (node.inputs[0], Affine(known, normal)) if len(known) == 4 else None
+    if node.op in ("muls", "adds"):
+        number = settings(node)["number"]
+        both = (number, 0.0) if node.op == "muls" else (1.0, number)
+        return node.inputs[0], Affine((), lambda: both)
+    if node.op not in ("mul", "add"):
+        return None
+    kind = draft.type(node.output)
+    for x, other in (node.inputs, node.inputs[::-1]):
+        if len(kind.shape) >= 2 and draft.type(x) == kind:
+            found = per_channel(draft, other, len(kind.shape), kind.shape[1])
+            if found is not None and node.op == "mul":
+                return x, Affine((found,), lambda c: (c.ravel(), 0.0))
+            if found is not None:
+                return x, Affine((found,), lambda c: (1.0, c.ravel()))
+    return None
+
+
+def into_convolution(draft: Draft, node: Node) -> bool:
+    """Fold a scale and shift into the convolution before it, if nobody else reads that."""
+    found = affine_of(draft, node)
+    if found is None:
+        return node.op == "add" and _into_one(draft, node)
+    conv = draft.only(found[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
+    if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
+        return False
+    weight, biased = draft.constant(conv.inputs[1]), len(conv.inputs) > 2
+    bias = draft.constant(conv.inputs[2]) if biased else None
+    if weight is None or weight.type.dtype == "int8" or (biased and bias is None):
+        return False
+    turned, deep = conv.op == "conv_transpose2d", conv.op == "depthwise_conv2d"
+    scales, shifts = node.op not in ("add", "adds"), node.op not in ("mul", "muls")
+    if (turned and conv.attr("groups", 1) != 1) or (deep and not scales):
+        return False
+    reads = [conv.inputs[0], conv.inputs[1]]
+    if scales:
+        reads[1] = _weights(draft, conv, weight, found[1], 1 if turned else 0)
+    if deep and shifts:  # it takes no bias: the shift stays an addition
+        shift = _summand(draft, conv, None, found[1], (1, 1), "shift")
+        draft.become(conv, conv.op, reads, conv.attrs)
+        return draft.become(node, "add", (conv.output, shift))
+    if not deep and (shifts or biased):
+        reads.append(_summand(draft, conv, bias, found[1], (), "bias"))
+    return draft.become(conv, conv.op, reads, conv.attrs, node)
+
+
+def _into_one(draft: Draft, node: Node) -> bool:
+    """Let one of two convolutions that are added, the one with more taps, take both biases."""
+    both = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
+    if len(both) < 2 or draft.type(both[0].output) != draft.type(both[1].output):
+        return False
+
+    def size(conv: Node) -> tuple[int, int]:
+        wide = formats.pair("stride", settings(conv)["stride"])
+        return -math.prod(draft.type(conv.inputs[1]).shape[2:]), wide[0]
+
+    one, other = sorted(both, key=size)
+    known = [c for conv in both if (c := draft.constant(conv.inputs[-1])) and len(conv.inputs) > 2]
+    if len(other.inputs) < 3 or len(known) < sum(len(conv.inputs) > 2 for conv in both):
+        return False
+    total = derived(known[0].type, lambda *a: sum(b.astype(np.float64) for b in a), *known)
+    draft.become(one, "conv2d", (*one.inputs[:2], draft.add(total, f"{one.name}_bias")), one.attrs)
+    return draft.become(other, "conv2d", other.inputs[:2], other.attrs)
+
+
+def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
+    """Return the name of the weights times a."""
+    column = tuple(-1 if i == axis else 1 for i in range(4))
+
+    def scaled(w: Values, *arrays: Values) -> Values:
+        a = np.asarray(affine.wide(arrays)[0], np.float64)
+        result: Values = w * (a if a.size == 1 else a.reshape(column))
+        return result
+
+    made = derived(weight.type, scaled, weight, *affine.sources)
+    return draft.add(made, f"{conv.inputs[1]}_scaled")
+
+
+def _summand(
+    draft: Draft, conv: Node, bias: Constant | None, affine: Affine, tail: Sequence[int], what: str
+) -> str:
+    """Return the name of a b + c, one number a channel."""
+    out = draft.type(conv.output)
+    kind, old = TensorType((out.shape[1], *tail), out.dtype), () if bias is None else (bias,)
+
+    def shifted(*arrays: Values) -> Values:
+        a, c = affine.wide(arrays[len(old) :])
+        start = a * arrays[0].astype(np.float64) if old else 0.0
+        return np.broadcast_to(c + start, kind.shape[:1]).reshape(kind.shape)
+
+    return draft.add(derived(kind, shifted, *old, *affine.sources), f"{conv.name}_{what}")
+
+
+CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
+    Pass(name, "fuse", sweep(into_convolution, *ops), f"{it} the convolution before it", "rounded")
+    for name, it, *ops in (
+        ("ConvBatchnormFusionPass", "folds batch norm into the weights and bias of", "batch_norm"),
+        ("ConvScaleFusionPass", "folds a factor per channel into", "mul", "muls"),
+        ("AABiasaddConvFusion", "makes a summand per channel the bias of", "add", "adds"),
+    )
+)
+
+
+@rewrites("BatchnormScaleFusionPass", "mul", "muls", "add", "adds", values="rounded")
+def batch_norm_scale(draft: Draft, node: Node) -> bool:
+    """Fold factors and summands per channel into the batch norm before them."""
+    found = affine_of(draft, node)
+    norm = None if found is None else draft.only(found[0], "batch_norm")
+    if found is None or norm is None or draft.type(norm.inputs[0]) != draft.type(norm.output):
+        return False
+    scale, bias = (draft.constant(name) for name in norm.inputs[1:3])
+    if scale is None or bias is None:
+        return False
+    affine = found[1]
+
+    def part(place: int, old: Values, *arrays: Values) -> Values:
+        a, c = affine.wide(arrays)
+        result: Values = (old * a, old * a + c)[place]
+        return result
+
+    new = [
+        draft.add(derived(one.type, partial(part, i), one, *affine.sources), name)
+        for i, (one, name) in enumerate(zip((scale, bias), norm.inputs[1:3], strict=True))
+    ]
+    reads = (norm.inputs[0], *new, *norm.inputs[3:])
+    return draft.become(norm, "batch_norm", reads, norm.attrs, node)
+
+
+# -- padding, windows as large as the image -------------------------------------------------------
+@rewrites("PadConv2dFusionPass", "conv2d", "depthwise_conv2d")
+def pad_conv(draft: Draft, node: Node) -> bool:
+    """Let a convolution pad with zeros itself."""
+    source = draft.only(node.inputs[0], "pad")
+    if source is None or settings(source)["value"] != 0:
+        return False
+    outer = settings(source)["pads"]
+    if any(any(p) for p in outer[:2]):
+        return False
+    own = formats.pad_pairs("conv2d", settings(node)["pad"])
+    pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(outer[2:], own, strict=True))
+    reads = (*source.inputs, *node.inputs[1:])
+    return draft.become(node, node.op, reads, {**node.attrs, "pad": pads})
+
+
+@rewrites("ConvToFullyConnectionFusionPass", "conv2d", stage="opt-in", values="rounded")
+def fully_connected(draft: Draft, node: Node) -> bool:
+    """Turn a convolution over a window as large as the image into a matrix product (n, c h w).
+
+    One node becomes three: of use where matrix products are what is tuned, not to save nodes.
+    """
+    x, weight = (draft.type(name) for name in node.inputs[:2])
+    options, out = settings(node), draft.type(node.output)
+    constants = [draft.constant(name) for name in node.inputs[1:]]
+    whole = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
+    padded = any(map(any, formats.pad_pairs("conv2d", options["pad"])))
+    if not whole or padded or options["groups"] != 1 or constants[0] is None or None in constants:
+        return False
+    if formats.pair("dilation", options["dilation"]) != (1, 1) and weight.shape[2:] != (1, 1):
+        return False
+    if options["out_dtype"] or x.dtype == "int8":
+        return False
+    k, n = weight.shape[0], x.shape[0]
+    inner = weight.elements // k
+    kind = TensorType((k, inner), weight.dtype)
+    flat = derived(kind, lambda w: w.reshape(k, inner), constants[0])
+    rows = draft.insert("reshape", node.inputs[:1], {"shape": (n, inner)}, f"{node.name}_rows")
+    reads = (rows, draft.add(flat, f"{node.inputs[1]}_matrix"), *node.inputs[2:])
+    op = "gemm" if len(constants) > 1 else "matmul"
+    made = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
+    return draft.become(node, "reshape", [made], {"shape": out.shape})
+
+
+# -- pooling --------------------------------------------------------------------------------------
+def _window(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
+    options = settings(node)
+    return pooling.geometry(*(options[key] for key in ("kernel", "stride", "pad")))
+
+
+@rewrites("AReduceMeanFusionPass", "reduce_mean")
+def mean_of_image(draft: Draft, node: Node) -> bool:
+    """Turn a mean over the pixels into global average pooling."""
+    shape, options = draft.type(node.inputs[0]).shape, settings(node)
+    if len(shape) != 4 or formats.axes_of("reduce_mean", options["axis"], shape) != (2, 3):
+        return False
+    if options["keepdims"]:
+        return draft.become(node, "global_avg_pool", node.inputs)
+    mean = draft.insert("global_avg_pool", node.inputs, name=f"{node.name}_mean")
+    return draft.become(node, "reshape", [mean], {"shape": shape[:2]})
+
+
+@rewrites("GlobalPoolingPass", "avg_pool2d")
+def pool_of_image(draft: Draft, node: Node) -> bool:
+    """Turn an average over the whole image into global average pooling."""
+    size, _, pads = _window(node)
+    whole = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
+    return whole and draft.become(node, "global_avg_pool", node.inputs)
+
+
+@rewrites("PoolingToConvPass", "max_pool2d", "avg_pool2d", stage="opt-in", values="changed")
+def pool_to_conv(draft: Draft, node: Node) -> bool:
+    """Turn pooling into a strided convolution, to be trained again.
+
+    The weights are all 1 / window: for average pooling that counts its padding the results are
+    the same; a maximum becomes a mean, and only training the new weights makes up for that.
+    """
+    kind, (size, step, pads) = draft.type(node.inputs[0]), _window(node)
+    channels = kind.shape[1]
+    weights = TensorType((channels, 1, *size), kind.dtype)
+    filled = Constant(weights, Fill(1.0 / float(np.prod(size))))
+    attrs = {"stride": step, "pad": pads, "groups": channels}
+    name = draft.add(filled, f"{node.name}_weight")
+    return draft.become(node, "conv2d", (node.inputs[0], name), attrs)

@@ -1,0 +1,293 @@
+"""Rules that rewrite a node, the patterns they look for, and passes in rounds until none matches.
+
+Patterns are nested tuples, matched from the last node backwards:
+
+    ("mul", "x", ("sigmoid", "x"))              x * sigmoid(x), both the same tensor
+    ("adds", "x", {"number": 1.0})              an attribute with a value (numbers within 0.1 %)
+    ("adds", "x", {"number": "$eps"})           an attribute to remember
+    ("pow", "x", 3.0)                           a constant that holds one number
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ascend_lab.compiler.draft import SMALL, Draft
+from ascend_lab.compiler.ir import Constant, Graph, Node, TensorType, Values, operator_of
+from ascend_lab.errors import GraphError, InputError
+from ascend_lab.operators.ops.formats import round_to
+
+Rule = Callable[[Draft, Node], bool]
+Apply = Callable[[Graph], tuple[Graph, int]]
+Effect = Literal["exact", "rounded", "steps", "changed"]
+Pattern = Any
+Found = dict[str, Any]
+CLOSE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A rewriting of graphs under a name; `apply` returns the graph and how often it matched.
+
+    `stage` says when it runs: "prepare" (rids a graph of what does nothing) and "fuse" (joins what
+    one kernel computes) by default, "opt-in" and "precision" only where a caller names it.
+    `values` says what happens to results: "exact" keeps every bit; "rounded" rounds at other
+    places; "steps" lands on a neighbouring step of a quantised tensor at most; "changed" computes
+    something else, and is applied only when asked for.
+    """
+
+    name: str
+    stage: str
+    apply: Apply
+    summary: str
+    values: Effect = "exact"
+
+    @property
+    def changes_values(self) -> bool:
+        """Tell whether the new graph computes something else, beyond rounding."""
+        return self.values == "changed"
+
+    def run(self, graph: Graph) -> Graph:
+        """Return the rewritten graph; the same object if nothing matched."""
+        return self.apply(graph)[0]
+
+
+def sweep(rule: Rule, *ops: str) -> Apply:
+    """Return the pass that offers every node (of `ops`, if given) to a rule once, in order."""
+
+    def apply(graph: Graph) -> tuple[Graph, int]:
+        names = [node.name for node in graph.nodes if not ops or node.op in ops]
+        if not names:
+            return graph, 0
+        draft, count = Draft(graph), 0
+        for name in names:
+            if name in draft.nodes:
+                node = draft.current(name)
+                count += (not ops or node.op in ops) and bool(rule(draft, node))
+        return (draft.finish(), count) if count else (graph, 0)
+
+    return apply
+
+
+def having(apply: Apply, *ops: str) -> Apply:
+    """Return a rewriting that leaves graphs without any of `ops` alone."""
+    return lambda graph: apply(graph) if any(n.op in ops for n in graph.nodes) else (graph, 0)
+
+
+def rewrites(
+    name: str, *ops: str, beside: str = "", stage: str = "fuse", values: Effect = "exact"
+) -> Callable[[Rule], Pass]:
+    """Make a rule the pass of that name over nodes of `ops`; its first line is the summary.
+
+    It leaves graphs alone that have no operator `beside`, if one is named.
+    """
+
+    def made(rule: Rule) -> Pass:
+        apply = having(sweep(rule, *ops), beside) if beside else sweep(rule, *ops)
+        return Pass(name, stage, apply, (rule.__doc__ or "").splitlines()[0], values)
+
+    return made
+
+
+def settings(node: Node) -> dict[str, Any]:
+    """Return all attributes of a node, defaults filled in."""
+    return operator_of(node.op).settings(node.attrs)
+
+
+def derived(
+    kind: TensorType, compute: Callable[..., Values], *sources: Constant, small: int = SMALL
+) -> Constant:
+    """Return the constant `compute(*arrays)`: now if everything is small, else when asked for."""
+
+    def data() -> Values:
+        wide = [source.array() for source in sources]
+        with np.errstate(all="ignore"):
+            return round_to(np.asarray(compute(*wide)), kind.dtype)
+
+    lazy = Constant(kind, data)
+    if max([kind.elements, *(s.type.elements for s in sources)]) > small:
+        return lazy
+    return Constant(kind, lazy.array())
+
+
+def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
+    """Return what the names of the first fitting pattern stand for; None if none fits.
+
+    Nodes inside the match must not be read from outside it.
+    """
+    for pattern in patterns:
+        for found in _node(draft, node, pattern, {}):
+            readers: Mapping[str, set[str]] = found.pop("", {})
+            if all(draft.uses[name] == len(by) for name, by in readers.items()):
+                return found
+    return None
+
+
+def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
+    op, *parts = pattern
+    wanted = parts.pop() if parts and isinstance(parts[-1], dict) else {}
+    if node.op != op or len(node.inputs) != len(parts):
+        return
+    bound = _attributes(settings(node), wanted, found)
+    if bound is None:
+        return
+    for inputs in (node.inputs, node.inputs[::-1]) if node.has("commutes") else (node.inputs,):
+        yield from _inputs(draft, node, list(zip(inputs, parts, strict=True)), bound)
+
+
+def _inputs(
+    draft: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
+) -> Iterator[Found]:
+    if not pairs:
+        yield found
+        return
+    (name, part), *rest = pairs
+    for bound in _tensor(draft, node, name, part, found):
+        yield from _inputs(draft, node, rest, bound)
+
+
+def _tensor(draft: Draft, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
+    name = draft.resolve(name)
+    if isinstance(part, str):
+        if found.get(part, name) == name:
+            yield {**found, part: name}
+    elif isinstance(part, float):
+        number = draft.number(name)
+        alike = number is not None and math.isclose(number, part, rel_tol=CLOSE)
+        if alike and not _widens(draft, reader, name):
+            yield found
+    else:
+        maker = draft.maker(name)
+        if maker is not None and len(maker.outputs) == 1:
+            readers = found.get("", {})
+            seen = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
+            yield from _node(draft, maker, part, seen)
+
+
+def _widens(draft: Draft, reader: Node, constant: str) -> bool:
+    """Tell whether a constant operand gives a node's result a shape that no other operand has.
+
+    x of shape (3,) times [[2.0]] is of shape (1, 3), which nothing made of x alone would be.
+    """
+    shape = draft.type(reader.output).shape
+    others = [name for name in map(draft.resolve, reader.inputs) if name != constant]
+    return all(draft.type(name).shape != shape for name in others)
+
+
+def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Found | None:
+    """Return `found` with the attributes to remember; None if one has another value."""
+    bound = dict(found)
+    for key, value in wanted.items():
+        got = options.get(key)
+        if isinstance(value, str) and value.startswith("$"):
+            if bound.setdefault(value[1:], got) != got:
+                return None
+        elif isinstance(value, float):
+            if not isinstance(got, (int, float)) or not math.isclose(got, value, rel_tol=CLOSE):
+                return None
+        elif got != value:
+            return None
+    return bound
+
+
+# -- rounds ---------------------------------------------------------------------------------------
+PASSES: dict[str, Pass] = {}
+"""Every pass by name, in the order they run; `register_pass` adds one."""
+USUAL: list[str] = []
+"""Names of those that run where nobody names any; the package fills both."""
+MOST_ROUNDS = 100
+"""Rounds after which passes count as undoing each other; networks settle in a handful."""
+
+
+def get_pass(name: str) -> Pass:
+    """Return a pass by name; raise `InputError` with the nearest name for an unknown one."""
+    if name not in PASSES:
+        near = difflib.get_close_matches(name, PASSES, 1, 0.3)
+        remedy = f"did you mean {near[0]}?" if near else "see PASSES"
+        raise InputError("the name of a pass", repr(name), remedy)
+    return PASSES[name]
+
+
+def register_pass(one: Pass) -> Pass:
+    """Add a pass of your own under its name; raise `InputError` if the name is taken."""
+    if one.name in PASSES:
+        raise InputError("a new name for a pass", one.name, "choose another")
+    PASSES[one.name] = one
+    return one
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One pass that matched: how often, and the graph before and after."""
+
+    name: str
+    matches: int
+    before: Graph
+    after: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run of passes did, pass by pass in order; those that found nothing are left out.
+
+    `settled`: no pass matches the last graph; a run that `rounds` ended cannot know.
+    """
+
+    start: Graph
+    steps: tuple[Step, ...] = ()
+    rounds: int = 0
+    settled: bool = True
+
+    @property
+    def matches(self) -> dict[str, int]:
+        """Matches of each pass over all rounds."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            found[step.name] = found.get(step.name, 0) + step.matches
+        return found
+
+    def __str__(self) -> str:
+        """Return a table: pass, matches, nodes before and after."""
+        lines = [f"{'pass':36} matches  nodes"]
+        for step in self.steps:
+            sizes = f"{len(step.before.nodes)} -> {len(step.after.nodes)}"
+            lines.append(f"{step.name:36} {step.matches:7}  {sizes}")
+        end = self.steps[-1].after if self.steps else self.start
+        nodes = f"{len(self.start.nodes)} -> {len(end.nodes)} nodes"
+        lines.append(f"{self.rounds} rounds: {nodes}{'' if self.settled else ', not settled'}")
+        return "\n".join(lines)
+
+
+def run_passes(
+    graph: Graph, names: Sequence[str] | None = None, *, rounds: int | None = None
+) -> tuple[Graph, Report]:
+    """Return the graph after the passes, repeated until none matches, and the report.
+
+    `names`: None for `DEFAULT`. `rounds`: stop after so many, settled or not.
+    Passes verify the graphs they return. Raises `InputError` for an unknown name, `GraphError` for
+    passes that never settle.
+    """
+    passes = [get_pass(name) for name in (USUAL if names is None else names)]
+    if rounds is not None and rounds < 1:
+        raise InputError("at least 1 round", str(rounds), "leave it out: until none matches")
+    steps: list[Step] = []
+    current, done, quiet = graph, 0, 0
+    while passes and done < (rounds or MOST_ROUNDS):
+        done += 1
+        for one in passes:
+            after, matches = one.apply(current)
+            quiet = quiet + 1 if after is current else 0
+            if after is not current:
+                steps.append(Step(one.name, matches, current, after))
+                current = after
+            if quiet == len(passes):
+                return current, Report(graph, tuple(steps), done)
+    if passes and rounds is None:
+        needed = f"{graph.name}: passes that settle"
+        found = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
+        raise GraphError(needed, found, "leave out one of those that undo each other")
+    return current, Report(graph, tuple(steps), done, settled=not passes)

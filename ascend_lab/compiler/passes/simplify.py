@@ -1,0 +1,409 @@
+"""What need not be computed: dead, constant or computed already, or changing nothing.
+
+Nodes change nothing, or less than they say, as identities, scalars, algebra, moves and casts.
+"""
+
+import math
+from collections.abc import Hashable
+
+import numpy as np
+
+from ascend_lab.compiler.draft import SMALL, Draft, pruned
+from ascend_lab.compiler.evaluate import compute
+from ascend_lab.compiler.ir import Constant, Fill, Graph, Node, Values
+from ascend_lab.compiler.passes.rewrite import Pass, derived, rewrites, settings, sweep
+from ascend_lab.operators.ops.formats import FLOATS
+
+
+def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
+    """Drop nodes, constants and types that no output of the graph depends on."""
+    kept = pruned(graph)
+    gone = len(graph.nodes) - len(kept.nodes) + len(graph.constants) - len(kept.constants)
+    return (kept, gone) if gone else (graph, 0)
+
+
+def fold_constants(draft: Draft, node: Node) -> bool:
+    """Compute a node of constants: small results now, large ones when asked for.
+
+    A node whose result is far larger than what it reads (expand) stays, unless it is a `Fill`.
+    """
+    if node.op == "trans_data" or not node.inputs or not draft.outputs.isdisjoint(node.outputs):
+        return False
+    known = [c for c in map(draft.constant, node.inputs) if c is not None]
+    kinds = [draft.type(name) for name in node.outputs]
+    limit = max(SMALL, sum(c.type.elements for c in known))
+    filled = node.has("moves") and bool(known) and isinstance(known[0].data, Fill)
+    filled = filled and (node.op != "concat" or all(c.data == known[0].data for c in known))
+    if len(known) < len(node.inputs) or not (filled or sum(k.elements for k in kinds) <= limit):
+        return False
+    for i, (name, kind) in enumerate(zip(node.outputs, kinds, strict=True)):
+        one = Constant(kind, known[0].data) if filled else _result(draft, node, i, known)
+        draft.replace(name, draft.add(one, f"{name}_folded"))
+    draft.remove(node.name)
+    return True
+
+
+def _result(draft: Draft, node: Node, place: int, known: list[Constant]) -> Constant:
+    """Return output `place` of a node as a constant."""
+    types = {name: draft.type(name) for name in (*node.inputs, *node.outputs)}
+    alone = Graph(node.name, (), node.outputs, (node,), types)
+
+    def value(*arrays: Values) -> Values:
+        return np.asarray(compute(alone, node, list(arrays))[place])
+
+    return derived(types[node.outputs[place]], value, *known)
+
+
+def merge_common(graph: Graph) -> tuple[Graph, int]:
+    """Let nodes with the same operator, inputs and attributes, and equal constants, be one."""
+    draft, count = Draft(graph), 0
+    seen: dict[Hashable, str] = {}
+    for name, constant in graph.constants.items():
+        first = seen.setdefault(_content(constant), name)
+        if first != name and name not in draft.outputs:
+            draft.replace(name, first)
+            count += 1
+    nodes: dict[Hashable, str] = {}
+    for node in draft:
+        key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
+        twin = draft.nodes[nodes.setdefault(key, node.name)]
+        if twin.name == node.name:
+            continue
+        if len(node.outputs) == 1:
+            count += draft.forward(node, twin.output)
+        elif draft.outputs.isdisjoint(node.outputs):
+            for old, new in zip(node.outputs, twin.outputs, strict=True):
+                draft.replace(old, new)
+            count += 1
+    return (draft.finish(), count) if count else (graph, 0)
+
+
+def _content(constant: Constant) -> Hashable:
+    """Return what two constants share if they are equal; large arrays only equal themselves."""
+    data = constant.data
+    if not isinstance(data, np.ndarray):
+        return constant.type, id(data) if callable(data) else data
+    large = constant.type.elements > SMALL
+    return constant.type, id(data) if large else constant.array().tobytes()
+
+
+DEAD_CODE = Pass(
+    "DeadCodeEliminationPass", "prepare", remove_dead_code, "drops what no output depends on"
+)
+FOLDING = Pass(
+    "ConstantFoldingPass",
+    "prepare",
+    sweep(fold_constants),
+    "computes what depends on constants only",
+)
+COMMON = Pass(
+    "CommonSubexpressionEliminationPass", "prepare", merge_common, "computes equal expressions once"
+)
+
+
+PRODUCTS = ("matmul", "batch_matmul", "gemm")
+LIMITS = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
+POWERS = {2.0: "square", 0.5: "sqrt", -1.0: "rec"}
+NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0, "pow": 1.0}
+HOLDS = {
+    "fp32": ("fp16", "bf16", "int8", "uint8"),
+    "fp16": ("int8", "uint8"),
+    "bf16": ("int8", "uint8"),
+    "int32": ("int8", "uint8"),
+}
+"""Formats all of whose numbers another format holds exactly."""
+
+
+# -- identities -----------------------------------------------------------------------------------
+@rewrites("IdentityEliminationPass", stage="prepare")
+def identity(draft: Draft, node: Node) -> bool:
+    """Remove reshapes, casts, pads, slices, sums and products that change nothing."""
+    if len(node.outputs) > 1:
+        return False
+    if node.has("broadcasts"):
+        return _without_expand(draft, node) or _neutral_operand(draft, node)
+    source = node.inputs[0]
+    if draft.type(source) != draft.type(node.output) or not _is_identity(draft, node):
+        return False
+    return draft.forward(node, source)
+
+
+def _is_identity(draft: Draft, node: Node) -> bool:
+    """Tell whether a node that keeps its input's type keeps its values."""
+    options, shape = settings(node), draft.type(node.inputs[0]).shape
+    if node.op in ("reshape", "expand", "cast", "split", "trans_data", "pad", "slice"):
+        return True  # with the type kept there is nothing left to change
+    if node.op in ("global_avg_pool", "global_max_pool"):
+        return shape[2:] == (1, 1)
+    if node.op in ("concat", "max_pool2d", "avg_pool2d"):
+        single = options.get("kernel", 1) in (1, (1, 1))
+        return len(node.inputs) == 1 and single and options.get("stride") in (None, 1, (1, 1))
+    if node.op == "transpose":
+        return order_of(draft, node) == tuple(range(len(shape)))
+    return (node.op, options.get("number")) in (("adds", 0), ("muls", 1))
+
+
+def _neutral_operand(draft: Draft, node: Node) -> bool:
+    """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 whose constant does not enlarge x."""
+    for value, other in _pairs(node):
+        same = node.op in NEUTRAL and draft.type(value) == draft.type(node.output)
+        if same and draft.number(other) == NEUTRAL[node.op]:
+            return draft.forward(node, value)
+    return False
+
+
+def _pairs(node: Node) -> list[tuple[str, str]]:
+    """Return the two operands, in both orders where the operator commutes."""
+    x, y = node.inputs
+    return [(x, y), (y, x)] if node.has("commutes") else [(x, y)]
+
+
+def _without_expand(draft: Draft, node: Node) -> bool:
+    """Let a broadcasting node repeat its operand itself where the other one has the full shape."""
+    for place in (0, 1):
+        maker, other = draft.maker(node.inputs[place]), node.inputs[1 - place]
+        full = draft.type(other).shape == draft.type(node.output).shape
+        if full and maker is not None and maker.op == "expand":
+            inputs = (maker.inputs[0], other) if place == 0 else (other, maker.inputs[0])
+            return draft.become(node, node.op, inputs, node.attrs)
+    return False
+
+
+@rewrites("GemmToMatMulPass", "gemm")
+def gemm_to_matmul(draft: Draft, node: Node) -> bool:
+    """Drop a bias that is zero."""
+    options = settings(node)
+    nothing = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
+    attrs = {key: options[key] for key in ("trans_a", "trans_b")}
+    return (
+        nothing and options["alpha"] == 1 and draft.become(node, "matmul", node.inputs[:2], attrs)
+    )
+
+
+# -- operands that are one number -----------------------------------------------------------------
+@rewrites(
+    "ScalarOperandPass", *("add", "sub", "mul", "div", "pow", "max", "min", "clip"), stage="prepare"
+)
+def scalar_operand(draft: Draft, node: Node) -> bool:
+    """Turn operands that are one number into attributes: adds, muls, square, relu, clip."""
+    if node.op == "clip":
+        limits = tuple(settings(node)[key] for key in ("low", "high"))
+        named = next((op for op, ends in LIMITS.items() if ends == limits), "")
+        return bool(named) and draft.become(node, named, node.inputs)
+    x, other = node.inputs
+    number = draft.number(other)
+    if number is None and node.has("commutes"):
+        x, other, number = other, x, draft.number(x)
+    kind = draft.type(node.output)
+    if number is None or draft.type(x) != kind or kind.dtype not in FLOATS:
+        return _reciprocal(draft, node)
+    if node.op in ("add", "sub"):
+        return draft.become(node, "adds", [x], {"number": number if node.op == "add" else -number})
+    power_of_two = abs(math.frexp(number)[0]) == 0.5  # multiplying by 1 / number is as exact
+    if node.op == "mul" or (node.op == "div" and power_of_two):
+        factor = number if node.op == "mul" else 1 / number
+        return draft.become(node, "muls", [x], {"number": factor})
+    if node.op == "pow" and number in POWERS:
+        return draft.become(node, POWERS[number], [x])
+    if node.op in ("max", "min") and not math.isnan(number):
+        low, high = (number, math.inf) if node.op == "max" else (-math.inf, number)
+        return draft.become(node, "clip", [x], {"low": low, "high": high})
+    return False
+
+
+def _reciprocal(draft: Draft, node: Node) -> bool:
+    """Replace 1 / x, and x x by the square."""
+    x, y = node.inputs
+    kind = draft.type(node.output)
+    if node.op == "div" and draft.number(x) == 1.0 and draft.type(y) == kind:
+        return draft.become(node, "rec", [y])
+    return (
+        node.op == "mul" and x == y and kind.dtype != "int32" and draft.become(node, "square", [x])
+    )
+
+
+# -- algebra --------------------------------------------------------------------------------------
+@rewrites(
+    "AlgebraicSimplificationPass",
+    *("add", "sub", "neg", "abs", "square", "clip", "relu", "relu6", "muls"),
+    stage="prepare",
+)
+def algebra(draft: Draft, node: Node) -> bool:
+    """Double negations, sums with negatives, limits of limits: exact identities.
+
+    A ReLU of the largest of windows is done before these are sought: a convolution takes it along.
+    """
+    if node.op in ("add", "sub"):
+        return _sum_with_negative(draft, node)
+    source = draft.maker(node.inputs[0])
+    if source is None:
+        return False
+    if node.op in ("relu", "abs") and (source.has("nonnegative") or source.op == "square"):
+        return draft.forward(node, node.inputs[0])
+    if node.op == "relu" and source.has("largest"):
+        conv = draft.only(source.inputs[0]) if draft.only(node.inputs[0]) else None
+        if conv is None or not conv.has("convolution"):
+            return False
+        limited = draft.insert("relu", source.inputs, name=f"{node.name}_before")
+        return draft.become(node, source.op, (limited,), source.attrs)
+    if node.op in ("clip", "relu", "relu6"):
+        return _limits(draft, node, source)
+    if node.op == "neg" and source.op == "neg":
+        return draft.forward(node, source.inputs[0])
+    if node.has("even") and source.op == "neg":
+        return draft.become(node, node.op, source.inputs)
+    negates = node.op == "muls" and node.attr("number") == -1
+    return negates and draft.become(node, "neg", node.inputs)
+
+
+def _sum_with_negative(draft: Draft, node: Node) -> bool:
+    """Turn x + (-y) into x - y and x - (-y) into x + y."""
+    for first, second in _pairs(node):
+        maker = draft.maker(second)
+        if maker is not None and maker.op == "neg":
+            other = "sub" if node.op == "add" else "add"
+            return draft.become(node, other, (first, maker.inputs[0]))
+    return False
+
+
+def _bounds(node: Node) -> tuple[float, float] | None:
+    if node.op == "clip":
+        options = settings(node)
+        return float(options["low"]), float(options["high"])
+    return LIMITS.get(node.op)
+
+
+def _limits(draft: Draft, node: Node, source: Node) -> bool:
+    """Merge two limits on a value into one."""
+    outer, inner = _bounds(node), _bounds(source)
+    if outer is None or inner is None:
+        return False
+    low, high = (min(max(end, outer[0]), outer[1]) for end in inner)
+    if (low, high) == inner:
+        return draft.forward(node, node.inputs[0])
+    return draft.become(node, "clip", source.inputs, {"low": low, "high": high})
+
+
+@rewrites("ReassociationPass", "muls", "adds", "div", stage="prepare", values="rounded")
+def reassociation(draft: Draft, node: Node) -> bool:
+    """Merge successive constant factors and summands; divide by multiplying.
+
+    (x a) b = x (a b), (x + a) + b = x + (a + b), x / a = x (1/a): one rounding instead of two, so
+    that the last digit may differ.
+    """
+    if node.op == "div":
+        number = draft.number(node.inputs[1])
+        if not number or draft.type(node.inputs[0]) != draft.type(node.output):
+            return False
+        return draft.become(node, "muls", node.inputs[:1], {"number": 1 / number})
+    source = draft.only(node.inputs[0], node.op)
+    if source is None:
+        return False
+    a, b = settings(source)["number"], settings(node)["number"]
+    both = a + b if node.op == "adds" else a * b
+    return math.isfinite(both) and draft.become(node, node.op, source.inputs, {"number": both})
+
+
+# -- moves ----------------------------------------------------------------------------------------
+def order_of(draft: Draft, node: Node) -> tuple[int, ...]:
+    """Return a transpose's permutation, counted from 0."""
+    rank = len(draft.type(node.output).shape)
+    perm = settings(node)["perm"]
+    return tuple(range(rank))[::-1] if perm is None else tuple(int(p) % rank for p in perm)
+
+
+@rewrites("PermutePass", "transpose", *PRODUCTS, stage="prepare")
+def permute(draft: Draft, node: Node) -> bool:
+    """Merge transposes, also around a pointwise node, and fold them into products and reshapes."""
+    if node.op in PRODUCTS:
+        return _transposed_operand(draft, node)
+    source, order = draft.maker(node.inputs[0]), order_of(draft, node)
+    same = tuple(range(len(order)))
+    if source is not None and source.op == "transpose":
+        first = order_of(draft, source)
+        merged = tuple(first[axis] for axis in order)
+        if merged == same and draft.forward(node, source.inputs[0]):
+            return True
+        return draft.become(node, "transpose", source.inputs, {"perm": merged})
+    if source is not None and _around(draft, node, order):
+        return True
+    shape = draft.type(node.inputs[0]).shape
+    moved = [axis for axis in order if shape[axis] != 1]
+    still = moved == sorted(moved) and order != same
+    sizes = {"shape": draft.type(node.output).shape}
+    return still and draft.become(node, "reshape", node.inputs, sizes)
+
+
+def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
+    """Turn transpose, pointwise, transpose into pointwise, transpose."""
+    middle = draft.only(node.inputs[0])
+    if middle is None or not middle.has("pointwise"):
+        return False
+    first = draft.only(middle.inputs[0], "transpose")
+    if first is None:
+        return False
+    inner = order_of(draft, first)
+    draft.become(middle, middle.op, first.inputs, middle.attrs)
+    merged = tuple(inner[axis] for axis in order)
+    return draft.become(node, "transpose", [middle.output], {"perm": merged})
+
+
+def _transposed_operand(draft: Draft, node: Node) -> bool:
+    """Drop a transpose of the last two axes in front of a product: it has an attribute for it."""
+    for place, key in ((0, "trans_a"), (1, "trans_b")):
+        maker = draft.maker(node.inputs[place])
+        if maker is None or maker.op != "transpose":
+            continue
+        order = order_of(draft, maker)
+        last = len(order) - 1
+        if order == (*range(last - 1), last, last - 1):
+            inputs = list(node.inputs)
+            inputs[place] = maker.inputs[0]
+            attrs = {**node.attrs, key: not node.attr(key, False)}
+            return draft.become(node, node.op, inputs, attrs)
+    return False
+
+
+@rewrites("ReshapeRemovePass", "reshape", stage="prepare")
+def reshapes(draft: Draft, node: Node) -> bool:
+    """Merge reshapes of reshapes."""
+    source, kind = draft.maker(node.inputs[0]), draft.type(node.output)
+    if source is None or source.op != "reshape":
+        return False
+    if draft.type(source.inputs[0]) == kind and draft.forward(node, source.inputs[0]):
+        return True
+    return draft.become(node, "reshape", source.inputs, {"shape": kind.shape})
+
+
+# -- casts ----------------------------------------------------------------------------------------
+@rewrites("CastRemovePass", "cast", stage="prepare")
+def casts(draft: Draft, node: Node) -> bool:
+    """Remove casts to the same format, pairs that lose nothing, and those around x * number."""
+    kind, source = draft.type(node.output), draft.maker(node.inputs[0])
+    if draft.type(node.inputs[0]) == kind:
+        return draft.forward(node, node.inputs[0])
+    if source is None or source.op != "cast":
+        return _around_number(draft, node)
+    start = source.inputs[0]
+    if draft.type(start).dtype not in HOLDS.get(draft.type(source.output).dtype, ()):
+        return False
+    if draft.type(start) == kind:
+        return draft.forward(node, start)
+    return draft.become(node, "cast", source.inputs, settings(node))
+
+
+def _around_number(draft: Draft, node: Node) -> bool:
+    """Turn fp16 -> fp32, muls or adds, -> fp16 into muls or adds, which round once as well.
+
+    ONNX rounds the number of x * number to x's format; a model that must not writes the casts.
+    Ours keeps the number in fp32 anyway.
+    """
+    middle = draft.only(node.inputs[0], "muls", "adds")
+    wide = None if middle is None else draft.maker(middle.inputs[0])
+    if middle is None or wide is None or wide.op != "cast":
+        return False
+    start = wide.inputs[0]
+    narrow = draft.type(start).dtype in ("fp16", "bf16") and draft.type(wide.output).dtype == "fp32"
+    if not narrow or draft.type(start) != draft.type(node.output):
+        return False
+    return draft.become(node, middle.op, [start], middle.attrs)

@@ -1,0 +1,334 @@
+"""The slicer: which part of every tensor a piece of the outputs needs, by slice rules backwards.
+
+An operator's slice rule says which axis of each operand follows an axis of its result, and which
+entries a range of it needs. So a walk starts at the results and goes backwards, for tiles that fit
+memory as for slices that fit L2.
+
+Ranges are cut off at the borders of a tensor, and only what reaches beyond a border keeps padding.
+A grid of tiles is two families of walks; the fewest tiles that fit memory are chosen, as each one
+computes its halo again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ascend_lab.compiler.draft import Draft, given_attrs
+from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, verify
+from ascend_lab.compiler.lower.piece import read_outside
+from ascend_lab.compiler.placement import live_bytes
+from ascend_lab.errors import AscendLabError, InputError, ShapeError
+from ascend_lab.operators.ops.slicing import AxisRule, Cut, Range, SliceRules, cut
+
+Rules = Mapping[str, SliceRules]
+"""Slice rules of every node of a graph at its whole shapes."""
+
+
+def rules_of(graph: Graph, node: Node) -> SliceRules:
+    """Return the slice rules of a node at its shapes."""
+    return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
+
+
+def all_rules(graph: Graph) -> Rules:
+    """Return the slice rules of every node."""
+    return {node.name: rules_of(graph, node) for node in graph.nodes}
+
+
+def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
+    """Return consecutive nodes as a graph that writes what is read outside them."""
+    written = {n: None for node in nodes for n in node.outputs}
+    read = {n: None for node in nodes for n in node.inputs if n not in written}
+    constants = {n: graph.constants[n] for n in read if n in graph.constants}
+    inputs = tuple(n for n in read if n not in constants)
+    types = {n: graph.types[n] for n in (*read, *written)}
+    outs = tuple(read_outside(graph, nodes))
+    return Graph(name, inputs, outs, tuple(nodes), types, constants)
+
+
+def hull(ranges: Iterable[Range]) -> Range:
+    """Return the smallest range that holds all."""
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
+
+
+# -- ranges ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One piece of the outputs: the range of every tensor it needs, and how every node is cut.
+
+    `axes` is the axis along which each tensor is cut; others are read whole.
+    """
+
+    axes: Mapping[str, int]
+    wanted: Mapping[str, Range]
+    need: Mapping[str, Range]
+    parts: Mapping[str, Cut]
+
+    def own(self, name: str, span: Range) -> Range:
+        """Return a range of a tensor counted from the first entry the piece has."""
+        return span[0] - self.need[name][0], span[1] - self.need[name][0]
+
+    def width(self, name: str) -> int:
+        """Return how many entries of a tensor the piece has."""
+        return self.need[name][1] - self.need[name][0]
+
+
+def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
+    """Return what ranges of the outputs need; raise `ShapeError` if that is padding only."""
+    need, parts = dict(wanted), {}
+    for node in reversed(graph.nodes):
+        span = hull(need[name] for name in node.outputs if name in need)
+        need.update(dict.fromkeys(node.outputs, span))
+        parts[node.name] = cut_node(graph, node, rules[node.name], axes, span)
+        for name, ranges in zip(node.inputs, parts[node.name].ranges, strict=True):
+            if axes.get(name) in ranges:
+                need[name] = hull(r for r in (need.get(name), ranges[axes[name]]) if r)
+    return Walk(axes, wanted, need, parts)
+
+
+def cut_node(
+    graph: Graph, node: Node, rules: SliceRules, axes: Mapping[str, int], span: Range
+) -> Cut:
+    """Return what a range of a node's results needs."""
+    axis, _ = split_rule(node, rules, axes)
+    return cut(rules, [t.shape for t in graph.in_types(node)], node.attrs, axis, span)
+
+
+def split_rule(node: Node, rules: SliceRules, axes: Mapping[str, int]) -> tuple[int, AxisRule]:
+    """Return the axis of a node's first output that is cut, and its rule.
+
+    Raises `InputError` where the operator does not split along it.
+    """
+    place, name = next((i, n) for i, n in enumerate(node.outputs) if n in axes)
+    for axis, rule in enumerate(rules.axes):
+        if rule.joins[place] == axes[name] and rule.splits:
+            return axis, rule
+    reasons = {r.reason for r in rules.axes if r.joins[place] == axes[name]}
+    got = f"{node.name} ({node.op}): {' '.join(reasons) or 'no such axis'}"
+    raise InputError(f"axis {axes[name]} of {name} in slices", got, "end the region before it")
+
+
+# -- tiles: one walk for rows, one for columns ----------------------------------------------------
+ROWS, COLUMNS = 2, 3
+"""Axes of (n, c, h, w)."""
+
+
+def tile_key(graph: Graph, walked: Walk, axis: int) -> object:
+    """Return what tiles that can share a graph have in common along one axis."""
+    nodes = []
+    for node in graph.nodes:
+        part = walked.parts[node.name]
+        reads = zip(node.inputs, part.ranges, strict=True)
+        inner = tuple(walked.own(n, r[axis]) for n, r in reads if axis in r)
+        nodes.append((repr(sorted(part.attrs.items())), inner))
+    widths = tuple(map(walked.width, walked.need))
+    return tuple(nodes), widths, tuple(walked.own(n, r) for n, r in walked.wanted.items())
+
+
+def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
+    """Return the graph of one kind of tile; its outputs are in the order of the graph's.
+
+    Rows and columns are independent, so that a tile is a pair of walks. Where one reader needs less
+    of a tensor than another, a `slice` cuts its part out.
+    """
+    draft = Draft(graph, nodes=())
+    for tensor in rows.need:
+        kind = graph.types[tensor]
+        sizes = (*kind.shape[:2], rows.width(tensor), cols.width(tensor))
+        draft.types[tensor] = replace(kind, shape=sizes)
+    for node in graph.nodes:
+        first = rows.parts[node.name]
+        shapes = [
+            (*t.shape[:2], r[ROWS][1] - r[ROWS][0], *t.shape[3:]) if ROWS in r else t.shape
+            for t, r in zip(graph.in_types(node), first.ranges, strict=True)
+        ]
+        rules = operator_of(node.op).slice_rules(shapes, first.attrs)
+        second = cut(rules, shapes, first.attrs, COLUMNS, cols.need[node.output])
+        reads = tuple(
+            _part(draft, tensor, rows.own(tensor, r[ROWS]), cols.own(tensor, c[COLUMNS]))
+            if ROWS in r
+            else tensor
+            for tensor, r, c in zip(node.inputs, first.ranges, second.ranges, strict=True)
+        )
+        new = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(second.attrs)))
+        draft.put(new, *(draft.types[n] for n in node.outputs))
+    outs = tuple(
+        _part(draft, n, rows.own(n, rows.wanted[n]), cols.own(n, cols.wanted[n]))
+        for n in graph.outputs
+    )
+    used = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
+    constants = {n: c for n, c in graph.constants.items() if n in used}
+    nodes = tuple(draft.nodes.values())
+    return Graph(name, graph.inputs, outs, nodes, draft.types, constants)
+
+
+def _part(draft: Draft, tensor: str, high: Range, wide: Range) -> str:
+    """Return the name of rows and columns of an image, cut out once for all readers."""
+    (top, bottom), (left, right), whole = high, wide, draft.types[tensor]
+    begin, end = (0, 0, top, left), (*whole.shape[:2], bottom, right)
+    if (begin, end) == ((0, 0, 0, 0), whole.shape):
+        return tensor
+    new = f"{tensor}.{top}_{bottom}_{left}_{right}"
+    if new not in draft.types:
+        shape = (*whole.shape[:2], bottom - top, right - left)
+        node = Node(new, "slice", (tensor,), (new,), {"begin": begin, "end": end})
+        draft.put(node, replace(whole, shape=shape))
+    return new
+
+
+# -- grids of tiles -------------------------------------------------------------------------------
+Box = tuple[Range, Range]
+"""Rows and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One run of a kind: the part of every image it reads, and of every output it writes."""
+
+    kind: int
+    reads: Mapping[str, Box]
+    writes: Mapping[str, Box]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Consecutive nodes: run as they are, or, with tiles, as one of `kinds` for every tile."""
+
+    graph: Graph
+    kinds: tuple[Graph, ...] = ()
+    tiles: tuple[Tile, ...] = ()
+
+
+def obstacle(graph: Graph, node: Node) -> str:
+    """Return why a node cannot be computed tile by tile, or "" if it can."""
+    if any(len(t.shape) != 4 or t.shape[2] * t.shape[3] == 1 for t in graph.out_types(node)):
+        return "its result is no image (n, c, h, w)"
+    try:
+        rules = rules_of(graph, node)
+    except AscendLabError as error:
+        return str(error)
+    ways = []
+    for axis in (ROWS, COLUMNS):
+        rule = rules.axes[axis]
+        if not rule.splits or set(rule.joins) != {axis}:
+            return f"axis {axis}: {rule.reason or 'pieces cannot be joined'}"
+        if rule.grain != 1 or any(s.axis != axis or s.grain != 1 for s in rule.sources):
+            return f"axis {axis} comes from another axis"
+        ways.append({node.inputs[s.input] for s in rule.sources})
+    if ways[0] != ways[1] or any(name in graph.constants for name in ways[0]):
+        return "an operand is repeated along one axis only, or a constant image"
+    return ""
+
+
+def whole_inputs(graph: Graph, node: Node) -> set[str]:
+    """Return the activations that every tile of a local node reads whole."""
+    cut_up = {node.inputs[s.input] for s in rules_of(graph, node).axes[ROWS].sources}
+    return {n for n in node.inputs if n not in cut_up and n not in graph.constants}
+
+
+class Grid:
+    """The grids of tiles of local nodes, given as a graph; which of them fit into `room` bytes."""
+
+    def __init__(self, graph: Graph, room: int, pixels: int | None) -> None:
+        self.graph, self.room, self.pixels = graph, room, pixels
+        self.rules = all_rules(graph)
+        shapes = [graph.types[n].shape for n in graph.outputs]
+        axes = (ROWS, COLUMNS)
+        self.most = [len(self.bounds(a, max(s[a] for s in shapes))) for a in axes]
+        self.cache: dict[tuple[int, int], Walk | None] = {}
+
+    def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
+        """Return what each of about `count` tiles along an axis writes of every output.
+
+        A unit is one entry of the coarsest tensor, so that strides rarely tell tiles apart; the
+        last tile takes what is left.
+        """
+        types, names = self.graph.types, self.graph.outputs
+        coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
+        size = {n: types[n].shape[axis] for n in names}
+        grain = {n: -(-size[n] // coarse) for n in names}
+        units = max(-(-size[n] // grain[n]) for n in names)
+        step = -(-units // count)
+        inner = [u for u in range(step, units, step) if all(u * grain[n] < size[n] for n in names)]
+        return [
+            {n: (low * grain[n], size[n] if high is None else high * grain[n]) for n in names}
+            for low, high in zip([0, *inner], [*inner, None], strict=True)
+        ]
+
+    def walk(self, axis: int, wanted: Mapping[str, Range]) -> Walk:
+        """Return what a tile needs along an axis."""
+        return walk(self.graph, self.rules, dict.fromkeys(self.graph.types, axis), wanted)
+
+    def largest(self, axis: int, count: int) -> Walk | None:
+        """Return the longest of about `count` tiles along an axis; None if there is no such cut."""
+        if (axis, count) not in self.cache:
+            bounds = self.bounds(axis, count)
+            some = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
+            try:
+                walks = [self.walk(axis, bounds[i]) for i in some]
+                found = max(walks, key=lambda w: sum(map(w.width, w.need)))
+            except ShapeError:  # a tile would read padding only
+                found = None
+            self.cache[axis, count] = found
+        return self.cache[axis, count]
+
+    def tile(self, rows: int, cols: int) -> Graph | None:
+        """Return the tile that computes most in a grid; None if the grid is none."""
+        row, col = self.largest(ROWS, rows), self.largest(COLUMNS, cols)
+        return tile_graph_of(self.graph, row, col, "tile") if row and col else None
+
+    def smallest(self) -> int:
+        """Return the bytes of a tile of the finest grid; too many if it reads only padding."""
+        tile = self.tile(*self.most)
+        return max(live_bytes(tile)) if tile else self.room + 1
+
+    def fits(self, rows: int, cols: int) -> bool:
+        """Tell whether the tiles of a grid fit into memory and their results into kernels."""
+        tile = self.tile(rows, cols)
+        if tile is None or max(live_bytes(tile)) > self.room:
+            return False
+        return not self.pixels or max(pixels(tile, n) for n in tile.nodes) <= self.pixels
+
+    def least(self) -> Step | None:
+        """Return the step with the fewest tiles that fit, of those with the shortest borders."""
+        best, found = self.most[0] * self.most[1] + 1, list[tuple[int, int]]()
+        rows = 1 if self.fits(*self.most) else best
+        while rows <= min(self.most[0], best):
+            cols = self.columns(rows, min(self.most[1], best // rows))
+            if cols and rows * cols <= best:
+                found = [g for g in found if g[0] * g[1] == rows * cols] + [(rows, cols)]
+                best = rows * cols
+            rows = max(rows + 1, rows * 9 // 8)
+        high, wide = self.most
+        # of equals the one with most rows of tiles: whole rows lie side by side in memory
+        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in found}
+        return self.step(*min(found, key=borders.__getitem__)) if found else None
+
+    def columns(self, rows: int, most: int) -> int:
+        """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
+        low, high = 1, most
+        if most < 1 or not self.fits(rows, most):
+            return 0
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(rows, middle) else (middle + 1, high)
+        return high
+
+    def step(self, rows: int, cols: int) -> Step:
+        """Return a grid as a step: tiles with equal keys share a graph."""
+        graph, kinds, tiles = self.graph, list[Graph](), list[Tile]()
+        known: dict[object, int] = {}
+        own = []
+        for axis, count in ((ROWS, rows), (COLUMNS, cols)):
+            walks = [self.walk(axis, wanted) for wanted in self.bounds(axis, count)]
+            own.append([(w, tile_key(graph, w, axis)) for w in walks])
+        for (row, row_key), (col, col_key) in product(*own):
+            key = (row_key, col_key)
+            if key not in known:
+                known[key] = len(kinds)
+                name = f"{graph.name}.tile{len(kinds)}"
+                kinds.append(verify(tile_graph_of(graph, row, col, name)))
+            reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
+            writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
+            tiles.append(Tile(known[key], reads, writes))
+        return Step(graph, tuple(kinds), tuple(tiles))

@@ -1,0 +1,337 @@
+"""Networks whose feature maps do not fit: which part to compute in tiles, and how long that takes.
+
+    bytes(tile) = weights + tensors resident while tiles are computed + peak of one tile
+    time = sum over steps of (time of the step, or sum over kinds of tiles * (copies + kernels))
+
+Resident are the tensors that the tiled part reads and writes, whole, and those that later nodes
+still need. A tile's inputs are copied out of the whole tensors in device memory, its outputs back
+into them; a copy back is timed as the copy that reads the same piece. Every step and tile meets a
+cold L2. Transfers between host and device are not counted, as for networks that are not tiled.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ascend_lab.compiler import draft, fusion, lower, placement, tasks
+from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, Road, finish_stages
+from ascend_lab.compiler.evaluate import macs
+from ascend_lab.compiler.ir import SMALL_PIXELS, Graph, Node
+from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
+from ascend_lab.compiler.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes
+from ascend_lab.compiler.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
+from ascend_lab.errors import CapacityError
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators.ops.slicing import Range
+
+BALANCE = 256
+"""Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
+INNER_ENDS = 4
+"""Most places tried where a tiled part may end, but for the first and the last."""
+
+
+# -- what tiles cost -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A network as steps within a limit; `peak_bytes` is what the steps need, weights included."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    limit_bytes: int
+    peak_bytes: int
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles; 0 if everything runs whole."""
+        return sum(len(step.tiles) for step in self.steps)
+
+    @property
+    def halo_share(self) -> float:
+        """Multiply-accumulates computed again as a share of the network's: tiled / whole - 1.
+
+        Of a network without any it is the share of elements.
+        """
+        count = macs if macs(self.graph) else work
+        return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
+
+
+def work(graph: Graph) -> int:
+    """Return what a graph costs in multiply-accumulates, elements written at their balance."""
+    written = sum(graph.types[n].elements for node in graph.nodes for n in node.outputs)
+    return macs(graph) + BALANCE * written
+
+
+def _sum(step: Step, count: Callable[[Graph], int]) -> int:
+    each = [count(kind) for kind in step.kinds]
+    return sum(each[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
+
+
+def _extra(step: Step) -> int:
+    """Return the cost of tiles: what they compute again and the copies in and out."""
+    copied = _sum(step, lambda g: sum(g.types[n].elements for n in (*g.inputs, *g.outputs)))
+    return _sum(step, work) - work(step.graph) + BALANCE * copied
+
+
+# -- which part -----------------------------------------------------------------------------------
+def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None) -> Tiled:
+    """Return the graph as steps whose peak is within a limit; tiles only where it must.
+
+    `most_pixels` bounds the pixels, of all images together, that one convolution writes.
+    Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
+    """
+    graph = draft.pruned(graph)
+    live, large = live_bytes(graph), too_large(graph, limit_bytes, most_pixels)
+    chosen: list[_Part] = []
+    for start, end in _runs(graph, large) if large else ():
+        over = [i for i in large if start <= i < end]
+        if over:
+            chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
+    steps, done = list[Step](), 0
+    for part in chosen:
+        steps += [*_whole(graph, done, part.start), part.step]
+        done = part.stop
+    steps += _whole(graph, done, len(graph.nodes))
+    inside = {i for part in chosen for i in range(part.start, part.stop)}
+    peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
+    return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
+
+
+def _whole(graph: Graph, start: int, end: int) -> list[Step]:
+    nodes = graph.nodes[start:end]
+    if nodes == graph.nodes:
+        return [Step(graph)]
+    return [Step(part_of(graph, nodes, f"{graph.name}.{start}"))] if nodes else []
+
+
+def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of consecutive nodes that may share tiles; refuse a large node in none."""
+    start, written = 0, set[str]()
+    for i, node in enumerate(graph.nodes):
+        reason = obstacle(graph, node)
+        if reason or whole_inputs(graph, node) & written:
+            if start < i:
+                yield start, i
+            start, written = i + bool(reason), set()
+        if reason and i in large:
+            live = live_bytes(graph)[i]
+            raise CapacityError(
+                f"device memory for {live} B of activations while {node.name} ({node.op}) runs",
+                f"an operator that cannot be computed in tiles: {reason}",
+                "use a chip with more memory or a smaller input",
+            )
+        written |= set() if reason else set(node.outputs)
+    if start < len(graph.nodes):
+        yield start, len(graph.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Nodes start .. stop-1 in tiles, and the most bytes of activations there meanwhile."""
+
+    start: int
+    stop: int
+    step: Step
+    peak_bytes: int
+
+
+def _parts(
+    graph: Graph, start: int, end: int, over: Sequence[int], limit: int, pixels: int | None
+) -> list[_Part]:
+    """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
+    firsts = [i for i in over if i - 1 not in over]
+    lasts = [i for i in over if i + 1 not in over]
+    one = [(start, over[-1], end)]
+    each = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
+    found, problem = list[list[_Part]](), None
+    for way in (one, each) if each != one else (one,):
+        try:
+            found.append([_part(graph, *ends, limit, pixels) for ends in way])
+        except CapacityError as error:
+            problem = problem or error
+    if not found:
+        raise problem or AssertionError
+    return min(found, key=lambda parts: sum(_extra(part.step) for part in parts))
+
+
+def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
+    """Return the part from `start`, past `last`, at most to `end`, that computes least again.
+
+    It ends behind the last large node, or where few bytes cross, and never in front of an
+    elementwise node, which is fused with what it follows.
+    """
+    weights, alive = weight_bytes(graph), placement.spans(graph)
+    found, least = list[_Part](), list[int]()
+    stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
+    for stop in _ends(graph, alive, start, [*stops, end]):
+        own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
+        before = {
+            n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
+        }
+        resident = sum(graph.types[n].size_bytes for n in {*own.inputs, *own.outputs, *before})
+        grid = Grid(own, limit - weights - resident, pixels)
+        step = grid.least()
+        if step:
+            peak = resident + max(max(live_bytes(kind)) for kind in step.kinds)
+            found.append(_Part(start, stop, step, peak))
+        least.append(weights + resident + grid.smallest())
+    if not found:
+        raise CapacityError(
+            f"{graph.name}: about {min(*least, placement.peak_bytes(graph))} B of device memory "
+            f"for {graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
+            f"tiles, {weights} B of it weights",
+            f"{limit} B",
+            "use a chip with more memory or a smaller input",
+        )
+    return min(found, key=lambda part: (_extra(part.step), part.stop))
+
+
+def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
+    """Return the first of the stops and the last, and some at which fewer bytes cross than near.
+
+    What crosses is written from node `start` on and needed at the stop or behind it.
+    """
+
+    def crossing(stop: int) -> int:
+        found = (n for n, (a, b) in alive.items() if start <= a < stop)
+        needed = (n for n in found if alive[n][1] >= stop or n in graph.outputs)
+        return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
+
+    cost = [crossing(stop) for stop in stops]
+    low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
+    inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
+    return sorted({stops[0], *inner, stops[-1]})
+
+
+# -- how long -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class TiledTimeline(NetworkTimeline):
+    """The times of a tiled network; `operators` repeats what runs for every tile."""
+
+    tiled: Tiled
+    fused: fusion.Fused
+
+    def repeated(self) -> list[tuple[OperatorTime, int]]:
+        """Return every kernel once, and how often it runs."""
+        counts = Counter(map(id, self.operators))
+        return [(op, counts[i]) for i, op in {id(op): op for op in self.operators}.items()]
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers as plain data: each kernel once, with its count and all its time."""
+        rows = [
+            {**op.summary(), "time_s": op.time_s * count, "count": count}
+            for op, count in self.repeated()
+        ]
+        tiled = self.tiled
+        tiles = {"tiles": tiled.tile_count, "halo_share": tiled.halo_share}
+        sizes = {"peak_bytes": tiled.peak_bytes, "limit_bytes": tiled.limit_bytes}
+        return {**NetworkTimeline.summary(self), "operators": rows, **tiles, **sizes}
+
+
+def tile_for(
+    front: Front, chip: Chip, limit_bytes: int | None = None, road: Road = DEFAULT_ROAD
+) -> Tiled:
+    """Return a graph with layouts as steps within the chip's memory, or within a limit.
+
+    Raises `CapacityError` if tiles do not help. Without need for tiles `tile_count` is 0. Tiles end
+    at any column, pixels of 4 channels at every fourth: in tiles, first layers read whole blocks.
+    """
+    limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
+    laid_out = lower.blocks.images_outermost(front.laid_out)
+    tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
+    if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
+        plain = replace(road, small=False)
+        laid_out = lower.blocks.images_outermost(
+            plain.lay_out(plain.prepare(front.rewritten, chip), chip)
+        )
+        tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
+    return tiled
+
+
+def simulate_within(
+    front: Front, chip: Chip, limit_bytes: int | None = None, road: Road = DEFAULT_ROAD
+) -> tuple[NetworkTimeline, fusion.Fused]:
+    """Time a network whole where it fits the chip's memory, or a limit, else in tiles.
+
+    Returns the fusion report too. Raises `CapacityError` if neither fits.
+    """
+    limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
+    try:
+        tiled = tile_for(front, chip, limit, road)
+        if tiled.tile_count:
+            times = simulate_tiled(tiled, chip, road)
+            return times, times.fused
+        problem = None
+    except CapacityError as error:
+        problem = error
+    stages = finish_stages(front, chip, road)
+    if problem and placement.planned_bytes(stages.compiled) > limit:  # fusion may have saved it
+        raise problem
+    return stages.timeline(), stages.fused
+
+
+def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> TiledTimeline:
+    """Time a tiled graph with layouts; raises as `compile_tasks` and `simulate_graph`."""
+    work = _Timer(chip, road)
+    for step in tiled.steps:
+        work.add(step)
+    first, others = work.operators[:1], work.operators[1:]
+    return TiledTimeline(
+        tiled.graph.name,
+        chip,
+        (*(replace(op, timeline=replace(op.timeline, start="cold")) for op in first), *others),
+        work.written_back_bytes,
+        tiled,
+        fusion.Fused((), work.counts),
+    )
+
+
+class _Timer:
+    """The kernels of the steps so far, each tile's in order."""
+
+    def __init__(self, chip: Chip, road: Road) -> None:
+        self.chip, self.road = chip, road
+        self.operators: list[OperatorTime] = []
+        self.written_back_bytes = 0
+        self.counts: dict[str, fusion.Count] = {}
+        self.copies: dict[str, NetworkTimeline] = {}
+
+    def add(self, step: Step) -> None:
+        """Append a step."""
+        if not step.tiles:
+            self.append(self.timed(step.graph))
+            return
+        kinds = [self.timed(kind, f"tile{i}/") for i, kind in enumerate(step.kinds)]
+        for tile in step.tiles:
+            for name, box in tile.reads.items():
+                self.append(self.copied(step.graph, name, box, "slice"))
+            self.append(kinds[tile.kind])
+            for name, box in tile.writes.items():
+                self.append(self.copied(step.graph, name, box, "paste"))
+
+    def append(self, times: NetworkTimeline) -> None:
+        """Append the kernels of a part."""
+        self.operators += times.operators
+        self.written_back_bytes += times.written_back_bytes
+
+    def timed(self, graph: Graph, prefix: str = "") -> NetworkTimeline:
+        """Return the times of a graph on its own, its operators' names behind a prefix."""
+        fused = self.road.fuse(graph, self.chip)
+        for name, count in fused.counts.items():
+            self.counts[name] = self.counts.get(name, fusion.Count()) + count
+        times = simulate_graph(tasks.compile_tasks(graph, self.chip, fused.groups), first="queued")
+        renamed = tuple(replace(op, name=f"{prefix}{op.name}") for op in times.operators)
+        return replace(times, operators=renamed) if prefix else times
+
+    def copied(self, graph: Graph, name: str, box: Box, verb: str) -> NetworkTimeline:
+        """Return the time of a copy between a whole tensor and a tile's part of it."""
+        kind = graph.types[name]
+        (top, bottom), (left, right) = box
+        title = f"{verb} {name} {bottom - top}x{right - left}"
+        if title not in self.copies:
+            part = replace(kind, shape=(*kind.shape[:2], bottom - top, right - left))
+            attrs = {"begin": (0, 0, 0, 0), "end": part.shape}
+            node = Node(title, "slice", (name,), ("part",), attrs)
+            small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": part})
+            copy = tasks.compile_tasks(small, self.chip, ((node,),))
+            self.copies[title] = simulate_graph(copy, first="queued")
+        return self.copies[title]

@@ -1,0 +1,224 @@
+"""What the models are built of: layers with seeded weights, under names like those of exporters.
+
+Every parameter is a `Seeded` constant, so that nothing is drawn before somebody asks. Scales keep
+the activations near 1 through any depth: convolutions and fully connected layers have variance
+2 / inputs (He et al. 2015), batch norms scale about 1 with statistics of mean about 0 and variance
+about 1, and the last batch norm of a residual branch scales by about `BRANCH`, since each sum would
+otherwise double the variance.
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ascend_lab.compiler.draft import GraphBuilder, Value
+from ascend_lab.compiler.ir import Graph, Seeded, TensorType, Values
+from ascend_lab.errors import InputError
+from ascend_lab.operators.ops.formats import numpy_type
+
+Layers = Callable[..., Value]
+"""Layers from a `Net`, its images and so many classes to logits; some also take a width."""
+
+NARROWEST, WIDEST = 0.05, 8.0
+"""Widths that a model is built with: factors of its channels."""
+BRANCH = 0.25
+"""Mean scale of the batch norm that ends a residual branch."""
+
+
+class Net(GraphBuilder):
+    """A graph builder whose methods are layers; `name` is the prefix of what a layer adds."""
+
+    def __getattr__(self, op: str) -> Callable[..., Value]:
+        """Return the method that appends a node of an operator with one output."""
+        return super().__getattr__(op)
+
+    def split(self, x: Value, **how: Any) -> tuple[Value, ...]:
+        """Append a split; return its parts."""
+        parts: tuple[Value, ...] = self.add_node("split", x, **how)
+        return parts
+
+    def seeded(
+        self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0, dtype: str = ""
+    ) -> Value:
+        """Declare a parameter: normal, of given standard deviation and mean."""
+        data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale, mean)
+        return self.constant(data, TensorType(tuple(shape), dtype or self.dtype), name)
+
+    def images(self, batch: int, channels: int, size: int) -> Value:
+        """Declare the input "x": a batch of square images; raise `InputError` for no pixels."""
+        if batch < 1 or size < 1:
+            raise InputError(f"{self.name}: batch and size >= 1", f"{batch}, {size}", "raise them")
+        return self.input("x", (batch, channels, size, size))
+
+    def conv(
+        self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
+        stride: int = 1, pad: Any = None, groups: int = 1, bias: bool = True,
+    ) -> Value:  # fmt: skip
+        """Append a convolution; `pad` None keeps the size at stride 1."""
+        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+        pads = (height // 2, width // 2) if pad is None else pad
+        shape = (features, x.shape[1] // groups, height, width)
+        given = [x, self.weight(shape, f"{name}.weight")]
+        if bias:
+            given.append(self.seeded(f"{name}.bias", (features,), 0.02))
+        same = pads[0] if isinstance(pads, tuple) and pads[0] == pads[1] else pads
+        return self.conv2d(*given, stride=stride, pad=same, groups=groups, name=name)
+
+    def norm(self, x: Value, *, name: str, scale: float = 1.0, epsilon: float = 1e-5) -> Value:
+        """Append a batch norm with given statistics; its parameters are fp32 in every model."""
+        rows = (("scale", 0.1 * scale, scale), ("bias", 0.05, 0.0), ("mean", 0.05, 0.0),
+                ("variance", 0.05, 1.0))  # fmt: skip
+        channels = (x.shape[1],)
+        given = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
+        return self.batch_norm(x, *given, name=name, epsilon=epsilon)
+
+    def act(self, x: Value, kind: str, *, name: str) -> Value:
+        """Append an activation by its operator's name; "" appends nothing."""
+        return self.add_node(kind, x, name=name) if kind else x
+
+    def conv_norm(
+        self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
+        act: str = "relu", scale: float = 1.0, epsilon: float = 1e-5, bias: bool = False,
+        **conv: Any,
+    ) -> Value:  # fmt: skip
+        """Append convolution (without bias unless told), batch norm, activation."""
+        y = self.conv(x, features, kernel, name=f"{name}.conv", bias=bias, **conv)
+        y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
+        return self.act(y, act, name=f"{name}.{act}")
+
+    def depthwise(self, x: Value, kernel: int | tuple[int, int] = 3, **how: Any) -> Value:
+        """Append a filter for each channel, batch norm, and an activation if one is named."""
+        how = {"act": "", "groups": x.shape[1], **how}
+        return self.conv_norm(x, x.shape[1], kernel, **how)
+
+    def conv_act(
+        self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu", **conv: Any
+    ) -> Value:
+        """Append convolution with bias, activation."""
+        return self.act(self.conv(x, features, kernel, name=name, **conv), act, name=f"{name}.act")
+
+    def dense(self, x: Value, features: int, *, name: str, bias: bool = True) -> Value:
+        """Append a fully connected layer on (rows, inputs); weights lie (features, inputs)."""
+        weight = self.weight((features, x.shape[1]), f"{name}.weight")
+        if not bias:
+            return self.matmul(x, weight, trans_b=True, name=name)
+        offset = self.seeded(f"{name}.bias", (features,), 0.02)
+        return self.gemm(x, weight, offset, trans_b=True, name=name)
+
+    def pool_up(self, x: Value, kernel: int, stride: int, *, name: str) -> Value:
+        """Append a max pooling whose last window may reach past the edge ("ceil mode")."""
+        after = [(kernel - n) % stride if n > kernel else max(0, kernel - n) for n in x.shape[2:]]
+        pad = tuple((0, n) for n in after) if any(after) else 0
+        return self.max_pool2d(x, kernel=kernel, stride=stride, pad=pad, name=name)
+
+    def flat(self, x: Value, *, name: str = "flatten") -> Value:
+        """Append the reshape of (n, c, h, w) to (n, c h w)."""
+        return self.reshape(x, shape=(0, -1), name=name)
+
+    def head(self, x: Value, classes: int, *, name: str = "classifier", bias: bool = True) -> Value:
+        """Append the mean of each channel and a fully connected layer."""
+        means = self.flat(self.global_avg_pool(x, name="pool"))
+        return self.dense(means, classes, name=name, bias=bias)
+
+    def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
+        """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
+        inner = self.conv_act(self.global_avg_pool(x), squeezed, name=f"{name}.fc1", act=act)
+        outer = self.conv_act(inner, x.shape[1], name=f"{name}.fc2", act=gate)
+        return self.mul(x, outer, name=f"{name}.mul")
+
+    def branch(self, start: Value, x: Value, *, name: str, shape: Sequence[int] = ()) -> Value:
+        """Append start + g x: a layer scale, g of `shape` (default: one for each channel)."""
+        gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
+        return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
+
+    def shares(
+        self, q: Value, k: Value, mask: Value | None = None, *, name: str, **how: bool
+    ) -> Value:
+        """Append softmax(q k / sqrt(depth) + mask)."""
+        depth = k.shape[-1 if how.get("trans_b") else -2]
+        scores = self.batch_matmul(q, k, name=f"{name}.scores", **how)
+        scores = self.muls(scores, number=1.0 / math.sqrt(depth), name=f"{name}.scale")
+        if mask is not None:
+            scores = self.add(scores, mask, name=f"{name}.mask")
+        return self.softmax(scores, axis=-1, name=f"{name}.softmax")
+
+    def channel_shuffle(self, x: Value, groups: int, *, name: str) -> Value:
+        """Append the shuffle of channels between groups: reshape, transpose, reshape."""
+        n, c, h, w = x.shape
+        x = self.reshape(x, shape=(n, groups, c // groups, h, w), name=f"{name}.groups")
+        x = self.transpose(x, perm=(0, 2, 1, 3, 4), name=f"{name}.turned")
+        return self.reshape(x, shape=(n, c, h, w), name=f"{name}.shuffled")
+
+    def resized(self, x: Value, weights: Values, *, name: str) -> Value:
+        """Append the product of each image's height and width with a matrix (out, size)."""
+        table = self.constant(weights.T.astype(numpy_type(self.dtype)), name=f"{name}.table")
+        for axis in ("width", "height"):
+            n, c, h, w = x.shape
+            rows = self.matmul(self.reshape(x, shape=(n * c * h, w)), table, name=f"{name}.{axis}")
+            x = self.transpose(self.reshape(rows, shape=(n, c, h, len(weights))), perm=(0, 1, 3, 2))
+        return x
+
+    def finish(self, *outputs: Value) -> Graph:
+        """Declare the outputs; return the verified graph."""
+        self.output(*outputs)
+        return self.build()
+
+
+def image_network(
+    *, size: int = 224, multiple: int = 1, scaled: bool = False, name: str = ""
+) -> Callable[[Layers], Callable[..., Graph]]:
+    """Return a decorator that makes a builder of the layers between images and logits.
+
+    The builder takes batch, size (a multiple of `multiple`), number format and classes; a `scaled`
+    one also the width, a factor of its channels. It is called as its layers, or `name`.
+    """
+    usual = size
+
+    def keep(layers: Layers) -> Callable[..., Graph]:
+        title: str = name or getattr(layers, "__name__", "")
+
+        def make(batch: int, size: int, dtype: str, classes: int, **more: float) -> Graph:
+            if size % multiple:
+                wanted = f"{title}: a size divisible by {multiple}"
+                raise InputError(wanted, str(size), "pad the image")
+            net = Net(title, dtype)
+            return net.finish(layers(net, net.images(batch, 3, size), classes, **more))
+
+        def plain(
+            batch: int = 1, *, size: int = usual, dtype: str = "fp32", classes: int = 1000
+        ) -> Graph:
+            return make(batch, size, dtype, classes)
+
+        def wide(
+            batch: int = 1, *, size: int = usual, width: float = 1.0, dtype: str = "fp32",
+            classes: int = 1000,
+        ) -> Graph:  # fmt: skip
+            if not NARROWEST <= width <= WIDEST:
+                wanted = f"{title}: a width from {NARROWEST} to {WIDEST}"
+                raise InputError(wanted, str(width), "choose another")
+            return make(batch, size, dtype, classes, width=width)
+
+        builder: Callable[..., Graph] = wide if scaled else plain
+        builder.__name__ = builder.__qualname__ = title
+        builder.__doc__ = getattr(layers, "func", layers).__doc__
+        return builder
+
+    return keep
+
+
+def family(
+    prefix: str, layers: Layers, rows: Mapping[str, tuple[Any, ...]], **how: Any
+) -> tuple[Callable[..., Graph], ...]:
+    """Return the builders of a family: its layers, called with each row first; `how` as above."""
+    return tuple(
+        image_network(name=f"{prefix}{name}", **how)(partial(layers, *row))
+        for name, row in rows.items()
+    )
+
+
+def rounded(channels: float, divisor: int = 8, most_lost: float = 0.1) -> int:
+    """Return channels rounded to a multiple of `divisor`, losing at most a share (MobileNet V2)."""
+    near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return near + divisor if near < (1 - most_lost) * channels else near

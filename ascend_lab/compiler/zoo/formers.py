@@ -1,0 +1,333 @@
+"""Convolutions and attention side by side: Mobile-Former, EfficientFormer V1 and V2."""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.ir import Graph
+from ascend_lab.compiler.zoo.blocks import Net, family
+from ascend_lab.compiler.zoo.transformers import SPREAD, heads, linear, mlp, norm, rows_of
+
+# -- Mobile-Former: learned tokens beside the image -----------------------------------------------
+FORMER = {
+    "26m": (4, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
+    "52m": (1, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
+    "96m": (1, 12, 4, 128, 1280, "2,12,1 D6,16 D6,32 3,32 D6,64 4,64 6,88 D6,128 6,128"),
+    "151m": (1, 12, 6, 192, 1280,
+             "2,12,1 D6,16 3,16 D6,32 3,32 D6,64 4,64 6,88 6,88 D6,128 6,128 6,128"),
+    "214m": (1, 12, 6, 192, 1600,
+             "2,12,1 D6,20 3,20 D6,40 4,40 D6,80 4,80 6,112 6,112 D6,160 6,160 6,160"),
+    "294m": (1, 16, 6, 192, 1920,
+             "2,16,1 D6,24 4,24 D6,48 4,48 D6,96 4,96 6,128 6,128 D6,192 6,192 6,192"),
+    "508m": (1, 24, 6, 192, 1920,
+             "2,24,1 D6,40 3,40 D6,72 3,72 D6,128 4,128 6,176 6,176 D6,240 6,240 6,240"),
+}  # fmt: skip
+"""Groups, stem, tokens, their width, features of the head, blocks "expansion,features".
+
+D halves the size. The first block, with its stride, has no tokens.
+"""
+MAP_HEADS, TOKEN_HEADS = 2, 4
+DOWN_EXPANSION = 4
+
+
+def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
+    """Append the attention of tokens to an image that is its own keys and values."""
+    n, c, h, w = x.shape
+    q = linear(net, t, c, name=f"{name}.q")
+    q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
+    context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
+    context = rows_of(net, context, name=name)
+    gate = net.hard_sigmoid(linear(net, t, c, name=f"{name}.gate"))
+    context = net.mul(context, net.muls(gate, number=2.0))
+    y = net.add(t, linear(net, context, t.shape[1], name=f"{name}.out"))
+    return norm(net, y, 1e-5, name=f"{name}.norm")
+
+
+def _tokens_mix(net: Net, t: Value, n: int, name: str) -> Value:
+    """Append the attention of tokens to each other, and a small network for each."""
+    d = t.shape[1]
+    q = linear(net, t, d, name=f"{name}.q")
+    q = heads(net, q, n, TOKEN_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    k = heads(net, t, n, TOKEN_HEADS, (0, 2, 3, 1), name=f"{name}.k")
+    context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
+    context = rows_of(net, context, name=name)
+    t = net.add(t, linear(net, context, d, name=f"{name}.out"))
+    t = norm(net, t, 1e-5, name=f"{name}.norm1")
+    y = mlp(net, t, 2 * d, "gelu", name=f"{name}.mlp")
+    return norm(net, net.add(t, y), 1e-5, name=f"{name}.norm2")
+
+
+def _image_looks(net: Net, x: Value, t: Value, name: str) -> Value:
+    """Append an image and its attention to the tokens; its channels stay in front of its pixels."""
+    n, c, h, w = x.shape
+    k, v = (
+        heads(net, linear(net, t, c, name=part), n, MAP_HEADS, (0, 2, 3, 1), name=part)
+        for part in (f"{name}.k", f"{name}.v")
+    )
+    q = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
+    shares = net.shares(q, k, name=name, trans_a=True)
+    return net.add(x, net.reshape(net.batch_matmul(v, shares, trans_b=True), shape=x.shape))
+
+
+def _first(net: Net, t: Value, n: int) -> Value:
+    """Append the first token of each image, from the rows of all."""
+    tokens = net.reshape(t, shape=(n, -1, t.shape[1]))
+    token = net.slice(tokens, begin=(0, 0, 0), end=(n, 1, t.shape[1]))
+    return net.reshape(token, shape=(n, t.shape[1]))
+
+
+def _dynamic_relu(net: Net, x: Value, t: Value, name: str) -> Value:
+    """Append max(a x, b x), whose slopes a and b of each channel the first token decides."""
+    n, c = x.shape[:2]
+    y = net.relu(linear(net, _first(net, t, n), t.shape[1] // 4, name=f"{name}.fc1"))
+    y = net.muls(net.hard_sigmoid(linear(net, y, 2 * c, name=f"{name}.fc2")), number=2.0)
+    a, b = net.split(y, sizes=2, axis=1)
+    slopes = (net.reshape(s, shape=(n, c, 1, 1)) for s in (a, net.adds(b, number=-1.0)))
+    return net.max(*(net.mul(x, slope) for slope in slopes))
+
+
+def _point(net: Net, x: Value, features: int, groups: int, shuffled: int, name: str) -> Value:
+    """Append 1 x 1, in groups after or before a shuffle if there are several."""
+    y = net.conv_norm(x, features, groups=groups, act="", name=name)
+    return net.channel_shuffle(y, shuffled, name=name) if shuffled > 1 else y
+
+
+def _wide(net: Net, x: Value, features: int, groups: int, stride: int, name: str) -> Value:
+    """Append a depthwise layer that writes several features for each channel."""
+    own = x.shape[1]
+    y = net.conv_norm(x, features, 3, stride=stride, groups=own, act="", name=name)
+    return net.channel_shuffle(y, own, name=name) if groups > 1 else y
+
+
+def _former_block(
+    net: Net, x: Value, t: Value, text: str, groups: int, name: str
+) -> tuple[Value, Value]:
+    """Append a block: tokens look at the image, mix, steer its layers, and are looked at."""
+    down, start = text[0] == "D", x
+    expansion, features = (int(n) for n in text.lstrip("D").split(","))
+    own, g = x.shape[1], groups
+    t = _tokens_mix(net, _tokens_look(net, x, t, f"{name}.see"), x.shape[0], f"{name}.mix")
+    if down:
+        y = _wide(net, x, own * expansion, g, 2, f"{name}.down")
+        y = _dynamic_relu(net, y, t, f"{name}.act1")
+        start = _point(net, y, features, g, 1, f"{name}.point1")
+        y = _wide(net, start, features * DOWN_EXPANSION, g, 1, f"{name}.depthwise")
+        y = _dynamic_relu(net, y, t, f"{name}.act2")
+        y = _point(net, y, features, g, 1, f"{name}.point2")
+        y = net.add(start, y)
+    else:
+        y = _point(net, x, own * expansion, g, g, f"{name}.point1")
+        y = _dynamic_relu(net, y, t, f"{name}.act1")
+        y = net.depthwise(y, name=f"{name}.depthwise")
+        y = _dynamic_relu(net, y, t, f"{name}.act2")
+        y = _point(net, y, features, g, g, f"{name}.point2")
+    y = _image_looks(net, y, t, f"{name}.look")
+    stays = not down and own == features
+    return (net.add(x, y) if stays else y), t
+
+
+def _mobile_former(
+    groups: int, stem: int, tokens: int, width: int, last: int, text: str, net: Net, x: Value,
+    classes: int,
+) -> Value:  # fmt: skip
+    """Return Mobile-Former (Chen et al. 2022), named after its multiply-accumulates."""
+    n = x.shape[0]
+    first, *blocks = text.split()
+    t = net.seeded("tokens", (1, tokens, width), 1.0)
+    t = net.reshape(net.expand(t, shape=(n, tokens, width)), shape=(n * tokens, width))
+    x = start = net.conv_norm(x, stem, 3, stride=2, act="relu6", name="stem")
+    expansion, features, stride = (int(k) for k in first.split(","))
+    x = net.relu6(_wide(net, x, stem * expansion, 1, stride, "first.wide"))
+    if groups > 1:
+        x = net.channel_shuffle(x, stem, name="first")
+    x = _point(net, x, features, groups, 1, "first.point")
+    if x.shape == start.shape:
+        x = net.add(x, start)
+    for i, block in enumerate(blocks, 1):
+        x, t = _former_block(net, x, t, block, groups, f"block{i}")
+    t = _tokens_look(net, x, t, "last.see")
+    x = net.conv_norm(x, 6 * x.shape[1], groups=groups, act="", name="last")
+    pooled = net.hard_swish(net.global_avg_pool(x))
+    y = net.concat(net.flat(pooled), _first(net, t, n), axis=1)
+    y = net.dense(y, last, name="fc1")
+    column = net.norm(net.reshape(y, shape=(n, last, 1, 1)), name="fc1.bn")
+    y = net.flat(net.hard_swish(column), name="fc1.row")
+    return net.dense(y, classes, name="fc2")
+
+
+# -- EfficientFormer ------------------------------------------------------------------------------
+FORMER_V1 = {
+    "l1": ((48, 96, 224, 448), (3, 2, 6, 4), 1), "l3": ((64, 128, 320, 512), (4, 4, 12, 6), 4),
+    "l7": ((96, 192, 384, 768), (6, 6, 18, 8), 8),
+}  # fmt: skip
+"""Widths and depths of the stages, and how many of the last blocks are attention."""
+FORMER_V2 = {
+    "s0": ((32, 48, 96, 176), ("44", "44", "433344", "4334"), 2),
+    "s1": ((32, 48, 120, 224), ("444", "444", "443333444", "443344"), 2),
+    "s2": ((32, 64, 144, 288), ("4444", "4444", "443333334444", "44333344"), 4),
+    "l": ((40, 80, 192, 384), ("44444", "44444", "444433333334444", "4443333444"), 6),
+}
+"""Widths of the stages, the expansion of each block, and how many of the last have attention."""
+HEADS, KEY = 8, 32
+
+
+def _relative(net: Net, side: int, step: int, name: str) -> Value:
+    """Append biases (heads, queries, keys) by distance in rows and columns, one parameter each.
+
+    Queries stand on every `step`-th pixel of a square of `side`, keys on all.
+    """
+    table = net.seeded(f"{name}.table", (side * side, HEADS), SPREAD)
+    keys = np.array([*product(range(side), repeat=2)])
+    queries = np.array([*product(range(0, side, step), repeat=2)])
+    apart = np.abs(queries[:, None] - keys[None])
+    places = (apart[..., 0] * side + apart[..., 1]).astype(np.int32)
+    rows = net.constant(places.reshape(-1), name=f"{name}.places")
+    found = net.reshape(net.embedding(table, rows), shape=(*places.shape, HEADS))
+    return net.transpose(found, perm=(2, 0, 1))
+
+
+def _pool_block(net: Net, x: Value, name: str) -> Value:
+    """Append x + (mean around - x), then two 1 x 1 layers, each scaled by channel."""
+    mean = net.avg_pool2d(x, kernel=3, stride=1, pad=1)
+    x = net.branch(x, net.sub(mean, x), name=f"{name}.mix")
+    y = net.conv_norm(x, 4 * x.shape[1], act="gelu", bias=True, name=f"{name}.fc1")
+    y = net.conv_norm(y, x.shape[1], act="", bias=True, name=f"{name}.fc2")
+    return net.branch(x, y, name=f"{name}.mlp")
+
+
+def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
+    """Append attention with relative biases over rows of tokens, then a small network."""
+    width, value = x.shape[1], 4 * KEY
+    y = norm(net, x, 1e-5, name=f"{name}.norm1")
+    y = linear(net, y, HEADS * (2 * KEY + value), name=f"{name}.qkv")
+    y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
+    q, k, v = net.split(y, sizes=(KEY, KEY, value), axis=3)
+    bias = _relative(net, side, 1, f"{name}.bias")
+    shares = net.shares(q, k, bias, name=name, trans_b=True)
+    y = rows_of(net, net.batch_matmul(shares, v), name=name)
+    x = net.branch(x, linear(net, y, width, name=f"{name}.out"), name=f"{name}.mix", shape=(width,))
+    y = mlp(net, norm(net, x, 1e-5, name=f"{name}.norm2"), 4 * width, "gelu", name=f"{name}.mlp")
+    return net.branch(x, y, name=f"{name}.mlp", shape=(width,))
+
+
+def _two_heads(net: Net, x: Value, classes: int) -> Value:
+    """Append the mean of the class head and of the one that learned from a teacher."""
+    both = [net.dense(x, classes, name=name) for name in ("head", "head.distilled")]
+    return net.muls(net.add(*both), number=0.5, name="logits")
+
+
+def _stem4(net: Net, x: Value, width: int, act: str) -> Value:
+    """Append two 3 x 3 layers that halve the size."""
+    x = net.conv_norm(x, width // 2, 3, stride=2, act=act, bias=True, name="stem1")
+    return net.conv_norm(x, width, 3, stride=2, act=act, bias=True, name="stem2")
+
+
+def _efficientformer(
+    widths: tuple[int, ...], depths: tuple[int, ...], attending: int, net: Net, x: Value,
+    classes: int,
+) -> Value:  # fmt: skip
+    """Return EfficientFormer (Li et al. 2022): pooling blocks, then attention over 1/32 pixels."""
+    x = _stem4(net, x, widths[0], "relu")
+    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
+        if stage > 1:
+            x = net.conv_norm(x, width, 3, stride=2, act="", bias=True, name=f"down{stage}")
+        for i in range(depth - (attending if stage == len(widths) else 0)):
+            x = _pool_block(net, x, f"stage{stage}.{i}")
+    n, c, side, _ = x.shape
+    x = net.transpose(net.reshape(x, shape=(n, c, side * side)), perm=(0, 2, 1))
+    x = net.reshape(x, shape=(n * side * side, c))
+    for i in range(attending):
+        x = _token_block(net, x, n, side, f"tokens.{i}")
+    x = net.reshape(norm(net, x, 1e-5, name="norm"), shape=(n, side * side, c))
+    return _two_heads(net, net.reduce_mean(x, axis=(1,)), classes)
+
+
+# -- EfficientFormer V2 ---------------------------------------------------------------------------
+def _layer(net: Net, x: Value, features: int, name: str, act: str = "", **conv: int) -> Value:
+    """Append a convolution with bias and batch norm: all layers of V2 have both."""
+    kernel = conv.pop("kernel", 1)
+    return net.conv_norm(x, features, kernel, bias=True, act=act, name=name, **conv)
+
+
+def _attended(net: Net, q: Value, k: Value, v: Value, step: int, talking: bool, name: str) -> Value:
+    """Append attention over pixels: (n, heads, value depth, queries); heads may talk around it.
+
+    Queries stand on every `step`-th pixel.
+    """
+    bias = _relative(net, k.shape[2], step, f"{name}.bias")
+    queries, keys, values = (
+        net.reshape(m, shape=(m.shape[0], HEADS, m.shape[1] // HEADS, m.shape[2] * m.shape[3]))
+        for m in (q, k, v)
+    )
+    scores = net.batch_matmul(net.transpose(queries, perm=(0, 1, 3, 2)), keys)
+    scores = net.add(net.muls(scores, number=keys.shape[2] ** -0.5), bias)
+    if talking:
+        scores = net.conv(scores, HEADS, name=f"{name}.talk1")
+    shares = net.softmax(scores, axis=-1)
+    if talking:
+        shares = net.conv(shares, HEADS, name=f"{name}.talk2")
+    return net.batch_matmul(values, shares, trans_b=True)
+
+
+def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
+    """Append talking-head attention, at half the size where told, with a local part of values."""
+    c, wide, start = x.shape[1], HEADS * 4 * KEY, x
+    if halved:
+        x = _layer(net, x, c, f"{name}.down", kernel=3, stride=2, groups=c)
+    q, k = (_layer(net, x, HEADS * KEY, f"{name}.{part}") for part in "qk")
+    v = _layer(net, x, wide, f"{name}.v")
+    local = _layer(net, v, wide, f"{name}.local", kernel=3, groups=wide)
+    y = net.add(net.reshape(_attended(net, q, k, v, 1, True, name), shape=v.shape), local)
+    if halved:
+        small, large = y.shape[2], start.shape[2]
+        at = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
+        weights = np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(small)))
+        y = net.resized(y, weights, name=f"{name}.up")
+    return _layer(net, net.gelu(y), c, f"{name}.out")
+
+
+def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
+    """Append attention whose queries stand on every second pixel, beside a 3 x 3 layer."""
+    c, key = x.shape[1], HEADS * KEY // 2
+    near = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
+    picked = net.avg_pool2d(x, kernel=1, stride=2)
+    q = _layer(net, net.add(near, picked), key, f"{name}.q")
+    k, v = _layer(net, x, key, f"{name}.k"), _layer(net, x, 4 * key, f"{name}.v")
+    local = _layer(net, v, 4 * key, f"{name}.local", kernel=3, stride=2, groups=4 * key)
+    y = net.reshape(_attended(net, q, k, v, 2, False, name), shape=local.shape)
+    y = _layer(net, net.gelu(net.add(y, local)), features, f"{name}.out")
+    return net.add(y, _layer(net, x, features, f"{name}.conv", kernel=3, stride=2))
+
+
+def _efficientformer_v2(
+    widths: tuple[int, ...], ratios: tuple[str, ...], attending: int, net: Net, x: Value,
+    classes: int,
+) -> Value:  # fmt: skip
+    """Return EfficientFormer V2 (Li et al. 2023): attention in the last blocks of two stages."""
+    x = _stem4(net, x, widths[0], "gelu")
+    for stage, (width, expansions) in enumerate(zip(widths, ratios, strict=True), 1):
+        if stage == len(widths):
+            x = _attention_down(net, x, width, f"down{stage}")
+        elif stage > 1:
+            x = _layer(net, x, width, f"down{stage}", kernel=3, stride=2)
+        for i, expansion in enumerate(expansions):
+            name = f"stage{stage}.{i}"
+            if stage > 2 and i >= len(expansions) - attending:
+                y = _attention(net, x, stage == 3, f"{name}.attn")
+                x = net.branch(x, y, name=f"{name}.mix")
+            inner = int(expansion) * width
+            y = _layer(net, x, inner, f"{name}.fc1", act="gelu")
+            y = _layer(net, y, inner, f"{name}.mid", act="gelu", kernel=3, groups=inner)
+            x = net.branch(x, _layer(net, y, width, f"{name}.fc2"), name=f"{name}.mlp")
+    x = net.norm(x, name="norm")
+    return _two_heads(net, net.flat(net.global_avg_pool(x, name="pool")), classes)
+
+
+BUILDERS: tuple[Callable[..., Graph], ...] = (
+    *family("mobile_former_", _mobile_former, FORMER, multiple=32),
+    *family("efficientformer_", _efficientformer, FORMER_V1, multiple=32),
+    *family("efficientformer_v2_", _efficientformer_v2, FORMER_V2, multiple=32),
+)

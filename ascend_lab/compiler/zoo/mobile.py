@@ -1,0 +1,316 @@
+"""Inverted residuals: MobileNet V1 to V4, MnasNet, EfficientNet V1 and V2, as tables of rows.
+
+A depthwise convolution is a `conv2d` with as many groups as channels; which kernel computes it is
+for the compiler to choose. A width scales the channels of every row and rounds them to eights.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.ir import Graph
+from ascend_lab.compiler.zoo.blocks import BRANCH, Net, family, image_network, rounded
+
+Rows = tuple[tuple[int, ...], ...]
+
+V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2),
+      (1024, 1))  # fmt: skip
+"""Features and stride of each depthwise-separable layer."""
+V2: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (3, 6, 32, 3, 2), (3, 6, 64, 4, 2),
+            (3, 6, 96, 3, 1), (3, 6, 160, 3, 2), (3, 6, 320, 1, 1))  # fmt: skip
+"""Kernel, expansion, features, blocks, stride of the first: so in all tables of `Rows`."""
+R, H = "relu", "hard_swish"
+V3_LARGE = (
+    (3, 16, 16, 0, R, 1), (3, 64, 24, 0, R, 2), (3, 72, 24, 0, R, 1), (5, 72, 40, 1, R, 2),
+    *((5, 120, 40, 1, R, 1),) * 2, (3, 240, 80, 0, H, 2), (3, 200, 80, 0, H, 1),
+    *((3, 184, 80, 0, H, 1),) * 2, (3, 480, 112, 1, H, 1), (3, 672, 112, 1, H, 1),
+    (5, 672, 160, 1, H, 2), *((5, 960, 160, 1, H, 1),) * 2,
+)  # fmt: skip
+"""Kernel, expanded channels, features, whether squeeze and excite, activation, stride."""
+V3_SMALL = (
+    (3, 16, 16, 1, R, 2), (3, 72, 24, 0, R, 2), (3, 88, 24, 0, R, 1), (5, 96, 40, 1, H, 2),
+    *((5, 240, 40, 1, H, 1),) * 2, (5, 120, 48, 1, H, 1), (5, 144, 48, 1, H, 1),
+    (5, 288, 96, 1, H, 2), *((5, 576, 96, 1, H, 1),) * 2,
+)  # fmt: skip
+MNAS: Rows = ((3, 3, 24, 3, 2), (5, 3, 40, 3, 2), (5, 6, 80, 3, 2), (3, 6, 96, 2, 1),
+              (5, 6, 192, 4, 2), (3, 6, 320, 1, 1))  # fmt: skip
+B0: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2),
+            (5, 6, 112, 3, 1), (5, 6, 192, 4, 2), (3, 6, 320, 1, 1))  # fmt: skip
+V1_SCALES = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260), (1.2, 1.4, 300), (1.4, 1.8, 380),
+             (1.6, 2.2, 456), (1.8, 2.6, 528), (2.0, 3.1, 600))  # fmt: skip
+"""Width, depth and pixels of EfficientNet B0 to B7: the authors' table, not the powers of 1.1."""
+EFFICIENT_V2: dict[str, Rows] = {
+    "s": ((0, 1, 24, 2, 1), (0, 4, 48, 4, 2), (0, 4, 64, 4, 2), (3, 4, 128, 6, 2),
+          (3, 6, 160, 9, 1), (3, 6, 256, 15, 2)),
+    "m": ((0, 1, 24, 3, 1), (0, 4, 48, 5, 2), (0, 4, 80, 5, 2), (3, 4, 160, 7, 2),
+          (3, 6, 176, 14, 1), (3, 6, 304, 18, 2), (3, 6, 512, 5, 1)),
+    "l": ((0, 1, 32, 4, 1), (0, 4, 64, 7, 2), (0, 4, 96, 7, 2), (3, 4, 192, 10, 2),
+          (3, 6, 224, 19, 1), (3, 6, 384, 25, 2), (3, 6, 640, 7, 1)),
+    "b": ((0, 1, 16, 1, 1), (0, 4, 32, 2, 2), (0, 4, 48, 2, 2), (3, 4, 96, 3, 2),
+          (3, 6, 112, 5, 1), (3, 6, 192, 8, 2)),
+}  # fmt: skip
+"""A kernel of 0 is a fused residual."""
+V2_SCALES = {"s": (1.0, 1.0, 384), "m": (1.0, 1.0, 480), "l": (1.0, 1.0, 480),
+             "b0": (1.0, 1.0, 224), "b1": (1.0, 1.1, 240), "b2": (1.1, 1.2, 260),
+             "b3": (1.2, 1.4, 300)}  # fmt: skip
+"""Width, depth and pixels of EfficientNet V2; B1 to B3 scale B0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inverted:
+    """An inverted residual: 1 x 1 up to `expanded`, depthwise, 1 x 1 down to `features`."""
+
+    expanded: int
+    features: int
+    kernel: int = 3
+    stride: int = 1
+    act: str = "relu6"
+    squeezed: int = 0
+    squeeze_act: str = "relu"
+    gate: str = "hard_sigmoid"
+    epsilon: float = 1e-5
+
+
+def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
+    """Append an inverted residual, with the sum where size and channels stay."""
+    start, channels, eps = x, x.shape[1], block.epsilon
+    if block.expanded != channels:
+        x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
+    x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, epsilon=eps,
+                      name=f"{name}.depthwise")  # fmt: skip
+    if block.squeezed:
+        x = net.squeeze_excite(x, block.squeezed, name=f"{name}.se", act=block.squeeze_act,
+                               gate=block.gate)  # fmt: skip
+    stays = block.stride == 1 and channels == block.features
+    x = net.conv_norm(x, block.features, act="", scale=BRANCH if stays else 1.0, epsilon=eps,
+                      name=f"{name}.project")  # fmt: skip
+    return net.add(start, x, name=f"{name}.add") if stays else x
+
+
+def fused_residual(
+    net: Net, x: Value, expanded: int, features: int, stride: int, act: str, name: str
+) -> Value:
+    """Append a fused inverted residual: 3 x 3 up to `expanded`, 1 x 1 down; plain if they match."""
+    start, stays = x, stride == 1 and x.shape[1] == features
+    scale = BRANCH if stays else 1.0
+    if expanded == x.shape[1]:
+        x = net.conv_norm(x, features, 3, stride=stride, act=act, scale=scale, name=f"{name}.conv")
+    else:
+        x = net.conv_norm(x, expanded, 3, stride=stride, act=act, name=f"{name}.expand")
+        x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
+    return net.add(start, x, name=f"{name}.add") if stays else x
+
+
+def _staged(
+    net: Net, x: Value, rows: Rows, scaled: Callable[[int], int], depth: float = 1.0,
+    act: str = "relu6", squeezes: bool = False,
+) -> Value:  # fmt: skip
+    """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
+    for stage, (kernel, expansion, features, blocks, first) in enumerate(rows, 1):
+        for i in range(math.ceil(blocks * depth)):
+            own, stride, name = x.shape[1], first if i == 0 else 1, f"stage{stage}.{i}"
+            if kernel:
+                block = Inverted(own * expansion, scaled(features), kernel, stride, act,
+                                 own // 4 * squeezes, "silu", "sigmoid")  # fmt: skip
+                x = inverted(net, x, block, name)
+            else:
+                x = fused_residual(net, x, own * expansion, scaled(features), stride, act, name)
+    return x
+
+
+# -- MobileNet V1, V2, MnasNet --------------------------------------------------------------------
+@image_network(scaled=True)
+def mobilenet_v1(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
+    """Return MobileNet V1 (Howard et al. 2017)."""
+    x = net.conv_norm(x, rounded(32 * width), 3, stride=2, name="stem")
+    for i, (features, stride) in enumerate(V1, 1):
+        x = net.depthwise(x, stride=stride, act=R, name=f"layer{i}.depthwise")
+        x = net.conv_norm(x, rounded(features * width), name=f"layer{i}.pointwise")
+    return net.head(x, classes)
+
+
+@image_network(scaled=True)
+def mobilenet_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
+    """Return MobileNet V2 (Sandler et al. 2018); its last layer is never narrower than 1280."""
+    x = net.conv_norm(x, rounded(32 * width), 3, stride=2, act="relu6", name="stem")
+    x = _staged(net, x, V2, lambda channels: rounded(channels * width))
+    x = net.conv_norm(x, rounded(1280 * max(1.0, width)), act="relu6", name="last")
+    return net.head(x, classes)
+
+
+@image_network(scaled=True)
+def mnasnet(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
+    """Return MnasNet-B1 (Tan et al. 2019), without squeeze and excite."""
+    x = net.conv_norm(x, rounded(32 * width), 3, stride=2, name="stem")
+    x = net.depthwise(x, act=R, name="first.depthwise")
+    x = net.conv_norm(x, rounded(16 * width), act="", name="first.project")
+    x = _staged(net, x, MNAS, lambda channels: rounded(channels * width), act=R)
+    return net.head(net.conv_norm(x, 1280, name="last"), classes)
+
+
+# -- MobileNet V3 ---------------------------------------------------------------------------------
+V3Rows = tuple[tuple[int, int, int, int, str, int], ...]
+
+
+def _mobilenet_v3(
+    rows: V3Rows, wide: int, net: Net, x: Value, classes: int, width: float = 1.0
+) -> Value:
+    """Return MobileNet V3 (Howard et al. 2019); `wide` is the first fully connected layer's.
+
+    A width leaves that layer and every row's ratio of expansion as they are, below 0.75 the stem.
+    """
+    eps, before = 1e-3, 16
+    stem = rounded(16 * width) if width >= 0.75 else 16
+    x = net.conv_norm(x, stem, 3, stride=2, act=H, epsilon=eps, name="stem")
+    for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
+        inner, before = rounded(x.shape[1] * expanded / before), features
+        block = Inverted(inner, rounded(features * width), kernel, stride, act,
+                         rounded(inner / 4) if squeezes else 0, epsilon=eps)  # fmt: skip
+        x = inverted(net, x, block, f"block{i}")
+    x = net.conv_norm(x, rounded(6 * before * width), act=H, epsilon=eps, name="last")
+    x = net.act(net.head(x, wide, name="fc1"), H, name="fc1.act")
+    return net.dense(x, classes, name="fc2")
+
+
+MOBILENETS_V3 = family("mobilenet_v3_", _mobilenet_v3, {"large": (V3_LARGE, 1280),
+                                                        "small": (V3_SMALL, 1024)},
+                       scaled=True)  # fmt: skip
+
+
+# -- EfficientNet V1 and V2 -----------------------------------------------------------------------
+def _efficientnet(
+    rows: Rows, most_lost: float, width: float, depth: float, net: Net, x: Value, classes: int
+) -> Value:
+    """Return EfficientNet (Tan & Le 2019, 2021); V2 may lose any share when rounding."""
+
+    def scaled(channels: int) -> int:
+        return rounded(channels * width, most_lost=most_lost)
+
+    x = net.conv_norm(x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu",
+                      name="stem")  # fmt: skip
+    x = _staged(net, x, rows, scaled, depth, "silu", True)
+    x = net.conv_norm(x, scaled(1280), act="silu", name="last")
+    return net.head(x, classes)
+
+
+EFFICIENTNETS = (
+    *(
+        image_network(size=size, name=f"efficientnet_b{i}")(
+            partial(_efficientnet, B0, 0.1, width, depth)
+        )
+        for i, (width, depth, size) in enumerate(V1_SCALES)
+    ),
+    *(
+        image_network(size=size, name=f"efficientnet_v2_{name}")(
+            partial(_efficientnet, EFFICIENT_V2[name[0]], 1.0, width, depth)
+        )
+        for name, (width, depth, size) in V2_SCALES.items()
+    ),
+)  # fmt: skip
+
+
+# -- MobileNet V4 ---------------------------------------------------------------------------------
+V4: dict[str, tuple[int, int, str]] = {
+    "conv_small": (224, 32, ("32: c3 c1 | 96-64: c3 c1 | 96: 5/5/3 0/3/2*4 3/0/4 | "
+                   "128: 3/3/6 5/5/4 0/5/4 0/5/3 0/3/4*2")),
+    "conv_medium": (224, 32, ("48: f3 | 80: 3/5/4 3/3/2 | "
+                    "160: 3/5/6 3/3/4*2 3/5/4 3/3/4 3/0/4 0/0/2 3/0/4 | "
+                    "256: 5/5/6 5/5/4 3/5/4*2 0/0/4 3/0/4 3/5/2 5/5/4 0/0/4*2 5/0/2")),
+    "conv_large": (256, 24, ("48: f3 | 96: 3/5/4 3/3/4 | 192: 3/5/4 3/3/4*3 3/5/4 5/3/4*5 3/0/4 | "
+                   "512: 5/5/4*4 5/0/4 5/3/4 5/0/4*2 5/3/4 5/5/4 5/0/4*3")),
+    "hybrid_medium": (224, 32, ("48: f3 | 80: 3/5/4 3/3/2 | 160: 3/5/6 0/0/2 3/3/4 3/5/4 q4/64/2 "
+                      "3/3/4 q4/64/2 3/0/4 q4/64/2 3/3/4 q4/64/2 3/0/4 | 256: 5/5/6 5/5/4 "
+                      "3/5/4*2 0/0/2 3/5/2 0/0/2 0/0/4 q4/64/1 3/0/4 q4/64/1 5/5/4 q4/64/1 5/0/4 "
+                      "q4/64/1 5/0/4")),
+    "hybrid_large": (384, 24, ("48: f3 | 96: 3/5/4 3/3/4 | 192: 3/5/4 3/3/4*3 3/5/4 5/3/4*2 "
+                     "q8/48/2 5/3/4 q8/48/2 5/3/4 q8/48/2 5/3/4 q8/48/2 3/0/4 | 512: 5/5/4*4 5/0/4 "
+                     "5/3/4 5/0/4*2 5/3/4 5/5/4 q8/64/1 5/0/4 q8/64/1 5/0/4 q8/64/1 5/0/4 q8/64/1 "
+                     "5/0/4")),
+}  # fmt: skip
+"""Pixels, stem, and stages "width: blocks"; the first block of a stage has stride 2.
+
+A block is a/m/e: the kernels of a first and a middle depthwise layer (0: none) and the expansion;
+c3 or c1 a convolution, f3 a fused residual of expansion 4, q4/64/2 attention with 4 heads of 64 and
+one shared, here halved, map of keys and values. "96-64": 96 features, after c1 64.
+"""
+
+
+def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: str) -> Value:
+    """Append a universal inverted bottleneck a/m/e; hybrids scale its branch by channel."""
+    start, (first, middle, expansion) = x, (int(n) for n in text.split("/"))
+    own, stays = x.shape[1], stride == 1 and x.shape[1] == features
+    hybrid = "hybrid" in net.name
+    if first:
+        x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
+    x = net.conv_norm(x, rounded(own * expansion), name=f"{name}.expand")
+    if middle:
+        x = net.depthwise(x, middle, stride=stride, act=R, name=f"{name}.middle")
+    scale = BRANCH if stays and not hybrid else 1.0
+    x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
+    if hybrid and stays:
+        return net.branch(start, x, name=name)
+    if hybrid:
+        gamma = net.seeded(f"{name}.gamma", (1, features, 1, 1), 0.02, 1.0)
+        x = net.mul(x, gamma, name=f"{name}.scale")
+    return net.add(start, x, name=f"{name}.add") if stays else x
+
+
+def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
+    """Append attention whose heads share one map of keys and one of values."""
+    heads, depth, stride = (int(n) for n in text.split("/"))
+    n, c, h, w = x.shape
+    y = net.norm(x, name=f"{name}.bn")
+    q = net.conv(y, heads * depth, bias=False, name=f"{name}.q")
+    maps = []
+    for part in "kv":
+        m = y
+        if stride > 1:
+            m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
+        m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
+        maps.append(net.reshape(m, shape=(n, depth, -1)))
+    q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
+    q = net.reshape(q, shape=(n, heads * h * w, depth))
+    shares = net.shares(q, maps[0], name=f"{name}.heads")
+    context = net.batch_matmul(shares, maps[1], trans_b=True)
+    context = net.reshape(context, shape=(n, heads, h * w, depth))
+    context = net.reshape(net.transpose(context, perm=(0, 1, 3, 2)), shape=(n, heads * depth, h, w))
+    return net.branch(x, net.conv(context, c, bias=False, name=f"{name}.out"), name=name)
+
+
+def _mobilenet_v4(
+    stem: int, stages: str, net: Net, x: Value, classes: int, width: float = 1.0
+) -> Value:
+    """Return MobileNet V4 (Qin et al. 2024); a width below 1 leaves the stem as it is."""
+    x = net.conv_norm(x, rounded(stem * max(1.0, width)), 3, stride=2, name="stem")
+    for s, stage in enumerate(stages.split(" | "), 1):
+        sizes, _, blocks = stage.partition(": ")
+        features = [rounded(int(n) * width) for n in sizes.split("-")]
+        i = 0
+        for word in blocks.split():
+            text, _, times = word.partition("*")
+            for _ in range(int(times or 1)):
+                name, stride = f"stage{s}.{i}", 1 if i else 2
+                if text[0] == "c":
+                    x = net.conv_norm(x, features[0 if text == "c3" else -1], int(text[1]),
+                                      stride=stride, name=name)  # fmt: skip
+                elif text[0] == "f":
+                    x = fused_residual(net, x, 4 * x.shape[1], features[0], stride, "relu", name)
+                elif text[0] == "q":
+                    x = _multi_query(net, x, text[1:], name)
+                else:
+                    x = _universal(net, x, text, features[0], stride, name)
+                i += 1
+    x = net.conv_norm(x, rounded(960 * width), name="last")
+    x = net.global_avg_pool(x, name="pool")
+    x = net.conv_norm(x, 1280, name="head")
+    return net.dense(net.flat(x), classes, name="classifier")
+
+
+BUILDERS: tuple[Callable[..., Graph], ...] = (
+    mobilenet_v1, mobilenet_v2, *MOBILENETS_V3,
+    *(image_network(size=size, scaled=True, name=f"mobilenet_v4_{name}")(
+        partial(_mobilenet_v4, stem, stages)) for name, (size, stem, stages) in V4.items()),
+    mnasnet, *EFFICIENTNETS,
+)  # fmt: skip

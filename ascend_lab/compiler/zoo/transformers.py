@@ -1,0 +1,381 @@
+"""Transformers: BERT, GPT-2, ViT-B/16, MobileViT, of linear layers and attention in separate nodes.
+
+Rows of all tokens of a batch are one matrix (batch length, width). Attention is
+five nodes on (batch, heads, length, depth): product, scale, mask, softmax, product, with
+transposes before and behind; a rewrite may find them and put one `attention` there.
+Weights are normal with standard deviation 0.02, as BERT and GPT-2 start. GELU is the library's tanh
+form; BERT's original has the error function (they differ by < 0.0005).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ascend_lab.compiler.draft import Value
+from ascend_lab.compiler.ir import Fill, Graph, TensorType
+from ascend_lab.compiler.zoo.blocks import Net, family, image_network, rounded
+from ascend_lab.compiler.zoo.mobile import Inverted, inverted
+from ascend_lab.errors import InputError
+
+SPREAD = 0.02
+WORDS, POSITIONS, KINDS = 30522, 512, 2
+GPT_WORDS, GPT_POSITIONS = 50257, 1024
+DROPPED = -10000.0
+"""What a mask adds to the score of a token that is padding, or comes later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Width of a token, layers, heads, tokens of one sequence, sequences of a batch."""
+
+    width: int
+    layers: int
+    heads: int
+    length: int
+    batch: int
+    epsilon: float
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the matrix of all tokens."""
+        return self.batch * self.length
+
+
+def check_size(name: str, size: Size, longest: int) -> Size:
+    """Return the size; raise `InputError` unless heads and length fit the model."""
+    if not 1 <= size.length <= longest:
+        raise InputError(f"{name}: length from 1 to {longest}", str(size.length), "shorten it")
+    for what, count in (("batch", size.batch), ("layers", size.layers)):
+        if count < 1:
+            raise InputError(f"{name}: {what} of at least 1", str(count), "raise it")
+    return size
+
+
+def linear(net: Net, x: Value, features: int, *, name: str) -> Value:
+    """Append x w + b in two nodes: (rows, inputs) to (rows, features)."""
+    weight = net.seeded(f"{name}.weight", (x.shape[1], features), SPREAD)
+    bias = net.seeded(f"{name}.bias", (features,), SPREAD)
+    return net.add(net.matmul(x, weight, name=f"{name}.matmul"), bias, name=name)
+
+
+def norm(net: Net, x: Value, epsilon: float, *, name: str) -> Value:
+    """Append a layer norm over the width."""
+    scale = net.seeded(f"{name}.scale", x.shape[-1:], 0.05, 1.0)
+    bias = net.seeded(f"{name}.bias", x.shape[-1:], 0.05)
+    return net.layer_norm(x, scale, bias, epsilon=epsilon, name=name)
+
+
+def mlp(net: Net, x: Value, inner: int, act: str, *, name: str) -> Value:
+    """Append the two linear layers of a block, an activation between them."""
+    y = net.act(linear(net, x, inner, name=f"{name}.1"), act, name=f"{name}.{act}")
+    return linear(net, y, x.shape[1], name=f"{name}.2")
+
+
+def heads(
+    net: Net, x: Value, batch: int, count: int, order: tuple[int, ...], *, name: str
+) -> Value:
+    """Append rows (batch length, width) as heads of each sequence, the axes in an order."""
+    shape = (batch, x.shape[0] // batch, count, x.shape[1] // count)
+    parts = net.reshape(x, shape=shape, name=f"{name}.reshape")
+    return net.transpose(parts, perm=order, name=f"{name}.transpose")
+
+
+def rows_of(net: Net, context: Value, *, name: str) -> Value:
+    """Append (batch, heads, length, depth) as rows (batch length, width)."""
+    batch, count, length, depth = context.shape
+    rows = net.transpose(context, perm=(0, 2, 1, 3), name=f"{name}.transpose")
+    return net.reshape(rows, shape=(batch * length, count * depth), name=f"{name}.reshape")
+
+
+def self_attention(
+    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, joined: bool = False
+) -> Value:
+    """Append softmax(q k^T / sqrt(depth) + mask) v and linear layers; `joined`: q, k, v in one."""
+    if joined:
+        wide = linear(net, x, 3 * size.width, name=f"{name}.qkv")
+        q, k, v = net.split(wide, sizes=3, axis=1, name=f"{name}.split")
+    else:
+        q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
+    parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
+    queries, keys, values = (
+        heads(net, x, size.batch, size.heads, order, name=f"{name}.{part}")
+        for x, order, part in parts
+    )
+    shares = net.shares(queries, keys, mask, name=name)
+    context = net.batch_matmul(shares, values, name=f"{name}.context")
+    return linear(net, rows_of(net, context, name=name), size.width, name=f"{name}.out")
+
+
+def encoder_block(
+    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, act: str = "gelu",
+    inner: int = 0,
+) -> Value:  # fmt: skip
+    """Append a block that norms before each half (GPT-2, ViT); `inner` is 4 widths unless given."""
+    y = norm(net, x, size.epsilon, name=f"{name}.norm1")
+    y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
+    x = net.add(x, y, name=f"{name}.add1")
+    y = norm(net, x, size.epsilon, name=f"{name}.norm2")
+    y = mlp(net, y, inner or 4 * size.width, act, name=f"{name}.mlp")
+    return net.add(x, y, name=f"{name}.add2")
+
+
+# -- BERT (Devlin et al. 2019): uncased vocabulary, with the pooler -------------------------------
+def _embedded(net: Net, ids: Value, kinds: Value, size: Size, vocabulary: int) -> Value:
+    """Append word + position + sentence kind, normed: (tokens, width)."""
+    names = (("word", vocabulary), ("position", POSITIONS), ("kind", KINDS))
+    words, places, sorts = (
+        net.seeded(f"embeddings.{name}.weight", (rows, size.width), SPREAD) for name, rows in names
+    )
+    x = net.embedding(words, ids, name="embeddings.word")
+    x = net.add(x, net.embedding(sorts, kinds, name="embeddings.kind"), name="embeddings.add1")
+    used = net.slice(places, begin=(0, 0), end=(size.length, size.width), name="embeddings.place")
+    x = net.add(x, used, name="embeddings.add2")
+    rows = net.reshape(x, shape=(size.tokens, size.width), name="embeddings.rows")
+    return norm(net, rows, size.epsilon, name="embeddings.norm")
+
+
+def _mask(net: Net, kept: Value, size: Size) -> Value:
+    """Append (1 - mask) * -10000, shaped to be added to (batch, heads, length, length)."""
+    column = net.reshape(kept, shape=(size.batch, 1, 1, size.length), name="mask.reshape")
+    real = net.cast(column, dtype=net.dtype, name="mask.cast")
+    turned = net.adds(net.muls(real, number=-1.0, name="mask.neg"), number=1.0, name="mask.not")
+    return net.muls(turned, number=DROPPED, name="mask")
+
+
+def _layer(net: Net, x: Value, size: Size, mask: Value, name: str) -> Value:
+    """Append attention and the two linear layers, each added to its input and then normed."""
+    y = self_attention(net, x, size, mask, name=f"{name}.attn")
+    x = norm(net, net.add(y, x, name=f"{name}.add1"), size.epsilon, name=f"{name}.norm1")
+    y = mlp(net, x, 4 * size.width, "gelu", name=f"{name}.mlp")
+    return norm(net, net.add(y, x, name=f"{name}.add2"), size.epsilon, name=f"{name}.norm2")
+
+
+def bert(name: str, size: Size, dtype: str, vocabulary: int) -> Graph:
+    """Return a BERT of any size: ids, mask, kinds (batch, length) int32 -> rows, pooled."""
+    check_size(name, size, POSITIONS)
+    net = Net(name, dtype)
+    shape = (size.batch, size.length)
+    ids = net.input("input_ids", shape, "int32")
+    kept = net.input("attention_mask", shape, "int32")
+    kinds = net.input("token_type_ids", shape, "int32")
+    mask = _mask(net, kept, size)
+    x = _embedded(net, ids, kinds, size, vocabulary)
+    for i in range(size.layers):
+        x = _layer(net, x, size, mask, f"layer{i}")
+    hidden = net.reshape(x, shape=(*shape, size.width), name="last_hidden_state")
+    first = net.slice(hidden, begin=(0, 0, 0), end=(size.batch, 1, size.width), name="first")
+    row = net.reshape(first, shape=(size.batch, size.width), name="first.rows")
+    pooled = net.tanh(linear(net, row, size.width, name="pooler"), name="pooler_output")
+    return net.finish(hidden, pooled)
+
+
+def bert_base(
+    batch: int = 1, length: int = 128, *, dtype: str = "fp32", layers: int = 12,
+    vocabulary: int = WORDS,
+) -> Graph:  # fmt: skip
+    """Return BERT-base: width 768, 12 heads; fewer `layers` and words make it small to evaluate."""
+    return bert("bert_base", Size(768, layers, 12, length, batch, 1e-12), dtype, vocabulary)
+
+
+def bert_large(
+    batch: int = 1, length: int = 128, *, dtype: str = "fp32", layers: int = 24,
+    vocabulary: int = WORDS,
+) -> Graph:  # fmt: skip
+    """Return BERT-large: width 1024, 16 heads."""
+    return bert("bert_large", Size(1024, layers, 16, length, batch, 1e-12), dtype, vocabulary)
+
+
+# -- GPT-2 (Radford et al. 2019): causal attention, output weights tied to the embedding ----------
+def causal(length: int) -> np.ndarray:
+    """Return the mask (1, 1, length, length): 0 up to a token's own position, then `DROPPED`."""
+    later = np.triu(np.ones((length, length), np.float32), 1)
+    return (later * np.float32(DROPPED)).reshape(1, 1, length, length)
+
+
+def gpt2_small(
+    batch: int = 1, length: int = 128, *, dtype: str = "fp32", layers: int = 12,
+    vocabulary: int = GPT_WORDS,
+) -> Graph:  # fmt: skip
+    """Return GPT-2 small: input_ids (batch, length) int32 -> logits (batch, length, words)."""
+    size = check_size("gpt2_small", Size(768, layers, 12, length, batch, 1e-5), GPT_POSITIONS)
+    net = Net("gpt2_small", dtype)
+    ids = net.input("input_ids", (batch, length), "int32")
+    words = net.seeded("wte.weight", (vocabulary, size.width), SPREAD)
+    kind = TensorType((1, 1, length, length), dtype)
+    mask = net.constant(partial(causal, length), kind, "causal_mask")
+    places = net.seeded("wpe.weight", (GPT_POSITIONS, size.width), SPREAD)
+    used = net.slice(places, begin=(0, 0), end=(length, size.width), name="wpe")
+    x = net.add(net.embedding(words, ids, name="wte"), used, name="embedded")
+    x = net.reshape(x, shape=(size.tokens, size.width), name="embedded.rows")
+    for i in range(layers):
+        x = encoder_block(net, x, size, mask, name=f"h{i}")
+    x = norm(net, x, size.epsilon, name="ln_f")
+    scores = net.matmul(x, words, trans_b=True, name="lm_head")
+    return net.finish(net.reshape(scores, shape=(batch, length, vocabulary), name="logits"))
+
+
+# -- ViT ------------------------------------------------------------------------------------------
+def vit_b16(
+    batch: int = 1, *, size: int = 224, dtype: str = "fp32", classes: int = 1000, layers: int = 12
+) -> Graph:
+    """Return ViT-B/16 (Dosovitskiy et al. 2021): x (batch, 3, size, size) -> logits."""
+    if size % 16:
+        raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
+    net, length = Net("vit_b16", dtype), (size // 16) ** 2 + 1
+    dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
+    x = net.images(batch, 3, size)
+    x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")
+    x = net.transpose(net.reshape(x, shape=(batch, dims.width, -1)), perm=(0, 2, 1))
+    token = net.seeded("class_token", (1, 1, dims.width), SPREAD)
+    first = net.expand(token, shape=(batch, 1, dims.width), name="class_token.expand")
+    x = net.concat(first, x, axis=1, name="tokens")
+    places = net.seeded("positions", (1, length, dims.width), SPREAD)
+    x = net.reshape(net.add(x, places), shape=(dims.tokens, dims.width), name="tokens.rows")
+    for i in range(layers):
+        x = encoder_block(net, x, dims, None, name=f"layer{i}")
+    x = net.reshape(norm(net, x, dims.epsilon, name="norm"), shape=(batch, length, dims.width))
+    x = net.slice(x, begin=(0, 0, 0), end=(batch, 1, dims.width), name="first")
+    x = net.reshape(x, shape=(batch, dims.width))
+    return net.finish(net.dense(x, classes, name="head"))
+
+
+# -- MobileViT ------------------------------------------------------------------------------------
+PATCH = 2
+
+
+def _unfolded(net: Net, x: Value, order: tuple[int, ...]) -> Value:
+    """Append an image (n, d, h, w) as (n, d, patches, places), its axes in an order."""
+    n, d, h, w = x.shape
+    x = net.reshape(x, shape=(n * d * h // PATCH, PATCH, w // PATCH, PATCH))
+    x = net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=(n, d, h * w // PATCH**2, PATCH**2))
+    return net.transpose(x, perm=order)
+
+
+def _folded(net: Net, x: Value, order: tuple[int, ...], shape: tuple[int, ...]) -> Value:
+    """Append the inverse of `_unfolded`."""
+    n, d, h, w = shape
+    x = net.transpose(x, perm=order)
+    x = net.reshape(x, shape=(n * d * h // PATCH, w // PATCH, PATCH, PATCH))
+    return net.reshape(net.transpose(x, perm=(0, 2, 1, 3)), shape=shape)
+
+
+def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
+    """Append local convolutions, transformers over patches, and the join with the input."""
+    channels = start.shape[1]
+    x = net.conv_norm(start, channels, 3, act="silu", name=f"{name}.local")
+    x = net.conv(x, width, bias=False, name=f"{name}.up")
+    n, d, h, w = shape = x.shape
+    # pixels of equal place in their patch are one sequence
+    size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
+    x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
+    for i in range(layers):
+        x = encoder_block(net, x, size, None, name=f"{name}.{i}", act="silu", inner=2 * width)
+    x = norm(net, x, size.epsilon, name=f"{name}.norm")
+    x = net.reshape(x, shape=(n, PATCH**2, size.length, d))
+    x = _folded(net, x, (0, 3, 2, 1), shape)
+    x = net.conv_norm(x, channels, act="silu", name=f"{name}.down")
+    x = net.concat(start, x, axis=1, name=f"{name}.concat")
+    return net.conv_norm(x, channels, 3, act="silu", name=f"{name}.join")
+
+
+def mobilevit_block(
+    batch: int = 1, *, size: int = 32, dtype: str = "fp32", channels: int = 96, width: int = 144,
+    layers: int = 2,
+) -> Graph:  # fmt: skip
+    """Return a MobileViT block (Mehta & Rastegari 2022), by default the first of MobileViT-S.
+
+    x (batch, channels, size, size) keeps its shape; raises `InputError` for an odd size.
+    """
+    if size % PATCH:
+        raise InputError("mobilevit_block: an even size", str(size), "pad the image")
+    net = Net("mobilevit_block", dtype)
+    return net.finish(_block(net, net.images(batch, channels, size), width, layers, "mvit"))
+
+
+VIT_SIZES = {
+    "xxs": (2, (16, 24, 48, 64, 80), (64, 80, 96), 320),
+    "xs": (4, (32, 48, 64, 80, 96), (96, 120, 144), 384),
+    "s": (4, (32, 64, 96, 128, 160), (144, 192, 240), 640),
+}
+"""Expansion, features of five stages, widths of the transformers, features of the last layer."""
+LAYERS = (2, 4, 3)
+
+
+def _mobilevit(
+    expansion: int, features: tuple[int, ...], widths: tuple[int, ...], last: int,
+    net: Net, x: Value, classes: int,
+) -> Value:  # fmt: skip
+    """Return MobileViT: inverted residuals and three MobileViT blocks."""
+    x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
+    one, two, *rest = features
+    for i, (wide, stride) in enumerate(((one, 1), (two, 2), (two, 1), (two, 1))):
+        block = Inverted(expansion * x.shape[1], wide, stride=stride, act="silu")
+        x = inverted(net, x, block, f"mv2.{i}")
+    for i, (wide, width, layers) in enumerate(zip(rest, widths, LAYERS, strict=True), 3):
+        block = Inverted(expansion * x.shape[1], wide, stride=2, act="silu")
+        x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
+    x = net.conv_norm(x, last, act="silu", name="last")
+    return net.head(x, classes)
+
+
+# -- MobileViT V2: attention whose cost grows with the tokens, not with their square --------------
+def _image_norm(net: Net, x: Value, name: str) -> Value:
+    """Append a group norm of one group: over all of an image, scaled by channel."""
+    n, c = x.shape[:2]
+    rows = net.reshape(x, shape=(n, -1))
+    one, zero = (
+        net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
+        for number in (1.0, 0.0)
+    )
+    normal = net.reshape(net.layer_norm(rows, one, zero), shape=x.shape)
+    scale = net.seeded(f"{name}.scale", (c, 1, 1), 0.05, 1.0)
+    bias = net.seeded(f"{name}.bias", (c, 1, 1), 0.05)
+    return net.add(net.mul(normal, scale), bias, name=name)
+
+
+def _linear_attention(net: Net, x: Value, name: str) -> Value:
+    """Append attention by one score a token: its shares weigh the keys to a single context."""
+    d = x.shape[1]
+    y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
+    scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
+    weighed = net.mul(keys, net.softmax(scores, axis=-1))
+    context = net.reduce_sum(weighed, axis=(3,), keepdims=True)
+    return net.conv(net.mul(net.relu(values), context), d, name=f"{name}.out")
+
+
+def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
+    """Append a depthwise layer and blocks of linear attention over the places of 2 x 2 patches."""
+    c = x.shape[1]
+    x = net.depthwise(x, act="silu", name=f"{name}.local")
+    x = net.conv(x, width, bias=False, name=f"{name}.up")
+    shape = x.shape
+    x = _unfolded(net, x, (0, 1, 3, 2))
+    for i in range(layers):
+        y = _linear_attention(net, _image_norm(net, x, f"{name}.{i}.norm1"), f"{name}.{i}.attn")
+        x = net.add(x, y)
+        y = _image_norm(net, x, f"{name}.{i}.norm2")
+        y = net.conv_act(y, 2 * width, act="silu", name=f"{name}.{i}.fc1")
+        x = net.add(x, net.conv(y, width, name=f"{name}.{i}.fc2"))
+    x = _folded(net, _image_norm(net, x, f"{name}.norm"), (0, 1, 3, 2), shape)
+    return net.conv_norm(x, c, act="", name=f"{name}.down")
+
+
+def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
+    """Return MobileViT V2 (Mehta & Rastegari 2022)."""
+    x = net.conv_norm(x, int(32 * width), 3, stride=2, act="silu", name="stem")
+    one, two, *rest = (int(c * width) for c in (64, 128, 256, 384, 512))
+    for i, (wide, stride) in enumerate(((one, 1), (two, 2), (two, 1))):
+        block = Inverted(rounded(2 * x.shape[1]), wide, stride=stride, act="silu")
+        x = inverted(net, x, block, f"mv2.{i}")
+    for i, (wide, layers) in enumerate(zip(rest, LAYERS, strict=True), 3):
+        block = Inverted(rounded(2 * x.shape[1]), wide, stride=2, act="silu")
+        x = inverted(net, x, block, f"stage{i}.mv2")
+        x = _block_v2(net, x, rounded(wide / 2), layers, f"stage{i}.mvit")
+    return net.head(x, classes)
+
+
+MOBILEVITS = (
+    *family("mobilevit_", _mobilevit, VIT_SIZES, size=256, multiple=64),
+    image_network(size=256, multiple=64, scaled=True, name="mobilevit_v2")(_mobilevit_v2),
+)

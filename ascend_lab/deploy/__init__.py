@@ -1,0 +1,33 @@
+"""Deployment: smaller models, media, offline models on a device, and servers.
+
+- `compress`: quantised, pruned and decomposed models, and what that costs in accuracy.
+- `media`: from a camera's bytes to a network's input.
+- `runtime`: offline models, streams and events: AscendCL in small.
+- `serving`: a simulated server, language models, a real server for its clients.
+
+Half of the channels of a ResNet-18 taken away, and what is left of its products:
+
+>>> from ascend_lab.compiler import zoo
+>>> from ascend_lab.deploy import prune
+>>> whole = zoo.build("resnet18")
+>>> pruned = prune(whole, 0.5)
+>>> zoo.macs(pruned.graph) < 0.3 * zoo.macs(whole)
+True
+"""
+
+from ascend_lab.facade import names_of
+
+__all__ = [
+    "Aipp", "OfflineModel", "Scenario", "compile_offline", "converse", "load_offline",
+    "prune", "qdq_model", "quantise_graph", "read_scenario", "run_streams", "simulate_serving",
+]  # fmt: skip
+
+__getattr__ = names_of(
+    __name__,
+    {
+        "compress": "prune qdq_model quantise_graph",
+        "media": "Aipp",
+        "runtime": "OfflineModel compile_offline load_offline run_streams",
+        "serving": "Scenario converse read_scenario simulate_serving",
+    },
+)

@@ -1,0 +1,28 @@
+"""Smaller models: calibrated, quantised, trained so, deployed; pruned, sparse, of low rank."""
+
+# fmt: off
+# isort: off
+from ascend_lab.deploy.compress.calibrators import METHODS, calibrate
+from ascend_lab.deploy.compress.config import LayerPlan, Plan, Rounding, parse_config, read_config
+from ascend_lab.deploy.compress.learned import cross_entropy, distil, retrain, ulq_slopes
+from ascend_lab.deploy.compress.fewer_weights import decomposed, sparsified
+from ascend_lab.deploy.compress.mixed import deploy, fastest
+from ascend_lab.deploy.compress.pruning import prune
+from ascend_lab.deploy.compress.onnx_file import LeftOut, left_out, qdq_model, upgraded
+from ascend_lab.deploy.compress.qdq import fake_quantised, parse_records, read_records, records_text
+from ascend_lab.deploy.compress.quantise import (
+    Quantised, at_batch, balance_factors, batches_of, layers_of, made_ready, output_error,
+    quantise_graph, seen, with_records,
+)
+from ascend_lab.deploy.compress.scales import (
+    LayerScales, Scale, channel_scales, scale_between, signal_to_noise_db,
+)
+
+__all__ = [
+    "METHODS", "LayerPlan", "LayerScales", "LeftOut", "Plan", "Quantised", "Rounding", "Scale",
+    "at_batch", "balance_factors", "batches_of", "calibrate", "channel_scales", "cross_entropy",
+    "decomposed", "deploy", "distil", "fake_quantised", "fastest", "layers_of", "left_out",
+    "made_ready", "output_error", "parse_config", "parse_records", "prune", "qdq_model",
+    "quantise_graph", "read_config", "read_records", "records_text", "retrain", "scale_between",
+    "seen", "signal_to_noise_db", "sparsified", "ulq_slopes", "upgraded", "with_records",
+]

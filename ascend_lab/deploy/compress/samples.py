@@ -1,0 +1,109 @@
+"""Samples of a model's inputs, cut into feeds along the axis that is the batch.
+
+The batch is an open size that stands first in some input, or has a name such as "batch", and at
+most once in any: not the n of a mask (n, n), which goes in whole. Where no output is open nothing
+is a batch. Inputs without the batch are given once for all feeds, or once for each feed along a
+first axis of their own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compiler.ir import Values
+from ascend_lab.compiler.onnx.tensors import BATCH_NAME
+from ascend_lab.errors import InputError
+
+Sizes = Sequence[int | str]
+"""The sizes of a tensor as a model states them; "" for one that is open and has no name."""
+ROWS = 16
+"""Samples a feed where the model leaves their number open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The axis of each input along which its samples lie; an input without one has None."""
+
+    axes: Mapping[str, int | None]
+
+
+def batch_of(inputs: Mapping[str, Sizes], outputs: Sequence[Sizes | None]) -> Batch:
+    """Return where the batch stands in a model's inputs; `outputs` are their sizes, if stated."""
+    closed = [s is not None and all(isinstance(n, int) for n in s) for s in outputs]
+    if outputs and all(closed):
+        return Batch(dict.fromkeys(inputs))
+    places: dict[str, list[tuple[str, int]]] = {}
+    for name, sizes in inputs.items():
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str) and size:
+                places.setdefault(size, []).append((name, axis))
+
+    def rank(symbol: str) -> tuple[bool, bool, int]:
+        axes = [axis for _, axis in places[symbol]]
+        return BATCH_NAME.fullmatch(symbol) is not None, 0 in axes, len(axes)
+
+    once = [s for s, found in places.items() if len(dict(found)) == len(found)]
+    symbols = [symbol for symbol in once if any(rank(symbol)[:2])]
+    chosen = dict(places[max(symbols, key=rank)]) if symbols else {}
+    unnamed = {name: 0 for name, sizes in inputs.items() if sizes and sizes[0] == ""}
+    return Batch({name: (unnamed | chosen).get(name) for name in inputs})
+
+
+def feeds_of(
+    inputs: Mapping[str, Sizes], batch: Batch, arrays: Mapping[str, Any], flag: str = "samples"
+) -> list[dict[str, Values]]:
+    """Return arrays of many samples as feeds of 16; samples that fill no feed are left out.
+
+    Raises `InputError` for arrays of shapes that the inputs do not have, for inputs with different
+    numbers of samples, and for none.
+    """
+    parts: dict[str, list[Values]] = {}
+    counts: dict[str, int] = {}
+    for name, sizes in inputs.items():
+        array, axis = np.asarray(arrays[name]), batch.axes[name]
+        if axis is None:
+            parts[name] = _whole(f"{flag} of {name}", sizes, array)
+            continue
+        if array.ndim != len(sizes) or not _fits(sizes, array.shape):
+            raise InputError(f"{flag} of {name} as {_text(sizes)}", str(array.shape), "reshape")
+        counts[name] = array.shape[axis]
+        rows = min(ROWS, counts[name])
+        ends = range(rows, counts[name] + 1, rows) if rows else ()
+        ahead = np.moveaxis(array, axis, 0)
+        parts[name] = [np.moveaxis(ahead[end - rows : end], 0, axis) for end in ends]
+    if len(set(counts.values())) > 1:
+        got = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        raise InputError(f"{flag}: as many of each input", got, "give every sample all inputs")
+    many = {len(some) for name, some in parts.items() if len(some) > 1 or name in counts} or {1}
+    if len(many) != 1 or 0 in many:
+        got = ", ".join(f"{name}: {len(some)}" for name, some in parts.items())
+        needed = f"{flag}: as many whole batches of each input, at least one"
+        raise InputError(needed, got, "give every input as many samples")
+    total = many.pop()
+    return [
+        {name: some[i if len(some) > 1 else 0] for name, some in parts.items()}
+        for i in range(total)
+    ]
+
+
+def _whole(what: str, sizes: Sizes, array: Values) -> list[Values]:
+    """Return an input without a batch: once, along a first axis of its own, or in whole batches."""
+    if array.ndim == len(sizes) + 1 and _fits(sizes, array.shape[1:]):
+        return list(array)
+    if array.ndim == len(sizes) and _fits(sizes, array.shape):
+        return [array]
+    head = sizes[0] if sizes else 0
+    rest = array.ndim == len(sizes) and _fits(sizes[1:], array.shape[1:])
+    if rest and isinstance(head, int) and head and array.shape[0] >= head:
+        return [array[i : i + head] for i in range(0, array.shape[0] - head + 1, head)]
+    raise InputError(f"{what} as {_text(sizes)}, or rows of that", str(array.shape), "reshape")
+
+
+def _fits(sizes: Sizes, shape: Sequence[int]) -> bool:
+    return all(isinstance(size, str) or size == n for size, n in zip(sizes, shape, strict=True))
+
+
+def _text(sizes: Sizes) -> str:
+    return f"({', '.join(str(size) or '?' for size in sizes)})"

@@ -1,0 +1,28 @@
+"""Offline models, AscendCL in small, operators as functions; time is simulated, values are real.
+
+The room is AscendCL's `acl`, under that name too: `init` first, `finalize` last, `rt`, `mdl` and
+`op` between.
+"""
+
+# fmt: off
+# isort: off
+import sys
+
+from ascend_lab.deploy.runtime import mdl as mdl, op as op, rt as rt
+from ascend_lab.deploy.runtime.container import compile_offline, is_offline, unpack_parts
+from ascend_lab.deploy.runtime.mdl import create_data_buffer, destroy_data_buffer
+from ascend_lab.deploy.runtime.offline import Gear, Inference, OfflineModel, load_offline, precheck
+from ascend_lab.deploy.runtime.process import finalize, init
+from ascend_lab.deploy.runtime.streams import (
+    CODES, AclError, DeadlockError, Record, Span, Task, WaitFor, pipeline_programs, pipeline_s,
+    run_streams,
+)
+
+acl = sys.modules[__name__]
+
+__all__ = [
+    "CODES", "AclError", "DeadlockError", "Gear", "Inference", "OfflineModel", "Record", "Span",
+    "Task", "WaitFor", "compile_offline", "create_data_buffer", "destroy_data_buffer", "finalize",
+    "init", "is_offline", "load_offline", "pipeline_programs", "pipeline_s", "precheck",
+    "run_streams", "unpack_parts",
+]

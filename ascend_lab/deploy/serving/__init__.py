@@ -1,0 +1,17 @@
+"""Serving: a simulated server and what theory says of it, language models, and a real server."""
+
+# fmt: off
+# isort: off
+from ascend_lab.deploy.serving.language import BlockCache, Engine, Request, converse
+from ascend_lab.deploy.serving.model import StepTime, affine, network_seconds
+from ascend_lab.deploy.serving.queues import Failure, Level, Policy
+from ascend_lab.deploy.serving.scenario import (
+    Arrivals, Canary, Scenario, Service, Step, Version, read_scenario,
+)
+from ascend_lab.deploy.serving.simulate import Interval, Served, interval, simulate_serving
+
+__all__ = [
+    "Arrivals", "BlockCache", "Canary", "Engine", "Failure", "Interval", "Level", "Policy",
+    "Request", "Scenario", "Served", "Service", "Step", "StepTime", "Version", "affine",
+    "converse", "interval", "network_seconds", "read_scenario", "simulate_serving",
+]

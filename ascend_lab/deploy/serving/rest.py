@@ -1,0 +1,347 @@
+"""The KServe v2 REST protocol around a model and its dynamic batcher, with Triton's extensions.
+
+    GET  /v2, /v2/health/live, /v2/health/ready, /v2/models/stats, /metrics
+    GET  /v2/models/NAME[/versions/V], and behind it /ready, /config, /stats
+    POST /v2/models/NAME[/versions/V]/infer       tensors as JSON or as bytes (`messages`)
+    POST /v2/repository/index, /v2/repository/models/NAME/load, .../unload
+
+Every request is checked before it waits: 400 wrong, 404 unknown, 405 method, 413 too large, 415
+unknown compression, 429 too many wait, 503 not served now; each as {"error": one line}. JSON has no
+infinity: null stands there.
+
+Protocol: https://github.com/kserve/open-inference-protocol; configuration, statistics, repository
+and metrics have Triton's names (docs/protocol of github.com/triton-inference-server/server).
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from inspect import isawaitable
+from typing import Any
+
+from ascend_lab import __version__, errors
+from ascend_lab.deploy.serving import messages
+from ascend_lab.deploy.serving.batcher import Batcher, FullError
+from ascend_lab.deploy.serving.messages import Asked, RefusedError
+from ascend_lab.deploy.serving.opened import Model
+from ascend_lab.deploy.serving.queues import Policy
+from ascend_lab.deploy.serving.statistics import OTHER, REJECTED, Statistics, metrics_text
+from ascend_lab.deploy.serving.tensors import Arrays, Port
+from ascend_lab.limits import shown
+
+BODY_BYTES = 2**24
+"""Largest body of a request, unpacked: JSON of so many bytes takes about a second to read."""
+NOTE_BYTES = 2**20
+"""Largest body of a request to the repository."""
+SHORT_BYTES = 2**14
+"""A body up to this is read at once; longer ones in a thread, that others be served meanwhile."""
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+NOT_OFFERED = {
+    "systemsharedmemory": "shared memory",
+    "cudasharedmemory": "shared memory",
+    "trace": "tracing",
+    "logging": "settings of the log",
+}
+"""Extensions that clients know, by the beginning of their paths."""
+
+
+def library_or_refuse() -> Any:
+    """Return starlette's modules; raise `InputError` naming the extra to install."""
+    try:
+        import starlette.applications
+        import starlette.requests
+        import starlette.responses
+        import starlette.routing
+        import uvicorn  # noqa: F401 - asked for here, so that one message names both
+    except ImportError as error:
+        remedy = "install ascend-lab[serve]"
+        raise errors.InputError("starlette and uvicorn to serve", str(error), remedy) from None
+    return starlette
+
+
+class Service:
+    """What stands behind the routes: one version of a model at a time, and what was counted."""
+
+    def __init__(
+        self, name: str, load: Callable[[], Model], policy: Policy, body_bytes: int = BODY_BYTES
+    ) -> None:
+        self.name = name
+        self.load_model = load
+        self.policy = policy
+        self.body_bytes = body_bytes
+        self.version = 0
+        self.versions: list[Statistics] = []
+        self.batcher: Batcher | None = None
+        self.readers = ThreadPoolExecutor(2, "reader")
+        self._serve_next(load())
+
+    def _serve_next(self, model: Model) -> None:
+        """Serve a model as the next version."""
+        self.close()
+        self.version += 1
+        self.versions.append(Statistics(self.name, str(self.version)))
+        self.batcher = Batcher(model, self.policy, self.versions[-1])
+
+    def close(self) -> None:
+        """Serve no new requests; those on their way are answered."""
+        if self.batcher:
+            self.batcher.close()
+        self.batcher = None
+
+    def batcher_of(self, path: Mapping[str, str]) -> Batcher:
+        """Return what serves a path's version; raise `RefusedError` if nothing does."""
+        if self.batcher is None:
+            raise RefusedError(503, f"{self.name} is not loaded")
+        if path.get("version", str(self.version)) != str(self.version):
+            raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
+        return self.batcher
+
+    # -- what it is -------------------------------------------------------------------------------
+    def ready(self, request: Any) -> Any:
+        """Return that the model can be asked; refused if not."""
+        return {"ready": bool(self.batcher_of(request.path_params))}
+
+    def metadata(self, request: Any) -> Any:
+        """Return the names, datatypes and shapes of the model's tensors."""
+        model = self.batcher_of(request.path_params).model
+        return {
+            "name": self.name, "versions": [str(self.version)], "platform": model.platform,
+            "inputs": [port.described() for port in model.inputs],
+            "outputs": [port.described() for port in model.outputs],
+        }  # fmt: skip
+
+    def config(self, request: Any) -> Any:
+        """Return the model's configuration in the words of Triton's model_config.proto."""
+        model = self.batcher_of(request.path_params).model
+        batching = {"max_queue_delay_microseconds": round(self.policy.max_delay_s * 1e6)}
+        group = {"name": self.name, "kind": "KIND_CPU", "count": self.policy.instances}
+        return {
+            "name": self.name,
+            "platform": model.platform,
+            "backend": "ascend_lab",
+            "version_policy": {"latest": {"num_versions": 1}},
+            "max_batch_size": model.max_batch,
+            "input": [_configured(port) for port in model.inputs],
+            "output": [_configured(port) for port in model.outputs],
+            "instance_group": [group],
+            **({"dynamic_batching": batching} if model.batched else {}),
+        }
+
+    def stats(self, request: Any) -> Any:
+        """Return the statistics of the version that is served."""
+        return {"model_stats": [self.batcher_of(request.path_params).statistics.told()]}
+
+    def all_stats(self, request: Any) -> Any:
+        """Return the statistics of all versions that are served: one or none."""
+        return {"model_stats": [self.batcher.statistics.told()] if self.batcher else []}
+
+    def metrics(self, request: Any) -> str:
+        """Return the metrics of all versions there have been, in the text form of Prometheus."""
+        waiting = len(self.batcher.queue) if self.batcher else 0
+        *older, newest = self.versions
+        return metrics_text([*(one.metrics(0) for one in older), newest.metrics(waiting)])
+
+    # -- what it computes -------------------------------------------------------------------------
+    async def infer(self, request: Any) -> Any:
+        """Return the model's outputs for the tensors of a request, as body and headers."""
+        start_ns = time.perf_counter_ns()
+        batcher = self.batcher_of(request.path_params)
+        statistics = batcher.statistics
+        reason = OTHER
+        try:
+            batcher.check()
+            answer = await self._answered(request, batcher)
+        except FullError:
+            reason = REJECTED
+            limit = self.policy.levels[0].queue_limit
+            raise RefusedError(429, f"{limit} requests wait already; try again later") from None
+        except errors.AscendLabError as error:
+            raise RefusedError(400, str(error)) from error
+        else:
+            reason = ""
+        finally:
+            spent = statistics.failures[reason] if reason else statistics.success
+            spent.add(time.perf_counter_ns() - start_ns)
+        return answer
+
+    async def _answered(self, request: Any, batcher: Batcher) -> tuple[bytes, dict[str, str]]:
+        """Return the body and headers of an answer; the time of its parts is counted."""
+        parts = batcher.statistics.parts
+        head = {"model_name": self.name, "model_version": batcher.statistics.version}
+        start_ns = time.perf_counter_ns()
+        body = await self._body(request, self.body_bytes)
+        encoding = request.headers.get("content-encoding", "")
+        length = messages.header_bytes_of(request.headers.get(messages.LENGTH))
+
+        def read() -> Asked:
+            plain = messages.unpacked(body, encoding, self.body_bytes)
+            return messages.read_request(plain, length, batcher.model)
+
+        is_long = len(body) > SHORT_BYTES or bool(encoding)
+        asked: Asked = await self._in_thread(read) if is_long else read()
+        parts["compute_input"].add(time.perf_counter_ns() - start_ns)
+        outputs: Arrays = await batcher.ask(asked.inputs)
+        answered_ns = time.perf_counter_ns()
+        if asked.id is not None:
+            head["id"] = asked.id
+        packing = messages.wanted_encoding(request.headers.get("accept-encoding", ""))
+
+        def write() -> tuple[bytes, dict[str, str]]:
+            text, json_bytes = messages.written(head, asked, outputs)
+            headers = {"Content-Type": "application/json"}
+            if json_bytes is not None:
+                headers["Content-Type"] = "application/octet-stream"
+                headers[messages.LENGTH] = str(json_bytes)
+            if packing:
+                text = messages.packed(text, packing)
+                headers["Content-Encoding"] = packing
+            return text, headers
+
+        size_bytes = sum(outputs[port.name].nbytes for port, _ in asked.outputs)
+        answer = await self._in_thread(write) if size_bytes > SHORT_BYTES else write()
+        parts["compute_output"].add(time.perf_counter_ns() - answered_ns)
+        return answer
+
+    async def _in_thread(self, act: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.readers, act)
+
+    async def _body(self, request: Any, limit_bytes: int) -> bytes:
+        """Return what a request carries; no more than the limit is ever held."""
+        stated = request.headers.get("content-length", "")
+        if stated.isascii() and stated.isdigit() and int(stated[:18]) > limit_bytes:
+            raise messages.too_large(limit_bytes)
+        data = bytearray()
+        async for part in request.stream():
+            data += part
+            if len(data) > limit_bytes:
+                raise messages.too_large(limit_bytes)
+        return bytes(data)
+
+    # -- the repository ---------------------------------------------------------------------------
+    async def _note(self, request: Any) -> dict[str, Any]:
+        """Return the object in a request to the repository, whose body may be empty."""
+        body = await self._body(request, NOTE_BYTES)
+        try:
+            encoding = request.headers.get("content-encoding", "")
+            note = messages.decoded(messages.unpacked(body, encoding, NOTE_BYTES)) if body else {}
+            if not isinstance(note, dict):
+                raise errors.InputError("an object", shown(note))
+            messages.parameters_of(note, "the request")
+        except errors.AscendLabError as error:
+            raise RefusedError(400, str(error)) from error
+        return note
+
+    async def index(self, request: Any) -> Any:
+        """Return the models of the repository: the one that there is, ready or not."""
+        note = await self._note(request)
+        ready_only = note.get("ready", False)
+        if not isinstance(ready_only, bool):
+            raise RefusedError(400, f"ready, true or false; got {shown(ready_only)}")
+        if self.batcher is None and ready_only:
+            return []
+        state, reason = ("READY", "") if self.batcher else ("UNAVAILABLE", "unloaded")
+        entry = {"name": self.name, "version": str(self.version), "state": state, "reason": reason}
+        return [entry]
+
+    async def load(self, request: Any) -> Any:
+        """Read the model again and serve it as the next version; the old stays if that fails."""
+        note = await self._note(request)
+        if given := sorted(note.get("parameters") or {}):
+            text = f"a load without parameters: the model stays the same file; got {shown(given)}"
+            raise RefusedError(400, text)
+        try:
+            model = await self._in_thread(self.load_model)
+        except errors.AscendLabError as error:
+            raise RefusedError(400, f"the model cannot be loaded: {error}") from error
+        self._serve_next(model)
+        return {"name": self.name, "version": str(self.version)}
+
+    async def unload(self, request: Any) -> Any:
+        """Serve the model no more."""
+        await self._note(request)
+        self.close()
+        return {}
+
+
+def _configured(port: Port) -> dict[str, Any]:
+    """Return a tensor as the configuration has it: without the first size of a batch."""
+    word = "STRING" if port.datatype == "BYTES" else port.datatype
+    dims = list(port.shape[1:] if port.batched else port.shape)
+    return {"name": port.name, "data_type": f"TYPE_{word}", "dims": dims}
+
+
+# -- the application ------------------------------------------------------------------------------
+def json_answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
+    """Return a response with JSON in plain ASCII."""
+    from starlette.responses import Response
+
+    text = json.dumps(value, separators=(",", ":"))
+    return Response(text, status, dict(headers or {}), "application/json")
+
+
+def _answer_of(result: Any) -> Any:
+    """Return the response that says what a route found."""
+    from starlette.responses import PlainTextResponse, Response
+
+    if isinstance(result, str):
+        return PlainTextResponse(result)
+    if isinstance(result, tuple):
+        body, headers = result
+        return Response(body, headers=headers)
+    return json_answer(result)
+
+
+def application(service: Service) -> Any:
+    """Return the ASGI application of a service."""
+    library = library_or_refuse()
+
+    def route(path: str, act: Callable[[Any], Any], method: str = "GET") -> Any:
+        async def answer(request: Any) -> Any:
+            try:
+                name = request.path_params.get("name", service.name)
+                if name != service.name:
+                    raise RefusedError(404, f"no model {shown(name)}; there is {service.name}")
+                result = act(request)
+                return _answer_of(await result if isawaitable(result) else result)
+            except RefusedError as error:
+                return json_answer({"error": error.text}, error.status)
+            except library.requests.ClientDisconnect:
+                return json_answer({"error": "the client has gone"}, 400)  # nobody reads it
+
+        return library.routing.Route(path, answer, methods=[method])
+
+    async def no_route(request: Any, error: Any) -> Any:
+        first = request.url.path.strip("/").split("/")[1:2]
+        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        if first and first[0] in NOT_OFFERED:
+            text = f"{NOT_OFFERED[first[0]]} is not offered here; got {text}"
+        return json_answer({"error": text}, error.status_code, error.headers)
+
+    async def ours(request: Any, error: Any) -> Any:
+        return json_answer({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
+
+    about = {"name": "ascend_lab", "version": __version__, "extensions": list(EXTENSIONS)}
+    routes = [
+        route("/v2", lambda _: about),
+        route("/v2/health/live", lambda _: {"live": True}),
+        route("/v2/health/ready", service.ready),
+        route("/v2/models/stats", service.all_stats),
+        route("/metrics", service.metrics),
+        route("/v2/repository/index", service.index, "POST"),
+        route("/v2/repository/models/{name}/load", service.load, "POST"),
+        route("/v2/repository/models/{name}/unload", service.unload, "POST"),
+    ]
+    for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            route(base, service.metadata),
+            route(f"{base}/ready", service.ready),
+            route(f"{base}/config", service.config),
+            route(f"{base}/stats", service.stats),
+            route(f"{base}/infer", service.infer, "POST"),
+        ]
+    handlers = {404: no_route, 405: no_route, Exception: ours}
+    app = library.applications.Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app

@@ -1,0 +1,437 @@
+"""Chips as data: presets and a loader for your own TOML file.
+
+Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
+from importlib import resources
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any, TypeVar, get_args
+
+# fmt: off
+# isort: off
+from ascend_lab.machine.chip.model import (
+    BLOCK_BYTES, DTYPE_BYTES, Chip, Fact, Link, Memory, Path, Trust, VectorCost,
+)
+from ascend_lab.errors import ChipError
+from ascend_lab.limits import shown, toml_of
+# fmt: on
+# isort: on
+
+__all__ = [
+    "BLOCK_BYTES", "DTYPE_BYTES", "PRESETS", "Chip", "Fact", "Link", "Memory", "Path",
+    "VectorCost", "chip_from_dict", "load_chip", "presets",
+]  # fmt: skip
+
+# Largest credible value by the last word of a key: a slip of units (bits, MHz) lands above it.
+LIMITS = {
+    "hz": 1e10,
+    "bytes": 1e14,
+    "rate_bytes_per_cycle": 1e5,
+    "rate_bytes_per_s": 1e14,
+    "peak_bytes_per_s": 1e14,
+    "cycles": 1e5,
+    "s": 1.0,
+    "count": 4096,
+    "w": 1e4,
+    "energy_pj_per_byte": 1e5,
+    "energy_pj": 1e5,
+    "vector_per_core": 64,
+    "m": 1024,
+    "k": 1024,
+    "n": 1024,
+}
+BUFFER_LIMIT_BYTES = 1e8
+"""On-chip memories are megabytes; the simulator allocates them."""
+
+# Slower than this no instruction would end: again a slip of units.
+LEAST = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
+ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s", "queued_s", "barrier_s")
+VALUE_KEYS = {"value", "source", "trust"}
+
+
+class Reader:
+    """Walks the parsed file, checks as it reads, and remembers every fact."""
+
+    def __init__(self, file: str, data: dict[str, Any]) -> None:
+        self.file, self.data = file, data
+        self.facts: dict[str, Fact] = {}
+        self.sources: dict[str, str] = {}
+        self.sources = self.table("sources")
+        for name, text in self.sources.items():
+            if not isinstance(text, str):
+                raise self.fail(f"sources.{name}", "a text", text, "say where the numbers are from")
+        self.about = self.table("about", set(self.sources)) if "about" in data else {}
+        for name, chips in self.about.items():
+            if not isinstance(chips, list):
+                raise self.fail(f"about.{name}", "a list of chips", chips, "put it in brackets")
+
+    def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
+        """Return the error for `key`: what it needs, what it got, what to do."""
+        return ChipError(f"{self.file}: {key} needs {needed}", shown(got), remedy)
+
+    def table(self, key: str, known: set[str] | None = None) -> dict[str, Any]:
+        """Return the table at dotted `key`; refuse unknown names in it."""
+        node: Any = self.data
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise self.fail(key, "a table", node, "copy the section from a preset chip file")
+        if known is not None and (others := [name for name in node if name not in known]):
+            remedy = f"known keys: {', '.join(sorted(known))}"
+            raise self.fail(f"{key}.{others[0]}", "a known key", others[0], remedy)
+        return node
+
+    def number(self, key: str) -> float:
+        """Return the number at dotted `key`, finite, credible and with a known source."""
+        parent, _, leaf = key.rpartition(".")
+        entry = self.table(parent).get(leaf)
+        if not isinstance(entry, dict) or set(entry) != VALUE_KEYS:
+            raise self.fail(
+                key, '{value = ..., source = "...", trust = "..."}', entry, "give all three"
+            )
+        value, source, trust = entry["value"], entry["source"], entry["trust"]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value != value:
+            raise self.fail(key, "a number", value, "write digits, without quotes")
+        zero_ok = any(leaf.endswith(z) for z in ZERO_ALLOWED)
+        if value < 0 or (value == 0 and not zero_ok):
+            raise self.fail(key, "a positive number", value, "check the sign and the unit")
+        least, limit = _range(key)
+        if not least <= value <= limit:
+            needed = f"at most {limit:g}" if value > limit else f"at least {least:g}"
+            raise self.fail(key, needed, value, "check the unit in the key's name")
+        if trust not in get_args(Trust):
+            needed = "trust published, derived, borrowed or assumed"
+            raise self.fail(key, needed, trust, "choose one")
+        if not isinstance(source, str) or source not in self.sources:
+            raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
+        lent = self.data.get("name") not in self.about.get(source, [self.data.get("name")])
+        rated: Trust = "borrowed" if lent and trust != "assumed" else trust
+        self.facts[key] = Fact(float(value), source, rated)
+        return float(value)
+
+    def integer(self, key: str) -> int:
+        """Return the whole number at dotted `key`."""
+        value = self.number(key)
+        if value != int(value):
+            raise self.fail(key, "a whole number", value, "round it")
+        return int(value)
+
+
+def _range(key: str) -> tuple[float, float]:
+    """Return the credible range of a number from the last word of its key."""
+    leaf = key.rpartition(".")[2]
+    if key.startswith("buffer."):
+        return 0.0, BUFFER_LIMIT_BYTES
+    limit = next((v for k, v in LIMITS.items() if leaf == k or leaf.endswith("_" + k)), 1e15)
+    return LEAST.get(leaf, 0.0), limit
+
+
+# -- the chip --------------------------------------------------------------------------------------
+PRESETS = (
+    *("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A"),
+    *("Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4", "Ascend910C", "Ascend950PR"),
+    "Toy",
+)
+PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
+
+Record = TypeVar("Record", Path, Memory, Link, VectorCost)
+CUBE_FORMATS = ("fp16", "int8", "bf16", "fp32")
+"""Inputs a cube may multiply."""
+CUBE_OPTIONAL = ("bf16", "fp32")
+"""Those of them that a chip may lack."""
+
+AI_CPU = ("overhead_s", "rate_bytes_per_s")
+SECTIONS = {
+    "core": {"count", "vector_per_core"},
+    "clock": {"hz"},
+    "cube": {"head_cycles"} | set(CUBE_FORMATS) | {f"{d}_energy_pj" for d in CUBE_FORMATS},
+    "vector": {"repeat_bytes", "energy_pj_per_byte"},
+    "scalar": {"cycles"},
+    "sync": {
+        "flag_cycles",
+        "barrier_cycles",
+        "all_cores_cycles",
+        "cross_flag_cycles",
+        "event_ids_count",
+    },
+    "launch": {"overhead_s", "queued_s", "barrier_s", "mix_s"},
+    "ai_cpu": set(AI_CPU),
+    "power": {"typical_w"},
+}
+OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables of a base with those of a file over them; an empty table takes away."""
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        is_fact = isinstance(value, dict) and "value" in value
+        if isinstance(old, dict) and isinstance(value, dict) and value and not is_fact:
+            out[key] = _merge(old, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
+    shapes = {}
+    for dtype in CUBE_FORMATS:
+        if dtype in CUBE_OPTIONAL and dtype not in reader.table("cube"):
+            continue
+        reader.table(f"cube.{dtype}", {"m", "k", "n"})
+        fractal = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)
+        m, k, n = (reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn")
+        for axis, side, got in zip("mkn", fractal, (m, k, n), strict=True):
+            # fp32 takes a fractal in several steps of k: 4 of its 8 columns a cycle on the 910B
+            in_steps = dtype == "fp32" and axis == "k" and 0 < got < side and side % got == 0
+            if got != side and not in_steps:
+                needed = f"{side}, the side of a fractal"
+                raise reader.fail(f"cube.{dtype}.{axis}", needed, got, "layouts have no other")
+        shapes[dtype] = (m, k, n)
+    return shapes
+
+
+def _sizes(reader: Reader, section: str) -> dict[str, int]:
+    sizes = {}
+    for name in reader.table(section, set(SPACES) - {"GM"}):
+        reader.table(f"{section}.{name}", {"size_bytes"})
+        sizes[name] = reader.integer(f"{section}.{name}.size_bytes")
+    return sizes
+
+
+def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
+    paths = {}
+    for name in reader.table("path"):
+        src, arrow, dst = name.partition("->")
+        key = f"path.{name}"
+        if not arrow or src not in SPACES or dst not in SPACES:
+            raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "mend the name")
+        entry = reader.table(key, {field.name for field in fields(Path)})
+        pipe, unit = entry.get("pipe"), entry.get("unit")
+        if pipe not in PIPES:
+            raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "mend it")
+        if unit not in ("core", "cube", "vector"):
+            raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "mend it")
+        paths[src, dst] = _record(reader, Path, key, pipe=pipe, unit=unit)
+    drain = ("L0C", "UB" if reader.data["combined"] else "GM")
+    for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"), drain):
+        if needed not in paths:
+            raise reader.fail(f"path.{'->'.join(needed)}", "an entry", None, "add the path")
+    return paths
+
+
+def _record(reader: Reader, kind: type[Record], key: str, /, **given: Any) -> Record:
+    """Read a dataclass whose fields are the entries of the table at `key`."""
+    own = {field.name: field.type for field in fields(kind)}
+    reader.table(key, set(own) | ({"peak_bytes_per_s"} if key == "memory" else set()))
+    read: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
+    numbers = {n: read[t](f"{key}.{n}") for n, t in own.items() if n not in given}
+    return kind(**given, **numbers)
+
+
+def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
+    """Read a shared memory, of the first of some kinds unless it says so."""
+    kind = reader.table(key).get("kind", kinds[0])
+    if kind not in kinds:
+        raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "mend it")
+    return _record(reader, Memory, key, kind=kind)
+
+
+def _peak(reader: Reader) -> float:
+    """Return what the memory interface could move: the rate that is reached, if nothing is said."""
+    reached = reader.number("memory.rate_bytes_per_s")
+    if "peak_bytes_per_s" not in reader.table("memory"):
+        return reached
+    peak = reader.number("memory.peak_bytes_per_s")
+    if peak < reached:
+        needed = f"at least memory.rate_bytes_per_s, {reached:g}"
+        raise reader.fail("memory.peak_bytes_per_s", needed, peak, "mend one of them")
+    return peak
+
+
+def _launches(
+    reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
+) -> dict[str, float]:
+    """Read what starting work costs; what a file leaves out follows from its other numbers.
+
+    Without another word a queued kernel costs as much as a cold one. A barrier is that between the
+    phases of a kernel; cores without flags for each other store a word each and poll those of all,
+    once in vain.
+    """
+    cold, clock_hz = reader.number("launch.overhead_s"), reader.number("clock.hz")
+    barrier = reader.integer("sync.all_cores_cycles") / clock_hz
+    if reader.data["combined"]:
+        store, load = paths["UB", "GM"], paths["GM", "UB"]
+        words = BLOCK_BYTES * reader.integer("core.count")
+        told = store.startup_cycles + l2.latency_cycles
+        poll = load.startup_cycles + words / load.rate_bytes_per_cycle + l2.latency_cycles
+        barrier = (told + 2 * poll) / clock_hz
+    found, default = {"overhead_s": cold}, {"queued_s": cold, "barrier_s": barrier}
+    for name, value in default.items():
+        key = f"launch.{name}"
+        found[name] = reader.number(key) if name in reader.table("launch") else value
+        reader.facts.setdefault(key, Fact(value, "OWN", "assumed"))
+    reader.sources["OWN"] = "Derived from other numbers of the same file as it is read"
+    has = "ai_cpu" in reader.data
+    return {
+        "launch_overhead_s": cold,
+        "queued_launch_s": min(cold, found["queued_s"]),
+        "barrier_s": min(cold, found["barrier_s"]),
+        "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
+        **{f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if has else 0.0 for n in AI_CPU},
+    }
+
+
+def _vectors(reader: Reader) -> tuple[int, int]:
+    size, count = reader.integer("vector.repeat_bytes"), reader.integer("core.vector_per_core")
+    if size % BLOCK_BYTES:
+        raise reader.fail("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
+    if reader.data["combined"] and count != 1:
+        raise reader.fail("core.vector_per_core", "1 where combined = true", count, "mend one")
+    return size, count
+
+
+def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
+    known = set(tomllib.loads(_preset_text("common"))["vector_op"])
+    names = reader.table("vector_op", known)
+    costs = {op: _record(reader, VectorCost, f"vector_op.{op}") for op in names}
+    if "default" not in costs:
+        raise reader.fail("vector_op.default", "an entry", None, "add the default cost")
+    return costs
+
+
+def _check_sections(reader: Reader) -> None:
+    known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
+    known |= {"alignment", "path", "l2", "memory", "vector_op"}
+    for name in reader.data:
+        if name not in known:
+            raise reader.fail(name, "a known section", name, f"known: {', '.join(sorted(known))}")
+    for section, keys in SECTIONS.items():
+        if section in reader.data or section not in OPTIONAL:
+            reader.table(section, keys)
+    for key in ("name", "summary"):
+        if not isinstance(reader.data.get(key), str):
+            raise reader.fail(key, "a text", reader.data.get(key), "add it")
+    if not isinstance(reader.data.get("combined"), bool):
+        raise reader.fail("combined", "true or false", reader.data.get("combined"), "mend it")
+
+
+def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
+    """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
+    reader = Reader(file, data)
+    _check_sections(reader)
+    buffers, (repeat_bytes, vectors) = _sizes(reader, "buffer"), _vectors(reader)
+    if lacking := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
+        raise reader.fail(f"buffer.{lacking[0]}", "an entry", None, "add its size_bytes")
+    links = reader.table("link") if "link" in data else {}
+    cube, paths, l2 = _cube(reader), _paths(reader), _memory(reader, "l2", "cache", "buffer")
+    return Chip(
+        name=data["name"],
+        summary=data["summary"],
+        combined=data["combined"],
+        core_count=reader.integer("core.count"),
+        vector_cores_per_core=vectors,
+        clock_hz=reader.number("clock.hz"),
+        cube=MappingProxyType(cube),
+        cube_head_cycles=reader.integer("cube.head_cycles"),
+        vector_bytes_per_repeat=repeat_bytes,
+        vector_costs=MappingProxyType(_vector_costs(reader)),
+        scalar_cycles=reader.integer("scalar.cycles"),
+        flag_cycles=reader.integer("sync.flag_cycles"),
+        barrier_cycles=reader.integer("sync.barrier_cycles"),
+        all_cores_cycles=reader.integer("sync.all_cores_cycles"),
+        max_repeat=255,
+        event_ids=reader.integer("sync.event_ids_count"),
+        cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
+        **_launches(reader, paths, l2),
+        buffers=MappingProxyType(buffers),
+        alignment=MappingProxyType(_sizes(reader, "alignment")),
+        paths=MappingProxyType(paths),
+        l2=l2,
+        device_memory=_memory(reader, "memory", "memory"),
+        memory_peak_bytes_per_s=_peak(reader),
+        mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
+        vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
+        power_w=reader.number("power.typical_w") if "power" in data else None,
+        links=MappingProxyType({n: _record(reader, Link, f"link.{n}") for n in links}),
+        facts=MappingProxyType(reader.facts),
+        sources=MappingProxyType(reader.sources),
+    )
+
+
+def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return a file's tables over those of its base; `borrows` says that this is another chip."""
+    base = data.pop("base", None)
+    borrows = data.pop("borrows", False)
+    if not isinstance(borrows, bool) or (borrows and base is None):
+        needed = f"{file}: borrows as true or false, true beside a base"
+        raise ChipError(needed, shown(borrows), "mend or remove it")
+    if base is None:
+        return data
+    if base not in (*PRESETS, "common"):
+        raise ChipError(f"{file}: base names a preset", shown(base), f"use {', '.join(PRESETS)}")
+    return _merge(_preset(base, lent=borrows), data)
+
+
+def _lent(node: Any) -> Any:
+    """Return a table of a chip file as another chip borrows it."""
+    if not isinstance(node, dict):
+        return node
+    if "value" in node and node.get("trust") != "assumed":
+        return {**node, "trust": "borrowed"}
+    return {key: _lent(value) for key, value in node.items()}
+
+
+def _preset_text(name: str) -> str:
+    return (resources.files("ascend_lab.machine.chip") / "presets" / f"{name}.toml").read_text(
+        "utf-8"
+    )
+
+
+def _preset(name: str, lent: bool = False) -> dict[str, Any]:
+    data = tomllib.loads(_preset_text(name))
+    return _with_base(_lent(data) if lent else data, f"{name}.toml")
+
+
+@cache
+def _load_preset(name: str) -> Chip:
+    return chip_from_dict(_preset(name), f"{name}.toml")
+
+
+def load_chip(name_or_file: str | FilePath) -> Chip:
+    """Return a preset by name ("Ascend910A") or a chip read from a .toml file of your own.
+
+    Raises `ChipError` for an unknown name, an unreadable file or a wrong entry.
+    """
+    name = str(name_or_file)
+    if name in PRESETS:
+        return _load_preset(name)
+    if not name.endswith(".toml"):
+        raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
+    own = toml_of(name, "a readable chip file", ChipError)
+    if own.get("base") in PRESETS and "name" not in own:  # it would pass for its base
+        raise ChipError(f"{name}: name", "none", "give your chip a name of its own")
+    return chip_from_dict(_with_base(own, name), name)
+
+
+def _suggestion(name: str) -> str:
+    """Name the presets, the most similar one first; case and what all have in common count not."""
+    from difflib import get_close_matches
+
+    own = {preset.lower().removeprefix("ascend"): preset for preset in PRESETS}
+    close = get_close_matches(name.lower().removeprefix("ascend"), own, 1)
+    asked = f"did you mean {own[close[0]]}? " if close else ""
+    return f"{asked}presets: {', '.join(PRESETS)}"
+
+
+def presets() -> Mapping[str, Chip]:
+    """Return all preset chips by name."""
+    return {name: _load_preset(name) for name in PRESETS}

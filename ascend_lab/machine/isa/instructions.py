@@ -1,0 +1,412 @@
+"""The instruction set: a constructor each, and what instructions and programs must keep on a chip.
+
+Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
+(data paths per chip).
+"""
+
+from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import launch, operands, program as programs
+from ascend_lab.machine.isa.memory import Affine, Buffer, Ranges, Region, as_affine
+from ascend_lab.machine.isa.program import (
+    CROSS,
+    FLAGS,
+    MOVES,
+    PIPES,
+    AttrValue,
+    Instruction,
+    Loop,
+    Program,
+)
+
+
+def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
+    """Return `instruction` if the chip can run it; raise a `ProgramError` child otherwise."""
+    for region in instruction.regions:
+        _check_buffer(chip, region.buffer)
+    op = instruction.op
+    if op in FLAGS:
+        _check_flag(chip, instruction)
+    elif op in CROSS:
+        launch.check_cross(chip, instruction)
+    elif op == "barrier":
+        if instruction.pipe not in (*PIPES, "ALL"):
+            raise ProgramError("barrier: a pipe or ALL", instruction.pipe, "check the name")
+    elif op == "scalar":
+        _check_scalar(instruction)
+    else:
+        _check_work(chip, instruction)
+    return instruction
+
+
+def _check_work(chip: Chip, instruction: Instruction) -> None:
+    dst, src = _operands(instruction)
+    op = instruction.op
+    pipe = "M" if op == "mmad" else "V"
+    if op in MOVES:
+        pipe = chip.path(src.space, dst.space).pipe
+    if instruction.pipe != pipe:
+        got = f"{instruction.pipe}, {src.space}->{dst.space}"
+        raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "mend it")
+    if op in MOVES:
+        operands.CHECK_MOVE[op](chip, instruction, dst, src)
+    elif op == "mmad":
+        operands.check_mmad(chip, instruction, dst)
+    else:
+        operands.check_vector(chip, instruction, dst)
+
+
+def _operands(instruction: Instruction) -> tuple[Region, Region]:
+    """Return (destination, first source or destination); refuse wrong counts and names."""
+    op, dst, count = instruction.op, instruction.dst, len(instruction.srcs)
+    wanted = programs.SOURCES.get(op)
+    if wanted is None:
+        known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *programs.VECTOR_OPS))
+        raise ProgramError("a known instruction", op, f"use one of {known}")
+    if dst is None or count not in wanted:
+        counts = " or ".join(map(str, wanted))
+        needed = f"{op}: one destination and {counts} source regions"
+        raise ProgramError(needed, f"{0 if dst is None else 1} and {count}", "add or drop regions")
+    return dst, instruction.srcs[0] if count else dst
+
+
+def _check_flag(chip: Chip, instruction: Instruction) -> None:
+    event = instruction.event
+    if event is None:
+        raise ProgramError(f"{instruction.op}: an event", "none", "name two pipes and an id")
+    if event.src not in PIPES or event.dst not in PIPES:
+        raise ProgramError("an event between two pipes", str(event), f"use {', '.join(PIPES)}")
+    if event.src == event.dst:
+        needed = "an event between two different pipes"
+        raise ProgramError(needed, str(event), "a pipe is in order by itself")
+    if instruction.pipe != (event.src if instruction.op == "set_flag" else event.dst):
+        raise ProgramError(f"{instruction.op} {event} on its own pipe", instruction.pipe, "mend it")
+    if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
+        needed = f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}"
+        got = f"{event.id}..{event.id + event.count - 1}"
+        raise CapacityError(needed, got, "share an id between queues or use fewer slots")
+
+
+def _check_scalar(instruction: Instruction) -> None:
+    if instruction.number("steps", 1) < 1:
+        needed = "scalar: steps >= 1"
+        raise ProgramError(needed, str(instruction.attr("steps")), "count its operations")
+    one_each = instruction.dst is not None and len(instruction.srcs) in (1, 2)
+    if instruction.regions and (not one_each or any(r.elements != 1 for r in instruction.regions)):
+        needed = "scalar: no region, or one element to copy and one place for it"
+        got = ", ".join(map(str, instruction.regions))
+        raise ProgramError(needed, got, "give both or neither")
+    if instruction.dst is not None:
+        operands.check_index(instruction, instruction.dst, instruction.srcs[0])
+
+
+def _check_buffer(chip: Chip, buffer: Buffer) -> None:
+    if buffer.dtype == "bf16" and "bf16" not in chip.cube:
+        remedy = "use fp16 or fp32, or a chip whose file has [cube.bf16] (Ascend910B2)"
+        raise PathError(f"{buffer.name}: a number format of {chip.name}", "bf16", remedy)
+    if buffer.space == "GM":
+        return
+    if buffer.space not in chip.buffers:
+        needed = f"a buffer {chip.name} has"
+        raise PathError(needed, buffer.space, f"use GM, {', '.join(chip.buffers)}")
+    end, size = buffer.address + buffer.size_bytes, chip.buffers[buffer.space]
+    if end > size:
+        needed = f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}"
+        got = f"{size} bytes on {chip.name}"
+        raise CapacityError(needed, got, "make the tile smaller or use fewer slots")
+    unit = chip.alignment.get(buffer.space, BLOCK_BYTES)
+    if buffer.address % unit or (buffer.slots > 1 and buffer.slot_bytes % unit):
+        needed = f"{buffer.name}: {buffer.space} addresses in multiples of {unit} bytes"
+        got = f"address {buffer.address}, slot pitch {buffer.slot_bytes}"
+        raise AlignmentError(needed, got, "round them up")
+
+
+# -- one constructor per instruction ---------------------------------------------------------------
+def _given(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
+    return tuple([(name, value) for name, value in attrs.items() if value is not None])
+
+
+def _picked_row(
+    index: Region | None, pitch: int, bound: int, from_end: bool
+) -> tuple[tuple[str, AttrValue], ...]:
+    """Return the attributes of a row picked at run time, none where nothing of it is given."""
+    if index is None and not pitch and not bound:
+        return ()
+    return (("pitch", pitch), ("bound", bound), *_given(from_end=int(from_end) or None))
+
+
+def data_copy(
+    chip: Chip,
+    dst: Region,
+    src: Region,
+    *,
+    pad: bool = False,
+    atomic: str | None = None,
+    index: Region | None = None,
+    pitch: int = 0,
+    bound: int = 0,
+    from_end: bool = False,
+    relu: bool = False,
+) -> Instruction:
+    """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
+
+    On-chip runs are whole 32-byte blocks; `pad` allows ragged GM<->UB ends (chips with separate
+    vector cores only). A copy between different strides is how ND becomes a fractal layout.
+    `atomic="add"` adds to GM instead of overwriting it (UB->GM; fp32, fp16, int32). With `index`,
+    one int32 in UB, the GM side moves by `index * pitch` elements, 0 <= index < `bound`: a row
+    picked at run time. With `from_end` an index below 0 counts from the end: the bound is added.
+    `relu` makes negative sums 0 on their way from L0C to UB, which may narrow them too.
+    Raises `PathError`, `AlignmentError`, `ProgramError`.
+    Source of `relu`: Ascend C, enhanced DataCopy from CO1 to CO2 (developer documentation).
+    """
+    path = chip.path(src.space, dst.space)
+    attrs = _given(pad=int(pad) or None, atomic=atomic, relu=int(relu) or None)
+    attrs += _picked_row(index, pitch, bound, from_end)
+    srcs = (src,) if index is None else (src, index)
+    return check_instruction(chip, Instruction("data_copy", path.pipe, dst, srcs, attrs))
+
+
+def load2d(chip: Chip, dst: Region, src: Region) -> Instruction:
+    """Move `repeat` fractals of 512 bytes from L1 (or GM) to L0A or L0B, one stride for all.
+
+    Regions are (repeat, ...) with 512 bytes behind the first axis; inner strides may differ, which
+    transposes each fractal. Raises `PathError`, `CapacityError` (repeat > 255).
+    """
+    path = chip.path(src.space, dst.space)
+    return check_instruction(chip, Instruction("load2d", path.pipe, dst, (src,)))
+
+
+def load3d(
+    chip: Chip,
+    dst: Region,
+    src: Region,
+    *,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    m_start: Affine | int = 0,
+    k_start: Affine | int = 0,
+    pad_value: int = 0,
+) -> Instruction:
+    """Build a tile of the im2col matrix in L0A from a feature map (C1, H, W, C0) in L1.
+
+    Row m of the matrix is output pixel m, column k is (c1, kh, kw, c0). `dst` is (M1, K1, 16, C0),
+    the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right), filled with
+    `pad_value`: what stands for 0 in a quantised image. An image (1, H, W, 4) has columns
+    (kh, kw, 4): four taps fill C0 lanes (CANN operator sources, conv2d with FRACTAL_Z_C04).
+    """
+    path = chip.path(src.space, dst.space)
+    attrs: tuple[tuple[str, AttrValue], ...] = (
+        ("kernel", kernel),
+        ("stride", stride),
+        ("pad", pad),
+        ("dilation", dilation),
+        ("m_start", as_affine(m_start)),
+        ("k_start", as_affine(k_start)),
+        *_given(pad_value=pad_value or None),
+    )
+    return check_instruction(chip, Instruction("load3d", path.pipe, dst, (src,), attrs))
+
+
+def mmad(
+    chip: Chip,
+    c: Region,
+    a: Region,
+    b: Region,
+    *,
+    accumulate: Affine | int = 0,
+    bias: Region | None = None,
+) -> Instruction:
+    """Multiply-accumulate one tile: C = A @ B (+ bias), or C += A @ B where accumulate is not 0.
+
+    A (M1, K1, 16, C0) in L0A as zZ, B (K1, N1, 16, C0) in L0B as zN, C (N1, M1, 16, 16) in L0C as
+    nZ; fp16 -> fp32 or fp16, int8 -> int32, bf16 -> fp32 (where the chip has it).
+    `accumulate` may be affine in loop variables: the first pass of a reduction writes, the others
+    add.
+    """
+    srcs = (a, b) if bias is None else (a, b, bias)
+    attrs: tuple[tuple[str, AttrValue], ...] = (("accumulate", as_affine(accumulate)),)
+    return check_instruction(chip, Instruction("mmad", "M", c, srcs, attrs))
+
+
+def fixpipe(
+    chip: Chip, dst: Region, src: Region, *, relu: bool = False, scale: float = 1.0
+) -> Instruction:
+    """Drain L0C through the fix pipe to GM or L1: scale, optional ReLU, cast to dst's format.
+
+    Only chips with separate cube and vector cores have it; others copy L0C to UB on the V pipe.
+    """
+    attrs = _given(relu=int(relu) or None, scale=float(scale) if scale != 1.0 else None)
+    return check_instruction(chip, Instruction("fixpipe", "FIX", dst, (src,), attrs))
+
+
+def vdeq(
+    chip: Chip,
+    dst: Region,
+    src: Region,
+    scale: Region,
+    bias: Region | None = None,
+    *,
+    relu: bool = False,
+    offset: int = 0,
+) -> Instruction:
+    """Dequantise int32 sums on their way from L0C to UB: (sums + bias) scale, one a column of each.
+
+    Regions are (blocks, rows, halves, 16); 2 halves lay two fractals side by side, the 32 channels
+    of an int8 block. A result in int8 is rounded, moved by `offset` and saturated. On the chip the
+    bias lies in L0C before the first product: its way there is charged here.
+    Source: Ascend C, CastDeq and the dequantising copy from CO1 (developer documentation).
+    """
+    path = chip.path("L0C", "UB")
+    srcs = (src, scale) if bias is None else (src, scale, bias)
+    attrs = _given(relu=int(relu) or None, offset=offset or None)
+    return check_instruction(chip, Instruction("vdeq", path.pipe, dst, srcs, attrs))
+
+
+def vector(
+    chip: Chip,
+    op: str,
+    dst: Region,
+    *srcs: Region,
+    scalar: float | None = None,
+    mask: int | None = None,
+    compare: str | None = None,
+    rounding: str | None = None,
+) -> Instruction:
+    """One vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
+
+    `mask` is a bit per lane (default: all lanes write); `scalar` belongs to vadds, vmuls, vmaxs,
+    vmins, vdup and vaxpy, which adds src scalar to dst. Reductions (vcadd, vcmax, vcmin) write one
+    element a repeat, vcgadd and vcgmax one a 32-byte block. `compare` (gt ge lt le eq ne) belongs
+    to vcmp, which writes 1 or 0; `rounding` (rint floor ceil trunc) to vconv into whole numbers.
+    vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
+    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements, or one a
+    repeat, whose rows may lie apart.
+    """
+    number = None if scalar is None else float(scalar)
+    turn = None if rounding == "rint" else rounding
+    attrs = _given(scalar=number, mask=mask, op=compare, round=turn)
+    return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))
+
+
+def scalar(
+    chip: Chip,
+    dst: Region | None = None,
+    src: Region | None = None,
+    *,
+    steps: int = 1,
+    index: Region | None = None,
+    pitch: int = 0,
+    bound: int = 0,
+    from_end: bool = False,
+) -> Instruction:
+    """Scalar work of `steps` operations on S; with regions it also copies one element.
+
+    With `index` the element's GM side moves by `index * pitch`, as in `data_copy`.
+    """
+    srcs = tuple(region for region in (src, index) if region is not None)
+    attrs: tuple[tuple[str, AttrValue], ...] = (("steps", steps),)
+    attrs += _picked_row(index, pitch, bound, from_end)
+    return check_instruction(chip, Instruction("scalar", "S", dst, srcs, attrs))
+
+
+def set_flag(chip: Chip, event: programs.Event) -> Instruction:
+    """Let pipe event.src raise a flag for pipe event.dst when all before it has finished."""
+    return check_instruction(chip, Instruction("set_flag", event.src, event=event))
+
+
+def wait_flag(chip: Chip, event: programs.Event) -> Instruction:
+    """Let pipe event.dst stand still until pipe event.src has raised the flag; lower it."""
+    return check_instruction(chip, Instruction("wait_flag", event.dst, event=event))
+
+
+def barrier(chip: Chip, pipe: str = "ALL") -> Instruction:
+    """pipe_barrier: wait until everything before it on `pipe` (or on all pipes) has finished."""
+    return check_instruction(chip, Instruction("barrier", pipe))
+
+
+def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
+    """Return (m, k, n) in elements of an mmad, from its operand regions."""
+    a, b = instruction.srcs[:2]
+    m1, k1, rows, c0 = a.sizes
+    return m1 * rows, k1 * c0, b.sizes[1] * b.sizes[2]
+
+
+def c0_of(dtype: str) -> int:
+    """Length of the innermost axis C0 = 32 bytes / size: 16 for fp16, 32 for int8."""
+    return 32 // DTYPE_BYTES[dtype]
+
+
+# -- whole programs --------------------------------------------------------------------------------
+ANYWHERE = ("barrier", "scalar", *CROSS)
+"""What both kinds of core can run."""
+
+
+def check_program(chip: Chip, program: Program) -> Program:
+    """Return `program` if every access stays inside its buffer and all cores of a kind can run it.
+
+    Raises `CapacityError` with the element touched and the size, `PathError` for a mix of cube and
+    vector work on a chip whose cores are split, `ProgramError` for names used twice or unknown.
+    """
+    _check_names(program)
+    units = set()
+    for instruction, ranges in program.scoped():
+        if instruction.event is not None:
+            continue
+        for region in instruction.regions:
+            check_bounds(programs.reach_of(instruction, region), ranges, instruction.op)
+        if instruction.op not in ANYWHERE:
+            units.add(unit_of(chip, instruction))
+    if len(units - {"core"}) > 1:
+        needed = f"{program.name}: cube and vector work in separate programs on {chip.name}"
+        got = "both in one program"
+        raise PathError(needed, got, "exchange the data through GM between two programs")
+    return program
+
+
+def unit_of(chip: Chip, instruction: Instruction) -> str:
+    """Return which kind of core runs it: "core" on coupled chips, else "cube" or "vector"."""
+    if chip.combined:
+        return "core"
+    if instruction.op == "mmad":
+        return "cube"
+    if instruction.pipe == "V" or instruction.dst is None or not instruction.srcs:
+        return "vector"
+    return chip.path(instruction.srcs[0].space, instruction.dst.space).unit
+
+
+def program_unit(chip: Chip, program: Program) -> str:
+    """Return the kind of core a program runs on ("core", "cube" or "vector")."""
+    for instruction, _ in program.instructions():
+        if instruction.event is None and instruction.op not in ANYWHERE:
+            return unit_of(chip, instruction)
+    return "core" if chip.combined else "cube"
+
+
+def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
+    """Raise `CapacityError` if the region leaves its buffer for some loop values."""
+    for name, _ in (*region.offset.terms, *region.slot.terms):
+        if name not in ranges:
+            needed = f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})"
+            raise ProgramError(needed, name, "move the instruction into the loop")
+    low, high = region.extent(ranges)
+    if low < 0 or high >= region.buffer.elements:
+        needed = f"{op}: elements 0..{region.buffer.elements - 1} of {region.buffer.name}"
+        raise CapacityError(needed, f"{low}..{high}", "check offset, tile size and loop count")
+
+
+def _check_names(program: Program) -> None:
+    names = [b.name for b in program.buffers]
+    if len(set(names)) != len(names):
+        raise ProgramError(f"{program.name}: one name per buffer", str(sorted(names)), "rename")
+    _check_loops(program.name, program.body, frozenset(name for name, _ in program.params))
+
+
+def _check_loops(name: str, nodes: tuple[programs.Node, ...], outer: frozenset[str]) -> None:
+    for node in nodes:
+        if isinstance(node, Loop):
+            if node.var in outer:
+                needed = f"{name}: a new name for a loop inside {', '.join(sorted(outer))}"
+                raise ProgramError(needed, node.var, "the inner loop would hide the outer one")
+            _check_loops(name, node.body, outer | {node.var})

@@ -1,0 +1,420 @@
+"""Layouts as address maps: where each element of an array lies, as frozen data.
+
+Every logical axis is cut into pieces; the pieces, permuted, are the axes of a row-major array.
+
+    address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
+
+So the address is a sum of one term per logical axis; padding, runs, conversions follow from pieces.
+A named layout is one line of text. `N C1 H W C0`: channels are cut into blocks, `C1` numbers them,
+`C0` counts inside one; the axes are stored row-major, those joined by `*` as one of their product.
+
+Two maps compose: where both step evenly along every axis, source and target address are affine in
+the same counters. Such a part of the array is a box, which one strided copy moves; there are few.
+
+Sources: Ascend C documentation (data formats, Mmad operands), MindSpore TransData.
+"""
+
+import itertools
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import LayoutError
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
+
+ROWS = 16
+"""Rows of a fractal in every number format."""
+
+REST = "..."
+"""Stands for any number of leading axes, which are stored as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A layout before shape and number format are known.
+
+    `axes` name a logical index, `storage` the stored axes, outermost first; `rows` are the axes cut
+    by 16, `lanes` those cut by C0. Only formats with the same axes up to `...` hold the same data.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    storage: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    lanes: tuple[str, ...] = ()
+
+
+FORMATS: Mapping[str, Format] = {
+    name: Format(name, *(tuple(text.split()) for text in texts))
+    for name, *texts in (
+        ("ND", "...", "..."),
+        ("FRACTAL_NZ", "... M N", "... N1 M1 M0 N0", "M", "N"),
+        ("FRACTAL_ZZ", "... M N", "... M1 N1 M0 N0", "M", "N"),
+        ("FRACTAL_ZN", "... M N", "... M1 N1 N0 M0", "N", "M"),
+        ("NCHW", "N C H W", "N C H W"),
+        ("NHWC", "N C H W", "N H W C"),
+        ("NC1HWC0", "N C H W", "N C1 H W C0", "", "C"),
+        ("C1NHWC0", "N C H W", "C1 N H W C0", "", "C"),
+        ("FRACTAL_Z", "N C H W", "C1*H*W N1 N0 C0", "N", "C"),
+    )
+}
+"""Every layout, by its name in the documentation (C1NHWC0: ours); adding one is adding a line."""
+
+
+def format_of(name: str) -> Format:
+    """Return the format `name`; raise `LayoutError` that lists the known ones."""
+    if name not in FORMATS:
+        raise LayoutError("a known layout", repr(name), f"use one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+# -- address maps ---------------------------------------------------------------------------------
+Values = NDArray[Any]
+Index = Sequence[SupportsIndex | NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One physical axis: `count` steps of `step` logical indices of `axis`, `stride` apart."""
+
+    axis: int
+    step: int
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddressMap:
+    """A layout of one shape: pieces outermost first, and the shape they are stored in.
+
+    `axes` names the logical axes, in the order of an index; strides count elements.
+    """
+
+    format: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[Piece, ...]
+    storage_shape: tuple[int, ...]
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        """Pieces along every axis, which is the stored shape with no axes joined."""
+        return tuple(p.count for p in self.pieces)
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Logical shape with every axis filled up to whole blocks."""
+        counts = [1] * len(self.shape)
+        for piece in self.pieces:
+            counts[piece.axis] *= piece.count
+        return tuple(counts)
+
+    @property
+    def elements(self) -> int:
+        """Stored elements, padding included."""
+        return math.prod(self.storage_shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes, padding included."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def padding_bytes(self) -> int:
+        """Stored bytes that hold no element of the array."""
+        return self.size_bytes - math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def padded_share(self) -> float:
+        """Padding bytes / stored bytes, from 0 up to but not including 1."""
+        return self.padding_bytes / self.size_bytes
+
+    def of_axis(self, axis: int) -> tuple[Piece, ...]:
+        """Return the pieces of one logical axis, largest step first."""
+        found = (p for p in self.pieces if p.axis == axis)
+        return tuple(sorted(found, key=lambda p: -p.step))
+
+
+def address_map(
+    name: str, shape: Sequence[int], dtype: str = "fp16", *, c0: int | None = None
+) -> AddressMap:
+    """Lay an array of logical `shape` out in layout `name`.
+
+    Images and weights have the logical shape (N, C, H, W) in every layout, arrays (..., rows,
+    columns). `c0` replaces 32 bytes / size (16 in fp16, 32 in int8) where the hardware does: L0C
+    keeps 16 columns whatever the accumulator. Raises `LayoutError`.
+    """
+    form, known = format_of(name), ", ".join(DTYPE_BYTES)
+    if dtype not in DTYPE_BYTES:
+        raise LayoutError("a known number format", repr(dtype), f"use one of {known}")
+    lane = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
+    if lane < 2 or lane & (lane - 1):
+        needed = "c0 as a power of two from 2 on"
+        raise LayoutError(needed, str(c0), "leave it out for 32 bytes / size")
+    sizes = _shape(form, shape)
+    # the last two axes of plain arrays are M and N, those before B0, B1, ...
+    named = tuple(a for a in form.axes if a != REST) or ("M", "N")[-len(sizes) :]
+    axes = tuple(f"B{i}" for i in range(len(sizes) - len(named))) + named
+    free = [a for a in axes if a not in form.axes]
+    place = {axis: i for i, axis in enumerate(axes)}
+    blocks = {place[a]: ROWS for a in form.rows} | {place[a]: lane for a in form.lanes}
+    counts: list[tuple[int, int, int]] = []
+    stored = []
+    for group in (text for g in form.storage for text in (free if g == REST else [g])):
+        group_pieces = [_piece(text, place, sizes, blocks) for text in group.split("*")]
+        counts += group_pieces
+        stored.append(math.prod(count for _, _, count in group_pieces))
+    strides = [math.prod(n for _, _, n in counts[i + 1 :]) for i in range(len(counts))]
+    pieces = tuple(Piece(*c, s) for c, s in zip(counts, strides, strict=True))
+    return AddressMap(name, axes, sizes, dtype, pieces, tuple(stored))
+
+
+def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        needed = f"{form.name}: a shape of whole numbers"
+        raise LayoutError(needed, repr(shape), "convert it") from None
+    free, fixed = REST in form.axes, len([a for a in form.axes if a != REST])
+    if len(sizes) < max(fixed, 1) or (not free and len(sizes) > fixed):
+        exactly = "at least " if free else ""
+        wanted = f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}"
+        raise LayoutError(wanted, f"{len(sizes)}: {sizes}", "reshape the array, or use ND")
+    if min(sizes) < 1:
+        raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
+    return sizes
+
+
+def _piece(
+    text: str, place: dict[str, int], sizes: tuple[int, ...], blocks: dict[int, int]
+) -> tuple[int, int, int]:
+    """Return (axis, step, count) of a stored axis such as `H`, `C1` or `C0`."""
+    if text in place:
+        return place[text], 1, sizes[place[text]]
+    axis = place[text[:-1]]
+    block = blocks[axis]
+    return (axis, 1, block) if text[-1] == "0" else (axis, block, -(-sizes[axis] // block))
+
+
+def address(layout: AddressMap, index: Index) -> Any:
+    """Return where an element lies, counted in elements from the start of the storage.
+
+    `index` has one number per logical axis, or arrays that broadcast: then the result is an int64
+    array. Raises `LayoutError` for an index outside the logical shape.
+    """
+    if len(index) != len(layout.shape):
+        wanted = f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers"
+        raise LayoutError(wanted, f"{len(index)}", f"give {', '.join(layout.axes)}")
+    arrays = [np.asarray(i) for i in index]
+    for name, size, array in zip(layout.axes, layout.shape, arrays, strict=True):
+        if array.dtype.kind not in "iu":
+            raise LayoutError(f"index {name}: whole numbers", str(array.dtype), "convert it")
+        if array.size and (array.min() < 0 or array.max() >= size):
+            wanted = f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}"
+            raise LayoutError(wanted, f"{array.min()}..{array.max()}", "padding has no index")
+    wide = [array.astype(np.int64) for array in arrays]
+    total: Any = sum(wide[p.axis] // p.step % p.count * p.stride for p in layout.pieces)
+    return int(total) if np.ndim(total) == 0 else total
+
+
+def addresses(layout: AddressMap) -> NDArray[np.int64]:
+    """Return the address of every element, an array of the logical shape."""
+    grid = np.ogrid[tuple(slice(n) for n in layout.shape)]
+    found: NDArray[np.int64] = address(layout, tuple(grid))
+    return np.broadcast_to(found, layout.shape)
+
+
+def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
+    """Return the index of the element stored at address `place`, or None for padding."""
+    if not 0 <= place < layout.elements:
+        wanted = f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}"
+        raise LayoutError(wanted, str(place), "addresses count elements, not bytes")
+    index = [0] * len(layout.shape)
+    for piece in layout.pieces:
+        index[piece.axis] += place // piece.stride % piece.count * piece.step
+    return tuple(index) if all(i < n for i, n in zip(index, layout.shape, strict=True)) else None
+
+
+# -- two maps composed ----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One counter of a box: `count` steps, each `source` and `target` elements further."""
+
+    count: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Elements source + sum(i * d.source) that go to target + sum(i * d.target)."""
+
+    dims: tuple[Dim, ...]
+    source: int
+    target: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of the box."""
+        return math.prod(d.count for d in self.dims)
+
+    @property
+    def run(self) -> int:
+        """Elements that lie one after another at both ends: the burst of its copy."""
+        run = 1
+        for dim in reversed(self.dims):
+            if dim.source != run or dim.target != run:
+                break
+            run *= dim.count
+        return run
+
+
+_Span = tuple[int, tuple[tuple[int, int], ...]]
+"""A stretch of one logical axis: its start, and the (count, step) pairs that count it."""
+
+
+def check_pair(source: AddressMap, target: AddressMap) -> None:
+    """Raise `LayoutError` unless both maps hold the same array."""
+    if (REST in format_of(source.format).axes) != (REST in format_of(target.format).axes):
+        needed = f"two layouts of the same axes, as {source.format} has {' '.join(source.axes)}"
+        remedy = "name the axes of the array: NCHW for images, ND for matrices"
+        raise LayoutError(needed, f"{target.format} with {' '.join(target.axes)}", remedy)
+    if (source.shape, source.dtype) != (target.shape, target.dtype):
+        needed = f"a target of shape {source.shape} in {source.dtype}"
+        got = f"{target.shape} in {target.dtype}"
+        raise LayoutError(needed, got, "both maps describe one array; cast before or after")
+
+
+def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
+    """Return disjoint boxes that move every element once. Raises `LayoutError`."""
+    check_pair(source, target)
+    steps = [sorted({1, *_cuts(source, a), *_cuts(target, a)}) for a in range(len(source.shape))]
+    spans = [_spans(n, s) for n, s in zip(source.shape, steps, strict=True)]
+    return tuple(_box(chosen, source, target) for chosen in itertools.product(*spans))
+
+
+def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
+    """Return disjoint boxes that cover the padding of `target`; their source strides are 0."""
+    steps = [sorted({1, *_cuts(target, a)}) for a in range(len(target.shape))]
+    real = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
+    full = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
+    boxes: list[Box] = []
+    for axis, (size, padded) in enumerate(zip(target.shape, target.padded_shape, strict=True)):
+        ends = [(size, ((padded - size, 1),))] if size < padded else []
+        choices = itertools.product(*real[:axis], ends, *full[axis + 1 :])
+        boxes += (_box(chosen, None, target) for chosen in choices)
+    return tuple(boxes)
+
+
+def burst_bytes(source: AddressMap, target: AddressMap) -> int:
+    """Return the longest run that lies together in both layouts: the burst of a strided copy."""
+    return max(box.run for box in copy_boxes(source, target)) * DTYPE_BYTES[source.dtype]
+
+
+def _cuts(layout: AddressMap, axis: int) -> list[int]:
+    """Return the steps of an axis at which its stride changes: the sizes of its blocks."""
+    pieces = [p for p in layout.of_axis(axis) if p.count > 1]
+    return [
+        outer.step
+        for outer, inner in itertools.pairwise(pieces)
+        if outer.stride * inner.step != inner.stride * outer.step
+    ]
+
+
+def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
+    """Cut [0, size) into whole multiples of the largest step, then of the next."""
+    spans, start = list[_Span](), 0
+    for level in reversed(range(len(steps))):
+        if count := (size - start) // steps[level]:
+            inner = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
+            spans.append((start, ((count, steps[level]), *inner)))
+            start += count * steps[level]
+    return spans
+
+
+def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
+    """Compose the maps over spans of all axes; without a source its addresses are 0."""
+    dims, starts = [], []
+    for layout in (source, target):
+        steps, start = [], 0
+        for axis, (first, counters) in enumerate(spans):
+            pieces = layout.of_axis(axis) if layout else ()
+            start += sum(first // p.step % p.count * p.stride for p in pieces)
+            for _, step in counters:
+                piece = next((p for p in pieces if p.step <= step), None)
+                steps.append(piece.stride * (step // piece.step) if piece else 0)
+        dims.append(steps)
+        starts.append(start)
+    counts = [count for _, counters in spans for count, _ in counters]
+    return Box(merged([Dim(*dim) for dim in zip(counts, *dims, strict=True)]), *starts)
+
+
+def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return the same counters, ordered by target stride, neighbours joined where they can be."""
+    out: list[Dim] = []
+    for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target):
+        last = out[-1] if out else None
+        if last and (last.source, last.target) == (dim.source * dim.count, dim.target * dim.count):
+            out[-1] = replace(dim, count=last.count * dim.count)
+        else:
+            out.append(dim)
+    return tuple(out) or (Dim(1, 1, 1),)
+
+
+# -- arrays in NumPy: undo one map, apply the other ------------------------------------------------
+def pack(layout: AddressMap, array: Values) -> Values:
+    """Store an array of the logical shape: fill up with zeros, cut the axes, permute the pieces.
+
+    Returns an array of `layout.storage_shape`; raises `LayoutError` for another shape or size.
+    """
+    _check_item(layout, array)
+    if array.shape != layout.shape:
+        needed = f"{layout.format}: an array of the logical shape {layout.shape}"
+        remedy = f"bring its axes into the order {' '.join(layout.axes)}"
+        raise LayoutError(needed, str(array.shape), remedy)
+    if layout.padded_shape != layout.shape:
+        wide = np.zeros(layout.padded_shape, array.dtype)
+        wide[tuple(slice(n) for n in layout.shape)] = array
+        array = wide
+    cut = array.reshape([p.count for a in range(len(layout.shape)) for p in layout.of_axis(a)])
+    return np.ascontiguousarray(cut.transpose(_order(layout))).reshape(layout.storage_shape)
+
+
+def unpack(layout: AddressMap, stored: Values) -> Values:
+    """Return the array of the logical shape from its storage: `pack` backwards, padding dropped.
+
+    `stored` may have the storage shape, one axis per piece, or be flat. Raises `LayoutError`.
+    """
+    _check_item(layout, stored)
+    if stored.shape not in (layout.storage_shape, layout.piece_shape, (layout.elements,)):
+        what = f"{layout.format} {layout.shape} in {layout.dtype}"
+        needed = f"{what}: stored as {layout.storage_shape}"
+        raise LayoutError(needed, str(stored.shape), "reshape it, or correct the layout")
+    cut = stored.reshape(layout.piece_shape).transpose(np.argsort(_order(layout)))
+    array = cut.reshape(layout.padded_shape)[tuple(slice(n) for n in layout.shape)]
+    return np.ascontiguousarray(array)
+
+
+def convert(stored: Values, source: AddressMap, target: AddressMap) -> Values:
+    """Return what is stored in layout `source` in layout `target`; raises as `pack`, `unpack`."""
+    check_pair(source, target)
+    return pack(target, unpack(source, stored))
+
+
+def _order(layout: AddressMap) -> list[int]:
+    """Return, for every piece, its place when the pieces stand in the order of logical axes."""
+    logical = [p for a in range(len(layout.shape)) for p in layout.of_axis(a)]
+    return [logical.index(piece) for piece in layout.pieces]
+
+
+def _check_item(layout: AddressMap, array: Values) -> None:
+    if array.dtype.itemsize != DTYPE_BYTES[layout.dtype]:
+        needed = f"{layout.format}: elements of {DTYPE_BYTES[layout.dtype]} bytes ({layout.dtype})"
+        remedy = "C0 depends on the size: cast the array or change the layout's dtype"
+        raise LayoutError(needed, f"{array.dtype.itemsize} ({array.dtype})", remedy)

@@ -1,0 +1,404 @@
+"""What a program computes: NumPy values in the hardware's number formats.
+
+On-chip memory is one byte array per space, poisoned at the start (NaN in fp16 and fp32), so a
+wrong address or a missing copy gives a wrong answer instead of a lucky one.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ascend_lab.errors import InputError, SimulationError
+from ascend_lab.machine.chip import BLOCK_BYTES, Chip
+from ascend_lab.machine.isa import Buffer, Instruction, Program, Region, as_kernel, launch
+from ascend_lab.machine.isa.instructions import check_instruction, check_program
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.isa.program import (
+    CROSS,
+    FLAGS,
+    REDUCING,
+    WHOLE_BLOCKS,
+    WITH_SCALAR,
+    index_of,
+)
+from ascend_lab.machine.isa.walk import Core, Pick, Step, first, interleave, interleave_cores
+
+Values = np.ndarray
+POISON, SHARED, MAX_EVENTS = 0xFF, 50_000, 2_000_000
+
+
+def execute(
+    program: launch.Runnable, tensors: Mapping[str, Values], chip: Chip, *,
+    seed: int | None = None, overflow: Callable[[], None] = lambda: None,
+) -> dict[str, Values]:  # fmt: skip
+    """Run a program on arrays and return every GM tensor after it, by name.
+
+    Phases run in order over the same GM tensors. `tensors` gives those that are read (any shape, C
+    order, right element count); missing ones start poisoned. With `seed`, pipes advance in a random
+    order that the flags allow: without races the values are the same. A finite number that leaves
+    its format calls `overflow`. Raises `InputError` for wrong tensors, `SyncError` on deadlock.
+    """
+    kernel = as_kernel(program)
+    events = kernel.event_count
+    if events > MAX_EVENTS:
+        needed = f"at most {MAX_EVENTS} instructions to execute"
+        raise SimulationError(needed, str(events), "use a smaller shape")
+    memory = {b.name: _tensor(b, tensors) for b in kernel.tensors}
+    for name in tensors:
+        if name not in memory:
+            raise InputError("a tensor of the program", name, f"it has {', '.join(memory)}")
+    for phase in kernel.phases:
+        launch.check_launch(chip, phase)
+        for part in phase.parts:
+            for instruction, _ in part.program.instructions():
+                check_instruction(chip, instruction)
+            check_program(chip, part.program)
+    rng = random.Random(seed)
+    pick, places = first if seed is None else rng.choice, dict[int, Place]()
+    # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
+    with np.errstate(all="ignore", over="call", call=lambda what, flag: overflow()):
+        for phase in kernel.phases:
+            crews, orders = launch.crews(phase), dict[int, list[Step]]()
+            for crew in crews:
+                cores = [_Core(chip, memory, places) for _ in crew]
+                if seed is None and len(crew) == 1 < len(crews):
+                    _work_alike(cores[0], *crew[0], orders)
+                else:
+                    _work_together(cores, crew, pick, phase.mix or 1)
+    shapes = {name: np.shape(value) for name, value in tensors.items()}
+    return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
+
+
+def _work_together(cores: Sequence["_Core"], crew: Sequence[Core], pick: Pick, team: int) -> None:
+    for number, _, instruction, env in interleave_cores(crew, pick, team):
+        action = _ACTIONS.get(instruction.op, _vector)
+        action(cores[number], instruction, env)
+
+
+def _work_alike(
+    core: "_Core", program: Program, binding: Mapping[str, int], orders: dict[int, list[Step]]
+) -> None:
+    """Let a core work that waits for no other: all that run its program take the same steps."""
+    if id(program) not in orders:
+        few = sum(times for _, times in program.instructions()) <= SHARED
+        orders[id(program)] = list(interleave(program, {})) if few else []
+    for instruction, loops in orders[id(program)] or interleave(program, {}):
+        _ACTIONS.get(instruction.op, _vector)(core, instruction, {**loops, **binding})
+
+
+def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
+    dtype = numpy_type(buffer.dtype)
+    if buffer.name not in tensors:
+        return np.full(buffer.size_bytes, POISON, np.uint8).view(dtype)
+    try:
+        given = np.ascontiguousarray(tensors[buffer.name])
+    except ValueError as error:
+        raise InputError(f"tensor {buffer.name}: an array", str(error), "stack its rows") from error
+    if given.nbytes != buffer.size_bytes or given.dtype != dtype:
+        needed = f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}"
+        raise InputError(needed, f"{given.size} of {given.dtype}", "check shape and format")
+    return given.reshape(-1).copy()
+
+
+# -- one core --------------------------------------------------------------------------------------
+Place = tuple[str, range, int, np.dtype[Any], tuple[int, ...]]
+"""Where a region lies: the memory, the bytes its slots begin with, how many, format, strides."""
+
+
+def _place(region: Region) -> Place:
+    buffer, dtype = region.buffer, np.dtype(numpy_type(region.buffer.dtype))
+    memory, low = (buffer.name, 0) if buffer.space == "GM" else ("", buffer.address)
+    starts = range(low, low + buffer.slots * buffer.slot_bytes, buffer.slot_bytes)
+    strides = tuple(stride * buffer.itemsize for stride in region.strides)
+    return f"{buffer.space} {memory}", starts, buffer.elements * buffer.itemsize, dtype, strides
+
+
+class _Core:
+    """Memory of one core: GM tensors shared with the others, on-chip spaces of its own."""
+
+    def __init__(self, chip: Chip, tensors: dict[str, Values], places: dict[int, Place]) -> None:
+        self.chip, self.tensors, self.places = chip, tensors, places
+        self.memories: dict[str, Values] = {}
+
+    def _memory(self, name: str, buffer: Buffer) -> Values:
+        """Return the bytes of a memory, on the chip from its first use on: programs use few."""
+        if buffer.space == "GM":
+            found = self.tensors[buffer.name].view(np.uint8)
+        else:
+            found = np.full(self.chip.buffers[buffer.space], POISON, np.uint8)
+        self.memories[name] = found
+        return found
+
+    def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
+        """Return a NumPy view of the region's elements, shaped by its sizes."""
+        known = self.places.get(id(region))
+        if known is None:
+            known = self.places[id(region)] = _place(region)
+        name, starts, one, dtype, strides = known
+        memory = self.memories.get(name)
+        if memory is None:
+            memory = self._memory(name, region.buffer)
+        low = starts[region.slot.at(env) % len(starts)]
+        flat, start = memory[low : low + one], region.offset.at(env) + shift
+        try:
+            return np.ndarray(region.sizes, dtype, flat, start * dtype.itemsize, strides)
+        except ValueError:  # part of it lies outside: only its numbers tell whether that matters
+            return as_strided(flat.view(dtype)[start:], region.sizes, strides)
+
+
+def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Flags and barriers have no values."""
+
+
+def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    src, dst = instruction.srcs[0], instruction.out
+    shift = _row(core, instruction, env)
+    values = core.view(src, env, shift if src.space == "GM" else 0)
+    if dst.space != "GM":
+        values = np.maximum(values, 0) if instruction.number("relu") else values
+        store(core.view(dst, env), values)
+    elif instruction.attr("atomic") == "add":
+        places = _places(dst, dst.offset.at(env) + shift)
+        np.add.at(core.tensors[dst.buffer.name], places, values)
+    else:
+        store(core.view(dst, env, shift), values)
+
+
+def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
+    """Return the elements by which an indexed copy moves its GM side: index * pitch."""
+    place = index_of(instruction)
+    if place is None:
+        return 0
+    index, bound = int(core.view(place, env).reshape(-1)[0]), instruction.number("bound")
+    least = -bound if instruction.number("from_end") else 0
+    if not least <= index < bound:
+        where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
+        needed = (
+            f"{instruction.op}: an index of {least}..{bound - 1}, read from {place.buffer.name}"
+        )
+        raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
+    row = index + bound if index < 0 else index
+    return row * instruction.number("pitch")
+
+
+def _places(region: Region, start: int) -> Values:
+    """Return the element numbers a region covers in its tensor, shaped by its sizes."""
+    places = np.full(region.sizes, start, np.int64)
+    for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
+        shape = [1] * len(region.sizes)
+        shape[axis] = size
+        places += (np.arange(size) * stride).reshape(shape)
+    return places
+
+
+def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    values = core.view(instruction.srcs[0], env).astype(np.float64)
+    scale: Any = instruction.attr("scale", 1.0)
+    values = values * scale
+    if instruction.number("relu"):
+        values = np.maximum(values, 0.0)
+    store(core.view(instruction.out, env), values)
+
+
+def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Sums are whole until they are scaled, in fp32; what is rounded is moved by the offset."""
+    sums, scale, *bias = (core.view(region, env) for region in instruction.srcs)
+    blocks, _, halves, lanes = sums.shape
+    column = (blocks, 1, halves, lanes)
+    if bias:
+        sums = sums + bias[0].reshape(column)
+    values = sums.astype(np.float32) * scale.reshape(column)
+    if instruction.number("relu"):
+        values = np.maximum(values, np.float32(0))
+    dst = core.view(instruction.out, env)
+    whole = dst.dtype.kind == "i"
+    store(dst, np.rint(values) + instruction.number("offset") if whole else values)
+
+
+def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    a, b = (core.view(r, env) for r in instruction.srcs[:2])
+    wide = np.int32 if a.dtype.kind == "i" else np.float32
+    m1, k1, m0, k0 = a.shape
+    n1, n0 = b.shape[1], b.shape[2]
+    # block by block: products so small are not divided among threads, which would wait for another
+    left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
+    right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
+    tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
+    c = core.view(instruction.out, env)
+    if instruction.at("accumulate", env):
+        np.add(c, tile, out=c)
+        return
+    if len(instruction.srcs) > 2:
+        bias = core.view(instruction.srcs[2], env).reshape(n1, 1, 1, n0)
+        tile = tile + bias.astype(wide)
+    store(c, tile)
+
+
+def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    image = core.view(instruction.srcs[0], env)
+    c1, height, width, c0 = image.shape
+    dst = core.view(instruction.out, env)
+    m1, k1, m0, lanes = dst.shape
+    each = lanes // c0  # taps side by side in the lanes of one
+    first = instruction.at("m_start", env), instruction.at("k_start", env) // c0
+    settings: Any = tuple(map(instruction.attr, ("kernel", "stride", "pad", "dilation")))
+    places, outside, none = _windows((c1, height, width), first, (m1 * m0, k1 * each), settings)
+    tile = image.reshape(-1, c0).take(places, axis=0)
+    tile[outside] = instruction.number("pad_value")
+    tile[none] = 0
+    store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
+
+
+@lru_cache(4096)
+def _windows(
+    image: tuple[int, int, int],
+    first: tuple[int, int],
+    counts: tuple[int, int],
+    settings: tuple[tuple[int, ...], ...],
+) -> tuple[Values, Any, Any]:
+    """Return which pixel of which block each (output, tap) is, which pad, and which are none.
+
+    `image` is blocks, rows, columns; `settings` are kernel, stride, padding and dilation.
+    """
+    (kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw) = settings
+    c1, height, width = image
+    out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
+    out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
+    m, k = (at + np.arange(count) for at, count in zip(first, counts, strict=True))
+    m, k = m[:, None], k[None, :]
+    none = (m >= out_h * out_w) | (k >= c1 * kh * kw)
+    rows = m // out_w * sh + k // kw % kh * dh - top
+    columns = m % out_w * sw + k % kw * dw - left
+    outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
+    places = (k // (kh * kw) * height + rows) * width + columns
+    return np.where(none | outside, 0, places), np.nonzero(outside), np.nonzero(none)
+
+
+def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    if instruction.dst is not None and instruction.srcs:
+        _copy(core, instruction, env)
+
+
+def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    sources = [core.view(r, env) for r in instruction.srcs]
+    run_vector(instruction, core.view(instruction.out, env), sources)
+
+
+_ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] = {
+    **dict.fromkeys((*FLAGS, *CROSS, "barrier"), _nothing),
+    **dict.fromkeys(("data_copy", "load2d"), _copy),
+    "load3d": _load3d,
+    "fixpipe": _fixpipe,
+    "mmad": _mmad,
+    "vdeq": _vdeq,
+    "scalar": _scalar,
+}
+
+
+# -- the vector unit -------------------------------------------------------------------------------
+ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
+    "vadd": np.add, "vsub": np.subtract, "vmul": np.multiply, "vdiv": np.divide,
+    "vadds": np.add, "vmuls": np.multiply, "vmaxs": np.maximum, "vmins": np.minimum,
+    "vmax": np.maximum, "vmin": np.minimum, "vabs": np.abs,
+    "vexp": np.exp, "vln": np.log, "vsqrt": np.sqrt,
+    "vrelu": lambda x: np.maximum(x, x.dtype.type(0)),
+    "vrsqrt": lambda x: 1.0 / np.sqrt(x), "vrec": lambda x: 1.0 / x,
+    "vconv": lambda x: x, "vcopy": lambda x: x,
+    "vand": np.bitwise_and, "vor": np.bitwise_or, "vnot": np.bitwise_not,
+}  # fmt: skip
+COMPARE: Mapping[str, Callable[..., Values]] = {
+    "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
+    "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+ROUND: Mapping[str, Callable[..., Values]] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
+_REDUCE: Mapping[str, Any] = {
+    "vcadd": np.add, "vcgadd": np.add, "vcmax": np.maximum, "vcgmax": np.maximum,
+    "vcmin": np.minimum,
+}  # fmt: skip
+
+
+def store(dst: Values, values: Values, mask: Values | None = None) -> None:
+    """Write with the hardware's cast: round to nearest even, saturate integers."""
+    if dst.dtype.kind in "iu" and values.dtype != dst.dtype:
+        info = np.iinfo(dst.dtype)
+        rounded = np.nan_to_num(np.rint(values.astype(np.float64)))
+        values = np.clip(rounded, info.min, info.max)
+    np.copyto(dst, values.astype(dst.dtype, copy=False), where=True if mask is None else mask)
+
+
+def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) -> None:
+    """Execute one vector instruction: read the views `srcs`, write the view `dst`.
+
+    Sums and functions are taken in fp32 (integers: exactly) and cast once, at the end.
+    """
+    op = instruction.op
+    if op in WHOLE_BLOCKS:
+        turned = srcs[0].swapaxes(-1, -2) if op == "vtranspose" else srcs[0][:, None]
+        store(dst, np.broadcast_to(turned, dst.shape))
+        return
+    if op in REDUCING:
+        _reduce(op, dst, srcs[0], _mask(instruction, srcs[0]))
+        return
+    mask = _mask(instruction, dst).reshape((1, *dst.shape[1:]))
+    shaped = [s.reshape(dst.shape) for s in srcs]
+    if op == "vdup":
+        store(dst, np.full(dst.shape, instruction.attr("scalar"), np.float64), mask)
+    elif op == "vsel":
+        chosen, (a, b) = (mask, shaped) if len(shaped) == 2 else (shaped[0] != 0, shaped[1:])
+        store(dst, np.where(chosen, a, b))
+    else:
+        store(dst, _elementwise(instruction, shaped), mask)
+
+
+def _mask(instruction: Instruction, main: Values) -> Values:
+    """Return the lanes of one repeat that take part, all where no mask is given."""
+    bits = instruction.attr("mask", -1)
+    assert isinstance(bits, int)
+    return _lanes(bits, main.size // main.shape[0])
+
+
+@lru_cache(4096)
+def _lanes(bits: int, count: int) -> Values:
+    return np.array([bits >> i & 1 for i in range(count)], bool)
+
+
+def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
+    op = instruction.op
+    kind = srcs[0].dtype
+    if op in ("vand", "vor", "vnot"):
+        bits = np.dtype(f"u{kind.itemsize}")
+        return ELEMENTWISE[op](*(s.astype(kind).view(bits) for s in srcs)).view(kind)
+    if op == "vcopy":
+        return srcs[0]
+    if op == "vconv":
+        rounding = str(instruction.attr("round", "rint"))
+        return ROUND[rounding](srcs[0].astype(np.float64)) if rounding in ROUND else srcs[0]
+    if op == "vcmp":
+        return COMPARE[str(instruction.attr("op"))](*srcs).astype(kind)
+    wide: Any = kind if kind.kind in "iu" else np.float32
+    values = [s.astype(wide) for s in srcs]
+    if op == "vaxpy":
+        scaled = values[1] * np.asarray(instruction.attr("scalar"), kind).astype(wide)
+        total: np.ndarray = (values[0] + scaled).astype(kind)
+        return total
+    if op in WITH_SCALAR:
+        values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))
+    result: Values = ELEMENTWISE[op](*values).astype(kind)
+    return result
+
+
+def _reduce(op: str, dst: Values, src: Values, mask: Values) -> None:
+    """Fold each repeat, or each 32-byte block of it: fp32 or whole-number sums, then one cast."""
+    wide: Any = np.int64 if src.dtype.kind in "iu" else np.float32
+    low, high = -np.inf, np.inf
+    if wide is np.int64:
+        low, high = np.iinfo(src.dtype).min, np.iinfo(src.dtype).max
+    fill = {"vcadd": 0, "vcgadd": 0, "vcmin": high}.get(op, low)
+    rows = np.where(mask, src.reshape(src.shape[0], -1).astype(wide), wide(fill))
+    if op.startswith("vcg"):
+        rows = rows.reshape(src.shape[0], -1, BLOCK_BYTES // src.dtype.itemsize)
+    store(dst, _REDUCE[op].reduce(rows, axis=-1).reshape(dst.shape))

@@ -1,0 +1,62 @@
+"""Old names of packages: `ascend_lab.chip` is `ascend_lab.machine.chip` since version 0.27.
+
+A notebook or a hand-in of a reader that names an old package finds the new one, and is told so.
+"""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {
+    "chip": "machine.chip",
+    "isa": "machine.isa",
+    "sim": "machine.sim",
+    "layout": "machine.layout",
+    "dsl": "operators.dsl",
+    "ops": "operators.ops",
+    "kernels": "operators.kernels",
+    "graph": "compiler",
+    "train": "cluster.train",
+    "parallel": "cluster.parallel",
+    "compress": "deploy.compress",
+    "media": "deploy.media",
+    "runtime": "deploy.runtime",
+    "serving": "deploy.serving",
+}
+"""Old name of a package of `ascend_lab` -> its new name."""
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds `ascend_lab.OLD` and modules below it: each is the module of the new name itself."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, rest = name.partition(".")
+        old = rest.partition(".")[0]
+        if package != "ascend_lab" or old not in MOVED:
+            return None
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        _, old, *below = spec.name.split(".")
+        new = ".".join(("ascend_lab", MOVED[old], *below))
+        warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
+        module = import_module(new)
+        spec.loader_state = module.__spec__  # Python is about to write the old name over it
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own name back; it has run already."""
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
+
+
+def find_old_names() -> None:
+    """Let imports of old names find the packages where they are now."""
+    if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Moved())  # before the finder of files, which knows no old name

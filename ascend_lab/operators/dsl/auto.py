@@ -1,0 +1,380 @@
+"""The default schedule: the rule a good engineer would write down, without a search.
+
+1. Fuse: elementwise stages disappear into their readers, folds and values used twice become tiles
+   of their reader, if a tile of whole rows fits in UB; otherwise a stage gets a phase of its own.
+2. Make one axis of neighbours that are contiguous in everything a phase touches.
+3. Share the outermost axes over all cores, in pieces of whole 32-byte blocks.
+4. Take the largest tile that fits twice (double buffers), but leave every core several tiles, so
+   that loads, arithmetic and stores overlap.
+
+Where the vector unit cannot walk a fused nest (operands across the lanes, rows that cannot align),
+the next simpler way is taken: axes apart, then stages apart, then operands copied into order first.
+A matrix product follows the tiling rule of `kernels`, written as primitives.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+from ascend_lab.errors import AscendLabError, CapacityError, ProgramError, ScheduleError
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators.dsl import auto_tile, boxes, primitives_tiles, tensor
+from ascend_lab.operators.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes, weight
+from ascend_lab.operators.dsl.lower import lower_stage
+from ascend_lab.operators.dsl.primitives_loops import bind, reorder, rfactor, split, tensorize
+from ascend_lab.operators.dsl.schedule import Schedule, complete, create_schedule, loop_count
+from ascend_lab.operators.dsl.stages import Stage
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, default_schedule
+
+CLEARLY = 0.98
+"""How much quicker alone is quicker too where L2 holds operands, or other phases come before."""
+
+SHARES = (1.0, 0.95, 0.85, 0.7)
+"""Parts of UB that tiles are chosen for, one after another, until scratch fits beside them."""
+
+
+def auto_schedule(
+    outputs: tensor.Tensor | Sequence[tensor.Tensor],
+    chip: Chip | str,
+    tiling: GemmSchedule | None = None,
+    *,
+    parts: bool = True,
+) -> Schedule:
+    """Return the default schedule of one or several outputs on a chip.
+
+    Products are tiled by the best tiling in closed form, or by the one given. Long rows go through
+    UB in parts, or are shared by the cores, where that is quicker, unless `parts` is False.
+    """
+    schedule, phases = fuse_stages(create_schedule(outputs, chip))
+    for phase in phases:
+        if schedule.state.stage(phase.root).is_cube:
+            schedule = schedule_product(schedule, phase.root, tiling)
+        else:
+            schedule = _quickest(schedule, phase, parts)
+    return schedule
+
+
+def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
+    """Return what the simulator finds quickest: the usual way, or one for long rows."""
+    found = [_first_that_lowers(s, phase)]
+    long = auto_tile.long_rows(s.state, phase, auto_tile.SMALL_BYTES)
+    ways: list[Callable[..., Schedule]] = [_quarter] * long
+    folds = [x for x in map(s.state.stage, phase.tiles) if x.fold]
+    if folds:
+        ways.insert(0, partial(auto_tile.schedule_phase, tiles=2))
+    if any(map(auto_tile.keeps_lanes, folds)):
+        # Narrow strips of whole columns, loaded once, instead of parts of wide ones again and again
+        ways.append(partial(auto_tile.schedule_phase, line_bytes=auto_tile.NARROW_BYTES))
+    if long and parts and phase.tiles:
+        kept = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
+        ways += [stream_phase, *kept, _shared]
+    for way in ways:
+        for share in SHARES:
+            with suppress(ScheduleError, ProgramError):
+                trial = way(s, phase, share=share)
+                _launches(trial, s, phase)
+                found.append(trial)
+                break
+    if all(trial == found[0] for trial in found):
+        return found[0]
+    cycles = [_cycles(trial, s, phase) for trial in found]
+    best = cycles.index(min(cycles))
+    return found[best if cycles[best] < CLEARLY * cycles[0] else 0]
+
+
+def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
+    """Let cores share long rows, each of the nests in the number of tiles that is quickest."""
+    s, nests, folds = share_rows(s, phase)
+    for nest in nests:
+        found: dict[int, Schedule] = {}
+        for tiles in (1, 2, 8, 4):
+            with suppress(ScheduleError, ProgramError):
+                trial = with_folds(s, nest, folds, share, tiles)
+                found[_cycles(trial, s, nest)] = trial
+        if not found:
+            raise ScheduleError(f"tiles of {nest.root} that fit", "none", "take whole rows")
+        s = found[min(found)]
+    return s
+
+
+def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
+    """Cut long rows into tiles of a quarter of UB, so that the first is there sooner."""
+    return auto_tile.schedule_phase(s, phase, share=share / 4)
+
+
+def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[isa.Launch]:
+    """Return the launches of the nests that a way made of a phase."""
+    known = {x.name for x in before.state.stages} - set(phase.names)
+    names = [x.name for x in done.state.stages if x.name not in known]
+    return [launch for name in names for launch in lower_stage(done, name)]
+
+
+def _cycles(done: Schedule, before: Schedule, phase: Phase) -> int:
+    """Return the cycles of what a way made of a phase, a barrier behind every launch."""
+    launches = _launches(done, before, phase)
+    each = (sim.simulate(launch, done.chip).cycles for launch in launches)
+    return sum(each) + len(launches) * done.chip.all_cores_cycles
+
+
+def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
+    """Return the schedule of the first way whose programs can be written for the chip."""
+    last = _stages_apart if len(phase.names) > 1 else _in_order
+    ways: list[Callable[[Schedule, Phase], Schedule]] = []
+    for merge in (True, False):
+        ways += [partial(auto_tile.schedule_phase, merge=merge, share=share) for share in SHARES]
+    failures: list[AscendLabError] = []
+    for way in (*ways, last):
+        smaller = isinstance(way, partial) and way.keywords["share"] < 1
+        if smaller and not isinstance(failures[-1], CapacityError):
+            continue  # smaller tiles would not help
+        try:
+            done = way(s, phase)
+            _launches(done, s, phase)
+            return done
+        except (ScheduleError, ProgramError) as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _stages_apart(s: Schedule, phase: Phase) -> Schedule:
+    """Give every stage a phase of its own."""
+    for name in phase.names:
+        s = _first_that_lowers(s, Phase(name))
+    return s
+
+
+def _in_order(s: Schedule, phase: Phase) -> Schedule:
+    """Copy every operand into the order in which the stage walks it, then schedule the stage."""
+    for number in range(len(s.state.stage(phase.root).reads)):
+        s = primitives_tiles.materialise(s, phase.root, number)
+    return auto_tile.schedule_phase(s, phase)
+
+
+# -- matrix products ------------------------------------------------------------------------------
+def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None) -> Schedule:
+    """Schedule the matrix product `name` with a tiling (default: the best by closed-form rule)."""
+    stage = s.state.stage(name)
+    a, b = (r.source for r in stage.reads)
+    sizes = {x.name: x.extent for x in (*stage.axes, *stage.reduce)}
+    batch = [x.name for x in stage.axes if x.name not in ("m", "n")]
+    shape = GemmShape(sizes["m"], sizes["k"], sizes["n"], s.state.find(a).dtype, stage.dtype)
+    t = tiling or default_schedule(shape, share_of(s.chip, math.prod(sizes[x] for x in batch)))
+    rows, columns = min(t.base_m, sizes["m"]), min(t.base_n, sizes["n"])
+    drained = name
+    if s.chip.combined:
+        s, drained = primitives_tiles.cache_write(s, name, "UB"), f"{name}_ub"
+    s, sums = primitives_tiles.cache_write(s, drained, "L0C"), f"{drained}_l0c"
+    s, *left = _operand(s, a, "L0A", sums)
+    s, *right = _operand(s, b, "L0B", sums)
+    s = _outer(s, name, sizes, t, batch)
+    s = primitives_tiles.compute_at(s, sums, name, "n_i_o")
+    if s.chip.combined:
+        s = _through_ub(s, name, drained, rows, columns)
+    depth = min(t.base_k * t.step_k, sizes["k"])
+    s = split(split(s, sums, "k", depth), sums, "k_i", min(t.base_k, depth))
+    s = reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
+    for level, loop in enumerate(("k_o", "k_i_o")):
+        for tile in (left[level], right[level]):
+            s = primitives_tiles.compute_at(s, tile, sums, loop)
+    s = tensorize(s, sums, "m")
+    for tile in (*left, *right):
+        s = primitives_tiles.double_buffer(s, tile)
+    twice = 2 * 4 * rows * columns <= s.chip.buffers["L0C"]
+    return primitives_tiles.double_buffer(s, sums) if twice else s
+
+
+def share_of(chip: Chip, batch: int) -> Chip:
+    """Return the cores, and the share of the memories, that one product of a batch has."""
+    cores = whole = chip.core_count
+    if batch > 1:
+        cores = min(range(1, whole + 1), key=lambda g: (isa.up(batch, whole // g) / g, g))
+    l2, memory = (
+        replace(m, rate_bytes_per_s=m.rate_bytes_per_s * (cores / whole))
+        for m in (chip.l2, chip.device_memory)
+    )
+    return replace(chip, core_count=cores, l2=l2, device_memory=memory)
+
+
+def _operand(s: Schedule, name: str, scope: str, reader: str) -> tuple[Schedule, str, str]:
+    """Read an operand through L1 and L0; return the names of both tiles."""
+    number = 0 if scope == "L0A" else 1
+    s = primitives_tiles.cache_read(s, name, "L1", reader)
+    staged = s.state.stage(reader).reads[number].source
+    s = primitives_tiles.cache_read(s, staged, scope, reader)
+    return s, staged, s.state.stage(reader).reads[number].source
+
+
+def _outer(
+    s: Schedule, name: str, sizes: dict[str, int], t: GemmSchedule, batch: list[str]
+) -> Schedule:
+    """Split m and n over a grid of cores and into tiles of L0, a batch over the cores left."""
+    for axis, tile, cores in (("m", t.base_m, t.grid_rows), ("n", t.base_n, t.grid_cols)):
+        side = min(tile, sizes[axis])
+        share = min(isa.up(isa.up(sizes[axis], side), cores) * side, sizes[axis])
+        s = split(s, name, axis, share)
+        s = split(s, name, f"{axis}_i", min(side, share))
+    inner = ("m_i_o", "n_i_o", "m_i_i", "n_i_i")
+    s = reorder(s, name, *batch, "m_o", "n_o", *inner)
+    left = s.chip.core_count // (t.grid_rows * t.grid_cols)
+    for axis in batch:
+        share = isa.up(sizes[axis], max(min(left, sizes[axis]), 1))
+        s = split(s, name, axis, share)
+        left //= isa.up(sizes[axis], share)
+    bound = [*(f"{axis}_o" for axis in batch), "m_o", "n_o"]
+    s = reorder(s, name, *bound, *(f"{axis}_i" for axis in batch), *inner)
+    for loop in bound:
+        s = bind(s, name, loop)
+    return s
+
+
+def _through_ub(s: Schedule, name: str, drained: str, rows: int, columns: int) -> Schedule:
+    """Drain L0C by as many fractal columns as fit twice in UB."""
+    column = rows * isa.FRACTAL * DTYPE_BYTES[s.state.stage(name).dtype]
+    count = max(1, min(columns // isa.FRACTAL, s.chip.buffers["UB"] // (2 * column)))
+    loop = "n_i_o"
+    if count * isa.FRACTAL < columns:
+        s = split(s, name, "n_i_i", count * isa.FRACTAL)
+        s = reorder(s, name, "n_i_i_o", "m_i_i", "n_i_i_i")
+        loop = "n_i_i_o"
+    s = primitives_tiles.compute_at(s, drained, name, loop)
+    return primitives_tiles.double_buffer(s, drained)
+
+
+# -- rows that are too long for tiles of whole ones, or too few for all cores ---------------------
+PARTS = (32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048)
+"""Elements of a row that goes through UB in parts, the widest first."""
+BLOCKS = 128
+"""Parts of rows are multiples of so many elements."""
+START = 16 * BLOCKS
+"""Elements of which the arithmetic takes as long as what stands around a part of a row."""
+
+
+def stream_phase(
+    s: Schedule, phase: Phase, *, keep: bool = False, share: float = 1.0, depth: int = 2
+) -> Schedule:
+    """Schedule a nest of rows too wide for slots of whole ones: each goes through UB in parts.
+
+    Values used twice are whole rows, and stay; what is loaded for them, for folds and for the
+    result is walked in parts of one width, `depth` slots each. Operands that several of them need
+    are loaded again, or stay too (`keep`).
+    """
+    whole, given = merge_axes(s, phase), phase
+    s, phase = _kept(whole, phase) if keep else (whole, phase)
+    before = {x.name for x in s.state.stages}
+    s = primitives_tiles.hoist(s, phase.root)  # once, what the result's parts of a row share
+    shared = (x.name for x in s.state.stages if x.name not in before)
+    phase = replace(phase, tiles=(*phase.tiles, *shared))
+    rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
+    last = root.axes[-1]
+    if not given.tiles or phase.outputs or not rows or last.name in rows:
+        raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
+    stages = [x for x in map(s.state.stage, phase.tiles) if _is_wide(x, last) and x.scope == "GM"]
+    wide = [x for x in stages if {i.name for i in s.state.inputs} & set(x.sources)]
+    long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
+
+    def steps(width: int) -> tuple[auto_tile.Widths, auto_tile.Widths]:
+        return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
+
+    def fits(width: int) -> bool:
+        trial = auto_tile.arrange(s, phase, rows, *steps(width), depth, plain=True)
+        nest = complete(trial.state, phase.root)
+        return boxes.ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
+
+    parts = [*(w for w in PARTS if w < last.extent), 0]
+    best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
+    again = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
+    if not best and again is not None:
+        rest = Phase(given.root, tuple(n for n in given.tiles if n != again.name))
+        s = primitives_tiles.inline(whole, again.name)
+        return stream_phase(s, rest, keep=keep, share=share, depth=depth)
+    if not best:
+        raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
+    even = isa.up(last.extent, isa.up(last.extent, best))
+    return auto_tile.arrange(s, phase, rows, *steps(isa.up(even, BLOCKS) * BLOCKS), depth)
+
+
+def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+    """Let inputs that the tiles of a phase read be tiles of it too, with a slot each."""
+    tiles = list(phase.tiles)
+    for source in [i.name for i in s.state.inputs]:
+        readers = [r.name for r in s.state.readers(source) if r.name in phase.names]
+        if set(readers) & set(phase.tiles):
+            s = primitives_tiles.cache_read(s, source, "UB", *readers)
+            tiles.insert(0, s.state.stage(readers[0]).reads[0].source)
+    return s, replace(phase, tiles=tuple(tiles))
+
+
+def _is_wide(stage: Stage, axis: tensor.Axis) -> bool:
+    """True for a tile whose innermost axis is as long as one of its readers."""
+    return (*stage.axes, *stage.reduce)[-1].extent == axis.extent
+
+
+# -- few rows --------------------------------------------------------------------------------------
+def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[str]]:
+    """Return a nest of few long rows as several: a core folds parts of rows, fold after fold.
+
+    The next fold, and the result, begin with the parts of all cores; values are computed again.
+    Return the nests, and the folds that each of their cores does for itself (`with_folds`).
+    """
+    folds = [n for n in phase.tiles if s.state.stage(n).fold]
+    if not folds or phase.outputs:
+        raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")
+    for name in phase.tiles:
+        s = s if name in folds else primitives_tiles.inline(s, name)
+    known, parts = {x.name for x in s.state.stages} - set(folds), dict[str, str]()
+    for name in folds:
+        axis = s.state.stage(name).reduce[-1]
+        width = _part(axis.extent, s.state.stage(name).axes[0].extent, auto_tile.core_count(s))
+        if width >= axis.extent:
+            raise ScheduleError(f"{name}: a part for every core", str(axis.extent), "take tiles")
+        s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
+        parts[name] = s.state.stage(name).sources[0]
+    nests: list[Phase] = []
+    for first, name in pairwise(("", *folds)):
+        before, outputs = {x.name for x in s.state.stages}, tuple[str, ...]()
+        with suppress(ScheduleError):
+            if first and not nests[-1].outputs:
+                s = primitives_tiles.unchain(s, name, parts[name], first, parts[first])
+                outputs = (nests.pop().root,)
+        s = primitives_tiles.hoist(s, parts[name])
+        new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
+        these = {*folds, *(x.name for x in new if x.fold)}
+        tiles = (x.name for x in new if x.name not in these and not these & set(x.sources))
+        nests.append(Phase(parts[name], tuple(tiles), outputs))
+    s, nests = primitives_tiles.hoist(s, phase.root), [*nests, Phase(phase.root)]
+    known |= {n for nest in nests for n in nest.names}
+    return s, nests, {x.name for x in s.state.stages} - known
+
+
+def _part(extent: int, rows: int, cores: int) -> int:
+    """Return the part of a row that gives the busiest core least; what starts a part counts too."""
+    widths = (isa.up(isa.up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
+    busy = ((isa.up(rows, cores // isa.up(extent, w)) * (w + START), w) for w in widths)
+    return min(busy, default=(0, extent))[1]
+
+
+def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int) -> Schedule:
+    """Schedule a nest in so many tiles a core, and those of these folds that it needs inside it."""
+    inside, own = set(phase.names), list[str]()
+    for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:
+        readers = {r.name for r in s.state.readers(name)}
+        if readers & inside:
+            before = {x.name for x in s.state.stages}
+            if readers - inside:
+                s = primitives_tiles.duplicate(s, name, max(readers & inside))
+            own += [x.name for x in s.state.stages if x.name not in before] or [name]
+            inside.add(own[-1])
+            sources = s.state.stage(own[-1]).sources
+            for source in [i.name for i in s.state.inputs if i.name in sources]:
+                s = primitives_tiles.cache_read(s, source, "UB", own[-1])
+    s = auto_tile.schedule_phase(s, phase, share=share, tiles=tiles)
+    root = s.state.stage(phase.root)
+    loops = root.bound or [x.name for x in root.loops[: loop_count(s.state, root)]] or [""]
+    for tile in own:
+        s = primitives_tiles.compute_at(s, tile, phase.root, loops[-1])
+    return s

@@ -1,0 +1,199 @@
+"""What the default schedule fuses: stages into the nests of others, neighbouring axes into one."""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.operators.dsl import boxes, primitives_loops, primitives_tiles, tensor
+from ascend_lab.operators.dsl.schedule import Schedule
+from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare, fits_in
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stage with a nest of its own, the tiles computed inside it, and further outputs."""
+
+    root: str
+    tiles: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All stages of the phase, the root last."""
+        return (*self.tiles, *self.outputs, self.root)
+
+
+def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
+    """Inline what is used once, or cheap and used in several nests; return the phases of the rest.
+
+    A value used twice in one nest becomes a tile of it.
+    """
+    for stage in s.state.stages:
+        s = _inlined(s, stage) if _inlines(s.state, stage) else s
+    cores = s.chip.core_count * s.chip.vector_cores_per_core
+    groups = _groups(s.state, cores)
+    for stage in s.state.stages:
+        if groups[stage.name] == stage.name and _inlines(s.state, stage, cheap=True):
+            s = _inlined(s, stage)
+            groups = _groups(s.state, cores)
+    loops = [x for x in s.state.stages if isinstance(x, Stage)]
+    phases = []
+    for root in (x.name for x in loops if groups[x.name] == x.name):
+        inside = [x for x in loops if groups[x.name] == root != x.name]
+        tiles = tuple(x.name for x in inside if not x.output)
+        phases.append(Phase(root, tiles, tuple(x.name for x in inside if x.output)))
+    return s, phases
+
+
+def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
+    with suppress(errors.ScheduleError):  # a reshape of a reshape stays a copy
+        return primitives_tiles.inline(s, stage.name)
+    return s
+
+
+def _groups(state: State, cores: int) -> dict[str, str]:
+    """Return in whose nest each stage is computed, by so many cores."""
+    groups: dict[str, str] = {}
+    for stage in reversed(state.stages):
+        groups[stage.name] = _root(state, stage, groups)
+    return _join_outputs(state, groups, cores)
+
+
+def _reads(state: State, name: str) -> list[tensor.Read] | None:
+    """Return all reads of a tensor; None if one is by a product or a kernel of its own."""
+    found: list[tensor.Read] = []
+    for reader in state.readers(name):
+        if isinstance(reader, Fixed) or reader.is_cube:
+            return None
+        found += [read for read in reader.reads if read.source == name]
+    return found
+
+
+def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool:
+    """True for elementwise stages read once, and for plain copies, whoever reads them.
+
+    `cheap`: for those of one operation at most that nothing reads in another shape.
+    """
+    reads = _reads(state, stage.name)
+    if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
+        return False
+    few = weight(stage.expr) <= 1 if cheap else len(reads) == 1
+    plain = not cheap and bare(stage.expr) is not None
+    return plain or (few and not any(x.view for x in reads))
+
+
+def weight(expr: tensor.Expr) -> int:
+    """Count the operations of an expression that are not casts."""
+    if not isinstance(expr, tensor.Call):
+        return 0
+    return (expr.op not in ("vconv", "vcopy")) + sum(map(weight, expr.args))
+
+
+def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
+    """Return the stage in whose nest this one is computed: itself, or its readers' common one."""
+    reads = _reads(state, stage.name)
+    if isinstance(stage, Fixed) or stage.output or stage.is_cube or reads is None:
+        return stage.name
+    found = {groups[r.name] for r in state.readers(stage.name)}
+    return found.pop() if len(found) == 1 and not any(x.view for x in reads) else stage.name
+
+
+def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str, str]:
+    """Compute outputs of one shape that feed each other in one nest, the last one's.
+
+    Numbers of rows, one each, are computed where the rows are, unless these are fewer than cores:
+    then apart, where cores share a row.
+    """
+    loops = [s for s in state.stages if isinstance(s, Stage)]
+    roots = [s for s in loops if groups[s.name] == s.name and not s.is_cube and not s.fold]
+    for i, one in enumerate(roots):
+        for two in reversed(roots[i + 1 :]):
+            fits = one.shape == two.shape or (fits_in(one, two) and math.prod(one.shape) >= cores)
+            if one.output and fits and _only_read_in(state, one, two, groups):
+                groups = {n: two.name if r == one.name else r for n, r in groups.items()}
+                break
+    for stage in reversed(loops):
+        if not stage.output and groups[stage.name] == stage.name:
+            groups[stage.name] = _root(state, stage, groups)
+        elif not stage.output:  # its nest may have become a part of another one
+            groups[stage.name] = groups[groups[stage.name]]
+    return groups
+
+
+def _only_read_in(state: State, one: Stage, two: Stage, groups: dict[str, str]) -> bool:
+    """True if `one` feeds, or shares a source with, the nest of `two` and nothing else reads it."""
+    readers = state.readers(one.name)
+    if any(groups[r.name] != two.name for r in readers):
+        return False
+    inside = [s for s in state.stages if groups[s.name] == two.name]
+    shared = any(set(one.sources) & set(s.sources) for s in inside)
+    return bool(readers) or shared
+
+
+# -- axes -----------------------------------------------------------------------------------------
+def merge_axes(s: Schedule, phase: Phase) -> Schedule:
+    """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
+    for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
+        first, second = s.state.stage(phase.root).axes[place : place + 2]
+        s = _fuse_everywhere(s, phase.names, first.name, second.name)
+    for name in phase.names:
+        for place in reversed(range(len(s.state.stage(name).reduce) - 1)):
+            first, second = s.state.stage(name).reduce[place : place + 2]
+            with suppress(errors.ScheduleError):
+                s = primitives_loops.fuse(s, name, first.name, second.name)
+    return s
+
+
+def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str) -> Schedule:
+    """Fuse two axes in all stages that have both, or in none: if one has, or reads by, just one."""
+    trial = s
+    for name in names:
+        stage = trial.state.stage(name)
+        own = {first, second} & {a.name for a in stage.axes}
+        read = [own & {n for i in r.index for n, _ in i.terms} for r in stage.reads]
+        if 1 in map(len, (own, *read)):
+            return s
+        try:
+            trial = primitives_loops.fuse(trial, name, first, second) if own else trial
+        except errors.ScheduleError:
+            return s
+    return s if any(_mixes(trial.state.stage(n), names) for n in names) else trial
+
+
+def _mixes(stage: Stage, tiles: Sequence[str]) -> bool:
+    """True if a stage walks a fused axis of a tile in two loops, or under another shape.
+
+    The rows of the tile would not be aligned, or not be found.
+    """
+    reads = [r for r in stage.reads if r.source in tiles]
+    return any(r.view or any(len(i.terms) > 1 for i in r.index) for r in reads)
+
+
+def row_axes(state: State, phase: Phase) -> list[str]:
+    """Return the axes of the root that all its tiles depend on; these can be cut without waste.
+
+    Outputs beside the root do, but those with one number a row not on the last axis.
+    """
+    root = state.stage(phase.root)
+    for name in phase.outputs:
+        output = state.stage(name)
+        state = state.put(replace(output, attach=(phase.root, root.axes[0].name)))
+    names = [a.name for a in root.axes]
+    if any(state.stage(name).shape != root.shape for name in phase.outputs):
+        names.pop()
+    return [n for n in names if all(_follows(state, root, t, n) for t in phase.tiles)]
+
+
+def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
+    """True if a step along `axis` of the root needs another part of the tile."""
+    if boxes.whole(root)[axis].count == 1:
+        return True
+    active = {root.name: boxes.whole(root) | {axis: boxes.Range(isa.var(axis), 1)}}
+    try:
+        box = boxes.needed(state, state.stage(tile), active)
+    except errors.ScheduleError:
+        return False  # one reader needs all of it, another a part
+    return any(name == axis for part in box.values() for name, _ in part.start.terms)

@@ -1,0 +1,372 @@
+"""How large the tiles of a phase are, and which core computes which."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES
+from ascend_lab.operators.dsl import boxes, primitives_tiles, tensor
+from ascend_lab.operators.dsl.auto_fuse import Phase, merge_axes, row_axes
+from ascend_lab.operators.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
+from ascend_lab.operators.dsl.schedule import Schedule, complete, moves_only
+from ascend_lab.operators.dsl.stages import Leaf, Stage, State
+
+TILES_PER_CORE = 4
+SMALL_BYTES = 32768
+"""Tiles that take less of UB than this are not made smaller only to have several of them."""
+
+SHARED_BYTES = SMALL_BYTES // 4
+"""Folds of rows this long: sharing results by blocks would idle cores."""
+
+LINE_BYTES = 512
+"""Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
+
+NARROW_BYTES = 64
+"""What folds over long columns may keep of a row, if all of a column is then in UB at once."""
+
+Widths = dict[str, int]
+"""Elements of a tile per axis."""
+
+
+def core_count(s: Schedule) -> int:
+    """Return the vector cores of the chip."""
+    return s.chip.core_count * s.chip.vector_cores_per_core
+
+
+def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
+    """Return the elements of each axis that one core takes: whole blocks along the last one."""
+    axes, cores = s.state.stage(phase.root).axes, core_count(s)
+    if s.state.stage(phase.root).rest:
+        those = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
+        return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
+    unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
+    choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
+
+    def share(axis: tensor.Axis, cores: int) -> int:
+        return _share(axis.extent, cores, unit if axis is axes[-1] else 1)
+
+    found = []
+    for used in range(1, cores + 1) if choice else ():
+        first = share(choice[0], used)
+        rest = max(1, cores // isa.up(choice[0].extent, first))
+        second = share(choice[1], rest) if len(choice) > 1 else 1
+        found.append((first * second, first, second))
+    best = min(found)[1:] if found else ()
+    chosen = {a.name: n for a, n in zip(choice, best, strict=False)}
+    return {a.name: a.extent for a in axes} | chosen
+
+
+def long_rows(state: State, phase: Phase, least_bytes: int = SHARED_BYTES) -> bool:
+    """True if one element of the result needs so many bytes of one operand."""
+    folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
+    sizes = (
+        math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
+    )
+    return max(sizes, default=0) >= least_bytes
+
+
+def _share(extent: int, cores: int, unit: int) -> int:
+    """Return what one of `cores` takes of an axis: whole units, eight where it is long."""
+    share = -(-extent // cores)
+    if unit > 1:
+        unit = 8 * unit if share >= 32 * unit else unit
+        share = -(-share // unit) * unit
+    return min(share, extent)
+
+
+def block_elements(state: State, phase: Phase) -> int:
+    """Return the elements of a 32-byte block, for all formats of a phase at once."""
+    stages = [state.stage(n) for n in phase.names]
+    found = {r.dtype for x in stages for r in x.reads}
+    found |= {x.dtype for x in stages if x.name not in phase.tiles}
+    return math.lcm(*map(isa.c0_of, found))
+
+
+def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
+    """Return a width not above `width` that cuts a share into `tiles` tiles of about one size.
+
+    `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
+    """
+    small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
+    wanted = min(width, max(small, isa.up(share, tiles)))
+    if wanted >= share:
+        return share
+    unit = (8 * unit if wanted >= 64 * unit else unit) if width >= unit else 1
+    parts = -(-share // wanted)
+    each = isa.up(isa.up(share, parts), unit) * unit
+    return min(each, max(width // unit * unit, 1), share)
+
+
+def whole_tiles(extent: int, share: int, width: int) -> int:
+    """Return the share filled up to whole tiles, if that costs no core its work."""
+    filled = min(isa.up(share, width) * width, extent)
+    return filled if isa.up(extent, filled) == isa.up(extent, share) else share
+
+
+def schedule_phase(
+    s: Schedule,
+    phase: Phase,
+    *,
+    merge: bool = True,
+    share: float = 1.0,
+    tiles: int = TILES_PER_CORE,
+    line_bytes: int = LINE_BYTES,
+) -> Schedule:
+    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles.
+
+    Tiles take at most a `share` of UB; a core has so many `tiles`, if they are not small. Folds
+    over rows keep `line_bytes` of a row together at least.
+    """
+    if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
+        return s  # a strided copy has a kernel of its own
+    before = s = _split_folds(s, phase)
+    s = merge_axes(s, phase) if merge else s
+    rows = row_axes(s.state, phase)
+    for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
+        best = largest(s, phase, rows, depth, share, line_bytes)
+        if best is not None and not _cuts_blocks(s, phase, best[0]):
+            return arrange(s, phase, rows, *best, depth, tiles)
+    return _apart(before, phase)
+
+
+def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
+    """True if elementwise tiles leave the phase less than a block of its innermost axis."""
+    if phase.outputs or not phase.tiles or any(s.state.stage(n).fold for n in phase.tiles):
+        return False
+    last = s.state.stage(phase.root).axes[-1]
+    return widths[last.name] < min(last.extent, block_elements(s.state, phase))
+
+
+def _apart(s: Schedule, phase: Phase) -> Schedule:
+    """Where not even one row fits: folds become phases, elementwise values are computed again."""
+    if not phase.tiles and not phase.outputs:
+        needed = f"a tile of {phase.root} that fits in UB"
+        got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
+        raise errors.ScheduleError(needed, got, "reshape the tensor so that an axis can be split")
+    again = [n for n in phase.tiles if not s.state.stage(n).fold]
+    for name in again:
+        s = primitives_tiles.inline(s, name)
+    for name in phase.names:
+        s = s if name in again else schedule_phase(s, Phase(name))
+    return s
+
+
+def _split_folds(s: Schedule, phase: Phase) -> Schedule:
+    """Cut long folds that leave most cores idle into one partial fold per core."""
+    for name in (*phase.tiles, phase.root) if len(phase.tiles) < 2 else ():
+        stage = s.state.stage(name)
+        axis = max(stage.reduce, key=lambda a: a.extent, default=None)
+        width = _part_for_cores(s, stage, axis.extent) if axis else 0
+        if axis and width:
+            s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o")
+            s = schedule_phase(s, Phase(f"{name}_rf"))
+    return s
+
+
+def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
+    """Return the part of a fold axis one core folds, or 0 where cutting it does not pay."""
+    units = math.prod(stage.shape)
+    itemsize = DTYPE_BYTES[stage.expr.dtype]
+    size = math.prod(a.extent for a in stage.reduce) * units
+    if keeps_lanes(stage):
+        units = max(1, units * itemsize // LINE_BYTES)
+    parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
+    cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
+    if cut or 2 * units > core_count(s) or size * itemsize < 4 * SMALL_BYTES:
+        return 0
+    return extent // parts if parts >= 2 * units and extent > parts else 0
+
+
+def largest(
+    s: Schedule,
+    phase: Phase,
+    rows: list[str],
+    depth: int = 2,
+    share: float = 1.0,
+    line_bytes: int = LINE_BYTES,
+) -> tuple[Widths, Widths] | None:
+    """Return the widest tile of `depth` slots that fits, and widths of folds; None if none does."""
+    stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
+    root, extents = stages[-1], core_shares(s, phase, rows)
+    folds = {f"{x.name}.{a.name}": a.extent for x in stages if x.fold for a in x.reduce}
+    last = root.axes[-1].name
+    least = {n: 1 if n in rows else extents[n] for n in extents}
+    if last in rows and any(x.fold and keeps_lanes(x) for x in stages):
+        least[last] = min(line_bytes // DTYPE_BYTES[root.dtype], extents[last])
+
+    def both(sizes: Widths) -> tuple[Widths, Widths]:
+        return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}
+
+    def fits(sizes: Widths) -> bool:
+        return tile_bytes(s, phase, *both(sizes), depth) <= share * s.chip.buffers["UB"]
+
+    for cut in (False, True) if folds else (False,):
+        sizes = least | (dict.fromkeys(folds, 1) if cut else folds)
+        if not fits(sizes):
+            continue
+        for name in reversed(list(folds)) if cut else ():
+            sizes[name] = _whole(_widest(fits, sizes, name, folds[name], 1), folds[name])
+        for name in reversed(rows):
+            sizes[name] = _widest(fits, sizes, name, extents[name], sizes[name])
+            if sizes[name] < extents[name]:
+                break
+        return both(sizes)
+    return None
+
+
+def keeps_lanes(stage: Stage) -> bool:
+    """True if a fold walks its source along an axis that stays: lanes are not folded together."""
+    folded, last = {a.name for a in stage.reduce}, stage.axes[-1].name
+    sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
+    return any(dict(r.index[-1].terms).get(last) == 1 for r in sources)
+
+
+def _whole(width: int, extent: int) -> int:
+    """Return the width of parts of a fold: about equal ones, of whole repeats or blocks."""
+    parts = isa.up(extent, width)
+    unit = next((n for n in (128, 32) if width >= 2 * n), 1)
+    return min(
+        width - width % unit if parts > 1 else width, isa.up(isa.up(extent, parts), unit) * unit
+    )
+
+
+def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: int, low: int) -> int:
+    """Return the largest size of one axis, up to `extent`, that fits; by bisection, from `low`."""
+    if fits(sizes | {name: extent}):
+        return extent
+    high = extent
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(sizes | {name: middle}) else (low, middle)
+    return low
+
+
+def tile_bytes(
+    s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int], depth: int = 2
+) -> int:
+    """Return the bytes of UB that tiles of these widths take."""
+    name, root = phase.root, s.state.stage(phase.root)
+    whole = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
+    parts = frozenset(n for n, width in folds.items() if width < whole[n])
+    cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
+    nest = _completed(s, phase, cut, parts, depth)
+    steps = {f"{name}.{n}": width for n, width in widths.items()} | dict(folds)
+    local = nest.stage(name).sources[0]  # where a fold is computed, whose root is then a copy
+    steps |= {f"{local}.{a.name}": folds[f"{name}.{a.name}"] for a in root.reduce}
+    return boxes.ub_bytes(nest, name, s.chip, steps)
+
+
+@lru_cache(maxsize=16)
+def _completed(s: Schedule, phase: Phase, cut: bool, parts: frozenset[str], depth: int) -> State:
+    """Return the nest of tiles with loops over single elements of all axes, or none of them, cut.
+
+    Which tiles there are hangs on no more than this and the `parts` of folds, not on widths.
+    """
+    root, stages = s.state.stage(phase.root), map(s.state.stage, phase.names)
+    widths = {a.name: 1 if cut else a.extent for a in root.axes}
+    folds = {f"{x.name}.{a.name}": a.extent for x in stages for a in x.reduce}
+    folds |= dict.fromkeys(parts, 1)
+    trial = arrange(s, phase, list(widths), widths, folds, depth, plain=True)
+    return complete(trial.state, phase.root)
+
+
+def arrange(
+    s: Schedule,
+    phase: Phase,
+    rows: list[str],
+    widths: Mapping[str, int],
+    folds: Mapping[str, int],
+    depth: int = 2,
+    tiles: int = TILES_PER_CORE,
+    plain: bool = False,
+) -> Schedule:
+    """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
+
+    `plain`: tiles of exactly these widths, on one core.
+    """
+    root, name = s.state.stage(phase.root), phase.root
+    shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
+    unit = block_elements(s.state, phase)
+    whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
+    taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
+    bound, loops, inside, leaves = list[str](), list[str](), list[str](), list[str]()
+    for axis in root.axes:
+        share, leaf = shares[axis.name], axis.name
+        width = min(widths[axis.name], share)
+        if not plain and axis.name in rows:
+            width = even(width, share, taken, _run(root, axis, unit), tiles)
+            share = whole_tiles(axis.extent, share, width)
+            tiles = isa.up(tiles, isa.up(share, width))
+        if share < axis.extent:
+            s, leaf = _cut(s, name, leaf, share, bound)
+        if width < share or (width == 1 and axis.name in rows):
+            s, leaf = _cut(s, name, leaf, width, loops if axis.name in rows else inside)
+        leaves.append(leaf)
+    s, inner, rest = fold_loops(s, name, root.reduce, folds)
+    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *rest)
+    for loop in bound:
+        s = bind(s, name, loop)
+    s = vectorise(s, name, leaves[0])
+    if phase.tiles or phase.outputs:
+        s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
+    for each in (name, *phase.outputs):
+        s = primitives_tiles.double_buffer(s, each, depth)
+    return s
+
+
+def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:
+    """Return how many elements of an axis fill blocks, or, in front of short rows, four of them."""
+    rows, rest = divmod(4 * unit, root.axes[-1].extent)
+    rows = rows if axis in root.axes[-2:-1] and rows and not rest else 1
+    return unit if axis is root.axes[-1] else rows
+
+
+def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tuple[Schedule, str]:
+    """Split a loop, note its outer part, and return the schedule and the inner part."""
+    outer.append(f"{leaf}_o")
+    return split(s, name, leaf, width), f"{leaf}_i"
+
+
+def fold_loops(
+    s: Schedule, name: str, axes: Sequence[tensor.Axis], folds: Mapping[str, int]
+) -> tuple[Schedule, list[str], list[str]]:
+    """Split the axes of a stage that are walked in parts; return loops and tile loops."""
+    loops: list[str] = []
+    tiles: list[str] = []
+    for axis in axes:
+        width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
+        if width < axis.extent:
+            s, leaf = _cut(s, name, leaf, width, loops)
+        tiles.append(leaf)
+    return s, loops, tiles
+
+
+def attach_tiles(
+    s: Schedule, phase: Phase, host: list[str], folds: Mapping[str, int], depth: int = 2
+) -> Schedule:
+    """Compute tiles and further outputs in the innermost loop of the root."""
+    if not host:
+        leaf = s.state.stage(phase.root).loops[0]
+        s = _opened(s, phase.root, leaf)
+        host = [f"{leaf.name}_o"]
+    for name in reversed(phase.outputs):
+        s = primitives_tiles.compute_at(s, name, phase.root, host[-1])
+    for name in reversed(phase.tiles):
+        stage = s.state.stage(name)
+        s, loops, tiles = fold_loops(s, name, (*stage.axes, *stage.reduce), folds)
+        if loops:
+            s = vectorise(reorder(s, name, *loops, *tiles), name, tiles[0])
+        s = primitives_tiles.double_buffer(s, name, depth if stage.scope == "GM" else 1)
+        s = primitives_tiles.compute_at(s, name, phase.root, host[-1])
+    return s
+
+
+def _opened(s: Schedule, name: str, leaf: Leaf) -> Schedule:
+    """Open a loop of one step around a nest that has none, for tiles to hang on."""
+    state = s.state.put(replace(s.state.stage(name), vector_at=""))
+    steps = tuple(x for x in s.steps if x.primitive != "vectorise" or x.arguments[0] != name)
+    s = split(replace(s, state=state, steps=steps), name, leaf.name, leaf.extent)
+    return vectorise(s, name, f"{leaf.name}_i")

@@ -1,0 +1,268 @@
+"""Phases that are no vector loops: matrix products, and kernels written by hand.
+
+A product goes by fractals GM -> L1 -> L0, mmad, and out of L0C. Layouts, in fractals of 16 x C0: A
+(K1, M1, 16, C0), B (K1, N1, 16, C0), C (N1, M1, 16, 16), the same in GM, L1 and L0 except that L0A
+holds (M1, K1, 16, C0).
+
+By hand are transpose, concat, pad, gather, scatter and layout conversion.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ascend_lab.errors import ScheduleError
+from ascend_lab.machine import isa, layout
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import kernels
+from ascend_lab.operators.dsl import boxes, emit_vector, fractals
+from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare
+from ascend_lab.operators.dsl.tiles import Held, Tiles
+from ascend_lab.operators.kernels import ConvShape, conv, transpose
+
+AREA_C = isa.FRACTAL * isa.FRACTAL
+
+
+def instructions(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
+    """Write the instructions of one stage of a matrix product."""
+    if stage.is_cube:
+        _multiply(tiles, stage, box, folds)
+        return
+    ranges = [box[a.name] for a in stage.axes]
+    if stage.scope == "L1":
+        _load_l1(tiles, stage, ranges)
+    elif stage.scope in ("L0A", "L0B"):
+        _load_l0(tiles, stage, ranges)
+    else:
+        _drain(tiles, stage, ranges)
+
+
+def _per(index: isa.Affine, unit: int) -> isa.Affine:
+    """Return index / unit; the index must step in whole units."""
+    values = (index.const, *(c for _, c in index.terms))
+    if any(v % unit for v in values):
+        raise ScheduleError(f"cube tiles in steps of {unit}", str(index), "split by a multiple")
+    return isa.Affine(index.const // unit, tuple((v, c // unit) for v, c in index.terms))
+
+
+def _fractal(
+    matrix: fractals.Matrix, held: Held, ranges: Sequence[boxes.Range]
+) -> tuple[isa.Affine, int]:
+    """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
+    major, minor = matrix.major, matrix.minor
+    starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
+    pitch = -(-held.sizes[minor] // matrix.minor_unit)
+    before = isa.Affine()
+    for dim in matrix.batch:
+        before = before * held.sizes[dim] + starts[dim]
+    before = before * (pitch * -(-held.sizes[major] // matrix.major_unit))
+    at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
+    return at + before, pitch
+
+
+def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int, int]:
+    """Return the columns and rows of fractals in a box."""
+    columns = ranges[matrix.major].count // matrix.major_unit
+    return columns, ranges[matrix.minor].count // matrix.minor_unit
+
+
+def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
+    """GM -> L1: one burst per fractal column."""
+    matrix = fractals.matrix_of(
+        fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
+    )
+    source, area = tiles.place(stage.sources[0]), matrix.area
+    (at, pitch), (columns, rows) = _fractal(matrix, source, ranges), _sizes(matrix, ranges)
+    region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
+    tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
+
+
+def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
+    """L1 -> L0A or L0B: one load2d per row or column of fractals."""
+    role = fractals.role_of(tiles.state, stage)
+    matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
+    held, area = tiles.held[stage.sources[0]], matrix.area
+    (start, pitch), (depth, rows) = _fractal(matrix, held, ranges), _sizes(matrix, ranges)
+    k, unit = tiles.builder, tiles.unit
+    dst, src = tiles.held[stage.name].memory, held.memory
+    if role == "B":
+        with unit.repeat(depth) as i:
+            to = dst.region(i * (rows * area), (rows, area))
+            k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    elif depth <= rows:
+        with unit.repeat(depth) as i:
+            to = dst.region(i * area, (rows, area), (depth * area, 1))
+            k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    else:
+        with unit.repeat(rows) as i:
+            to = dst.region(i * (depth * area), (depth, area))
+            k.load2d(to, src.region((start + i) * area, (depth, area), (pitch * area, 1)))
+
+
+def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine]) -> None:
+    """One mmad; it adds to C except in the first step of all loops over k."""
+    if stage.scope != "L0C" or not stage.tensorized:
+        got = f"one in {stage.scope}"
+        remedy = "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it"
+        raise ScheduleError(f"{stage.name}: a sum of products in L0C, tensorized", got, remedy)
+    for read, scope in zip(stage.reads, ("L0A", "L0B"), strict=True):
+        if tiles.state.find(read.source).scope != scope:
+            needed = f"{stage.name}: operand {read.source} in {scope}"
+            got = tiles.state.find(read.source).scope
+            raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
+    c0 = isa.c0_of(stage.reads[0].dtype)
+    matrix, own = fractals.matrix_of(stage, "C"), tiles.held[stage.name]
+    ranges = [box[a.name] for a in stage.axes]
+    (at, top), (n, m) = _fractal(matrix, own, ranges), _sizes(matrix, ranges)
+    k = box["k"].count // c0
+    a, b = (tiles.held[r.source].memory for r in stage.reads)
+    steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
+    tiles.builder.mmad(
+        own.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
+        a.region(0, (m, k, isa.FRACTAL, c0)),
+        b.region(0, (k, n, isa.FRACTAL, c0)),
+        accumulate=sum(folds, isa.Affine()),
+    )
+
+
+def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
+    """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
+    read, k = fractals.plain_read(stage.expr), tiles.builder
+    assert read is not None
+    matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), "C")
+    held, (columns, rows) = tiles.held[read.source], _sizes(matrix, ranges)
+    at, pitch = _fractal(matrix, held, ranges)
+    box = (columns, rows * AREA_C)
+    source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
+    if stage.scope == "UB":
+        out = emit_vector.View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
+        k.copy(out.memory.region(0, box), source, relu=fractals.has_relu(stage.expr))
+        return
+    if stage.scope == "L2":  # as rows, which the fix pipe writes too
+        own = tiles.own_view(stage, dict(zip((a.name for a in stage.axes), ranges, strict=True)))
+        sizes = (columns, rows * isa.FRACTAL, isa.FRACTAL)
+        steps = (isa.FRACTAL, own.strides[matrix.minor], 1)
+        target = own.memory.region(own.offset, sizes, steps)
+        source = held.memory.region(at * AREA_C, sizes, (pitch * AREA_C, isa.FRACTAL, 1))
+        k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
+        return
+    tensor = tiles.place(stage.name)
+    place, height = _fractal(matrix, tensor, ranges)
+    target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
+    if tiles.state.find(read.source).scope == "L0C":
+        k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
+    else:
+        k.copy(target, source)
+
+
+# -- kernels written by hand -----------------------------------------------------------------------
+Attrs = Mapping[str, Any]
+Made = list[tuple[isa.Launch, dict[str, str]]]
+"""Launches, each with the names its tensors get in the program; y is the stage's own."""
+
+
+def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...]:
+    """Return the launches of a stage that has a kernel of its own."""
+    maker = _MAKERS.get(stage.kind)
+    if maker is None:
+        known = ", ".join(_MAKERS)
+        needed = f"a hand-written kernel for {stage.kind} ({known})"
+        raise ScheduleError(needed, "none", "use ops.compile")
+    made = maker(state, stage, dict(stage.attrs), chip)
+    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in made)
+
+
+def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    launch = transpose.transpose_launch(chip, stage.shapes[0], attrs["perm"], stage.dtype)
+    return [(launch, {"x": stage.sources[0]})]
+
+
+def _concat(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    launch = kernels.concat_launch(chip, stage.shapes, attrs["axis"], stage.dtype, name=stage.name)
+    return [(launch, {f"x{n}": name for n, name in enumerate(stage.sources)})]
+
+
+def _pad(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    shape, value = stage.shapes[0], attrs["value"]
+    launch = kernels.pad_launch(chip, shape, attrs["widths"], stage.dtype, value=value)
+    return [(replace(launch, name=stage.name), {"x": stage.sources[0]})]
+
+
+def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    (table, index), (whole, picked) = stage.sources, stage.shapes
+    if attrs["axis"] != 0:
+        raise ScheduleError("gather along axis 0", str(attrs["axis"]), "transpose first")
+    columns, picks = math.prod(whole[1:]), math.prod(picked)
+    from_end = attrs["from_end"]
+    launch = kernels.gather_launch(chip, whole[0], columns, picks, stage.dtype, from_end=from_end)
+    return [(launch, {"x": table, "index": index})]
+
+
+def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    start, index, updates = stage.sources
+    rows, columns = stage.shape[0], math.prod(stage.shape[1:])
+    picks, mode = math.prod(stage.shapes[1]), attrs["mode"]
+    copy = layout.copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
+    table = rows, columns, picks, stage.dtype
+    launch = kernels.scatter_launch(chip, *table, mode=mode, method="auto")
+    return [(copy, {"x": start}), (launch, {"u": updates, "index": index})]
+
+
+def _convert(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    flat = layout.address_map("ND", stage.shape, stage.dtype)
+    stored = fractals.matrix_map(stage.shape, attrs["matrix"], stage.dtype)
+    maps = (flat, stored) if stage.kind == "to_fractal" else (stored, flat)
+    return [(layout.maps_launch(*maps, chip, stage.name), {"x": stage.sources[0]})]
+
+
+def _conv2d(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
+    """Image and weights to the cube's layouts, the convolution, its result back to NCHW."""
+    if attrs["groups"] != 1:
+        needed = "conv2d of one group"
+        raise ScheduleError(needed, str(attrs["groups"]), 'use ops.compile("conv2d")')
+    x, weight = (state.find(name) for name in stage.sources)
+    (n, c, h, w), (k, _, r, s) = stage.shapes
+    steps = (attrs["stride"], attrs["pad"])
+    shape = ConvShape(n, c, h, w, k, r, s, *steps, x.dtype, stage.dtype, attrs["dilation"])
+    flat = layout.address_map("ND", (n, k, math.prod(shape.out_hw)), stage.dtype)
+    columns = fractals.matrix_map(
+        flat.shape, fractals.Matrix(1, 2, isa.FRACTAL, isa.FRACTAL, (0,)), stage.dtype
+    )
+    names = {"x": f"{stage.name}_x", "weight": f"{stage.name}_w", "y": f"{stage.name}_y"}
+    into = layout.conversion_launch(stage.shapes[0], x.dtype, "NCHW", "NC1HWC0", chip)
+    weights = layout.conversion_launch(stage.shapes[1], weight.dtype, "NCHW", "FRACTAL_Z", chip)
+    return [
+        (into, {"x": x.name, "y": names["x"]}),
+        (weights, {"x": weight.name, "y": names["weight"]}),
+        (conv.conv_launch(shape, chip), names),
+        (layout.maps_launch(columns, flat, chip, stage.name), {"x": names["y"]}),
+    ]
+
+
+_MAKERS: Mapping[str, Callable[[State, Fixed, Attrs, Chip], Made]] = {
+    "transpose": _transpose,
+    "concat": _concat,
+    "pad": _pad,
+    "gather": _gather,
+    "scatter": _scatter,
+    "conv2d": _conv2d,
+    "to_fractal": _convert,
+    "from_fractal": _convert,
+}
+
+
+def copied(state: State, stage: Stage, chip: Chip) -> isa.Launch:
+    """Return the launch of a stage that only moves elements from one GM tensor to another."""
+    read = bare(stage.expr)
+    assert read is not None
+    shape = read.view or state.find(read.source).shape
+    pairs = list(zip(read.index, layout.row_major(shape), strict=True))
+    strides = dict.fromkeys((a.name for a in stage.axes), 0)
+    for name, step in ((n, factor * step) for index, step in pairs for n, factor in index.terms):
+        strides[name] += step
+    offset = sum(index.const * step for index, step in pairs)
+    source = layout.View(read.source, tuple(strides.values()), offset)
+    move = layout.Move(stage.shape, layout.View(stage.name, layout.row_major(stage.shape)), source)
+    tensors = {stage.name: math.prod(stage.shape), read.source: math.prod(shape)}
+    return layout.moves_launch(chip, stage.dtype, tensors, [move], name=stage.name)

@@ -1,0 +1,229 @@
+"""Copies of tiles between GM and UB: at most two axes an instruction, ragged rows by whole blocks.
+
+A chip whose copies move whole 32-byte blocks only cannot move a row of 197 elements. It can move
+208: a load reads into the next row, a store writes into it, and the next row, stored later by the
+same pipe, puts that right. Only the last row of a tile may reach no further than its end. Its last
+block is moved as it ends in GM, at elements 181 .. 196, and the vector unit shifts it:
+
+    UB row   ... 176 .. 191 | 181 ......... 196 |     in GM a block ends where the row ends
+    UB row   ... 176 .. 191 | 192 .. 196 ...... |     what the operator computes with
+
+by `vbrcb` (every element becomes a block) and `vcgmax` (every block becomes an element, anywhere).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ascend_lab.machine.isa import c0_of
+from ascend_lab.operators.dsl.emit_vector import Unit, View, coalesce, with_dims
+
+BLOCKS = 8
+"""Blocks of a vector repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A copy of rows: (GM, UB) or (UB, GM) views, the sizes of their merged axes, and how.
+
+    Copies of whole blocks fill every row up to a multiple of `block` elements (0: they do not);
+    `rest` elements stand behind the last whole block.
+    """
+
+    dst: View
+    src: View
+    counts: tuple[int, ...]
+    block: int
+    rest: int
+
+    @property
+    def loads(self) -> bool:
+        """True for a copy into UB."""
+        return self.src.memory.region(0, 1).space == "GM"
+
+    @property
+    def by_blocks(self) -> bool:
+        """True if ragged rows are moved by whole blocks."""
+        return bool(self.rest and self.block)
+
+    @property
+    def has_leftover(self) -> bool:
+        """True if elements are left that no copy of whole blocks moves."""
+        ragged = self.rest == self.counts[-1] or self.rest % c0_of(self.dst.dtype)
+        return bool(ragged) and not self.by_blocks
+
+    @property
+    def width(self) -> int:
+        """Elements of a row, filled up to whole blocks."""
+        return -(-self.counts[-1] // self.block) * self.block
+
+    @property
+    def many(self) -> int:
+        """Rows of a piece: the sizes in front of them are looped over."""
+        return self.counts[-2] if len(self.counts) > 1 else 1
+
+    @property
+    def step(self) -> int:
+        """Elements from row to row in GM."""
+        return (self.src if self.loads else self.dst).strides[-2] if len(self.counts) > 1 else 0
+
+    @property
+    def in_one(self) -> bool:
+        """True if each row may reach into the next ones: only the last of them need care."""
+        return self.step > 0 and (self.loads or self.step == self.counts[-1] == self.src.row)
+
+    @property
+    def last(self) -> int:
+        """How many rows at the end of a piece would reach beyond it, or may not reach further."""
+        if not self.in_one:
+            return self.many
+        return min(self.many, max(1, -(-(self.width - self.counts[-1]) // self.step)))
+
+    def apart(self, unit: Unit) -> Iterator[list[tuple[int, View]]]:
+        """Yield the rows of a piece whose ends need care, each with the number of rows behind it.
+
+        Last rows come first. All rows of a piece are written inside the same loops.
+        """
+        view = self.dst if self.loads else self.src
+        if not self.in_one:
+            for (row,) in unit.over(self.counts[:-1], [view]):
+                yield [(0, row)]
+            return
+        short = self.counts[-1] < self.block and not self.loads  # the last block of all is theirs
+        count = -(-self.block // self.step) if short else self.last
+        for (piece,) in unit.over(self.counts[:-2], [view]):
+            yield [(back, piece.moved(0, self.many - 1 - back).inner()) for back in range(count)]
+
+
+Copy = Callable[[Unit, Rows], None]
+
+
+def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
+    """Return the copy of a box; `block`: what ragged rows may be filled up to (0: they may not)."""
+    dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
+    to, what = with_dims((dst, src), dims)
+    counts = tuple(size for size, _ in dims)
+    on_chip = to if dst.memory.region(0, 1).space == "UB" else what
+    gm = what if on_chip is to else to
+    step = gm.strides[-2] if len(counts) > 1 else 0
+    in_one = on_chip is to or step == counts[-1] == on_chip.row
+    reach = counts[-1] + (step * (counts[-2] - 1) if in_one and step else 0)
+    fits = to.strides[-1] == what.strides[-1] == 1 and reach >= block
+    block = block if fits else 0
+    unit = max(block, c0_of(dst.dtype))
+    rest = counts[-1] % unit if on_chip.strides[-1] == 1 else counts[-1]
+    return Rows(to, what, counts, block, rest)
+
+
+def main_part(unit: Unit, rows: Rows) -> None:
+    """Emit the copy of a box; without `block`, and without padding, only of its whole blocks."""
+    padded = not unit.builder.chip.combined
+    if rows.by_blocks and (rows.loads or not padded):
+        _by_blocks(unit, rows)
+        return
+    counts, rest = list(rows.counts), rows.rest % c0_of(rows.dst.dtype)
+    if rest and not padded:
+        if rows.rest == counts[-1]:
+            return
+        counts[-1] -= rest
+    for inner in unit.over(counts[:-2], (rows.dst, rows.src)):
+        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
+        unit.builder.copy(to, what, pad=bool(rest) and padded)
+
+
+def _by_blocks(unit: Unit, rows: Rows) -> None:
+    """Emit the copy of ragged rows by whole blocks; see the top of the module."""
+    row, block, many = rows.counts[-1], rows.block, rows.many
+    whole, first = row - rows.rest, many - rows.last if rows.in_one else 0
+    padded = not unit.builder.chip.combined
+    for views in unit.over(rows.counts[:-2], (rows.dst, rows.src)):
+        gm, on_chip = views if not rows.loads else views[::-1]
+
+        def copy(start: int, count: int, lane: int, at: int, width: int, **how: int) -> None:
+            regions = []
+            for v, place in ((gm, at), (on_chip, lane)):  # noqa: B023
+                step = v.strides[-2] if len(v.strides) > 1 else 0
+                begin = v.offset + (start * step + place)
+                step = how.get("step", step) if v is gm else step  # noqa: B023
+                regions.append(v.memory.region(begin, (count, width), (step, 1)))
+            to, what = regions if not rows.loads else regions[::-1]
+            unit.builder.copy(to, what, pad=bool(how.get("pad")))
+
+        if first:
+            copy(0, first, 0, 0, rows.width)
+        if whole and not padded:
+            copy(first, many - first, 0, 0, whole)
+        if row >= block:
+            copy(first, many - first, whole, row - block, block)
+        elif rows.loads:  # rows shorter than a block: the last block of all, once for each
+            end = (many - 1 - first) * rows.step + row
+            copy(first, many - first, 0, end - block, block, step=0)
+        else:
+            copy(many - 1, 1, 0, row - block, block)
+        if padded:
+            copy(first, many - first, 0, 0, row, pad=1)
+
+
+def ends_in_place(unit: Unit, rows: Rows) -> None:
+    """Shift the last block of loaded rows from where it ends in GM to where it begins in UB."""
+    size, block = rows.counts[-1], rows.block
+    for piece in rows.apart(unit) if rows.by_blocks else ():
+        for back, row in piece:
+            whole = size - rows.rest
+            skip = block - back * rows.step - size if size < block else block - rows.rest
+            _shift(unit, row, (whole, block, skip), row, (whole, rows.rest))
+
+
+def ends_apart(unit: Unit, rows: Rows) -> None:
+    """Write the last elements of rows, as they end in GM, over their last block and what follows.
+
+    Nothing reads the tile but the store.
+    """
+    size, block, c0 = rows.counts[-1], rows.block, c0_of(rows.src.dtype)
+    start = max(size - block, 0) // c0 * c0
+    for piece in rows.apart(unit) if rows.by_blocks else ():
+        last_row = piece[0][1]
+        for back, row in piece:
+            if size >= block:
+                kept = (size - rows.rest, block)
+                _shift(unit, row, (start, size - start, size - block - start), row, kept)
+                continue
+            # The last block of all holds several short rows: where this one begins in it.
+            to = block - (back + 1) * size
+            taken = (0, size, max(-to, 0))
+            _shift(unit, row, taken, last_row, (max(to, 0), size + min(to, 0)))
+
+
+def _shift(
+    unit: Unit, row: View, taken: tuple[int, int, int], out: View, placed: tuple[int, int]
+) -> None:
+    """Write elements of a row elsewhere, one by one by way of blocks.
+
+    `taken`: the first element and how many become blocks, and how many of these are skipped;
+    `placed`: the first element written, and how many.
+    """
+    (start, count, skip), (to, kept), c0 = taken, placed, c0_of(row.dtype)
+    tile = unit.take(row.dtype, count * c0)
+    what = row.memory.region(row.offset + start, count)
+    unit.builder.vector("vbrcb", tile.region(0, (count, c0)), what)
+    for at, n in ((0, kept - kept % BLOCKS), (kept - kept % BLOCKS, kept % BLOCKS)):
+        if n:
+            shape = (max(n // BLOCKS, 1), min(n, BLOCKS), c0)
+            blocks = tile.region((skip + at) * c0, shape)
+            unit.builder.vector("vcgmax", out.memory.region(out.offset + (to + at), n), blocks)
+    unit.give(tile)
+
+
+def leftover(unit: Unit, rows: Rows) -> None:
+    """Emit, one by one on the scalar unit, the elements `main_part` left out.
+
+    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
+    """
+    chip, counts = unit.builder.chip, rows.counts
+    rest = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
+    if not rows.has_leftover:
+        return
+    wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
+    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in (rows.dst, rows.src)]
+    for inner in unit.over([*counts[:-1], rest], moved):
+        to, what = (v.memory.region(v.offset, 1) for v in inner)
+        unit.builder.scalar(to, what, steps=max(wait, 1))

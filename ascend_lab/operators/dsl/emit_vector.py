@@ -1,0 +1,397 @@
+"""Vector operations on whole boxes: operands as views, cut into instructions of 255 repeats.
+
+`apply` takes a box of any rank. A `View` is a piece of memory and its step along every axis of a
+box; the `Unit` has the scratch tiles and the loops of a kernel while it is written.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ascend_lab.errors import ScheduleError
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Region, RingTile, Tile, c0_of
+from ascend_lab.machine.layout import row_major
+
+Memory = Buffer | Tile | RingTile
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements offset + sum(index_d * strides[d]) of a memory; `blocks`: each element of the outer
+    axes fills one 32-byte block, the innermost axis repeats within it. Rows of `row` elements (0:
+    unknown) hold something, whatever it is, up to the next whole block.
+    """
+
+    memory: Memory
+    dtype: str
+    offset: Affine | int
+    strides: tuple[int, ...]
+    blocks: bool = False
+    row: int = 0
+
+    def moved(self, axis: int, by: Affine | int) -> "View":
+        """Return the view `by` steps further along an axis."""
+        offset = self.offset + by * self.strides[axis] if self.strides[axis] else self.offset
+        return View(self.memory, self.dtype, offset, self.strides, self.blocks, self.row)
+
+    def take(self, axes: Sequence[int]) -> "View":
+        """Return the view of some of the axes, the others at their start."""
+        return self.stepping(tuple(self.strides[a] for a in axes))
+
+    def inner(self) -> "View":
+        """Return the view without its outermost axis."""
+        return self.stepping(self.strides[1:])
+
+    def stepping(self, strides: tuple[int, ...]) -> "View":
+        """Return the view from the same start with other steps."""
+        return View(self.memory, self.dtype, self.offset, strides, self.blocks, self.row)
+
+
+Dims = list[tuple[int, tuple[int, ...]]]
+"""Per axis: its size, and the step of every operand."""
+
+
+def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
+    """Return the axes of a box, ones dropped, neighbours merged where all operands allow it."""
+    dims: Dims = []
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        steps = tuple(v.strides[axis] for v in views)
+        if dims:
+            outer, outer_steps = dims[-1]
+            if all(o == s * size for o, s in zip(outer_steps, steps, strict=True)):
+                dims[-1] = (outer * size, steps)
+                continue
+        dims.append((size, steps))
+    return dims
+
+
+def with_dims(views: Sequence[View], dims: Dims) -> list[View]:
+    """Return the views with the steps of coalesced axes."""
+    return [v.stepping(tuple(steps[n] for _, steps in dims)) for n, v in enumerate(views)]
+
+
+def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes: int) -> int:
+    """Return how many rows one repeat of an instruction can take, 1 where rows stay apart.
+
+    Rows, along the last axis but one, are longer than a block and a fraction of a repeat, and lie
+    behind each other in the destination; some operand is the same for all.
+    """
+    if len(sizes) < 2 or any(v.blocks or v.strides[-1] != 1 for v in views):
+        return 1
+    rows, last = sizes[-2:]
+    lanes = min(repeat_bytes // DTYPE_BYTES[v.dtype] for v in views)
+    if any(last % c0_of(v.dtype) for v in views) or last == min(c0_of(v.dtype) for v in views):
+        return 1
+    if lanes % last or rows < 2 * (lanes // last):
+        return 1
+    steps = [v.strides[-2] for v in views]
+    fits = steps[0] == last and 0 in steps and all(s in (0, last) for s in steps)
+    return lanes // last if fits else 1
+
+
+def block_steps(
+    sizes: Sequence[int], unit: int, *, always: bool = False
+) -> tuple[tuple[int, ...], int]:
+    """Row-major steps with rows at multiples of `unit`, and the elements they take.
+
+    A row is the innermost axis with more than one element; a single row is not filled up unless
+    `always`.
+    """
+    long = [d for d, n in enumerate(sizes) if n > 1]
+    row = long[-1] if long else len(sizes) - 1
+    rows = math.prod(sizes[:row])
+    pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
+    outer = (s * pitch for s in row_major(sizes[:row]))
+    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch
+
+
+@dataclass(slots=True)
+class Unit:
+    """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
+
+    builder: KernelBuilder
+    free: list[Buffer] = field(default_factory=list)
+    views: dict[tuple[int, str], Buffer] = field(default_factory=dict)
+    loops: int = 0
+    buffers: int = 0
+
+    def take(self, dtype: str, elements: int) -> Buffer:
+        """Return a scratch tile for at least `elements`; give it back with `give`.
+
+        It may be the bytes of one that held another format.
+        """
+        unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
+        rounded = -(-elements // unit) * unit
+        fits = [t for t in self.free if t.elements * t.itemsize >= rounded * DTYPE_BYTES[dtype]]
+        if not fits:
+            self.buffers += 1
+            return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
+        tile = min(fits, key=lambda t: t.elements * t.itemsize)
+        self.free.remove(tile)
+        if tile.dtype == dtype:
+            return tile
+        key = tile.address, dtype
+        if key not in self.views:
+            name = f"{tile.name.partition('_')[0]}_{dtype}"
+            self.views[key] = self.builder.view(tile, name, dtype)
+        self.views.setdefault((tile.address, tile.dtype), tile)
+        return self.views[key]
+
+    def give(self, tile: Memory) -> None:
+        """Return a scratch tile for reuse; other memories are ignored."""
+        if isinstance(tile, Buffer) and tile.name.startswith("scratch"):
+            self.free.append(tile)
+
+    @contextmanager
+    def repeat(self, count: int) -> Iterator[Affine]:
+        """A loop of `count` passes, or the body alone where it runs once."""
+        if count == 1:
+            yield Affine()
+            return
+        self.loops += 1
+        with self.builder.loop(f"v{self.loops}", count) as index:
+            yield index
+
+    def parts(self, total: int, size: int) -> Iterator[tuple[Affine, int]]:
+        """Yield (start, length): a loop over whole parts of `size`, then the rest."""
+        whole = total // size
+        if whole:
+            with self.repeat(whole) as index:
+                yield index * size, size
+        if total % size:
+            yield Affine(whole * size), total % size
+
+    def over(self, counts: Sequence[int], views: Sequence[View]) -> Iterator[Sequence[View]]:
+        """Yield the views inside loops over their outermost axes, one per count."""
+        if not counts:
+            yield views
+            return
+        with self.repeat(counts[0]) as index:
+            inner = [v.moved(0, index).inner() for v in views]
+            yield from self.over(counts[1:], inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A vector instruction without its operands."""
+
+    name: str
+    number: float | None = None
+    mode: str = ""
+
+
+def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[int]) -> None:
+    """Emit dst[box] = op(srcs[box]) for a box of `sizes`; steps of 0 repeat an operand."""
+    dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
+    views = with_dims((dst, *srcs), dims)
+    made = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
+    expanded, box = made, [size for size, _ in dims]
+    if box[-1] > 1 and not any(v.blocks for v in made):  # axes may lie behind each other now
+        dims = coalesce(box, made)
+        expanded, box = with_dims(made, dims), [size for size, _ in dims]
+    factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)
+    if factor > 1:
+        _emit_side_by_side(unit, op, expanded, box, factor)
+    else:
+        _emit(unit, op, expanded, box)
+    for old, new in zip(views, made, strict=True):
+        if new.memory is not old.memory:
+            unit.give(new.memory)
+
+
+def _lanes_last(dims: Dims) -> Dims:
+    """Put the axis along which the destination is contiguous last."""
+    if not dims:
+        return [(1, (0,) * 8)]
+    place = next((d for d, (_, steps) in enumerate(dims) if steps[0] == 1), None)
+    if place is None:
+        return [*dims, (1, (0,) * len(dims[0][1]))]
+    return [*dims[:place], *dims[place + 1 :], dims[place]]
+
+
+def _expand(unit: Unit, view: View, dims: Dims) -> View:
+    """Turn an operand that repeats along the lanes into one 32-byte block per element."""
+    size, step = dims[-1][0], view.strides[-1]
+    if view.blocks:
+        return view.stepping((*view.strides[:-1], 1))
+    if step == 1 or size == 1:
+        return view
+    if step:
+        needed = "vector operands of neighbouring elements"
+        got = f"elements {step} apart"
+        raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
+    outer = [d for d in range(len(dims) - 1) if view.strides[d]]
+    sizes, c0, near = [dims[d][0] for d in outer], c0_of(view.dtype), len(dims) - 2
+    # rows of two blocks, behind each other in the destination and used again: one run, if whole
+    again = size == 2 * c0 and near in outer and len(outer) <= near
+    width = size if again and dims[near][1][0] == size else c0
+    steps = [s * width for s in row_major(sizes)]
+    tile = unit.take(view.dtype, math.prod(sizes) * width)
+    for at in range(0, width, c0):
+        _spread(unit, View(tile, view.dtype, at, tuple(steps)), view.take(outer), sizes)
+    pitch = dict(zip(outer, steps, strict=True))
+    strides = *(pitch.get(d, 0) for d in range(near + 1)), 1
+    return View(tile, view.dtype, 0, strides, width == c0)
+
+
+def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+    """Give every element of src a block of dst; rows of neighbours go together."""
+    c0 = c0_of(src.dtype)
+    dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
+    step, near = dims[-1][1]
+    if near != 1:
+        needed = "neighbouring elements to repeat along the lanes"
+        raise ScheduleError(needed, f"steps {src.strides}", "copy them to a tile of their own")
+    *outer, count = (n for n, _ in dims)
+    for to, what in unit.over(outer, with_dims((dst, src), dims)):
+        for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
+            out = to.memory.region(to.offset + at * step, (part, c0), (step, 1))
+            unit.builder.vector("vbrcb", out, what.memory.region(what.offset + at, part))
+
+
+def _emit_side_by_side(
+    unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int], factor: int
+) -> None:
+    """Emit with `factor` rows as one, operands that repeat copied as often side by side."""
+    *outer, rows, last = sizes
+    wide, tiles, operands = factor * last, [], []
+    for v in views:
+        if v.strides[-2]:
+            operands.append(v.stepping((*v.strides[:-2], wide, 1)))
+            continue
+        own = [n if v.strides[d] else 1 for d, n in enumerate(outer)]
+        tiles.append(unit.take(v.dtype, math.prod(own) * wide))
+        steps = tuple(s * wide for s in row_major(own))
+        copy = View(tiles[-1], v.dtype, 0, (*steps, last, 1))
+        _emit(unit, Op("vcopy"), [copy, v], [*own, factor, last])
+        steps = tuple(s if v.strides[d] else 0 for d, s in enumerate(steps))
+        operands.append(copy.stepping((*steps, 0, 1)))
+    whole, rest = divmod(rows, factor)
+    _emit(unit, op, operands, [*outer, whole, wide])
+    if rest:
+        ends = [v.moved(len(outer), whole) for v in operands]
+        _emit(unit, op, [v.take([*range(len(outer)), -1]) for v in ends], [*outer, rest * last])
+    for tile in tiles:
+        unit.give(tile)
+
+
+def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> None:
+    """Choose what an instruction repeats: lanes of a row, a chunk of lanes or a block of many rows.
+
+    What is left is looped over. The choice takes the fewest cycles.
+    """
+    chip = unit.builder.chip
+    lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
+    *outer, last = sizes
+    if not outer:
+        outer, views = [1], [v.stepping((0, *v.strides)) for v in views]
+    rows = max(range(len(outer)), key=lambda d: outer[d])
+    count, around = outer[rows], [d for d in range(len(outer)) if d != rows]
+    each, c0 = chip.vector_bytes_per_repeat // BLOCK_BYTES, max(c0_of(v.dtype) for v in views)
+    whole, tails = last // lanes, len(list(_tails(last % lanes, _block_of(views))))
+    columns, chunks = -(-last // c0), whole + tails
+
+    def cycles(instructions: int, repeats: int) -> int:
+        cost = chip.vector_costs.get(op.name, chip.vector_costs["default"])
+        starts = max(instructions, -(-repeats // chip.max_repeat))
+        return cost.head_cycles * starts + cost.slope_cycles * repeats
+
+    ways = [
+        (cycles(count * ((whole > 0) + tails), count * chunks), _run),
+        (cycles(chunks, count * chunks), _rows),
+    ]
+    if all(c0_of(v.dtype) == c0 and not v.strides[rows] % c0 for v in views):  # whole blocks apart
+        ways.append((cycles(columns, columns * -(-count // each)), _columns))
+    way = min(ways, key=lambda w: w[0])[1]
+    views = [v.take([*around, rows, -1]) for v in views]
+    for inner in unit.over([outer[d] for d in around], views):
+        way(unit, op, inner, count, last, lanes)
+
+
+def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+    """Contiguous runs, row after row: whole repeats, then the last lanes."""
+    whole, block = last // lanes, _block_of(views)
+    for row in unit.over([count], views):
+        for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
+            _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in row])
+        end = whole * lanes
+        for width in _tails(last % lanes, block):
+            _vector(unit, op, [_strips(v, end, None, 1, width) for v in row])
+            end += width
+
+
+def _block_of(views: Sequence[View]) -> int:
+    """Return the elements of a block if an operand repeats blocks, else 1."""
+    return max(c0_of(v.dtype) for v in views) if any(v.blocks for v in views) else 1
+
+
+def _tails(rest: int, block: int) -> Iterator[int]:
+    """Yield the lanes behind the last whole repeat; split at whole blocks of an operand."""
+    if rest > block and rest % block:
+        yield rest - rest % block
+        rest %= block
+    if rest:
+        yield rest
+
+
+def _rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+    """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
+    block = _block_of(views)
+    for at, part in unit.parts(count, unit.builder.chip.max_repeat):
+        down = [v.moved(0, at) for v in views]
+        for begin, width in unit.parts(last - last % lanes, lanes):
+            _vector(unit, op, [_strips(v, begin, v.strides[0], part, width) for v in down])
+        end = last - last % lanes
+        for width in _tails(last % lanes, block):
+            _vector(unit, op, [_strips(v, end, v.strides[0], part, width) for v in down])
+            end += width
+
+
+def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes: int) -> Region:
+    """Return `repeats` times `lanes` elements from lane `at` on, `pitch` (none: `lanes`) apart.
+
+    An operand that repeats gives the same lanes, or the same block, each time.
+    """
+    step = 0 if view.blocks or not view.strides[-1] else 1
+    offset, c0 = view.offset + at * step, c0_of(view.dtype)
+    pitch = lanes * step if pitch is None else pitch
+    if view.blocks and lanes > c0:
+        return view.memory.region(offset, (repeats, lanes // c0, c0), (pitch, 0, 1))
+    return view.memory.region(offset, (repeats, lanes), (pitch, 1))
+
+
+def _columns(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+    """Rows block by block: a repeat takes one block of as many rows as it has blocks."""
+    chip, c0 = unit.builder.chip, c0_of(views[0].dtype)
+    each = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    whole, rest = divmod(count, each)
+
+    def emit(lane: Affine | int, width: int, at: Affine | int, repeats: int, rows: int) -> None:
+        regions = []
+        for v in views:
+            step, along = v.strides[0], 0 if v.blocks or not v.strides[1] else 1
+            first = v.offset + at * step + lane * along
+            shape, strides = (repeats, rows, width), (step * rows, step, 1)
+            regions.append(v.memory.region(first, shape, strides))
+        _vector(unit, op, regions)
+
+    for lane, width in unit.parts(last, c0):
+        for at, repeats in unit.parts(whole, chip.max_repeat):
+            emit(lane, width, at * each, repeats, each)
+        if rest:
+            emit(lane, width, whole * each, 1, rest)
+
+
+def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
+    whole = regions[0].buffer.dtype[:3] in ("int", "uin")
+    unit.builder.vector(
+        op.name,
+        *regions,
+        scalar=op.number,
+        compare=op.mode if op.name == "vcmp" else None,
+        rounding=op.mode if op.name == "vconv" and whole else None,
+    )

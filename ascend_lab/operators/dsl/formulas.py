@@ -1,0 +1,295 @@
+"""Tensors from formulas: `te.compute`, what a formula may use on elements, and the published TBE
+operations on whole tensors that go element by element: vadd, vrelu, broadcast, ...
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from ascend_lab.errors import ShapeError, TypeMismatchError
+from ascend_lab.machine.isa import Affine, var
+from ascend_lab.operators.dsl import tensor
+from ascend_lab.operators.dsl.tensor import FLOATS, Call, Expr, Shape, Tensor, binary, unary
+
+F = TypeVar("F", bound=Callable[..., Any])
+AXES = "ijklmnpq"
+
+
+def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
+    """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
+        raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
+    sizes = tuple(int(n) for n in sizes)
+    if not sizes or any(n < 1 for n in sizes):
+        needed = f"{what}: at least one dimension, sizes >= 1"
+        raise ShapeError(needed, str(sizes), "use (1,) for a scalar")
+    return sizes
+
+
+def placeholder(shape: Sequence[int], dtype: str = "fp16", name: str = "") -> Tensor:
+    """Return an input tensor."""
+    return Tensor(
+        name, check_shape(shape, name or "placeholder"), tensor.dtype_of(dtype), None, "x"
+    )
+
+
+def reduce_axis(extent: int, name: str = "k") -> tensor.Axis:
+    """Return an axis to fold over."""
+    return tensor.Axis(name, check_shape((extent,), f"reduce axis {name}")[0], True)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A reduction while a formula is written: te.sum(a[i, k], axis=k)."""
+
+    kind: str
+    expr: Expr
+    axes: tuple[tensor.Axis, ...]
+
+    def _refuse(self, other: object) -> "Fold":
+        """Refuse arithmetic: a fold is the whole of a formula."""
+        needed = f"te.{self.kind}(...) as the whole formula"
+        got = "arithmetic around it"
+        raise ShapeError(needed, got, "make the fold a tensor of its own and compute with that")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+
+
+def compute(
+    shape: Sequence[int],
+    formula: Callable[..., Expr | Fold],
+    name: str = "",
+    hint: str = "y",
+) -> Tensor:
+    """Return out[i, j, ...] = formula(i, j, ...); the axes take the lambda's parameter names."""
+    sizes = check_shape(shape, name or hint)
+    names = list(inspect.signature(formula).parameters)
+    if len(names) != len(sizes):
+        needed = f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}"
+        raise ShapeError(needed, str(len(names)), "give one parameter per dimension")
+    return computed(sizes, names, formula(*(var(n) for n in names)), name, hint)
+
+
+def computed(
+    sizes: Shape, names: Sequence[str], value: Expr | Fold, name: str, hint: str
+) -> Tensor:
+    """Return the tensor of a formula already applied to its axes `names`."""
+    axes = tuple(tensor.Axis(n, size) for n, size in zip(names, sizes, strict=True))
+    if isinstance(value, Fold):
+        body = tensor.Compute(axes, value.expr, value.kind, value.axes)
+        clash = {a.name for a in axes} & {a.name for a in value.axes}
+        if clash:
+            raise ShapeError("different names for axes", str(sorted(clash)), "rename one")
+    elif isinstance(value, Expr):
+        body = tensor.Compute(axes, value)
+    else:
+        raise ShapeError("a formula of tensor elements", repr(value), "write a[i] + b[i]")
+    _check_bounds(body, name or hint)
+    return Tensor(name, sizes, body.expr.dtype, body, hint)
+
+
+def axis_names(count: int) -> list[str]:
+    """Names of the axes of a whole-tensor operation: i, j, k, ..."""
+    return list(AXES[:count]) if count <= len(AXES) else [f"i{n}" for n in range(count)]
+
+
+def copied(a: tensor.Load, shape: Shape, names: Sequence[str], hint: str) -> Tensor:
+    """Return the tensor whose elements are copies of a[...]."""
+    return computed(shape, names, Call("vcopy", (a,), a.dtype), "", hint)
+
+
+def _check_bounds(body: tensor.Compute, what: str) -> None:
+    ranges = {a.name: a.extent for a in (*body.axes, *body.reduce)}
+    for element in tensor.leaves(body.expr):
+        assert isinstance(element, tensor.Load)
+        shape = element.view or element.tensor.shape
+        for number, (index, size) in enumerate(zip(element.index, shape, strict=True)):
+            for name, _ in index.terms:
+                if name not in ranges:
+                    needed = f"{what}: indices of its own axes {', '.join(ranges)}"
+                    raise ShapeError(needed, name, "fold over it with te.sum(..., axis=...)")
+            low, high = index.bounds(ranges)
+            if low < 0 or high >= size:
+                needed = f"{what}: index {number} of {element.tensor.label} within 0..{size - 1}"
+                raise ShapeError(needed, f"{low}..{high}", "shrink the axis or pad the tensor")
+
+
+def _fold(kind: str) -> Callable[[Expr, tensor.Axis | Sequence[tensor.Axis]], Fold]:
+    def fold(expr: Expr, axis: tensor.Axis | Sequence[tensor.Axis]) -> Fold:
+        axes = (axis,) if isinstance(axis, tensor.Axis) else tuple(axis)
+        bad = next((a for a in axes if not isinstance(a, tensor.Axis) or not a.reduce), None)
+        if bad is not None or not axes:
+            raise ShapeError(f"te.{kind}: axes from te.reduce_axis", repr(bad), "make one")
+        return Fold(kind, expr, axes)
+
+    fold.__name__ = kind
+    fold.__doc__ = f"Return the {kind} of an element over axes made by `reduce_axis`."
+    return fold
+
+
+fold_sum, fold_max, fold_min, fold_prod = map(_fold, ("sum", "max", "min", "prod"))
+
+
+def _function(op: str, result: str) -> Callable[[Expr], Call]:
+    def function(value: Expr) -> Call:
+        if isinstance(value, Tensor):
+            needed, got = f"{op}: an element, such as a[i, j]", f"the tensor {value.label}"
+            raise TypeMismatchError(needed, got, "te.vexp, te.vrelu and their like take tensors")
+        return unary(op, value)
+
+    function.__doc__ = f"Return {result} of an element."
+    return function
+
+
+exp, log = _function("vexp", "exp"), _function("vln", "the natural logarithm")
+sqrt, rsqrt = _function("vsqrt", "the square root"), _function("vrsqrt", "1 / sqrt")
+relu = _function("vrelu", "max(x, 0)")
+absolute = _function("vabs", "the absolute value")
+
+
+def maximum(left: Expr, right: Expr | float) -> Call:
+    """Return the larger of two elements, or of an element and a number."""
+    return binary("vmax", left, right)
+
+
+def minimum(left: Expr, right: Expr | float) -> Call:
+    """Return the smaller of two elements, or of an element and a number."""
+    return binary("vmin", left, right)
+
+
+# -- whole tensors, element by element -------------------------------------------------------------
+def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
+    """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
+    first = tensors[0]
+    for other in tensors:
+        if not isinstance(other, Tensor):
+            raise TypeMismatchError(f"{hint}: tensors", repr(other), "use vadds, vmuls for numbers")
+        if other.shape != first.shape:
+            needed = f"{hint}: operands of one shape"
+            got = f"{first.label} {first.shape} and {other.label} {other.shape}"
+            raise ShapeError(needed, got, "broadcast them to one shape first")
+    names = axis_names(len(first.shape))
+    index = tuple(map(var, names))
+    return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
+
+
+def _named(name: str, text: str) -> Callable[[F], F]:
+    """Return a decorator that gives an operation its published name and docstring."""
+
+    def keep(operation: F) -> F:
+        operation.__name__, operation.__doc__ = name, text
+        return operation
+
+    return keep
+
+
+def _check_whole(op: str, a: Tensor, whole: bool) -> None:
+    if whole and a.dtype in FLOATS:
+        raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
+
+
+def _binary(op: str, how: str, whole: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    @_named(op, f"Return {op}(a, b) {how}.")
+    def operation(a: Tensor, b: Tensor) -> Tensor:
+        _check_whole(op, a, whole)
+        return _map(op, (a, b), lambda x, y: binary(op, x, y))
+
+    return operation
+
+
+def _unary(op: str, name: str = "", whole: bool = False) -> Callable[[Tensor], Tensor]:
+    name = name or op
+
+    @_named(name, f"Return {name}(a) element by element.")
+    def operation(a: Tensor) -> Tensor:
+        _check_whole(op, a, whole)
+        return _map(name, (a,), lambda x: unary(op, x))
+
+    return operation
+
+
+def _scalar(op: str) -> Callable[[Tensor, float], Tensor]:
+    @_named(f"{op}s", f"Return {op}(a, number) element by element.")
+    def operation(a: Tensor, number: float) -> Tensor:
+        return _map(f"{op}s", (a,), lambda x: binary(op, x, number))
+
+    return operation
+
+
+def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
+    @_named(name, f"Return {name}(a) as int32.")
+    def operation(a: Tensor) -> Tensor:
+        if a.dtype not in FLOATS:
+            raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
+        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
+
+    return operation
+
+
+vadd, vsub, vmul, vdiv, vmax, vmin = (
+    _binary(op, "element by element; equal shapes and formats")
+    for op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin")
+)
+vand, vor = (_binary(op, "bit by bit; whole-number formats", True) for op in ("vand", "vor"))
+vadds, vmuls, vmaxs, vmins = map(_scalar, ("vadd", "vmul", "vmax", "vmin"))
+vabs, vexp, vsqrt, vrsqrt = map(_unary, ("vabs", "vexp", "vsqrt", "vrsqrt"))
+vrec, vrelu = map(_unary, ("vrec", "vrelu"))
+vlog, vnot = _unary("vln", "vlog"), _unary("vnot", whole=True)
+floor, ceil = _rounding("floor", "floor"), _rounding("ceil", "ceil")
+round = _rounding("round", "rint")  # noqa: A001 - the published name
+
+
+def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
+    """Return 1 where a op b holds, else 0, in a's format; op is gt, ge, lt, le, eq or ne."""
+    if op not in ("gt", "ge", "lt", "le", "eq", "ne"):
+        raise TypeMismatchError("vcmp: gt, ge, lt, le, eq or ne", repr(op), "choose one")
+    return _map("vcmp", (a, b), lambda x, y: replace(_same("vcmp", x, y), mode=op))
+
+
+def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return a where condition is not 0, else b; all in one format."""
+    return _map("vsel", (condition, a, b), lambda c, x, y: _same("vsel", c, x, y))
+
+
+def _same(op: str, *args: Expr) -> Call:
+    formats = [arg.dtype for arg in args]
+    if len(set(formats)) > 1:
+        raise TypeMismatchError(f"{op}: one number format", " and ".join(formats), "cast one")
+    return Call(op, args, formats[0])
+
+
+def cast_to(a: Tensor, dtype: str) -> Tensor:
+    """Return a in another number format: round to nearest even, whole numbers saturate."""
+    target = tensor.dtype_of(dtype)
+    if target == a.dtype:
+        return a
+    return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
+
+
+def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
+    """Return the shape two shapes broadcast to (NumPy rule); raise `ShapeError` with both."""
+    rank = max(len(a), len(b))
+    left = (1,) * (rank - len(a)) + tuple(a)
+    right = (1,) * (rank - len(b)) + tuple(b)
+    for x, y in zip(left, right, strict=True):
+        if x != y and 1 not in (x, y):
+            needed = "shapes that broadcast: equal sizes, or 1, from the right"
+            got = f"{tuple(a)} and {tuple(b)}"
+            raise ShapeError(needed, got, f"{x} and {y} do not go together")
+    return tuple(max(x, y) if 0 not in (x, y) else 0 for x, y in zip(left, right, strict=True))
+
+
+def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a repeated to `shape` (NumPy rule); raise `ShapeError` with both shapes."""
+    target = check_shape(shape, "broadcast")
+    if target == a.shape:
+        return a
+    if len(a.shape) > len(target) or broadcast_shapes(a.shape, target) != target:
+        needed = f"broadcast: a shape that repeats to {target}"
+        raise ShapeError(needed, f"{a.label} {a.shape}", "sizes 1 repeat")
+    names = axis_names(len(target))
+    own = names[len(target) - len(a.shape) :]
+    index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
+    return copied(a[index], target, names, "broadcast")

@@ -1,0 +1,246 @@
+"""Matrix products: which operand a stage holds, its fractal layout, and conversions.
+
+Inputs that only the cube reads, and outputs that only the cube writes, are kept in fractals by the
+caller (`run` packs and unpacks them). A tensor that other stages touch as well is row-major; a
+conversion phase stands between.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ascend_lab import errors
+from ascend_lab.machine import isa, layout
+from ascend_lab.operators.dsl.stages import (
+    IN_MEMORY,
+    Fixed,
+    Input,
+    Stage,
+    State,
+    fresh,
+    identity,
+    redirect,
+)
+from ascend_lab.operators.dsl.tensor import Call, Expr, Read
+
+CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Which dimensions of a tensor are a matrix for the cube, in the order it is stored.
+
+    `major` counts fractal columns (k, or n of C), `minor` fractal rows; units in elements.
+    """
+
+    major: int
+    minor: int
+    major_unit: int
+    minor_unit: int
+    batch: tuple[int, ...]
+
+    @property
+    def area(self) -> int:
+        """Elements of one fractal."""
+        return self.major_unit * self.minor_unit
+
+
+def role_of(state: State, stage: Stage) -> str:
+    """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
+    if stage.is_cube:
+        return "C"
+    if stage.scope in ("L0A", "L0B"):
+        return stage.scope[-1]
+    if stage.scope == "L1":
+        below = state.readers(stage.name)
+        return role_of(state, below[0]) if below and isinstance(below[0], Stage) else ""
+    if not stage.is_copy and plain_read(stage.expr) is None:
+        return ""
+    source = state.find(stage.sources[0])
+    if not isinstance(source, Stage) or source.scope in IN_MEMORY:
+        return ""
+    return role_of(state, source)
+
+
+def plain_read(expr: Expr) -> Read | None:
+    """Return the element behind casts, copies and a ReLU on the way out of L0C."""
+    while isinstance(expr, Call) and expr.op in ("vcopy", "vconv", "vrelu") and len(expr.args) == 1:
+        expr = expr.args[0]
+    return expr if isinstance(expr, Read) else None
+
+
+def has_relu(expr: Expr) -> bool:
+    """True if a ReLU is applied on the way."""
+    return isinstance(expr, Call) and (expr.op == "vrelu" or any(map(has_relu, expr.args)))
+
+
+def product_of(state: State, stage: Stage) -> Stage:
+    """Return the cube stage a stage belongs to."""
+    if stage.is_cube:
+        return stage
+    if stage.scope in CUBE_SCOPES:
+        below = state.readers(stage.name)[0]
+        assert isinstance(below, Stage)
+        return product_of(state, below)
+    return product_of(state, state.stage(stage.sources[0]))
+
+
+def matrix_of(cube: Stage, role: str) -> Matrix:
+    """Return how operand "A", "B" or "C" of a cube stage is stored."""
+    if role == "C":
+        dims, unit = {a.name: d for d, a in enumerate(cube.axes)}, isa.FRACTAL
+    else:
+        read = cube.reads["AB".index(role)]
+        dims = {name: d for d, i in enumerate(read.index) for name, _ in i.terms}
+        unit = isa.c0_of(read.dtype)
+    major, minor = dims["n" if role == "C" else "k"], dims["n" if role == "B" else "m"]
+    batch = tuple(d for d in dims.values() if d not in (major, minor))
+    return Matrix(major, minor, unit, isa.FRACTAL, batch)
+
+
+def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> layout.AddressMap:
+    """Return where every element of a row-major index lies in the fractal layout of `matrix`."""
+    order = (*matrix.batch, matrix.minor, matrix.major)
+    base = layout.address_map(
+        "FRACTAL_NZ", tuple(shape[d] for d in order), dtype, c0=matrix.major_unit
+    )
+    pieces = tuple(replace(p, axis=order[p.axis]) for p in base.pieces)
+    names = tuple(base.axes[order.index(d)] for d in range(len(shape)))
+    return replace(base, axes=names, shape=tuple(shape), pieces=pieces)
+
+
+def with_conversions(state: State) -> State:
+    """Insert a conversion wherever a tensor of a matrix product is row-major on its other side.
+
+    A ReLU right behind a product belongs to it: it is applied on the way out of L0C.
+    """
+    for cube in state.cubes:
+        state = _with_relu(state, cube)
+    for cube in state.cubes:
+        for role, read in zip("AB", cube.reads, strict=True):
+            state = _operand(state, cube.name, read.source, role)
+    for cube in state.cubes:
+        state = _result(state, cube)
+    return state
+
+
+def _with_relu(state: State, cube: Stage) -> State:
+    readers = state.readers(cube.name)
+    if cube.output or len(readers) != 1 or not isinstance(readers[0], Stage):
+        return state
+    relu = readers[0]
+    element = relu.expr.args[0] if isinstance(relu.expr, Call) and relu.expr.op == "vrelu" else None
+    if not isinstance(element, Read) or element.index != identity(relu.axes) or element.view:
+        return state
+    merged = replace(cube, name=relu.name, output=relu.output, relu=True)
+    stages = (merged if s.name == relu.name else s for s in state.stages if s.name != cube.name)
+    return replace(state, stages=tuple(stages))
+
+
+def _operand(state: State, cube: str, source: str, role: str) -> State:
+    """Give a product a fractal copy of an operand, unless that is stored so already."""
+    stage = state.stage(cube)
+    matrix, entry = matrix_of(stage, role), state.find(source)
+    if isinstance(entry, Input):
+        found = [_stored_as(r, source) for r in state.readers(source)]
+        if all(f and set(f) == {matrix} for f in found):
+            return state
+    narrow = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
+    if narrow and matrix_of(state.stage(source), "C") == matrix:
+        return state
+    name = state.new_name(f"{source}_fractal")
+    shape, attrs = entry.shape, (("matrix", matrix),)
+    made = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
+    return state.put(redirect(stage, source, name)).insert(made, before=cube)
+
+
+def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
+    """Return how a reader wants a tensor stored, once per operand; nothing if it is no product."""
+    if not isinstance(reader, Stage) or not reader.is_cube:
+        return []
+    pairs = zip(reader.reads, "AB", strict=True)
+    return [matrix_of(reader, role) for read, role in pairs if read.source == source]
+
+
+def _result(state: State, stage: Stage) -> State:
+    """Give readers that are no matrix products of that layout a row-major copy of a result."""
+    matrix = matrix_of(stage, "C")
+    others = [r for r in state.readers(stage.name) if _stored_as(r, stage.name) != [matrix]]
+    if not others:
+        return state
+    name = state.new_name(f"{stage.name}_nd")
+    shape, attrs = stage.logical or stage.shape, (("matrix", matrix),)
+    source, sizes = (stage.name,), (stage.shape,)
+    made = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
+    state = state.insert(made, before=others[0].name)
+    for reader in others:
+        if isinstance(reader, Stage):
+            state = state.put(redirect(reader, stage.name, name))
+        else:
+            sources = tuple(name if x == stage.name else x for x in reader.sources)
+            state = state.put(replace(reader, sources=sources))
+    return state
+
+
+def elementwise_readers(state: State, s: Stage) -> tuple[Fixed, list[Stage]]:
+    """Return the rows of a product, and the stages behind them that one nest can compute.
+
+    Each does the same to every element; only those before the last may be read by others of them.
+    """
+    rows = [x for x in state.readers(s.name) if isinstance(x, Fixed) and not s.output]
+    readers = state.readers(rows[0].name) if rows else state.readers(s.name)
+    found, names, count = list[Stage](), [x.name for x in rows], 0
+    for stage in state.stages if len(rows) == len(state.readers(s.name)) == 1 else ():
+        if not set(names) & set(stage.sources):
+            continue
+        if not isinstance(stage, Stage) or not _elementwise(stage, rows[0], names):
+            break
+        if {r.name for n in names for r in state.readers(n)} <= {*names, stage.name}:
+            count = len(names)
+        found.append(stage)
+        names.append(stage.name)
+        if stage.output:
+            break
+    if count:
+        return rows[0], found[:count]
+    got = "the caller" if s.output else ", ".join(r.name for r in readers) or "nobody"
+    needed = f"stream {s.name}: elementwise readers not yet scheduled, one of them the last"
+    raise errors.ScheduleError(needed, got, "put an elementwise stage between, or leave stream out")
+
+
+def _elementwise(stage: Stage, rows: Fixed, names: Sequence[str]) -> bool:
+    """True for an unscheduled stage of the shape of `rows` that reads `names` where it writes."""
+    free = stage.loops == fresh(stage.axes) and stage.scope == "GM" and not stage.attach
+    places = {(r.index, r.view) for r in stage.reads if r.source in names}
+    alike = stage.shape == rows.shape and places == {(identity(stage.axes), ())}
+    return free and alike and not stage.is_cube and not stage.vector_at
+
+
+def stored(state: State) -> dict[str, int]:
+    """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
+    sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
+    for name, matrix in matrices(state).items():
+        units = {matrix.major: matrix.major_unit, matrix.minor: matrix.minor_unit}
+        shape = ((n, units.get(d, 1)) for d, n in enumerate(state.find(name).shape))
+        sizes[name] = math.prod(-(-n // unit) * unit for n, unit in shape)
+    return sizes
+
+
+def matrices(state: State) -> dict[str, Matrix]:
+    """Return the GM tensors that are kept in fractal layout, and how."""
+    found: dict[str, Matrix] = {}
+    for cube in state.cubes:
+        for read, role in zip(cube.reads, "AB", strict=True):
+            origin = read.source
+            while state.find(origin).scope != "GM":
+                origin = state.stage(origin).sources[0]
+            found[origin] = matrix_of(cube, role)
+        out: Stage | Fixed = cube
+        while out.scope not in IN_MEMORY:
+            out = state.readers(out.name)[0]
+        if out.scope == "GM":
+            found[out.name] = matrix_of(cube, "C")
+    for stage in state.stages:
+        if isinstance(stage, Fixed) and stage.kind == "to_fractal":
+            found[stage.name] = dict(stage.attrs)["matrix"]
+    return found

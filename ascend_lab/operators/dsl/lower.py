@@ -1,0 +1,358 @@
+"""From a schedule to a kernel: one phase per nest, one program per kind of core."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators.dsl import emit_cube, emit_vector
+from ascend_lab.operators.dsl.boxes import Box, Range, in_pieces, needed, whole
+from ascend_lab.operators.dsl.emit_formula import compute_tile, filled_up, start_of
+from ascend_lab.operators.dsl.emit_rows import (
+    Copy,
+    ends_apart,
+    ends_in_place,
+    leftover,
+    main_part,
+    rows_of,
+)
+from ascend_lab.operators.dsl.fractals import stored
+from ascend_lab.operators.dsl.schedule import (
+    Schedule,
+    complete,
+    loop_count,
+    members,
+    moves_only,
+    roots,
+)
+from ascend_lab.operators.dsl.stages import Fixed, Leaf, Stage, State, bare
+from ascend_lab.operators.dsl.tiles import Group, Tiles, ring_of
+
+
+def lower(schedule: Schedule) -> isa.Kernel:
+    """Return the kernel of a schedule on its chip, one phase per stage that is kept in GM.
+
+    Raises `ScheduleError` for nests that cannot be written, `CapacityError` for tiles that do not
+    fit, both with the numbers.
+    """
+    state, chip = schedule.state, schedule.chip
+    phases: list[isa.Launch] = []
+    tensors = tuple(stored(state).items())
+    for stage in roots(state):
+        phases += _launches(state, stage, chip, tensors)
+    return isa.Kernel(schedule.outputs[0].label, tuple(phases))
+
+
+def lower_stage(schedule: Schedule, name: str) -> tuple[isa.Launch, ...]:
+    """Return the launches of one stage; none if it is computed inside another nest."""
+    state = schedule.state
+    stage = next((s for s in roots(state) if s.name == name), None)
+    return _launches(state, stage, schedule.chip, tuple(stored(state).items())) if stage else ()
+
+
+def _launches(
+    state: State, stage: Stage | Fixed, chip: Chip, tensors: tuple[tuple[str, int], ...]
+) -> tuple[isa.Launch, ...]:
+    if isinstance(stage, Fixed):
+        return emit_cube.handwritten(state, stage, chip)
+    if moves_only(state, stage):
+        return (emit_cube.copied(state, stage, chip),)
+    try:
+        return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
+    except errors.AlignmentError as error:
+        raise errors.ScheduleError(
+            f"{stage.name}: tiles that begin at 32-byte blocks ({error.needed})",
+            error.got,
+            "split by multiples of 16 elements, or vectorise a loop further out",
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], ...]) -> isa.Launch:
+    """Return the launch of one nest: cores with full shares, then those with a rest.
+
+    A schedule found by writing its nests is written again when it is lowered: remembered.
+    """
+    stage = state.stage(root)
+    bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
+    shares = [_shares(stage, leaf) for leaf in bound]
+    if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
+        needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
+        raise errors.ScheduleError(needed, "a loop", "bind it")
+    sides = [sum(count for _, count, _ in share) for share in shares]
+    used, ring = math.prod(sides), ring_of(state, root, chip, math.prod(sides))
+    cube = any(s.is_cube for s in map(state.stage, members(state, root)))
+    there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
+    if used > there:
+        needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
+        raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
+    team = 1 + chip.vector_cores_per_core if ring else 0
+    parts = []
+    for chosen, member in product(product(*shares), range(max(team, 1))):
+        nest, box, core = Nest(state, root, chip, dict(tensors)), whole(stage), isa.Affine()
+        for leaf, side, (first, count, elements) in zip(bound, sides, chosen, strict=True):
+            place = nest.builder.param(leaf.name, first + count)
+            core, start = core * side + place, place * leaf.width
+            ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
+            start = isa.Affine(first) if ends else start
+            box[leaf.root] = Range(start, elements)
+        if ring:
+            nest.join(ring, core, member)
+        nest.run(stage, box)
+        program, steps = nest.builder.finish(), [range(f, f + n) for f, n, _ in chosen]
+        named = (zip((leaf.name for leaf in bound), at, strict=True) for at in product(*steps))
+        bindings = tuple(isa.binding_of(dict(x)) for x in named)
+        bindings = isa.numbered(program, bindings, member - 1) if ring else bindings
+        parts.append(isa.Part(program, bindings))
+    return isa.Launch(root, tuple(parts), team)
+
+
+def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
+    """Return, per kind of core: first step of a bound loop, how many, elements of each."""
+    extent = next(a.extent for a in stage.axes if a.name == leaf.root)
+    for coarser in stage.loops:
+        if coarser.root == leaf.root and coarser.width > leaf.width:
+            needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
+            raise errors.ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
+    full, rest = divmod(extent, leaf.width)
+    if stage.rest and leaf.root == stage.axes[-1].name:
+        if leaf.width > 1:
+            needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
+            raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
+        return [(0, full - 1, 1), (full - 1, 1, 1)]
+    return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
+
+
+# -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
+class Nest:
+    """The program of one kind of core for the phase of one root stage.
+
+    Around a ring either the cube core writes it, or the vector core number `aiv` of the AI core.
+    """
+
+    def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
+        self.state, self.root = state, root
+        self.builder = isa.KernelBuilder(root, chip)
+        self.unit = emit_vector.Unit(self.builder)
+        self.tiles = Tiles(state, root, self.unit, tensors)
+        self.active: dict[str, Box] = {}
+        self.pending: dict[str, Sequence[Leaf]] = {}
+        self.how: Copy = main_part
+        self.cube, self.aiv = True, isa.Affine()
+        stages = [s for s in state.stages if isinstance(s, Stage)]
+        self.counts = {s.name: loop_count(state, s) for s in stages}
+        self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
+        for stage in sorted(stages, key=self._turn):
+            if stage.attach is not None:
+                self.guests[stage.attach].append(stage)
+
+    def _turn(self, stage: Stage) -> int:
+        """Loads first, stores last, what is computed in between."""
+        return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
+
+    # -- cube and vector cores that share a nest ------------------------------------------------
+    def join(self, ring: isa.Ring, core: isa.Affine, member: int) -> None:
+        """Write one side of a ring only: of AI core number `core` that of the cube core, 0, or of a
+        vector core. Those with as many rows run one program, bound to their number.
+        """
+        k, self.cube, of_cube = self.builder, member == 0, self.tiles.fractal
+        way = k.ring_out(ring, core, "FIX") if self.cube else k.ring_in(ring, core, "MTE2")
+        self.tiles.ring = way
+        for place, guests in self.guests.items():
+            kept = [g for g in guests if (g.name in of_cube) == self.cube or g.scope == "L2"]
+            self.guests[place] = kept
+        rows, each = self.rows_of(self.state.stage(ring.name)), k.chip.vector_cores_per_core
+        even = member and whole(self.state.stage(self.root))[rows].count % each == 0
+        self.aiv = k.param("aiv", each) if even else isa.Affine(member - 1)
+
+    def rows_of(self, tile: Stage) -> str:
+        """Return the axis of the nest that goes down the rows of a product."""
+        place = [a.name for a in tile.axes].index("m")
+        return self.state.stage(self.root).axes[place].name
+
+    def shares(self, guests: Sequence[Stage]) -> bool:
+        """Fill a slot of a ring, or take one; tell whether anything is left to do with it.
+
+        A vector core goes on with its part of the rows.
+        """
+        tile = next((g for g in guests if g.scope == "L2"), None)
+        if tile is None:
+            return True
+        box = needed(self.state, tile, self.active)
+        if self.cube:
+            self.produce(guests)
+            self.run(tile, box)
+            return False
+        self.open(tile, box)
+        place, own = self.rows_of(tile), self.active[self.root]
+        each = isa.up(own[place].count, self.builder.chip.vector_cores_per_core)
+        first = self.aiv * each
+        left = each if first.terms else max(0, min(each, own[place].count - first.const))
+        self.active[self.root] = own | {place: Range(own[place].start + first, left)}
+        return left > 0
+
+    # -- loops ----------------------------------------------------------------------------------
+    def run(self, stage: Stage, box: Box) -> None:
+        """Write the nest of a stage for a box of it."""
+        self.active[stage.name] = box
+        places = ("", *stage.bound)
+        guests = [g for place in places for g in self.guests[stage.name, place]]
+        loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
+        self.pending[stage.name] = loops
+        self.produce(guests)
+        if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
+            sizes = [box[a.name].count for a in stage.axes]
+            begin = emit_vector.Op("vdup", start_of(stage.fold, stage.dtype))
+            out = self.tiles.room(stage, box)
+            full = filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
+            emit_vector.apply(self.unit, begin, out, (), full or sizes)
+        self.level(stage, loops, [])
+        self.release(guests)
+        del self.active[stage.name]
+
+    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
+        """Write one loop and what is inside it; `folds` are the fold loops around."""
+        if not loops:
+            self.instructions(stage, folds)
+            return
+        leaf, box = loops[0], self.active[stage.name]
+        guests = self.guests[stage.name, leaf.name]
+        for part, trip in self.steps(stage, leaf, box[leaf.root]):
+            self.active[stage.name] = box | {leaf.root: part}
+            self.pending[stage.name] = loops[1:]
+            if self.shares(guests):
+                self.produce(guests)
+                self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
+            self.release(guests)
+        self.active[stage.name] = box
+
+    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, isa.Affine]]:
+        """Yield (range, trip) of a loop: over full parts, then the last one (cut or moved back)."""
+        full, rest = divmod(whole.count, leaf.width)
+        name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
+        if full == 1:
+            yield Range(whole.start, leaf.width), isa.Affine()
+        elif full:
+            with self.builder.loop(name, full) as index:
+                yield Range(whole.start + index * leaf.width, leaf.width), index
+        if rest and leaf.tail == "guard" and full:
+            back = isa.Affine(whole.count - leaf.width)
+            yield Range(whole.start + back, leaf.width), isa.Affine(full)
+        elif rest:
+            yield Range(whole.start + full * leaf.width, rest), isa.Affine(full)
+
+    # -- tiles ----------------------------------------------------------------------------------
+    def produce(self, stages: Sequence[Stage]) -> None:
+        """Load or compute the tiles attached at a place; outputs among them are stored.
+
+        Tiles that only others of the place read are given up behind their last reader.
+        """
+        readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
+        for stage in stages if self.how is main_part else ():
+            if stage.scope == "L2":
+                continue  # there already
+            box = needed(self.state, stage, self.active)
+            if stage.scope == "GM":
+                self.run(stage, box)
+                self.read_by(stage.name, readers)
+                continue
+            self.open(stage, box)
+            self.run(stage, box)
+            group = self.tiles.fill(stage.name)
+            if group is not None:
+                self.hand_over(group, stage)
+            self.read_by(stage.name, readers)
+
+    def open(self, stage: Stage, box: Box) -> None:
+        """Reserve a slot for a tile."""
+        ranges = [box[a.name] for a in stage.axes]
+        self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
+
+    def read_by(self, reader: str, readers: dict[str, set[str]]) -> None:
+        """Note that a stage has read its tiles; give up those of which it was the last reader."""
+        for left in readers.values():
+            left.discard(reader)
+        for name in [n for n, left in readers.items() if not left]:
+            group = self.tiles.groups.get(name)
+            if not any(readers.get(n) for n in (group.names if group else ())):
+                self.tiles.release(name)
+
+    def hand_over(self, group: Group, last: Stage) -> None:
+        """Pass full tiles to their readers, ends of ragged rows brought to where they belong.
+
+        The vector unit does that before it stores or after it has loaded; single elements of
+        other tiles go by the scalar unit in between.
+        """
+        tiles, computed = list(map(self.state.stage, group.filled)), self.tiles.writer(last) == "V"
+        readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
+        stored = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
+        ragged = not (self.tiles.smooth or self.tiles.fractal)
+        if computed and ragged:
+            self.again(stored, ends_apart)
+        if group.queue.middle is not None:
+            group.queue.hand()
+            loaded = tiles if self.tiles.writer(last) == "MTE2" else []
+            self.again([*loaded, *stored], leftover)
+        self.tiles.pass_on(group)
+        if ragged and self.tiles.writer(last) == "MTE2":
+            self.again(tiles, ends_in_place)
+
+    def again(self, stages: Sequence[Stage], how: Copy) -> None:
+        """Walk copies once more for what is left to do at the ends of their rows."""
+        for stage in stages if self.builder.chip.combined else ():
+            self.how = how
+            self.walk(stage)
+        self.how = main_part
+
+    def walk(self, stage: Stage) -> None:
+        """Write once more the loops of a copy from here on, for the elements it leaves over."""
+        if stage.name in self.active:
+            box, loops = self.active[stage.name], self.pending[stage.name]
+            self.level(stage, loops, [])
+            self.active[stage.name], self.pending[stage.name] = box, loops
+            return
+        self.active[stage.name] = needed(self.state, stage, self.active)
+        self.level(stage, stage.loops[: self.counts[stage.name]], [])
+        del self.active[stage.name]
+
+    def release(self, stages: Sequence[Stage]) -> None:
+        """Give up the tiles attached at a place."""
+        for stage in stages if self.how is main_part else ():
+            self.tiles.release(stage.name)
+
+    # -- instructions ---------------------------------------------------------------------------
+    def instructions(self, stage: Stage, folds: list[isa.Affine]) -> None:
+        """Write the whole-tile instructions of a stage for its active box."""
+        box = self.active[stage.name]
+        if stage.name in self.tiles.fractal:
+            if stage.scope == "L2":  # not before its sums are there
+                self.open(stage, box)
+            emit_cube.instructions(self.tiles, stage, box, folds)
+        elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
+            read = bare(stage.expr)
+            assert read is not None
+            dst, src = self.tiles.own_view(stage, box), self.tiles.view(read, box, stage.axes)
+            tile = self.state.stage(read.source) if stage.scope == "GM" else stage
+            assert isinstance(tile, Stage)
+            sizes = [box[a.name].count for a in stage.axes]
+            rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
+            if rows.by_blocks and rows.loads:
+                self.tiles.filled.add(tile.name)
+            self.tiles.check_ends(tile, rows.has_leftover)
+            self.how(self.unit, rows)
+        else:
+            axes = (*stage.axes, *stage.reduce)
+            views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
+            out, narrow = self.tiles.room(stage, box), self.tiles.is_narrow(stage)
+            full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
+            if narrow and full and not folds:
+                emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), full)
+            sizes = [box[a.name].count for a in axes]
+            piece = in_pieces(self.state, stage, sizes, self.builder.chip)
+            done = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)
+            if done or (narrow and full):
+                self.tiles.filled.add(stage.name)

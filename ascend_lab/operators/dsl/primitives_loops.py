@@ -1,0 +1,302 @@
+"""Primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor, ...
+
+Each is a function from a state to a state that first checks that it is legal; `primitive` makes it
+a step of schedules.
+"""
+
+from dataclasses import replace
+
+from ascend_lab.errors import ScheduleError
+from ascend_lab.machine.isa import FRACTAL, Affine, c0_of
+from ascend_lab.operators.dsl.schedule import Schedule, primitive
+from ascend_lab.operators.dsl.stages import Leaf, Stage, State, fresh, identity
+from ascend_lab.operators.dsl.tensor import Axis, Expr, Read, apply_index, rewrite
+
+
+@primitive
+def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut") -> State:
+    """Split a loop into parts of `factor` steps.
+
+    before: `for i in n: body(i)`
+    after, tail="cut": `for i_o in n // f: for i_i in f: body(i_o * f + i_i)`, then the rest once
+    after, tail="guard": the last part begins at n - f, so that all parts are whole
+    """
+    s = state.stage(stage)
+    leaf = s.loop(axis)
+    _check_free(state, s, leaf)
+    if tail not in ("cut", "guard"):
+        raise ScheduleError('split: tail "cut" or "guard"', repr(tail), "choose one")
+    if not isinstance(factor, int) or not 1 <= factor <= leaf.extent:
+        needed = f"split: a factor from 1 to {leaf.extent} for {stage}.{axis}"
+        raise ScheduleError(needed, str(factor), "shrink it")
+    if tail == "guard" and leaf.reduce:
+        got = "guard would fold some elements twice"
+        raise ScheduleError(f'split: tail "cut" for the fold axis {axis}', got, 'use tail="cut"')
+    count, width = -(-leaf.extent // factor), leaf.width * factor
+    outer = Leaf(f"{axis}_o", leaf.root, count, width, leaf.reduce, tail)
+    inner = replace(leaf, name=f"{axis}_i", extent=factor)
+    at = s.position(axis)
+    new = replace(s, loops=(*s.loops[:at], outer, inner, *s.loops[at + 1 :]))
+    check_nest(state, new)
+    return state.put(new)
+
+
+@primitive
+def reorder(state: State, stage: str, *axes: str) -> State:
+    """Change the order of loops.
+
+    before: `for i: for j: body`   after reorder(j, i): `for j: for i: body`
+    """
+    s = state.stage(stage)
+    chosen = [s.loop(a) for a in axes]
+    if len(set(axes)) < len(axes):
+        raise ScheduleError(f"reorder {stage}: each loop once", str(tuple(axes)), "drop repeats")
+    order = iter(chosen)
+    loops = tuple(next(order) if leaf in chosen else leaf for leaf in s.loops)
+    for place, leaf in enumerate(loops):
+        finer = (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width)
+        for wrong in finer:
+            needed = f"reorder {stage}: {leaf.name} outside {wrong.name}"
+            got = "the parts of one axis the other way round"
+            raise ScheduleError(needed, got, "keep outer parts outside")
+    new = replace(s, loops=loops)
+    check_nest(state, new)
+    return state.put(new)
+
+
+def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Schedule:
+    """Walk a matrix in tiles: split both axes and put the tile loops inside.
+
+    before: `for i: for j: body`   after: `for i_o: for j_o: for i_i: for j_i: body`
+    """
+    s = split(split(s, stage, i, rows), stage, j, columns)
+    return reorder(s, stage, f"{i}_o", f"{j}_o", f"{i}_i", f"{j}_i")
+
+
+@primitive
+def fuse(state: State, stage: str, first: str, second: str) -> State:
+    """Make one axis of two neighbours that are contiguous in every operand.
+
+    before: `for i in m: for j in n: body(i, j)`   after: `for ij in m * n: body(ij // n, ij % n)`
+    """
+    s = state.stage(stage)
+    a, b = s.loop(first), s.loop(second)
+    at = s.position(first)
+    if s.position(second) != at + 1 or a.reduce != b.reduce:
+        needed = f"fuse: {second} right inside {first}, both data or both fold loops"
+        raise ScheduleError(needed, ", ".join(x.name for x in s.loops), "reorder first")
+    if a.root != first or b.root != second or a.width != 1 or b.width != 1:
+        raise ScheduleError("fuse: two whole axes", f"{first}, {second}", "fuse before you split")
+    _check_free(state, s, a)
+    _check_free(state, s, b)
+    group = s.reduce if a.reduce else s.axes
+    names = [x.name for x in group]
+    place = names.index(first)
+    if names.index(second) != place + 1:
+        needed = f"fuse: neighbours of the tensor ({', '.join(names)})"
+        raise ScheduleError(needed, f"{first}, {second}", "choose")
+    axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
+    _check_nest_of_its_own(state, s)
+    expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
+    changed = (*group[:place], axis, *group[place + 2 :])
+    loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
+    if a.reduce:
+        return state.put(replace(s, expr=expr, loops=loops, reduce=changed))
+    new = state.put(replace(s, expr=expr, loops=loops, axes=changed))
+    return _reindexed(new, stage, place, b.extent)
+
+
+def _check_nest_of_its_own(state: State, s: Stage) -> None:
+    """Two outputs in one nest have the same axes: neither may lose one."""
+    guests = [guest for guest in state.guests(s.name) if guest.output]
+    host = s.attach[0] if s.output and s.attach else ""
+    partner = host or (guests[0].name if guests else "")
+    if partner:
+        needed = f"fuse: {s.name} in a nest of its own"
+        remedy = f"fuse the axes of both before compute_at joins {s.name} and {partner}"
+        raise ScheduleError(needed, f"it shares that of {partner}, axis by axis", remedy)
+
+
+def _merged(state: State, stage: str, read: Read, first: str, second: str, size: int) -> Read:
+    """Return what a stage reads with first * size + second as one axis."""
+    source = state.find(read.source)
+    index, view = read.index, read.view or source.shape
+    a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
+    b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
+    if a is not None and b == a + 1 and source.scope == "GM":
+        index = (*index[:a], index[a] * view[b] + index[b], *index[b + 1 :])
+        view = (*view[:a], view[a] * view[b], *view[b + 1 :])
+    one: list[Affine] = []
+    for part in index:
+        terms = dict(part.terms)
+        outer, inner = terms.pop(first, 0), terms.pop(second, 0)
+        if outer != inner * size:
+            raise ScheduleError(
+                f"fuse {stage}: {first} and {second} contiguous in {read.source}",
+                f"steps {outer} and {inner} for {size} elements",
+                f"fuse the same axes of {read.source} first, or leave them apart",
+            )
+        if inner:
+            terms[f"{first}{second}"] = inner
+        one.append(Affine(part.const, tuple(sorted(terms.items()))))
+    return replace(read, index=tuple(one), view=() if view == source.shape else view)
+
+
+def _reindexed(state: State, name: str, at: int, size: int) -> State:
+    """Let the readers of a tensor use its fused axis."""
+    shape = state.stage(name).shape
+
+    def element(read: Read) -> Expr:
+        if read.source != name:
+            return read
+        if read.view:
+            return replace(read, view=()) if read.view == shape else read
+        index = read.index
+        one = index[at] * size + index[at + 1]
+        return replace(read, index=(*index[:at], one, *index[at + 2 :]))
+
+    for s in state.stages:
+        if isinstance(s, Stage):
+            state = state.put(replace(s, expr=rewrite(s.expr, element)))
+    return state
+
+
+@primitive
+def bind(state: State, stage: str, axis: str) -> State:
+    """Run the steps of a loop on different cores.
+
+    before: `for i_o in 8: body(i_o)`   after: core c: `body(c)`
+    """
+    s = state.stage(stage)
+    leaf = s.loop(axis)
+    if leaf.reduce:
+        got = f"{axis}, which is folded: every core would hold a part of the sum"
+        remedy = "make the parts a tensor with rfactor, and fold it in a second step"
+        raise ScheduleError(f"bind {stage}: a data loop", got, remedy)
+    if axis in s.bound:
+        raise ScheduleError(f"bind {stage}: a loop not bound yet", axis, "bind each loop once")
+    if s.attach is not None or s.scope != "GM":
+        needed = "bind: a stage with a nest of its own"
+        got = f"{stage} {'is attached' if s.attach else f'is a tile in {s.scope}'}"
+        raise ScheduleError(needed, got, "bind the stage that it is computed in")
+    if leaf.tail == "guard" and leaf.width > 1:
+        needed = f'bind {stage}.{axis}: a loop split with tail="cut"'
+        got = "guard: two cores would write the elements they share"
+        raise ScheduleError(needed, got, 'use tail="cut"')
+    new = replace(s, bound=(*s.bound, axis))
+    check_nest(state, new)
+    return state.put(new)
+
+
+@primitive
+def vectorise(state: State, stage: str, axis: str) -> State:
+    """Replace a loop, and all inside it, by vector instructions and copies of whole tiles.
+
+    before: `for i_i in 1024: y[i_i] = a[i_i] + b[i_i]`   after: `vadd y, a, b` with 8 repeats
+    """
+    s = state.stage(stage)
+    s.loop(axis)
+    if s.is_cube:
+        raise ScheduleError(f"vectorise {stage}: a vector stage", "a cube stage", "use tensorize")
+    new = replace(s, vector_at=axis)
+    check_nest(state, new)
+    return state.put(new)
+
+
+@primitive
+def tensorize(state: State, stage: str, axis: str) -> State:
+    """Replace a loop, and all inside it, by one cube instruction.
+
+    before: `for m: for n: for k: c[m, n] += a[m, k] * b[k, n]`   after: `mmad c, a, b`
+    """
+    s = state.stage(stage)
+    if not s.is_cube or s.scope != "L0C":
+        what = "a vector stage" if not s.is_cube else f"one in {s.scope}"
+        needed = f"tensorize {stage}: a sum of products in L0C"
+        raise ScheduleError(needed, what, 'cache_write it to "L0C" first')
+    inner = s.loops[s.position(axis) :]
+    units = {a.name: FRACTAL for a in s.axes if a.name in ("m", "n")}
+    units |= {a.name: c0_of(s.reads[0].dtype) for a in s.reduce}
+    for name, unit in units.items():
+        size = max((x.extent * x.width for x in inner if x.root == name), default=1)
+        if size % unit:
+            needed = f"tensorize {stage}: {name} in multiples of {unit} inside {axis}"
+            raise ScheduleError(needed, str(size), f"split {name} by a multiple of {unit}")
+    if any(x.root not in units for x in inner):
+        needed = f"tensorize {stage}: only m, n and k inside {axis}"
+        raise ScheduleError(needed, "a batch", "reorder")
+    new = replace(s, vector_at=axis, tensorized=True)
+    check_nest(state, new)
+    return state.put(new)
+
+
+@primitive
+def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> State:
+    """Fold in two steps, so that the first can run on many cores.
+
+    before: `y = sum over k_o, k_i`   after: `y_rf[p] = sum over k_i`, `y = sum over p of y_rf[p]`
+
+    `inner`: p is the last axis of `y_rf`. Then the last part of a single fold axis may be shorter:
+    the steps of p run on different cores.
+    """
+    s = state.stage(stage)
+    check_no_guests(state, stage, "rfactor")
+    leaf = s.loop(axis)
+    whole = next((a for a in s.reduce if a.name == leaf.root), None)
+    if whole is None or not s.fold or s.is_cube:
+        raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
+    parts = [x for x in s.loops if x.root == leaf.root]
+    rest = whole.extent % leaf.width
+    if leaf.width == 1 or len(parts) != 2 or (rest and not (inner and len(s.reduce) == 1)):
+        needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}"
+        raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
+    taken = {a.name for a in (*s.axes, *s.reduce)}
+    label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
+    part, own = Axis(label, leaf.extent), Axis(whole.name, leaf.width, True)
+    folds = tuple(own if a is whole else a for a in s.reduce)
+    name, axes = state.new_name(f"{stage}_rf"), (*s.axes, part) if inner else (part, *s.axes)
+    index = Affine(0, ((label, leaf.width), (whole.name, 1)))
+    expr = apply_index(s.expr, {whole.name: index})
+    partial = Stage(name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), rest=rest)
+    again = (replace(part, reduce=True),)
+    read = Read(name, s.dtype, identity(axes))
+    last = replace(s, expr=read, reduce=again, loops=fresh(s.axes, again))
+    return state.put(last).insert(partial, before=stage)
+
+
+# -- what must hold ---------------------------------------------------------------------------
+def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
+    """Refuse to change a loop that something already hangs on."""
+    here = (stage.name, leaf.name)
+    guest = next((s.name for s in state.stages if s.attach == here), None)
+    if guest is not None or leaf.name in stage.bound or leaf.name == stage.vector_at:
+        why = f"{guest} is computed at it" if guest else "it is bound or vectorised"
+        raise ScheduleError(f"a free loop {stage.name}.{leaf.name}", why, "do this step earlier")
+
+
+def check_no_guests(state: State, stage: str, primitive: str) -> None:
+    """Refuse to rebuild a nest in which other tiles are computed."""
+    for guest in state.guests(stage):
+        needed = f"{primitive} {stage}: no tile computed in it"
+        raise ScheduleError(needed, guest.name, "do this step earlier")
+
+
+def check_nest(state: State, s: Stage) -> None:
+    """Cores outermost, attached tiles in front of the vectorised part."""
+    for place, leaf in enumerate(s.loops):
+        outside = s.loops[:place]
+        if leaf.name in s.bound and any(x.name not in s.bound for x in outside):
+            needed = f"{s.name}: loops bound to cores outermost"
+            raise ScheduleError(needed, f"{leaf.name} inside", "reorder it first")
+    for place, leaf in enumerate(s.loops):
+        folds = [x for x in s.loops[:place] if x.reduce]
+        if s.fold and leaf.tail == "guard" and leaf.width > 1 and folds:
+            needed = f"{s.name}: guarded loop {leaf.name} outside the fold loops"
+            got = f"{folds[0].name} outside it: shared elements would be folded twice"
+            raise ScheduleError(needed, got, 'use tail="cut", or reorder')
+    if s.vector_at:
+        used = {guest.attach[1] for guest in state.guests(s.name) if guest.attach}
+        for leaf in s.loops[s.position(s.vector_at) :]:
+            if leaf.name in used or leaf.name in s.bound:
+                what = f"{s.name}: {leaf.name} outside the vectorised loops"
+                raise ScheduleError(what, "inside", "vectorise further in")

@@ -1,0 +1,410 @@
+"""Primitives that place values: cache_read, compute_at, inline, stream; and `unchain` for folds."""
+
+from dataclasses import replace
+
+from ascend_lab.errors import ScheduleError
+from ascend_lab.machine.isa import Affine, c0_of, launch, var
+from ascend_lab.operators.dsl import fractals, primitives_loops, schedule
+from ascend_lab.operators.dsl.stages import (
+    Fixed,
+    Stage,
+    State,
+    bare,
+    copy_of,
+    fits_in,
+    fresh,
+    identity,
+    redirect,
+)
+from ascend_lab.operators.dsl.tensor import (
+    Axis,
+    Call,
+    Expr,
+    Read,
+    apply_index,
+    leaves,
+    rewrite,
+    swap,
+)
+
+ROOM = 16
+"""Elements of which each format has whole blocks."""
+ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
+
+
+@schedule.primitive
+def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
+    """Read a tensor through a tile in an on-chip buffer.
+
+    before: `y[i] = f(x[i])`   after: `x_ub[i] = x[i]`, `y[i] = f(x_ub[i])`
+    """
+    _check_scope(scope)
+    entry = state.find(tensor)
+    origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L2", "L0C")}.get(scope, ("GM",))
+    there = entry.scope
+    if there not in origins or (there == "GM" and entry.attach):
+        needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
+        got = f"one in {there}" if there != "GM" else "one computed inside another nest"
+        raise ScheduleError(needed, got, "cache what it is made from")
+    found = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    loops = [r for r in found if isinstance(r, Stage)]
+    if not found or len(loops) < len(found):
+        needed = f"cache_read {tensor}: stages with loops that read it"
+        raise ScheduleError(needed, ", ".join(r.name for r in found) or "none", "name its readers")
+    name = state.new_name(f"{tensor}_{scope.lower()}")
+    for reader in loops:
+        state = state.put(redirect(reader, tensor, name))
+    return state.insert(replace(copy_of(name, entry), scope=scope), before=loops[0].name)
+
+
+def _check_scope(scope: str) -> None:
+    if scope not in ON_CHIP:
+        raise ScheduleError(f"a buffer: {', '.join(ON_CHIP)}", repr(scope), "choose one")
+
+
+@schedule.primitive
+def cache_write(state: State, stage: str, scope: str) -> State:
+    """Compute into a tile in an on-chip buffer and copy it out.
+
+    before: `y[i] = f(x[i])`   after: `y_ub[i] = f(x[i])`, `y[i] = y_ub[i]`
+    """
+    _check_scope(scope)
+    s = state.stage(stage)
+    primitives_loops.check_no_guests(state, stage, "cache_write")
+    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
+        needed = f"cache_write {stage}: a stage not yet scheduled"
+        raise ScheduleError(needed, "it has splits", "call it first")
+    name = state.new_name(f"{stage}_{scope.lower()}")
+    dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
+    local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
+    read = Read(name, dtype, identity(s.axes))
+    op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
+    op = Call("vrelu", (op,), s.dtype) if s.relu and scope == "L0C" else op
+    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(s.axes))
+    return state.put(copy).insert(local, before=stage)
+
+
+@schedule.primitive
+def materialise(state: State, stage: str, number: int = 0) -> State:
+    """Store what a stage reads in the order it reads it (a strided copy through GM).
+
+    before: `y[i, j] = f(x[j, i])`   after: `x_as_y[i, j] = x[j, i]`, `y[i, j] = f(x_as_y[i, j])`
+    """
+    s = state.stage(stage)
+    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.scope != "GM" or s.is_cube:
+        needed = f"materialise {stage}: a stage not yet scheduled"
+        raise ScheduleError(needed, "it has splits", "call it first")
+    if not 0 <= number < len(s.reads):
+        needed = f"materialise {stage}: a read from 0 to {len(s.reads) - 1}"
+        raise ScheduleError(needed, str(number), "count them")
+    read = s.reads[number]
+    entry = state.find(read.source)
+    if entry.scope != "GM" or entry.attach:
+        what = f"the tile {read.source}"
+        raise ScheduleError(f"materialise {stage}: a tensor in GM", what, "do this step earlier")
+    axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
+    name = state.new_name(f"{read.source}_as_{stage}")
+    copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
+    there = Read(name, read.dtype, identity(axes))
+    return state.put(replace(s, expr=swap(s.expr, read, there))).insert(copy, before=stage)
+
+
+@schedule.primitive
+def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
+    """Compute, inside a loop of the consumer, only the tile which that step needs.
+
+    before: `for i: t[i] = ...` then `for i_o: for i_i: y[i] = t[i]`
+    after: `for i_o: (for i_i: t[i_i] = ...; for i_i: y[i] = t[i_i])`
+    """
+    s, c = state.stage(stage), state.stage(consumer)
+    c.loop(axis)
+    inside = [r.name for r in state.readers(stage) if _inside(state, r, consumer)]
+    outside = [r.name for r in state.readers(stage) if r.name not in inside]
+    if s.name == c.name or not (s.output or inside):
+        needed = f"compute_at: a stage that {consumer} needs"
+        raise ScheduleError(needed, stage, "attach it to its reader")
+    if _attached_below(state, c, stage):
+        needed = f"compute_at: a nest that is not inside {stage} itself"
+        raise ScheduleError(needed, f"{consumer}, computed in {stage}", "keep one of them apart")
+    if _depends(state, consumer, stage):
+        needed = f"compute_at: a consumer of {stage}"
+        raise ScheduleError(needed, f"{consumer}, which {stage} needs", "swap them")
+    if outside and not s.output:
+        needed = f"compute_at: all readers of {stage} inside {consumer}"
+        raise ScheduleError(needed, f"{', '.join(outside)} outside", "attach or inline them first")
+    if s.output and not (fits_in(s, c) and c.scope == "GM"):
+        needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
+        got = f"{consumer} of shape {c.shape} in {c.scope}"
+        raise ScheduleError(needed, got, "keep them apart")
+    if s.output and c.loop(axis).reduce:
+        needed = f"compute_at: an output at a data loop of {consumer}"
+        raise ScheduleError(needed, f"the fold loop {axis}", "choose a loop outside it")
+    if s.bound:
+        raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
+    scope = "UB" if s.scope == "GM" and not s.output else s.scope
+    new = state.put(replace(s, attach=(consumer, axis), scope=scope))
+    primitives_loops.check_nest(new, c)
+    return new
+
+
+def _attached_below(state: State, stage: Stage, host: str) -> bool:
+    """True if a stage is computed inside the nest of `host`, or of one inside it."""
+    while stage.attach is not None:
+        if stage.attach[0] == host:
+            return True
+        stage = state.stage(stage.attach[0])
+    return False
+
+
+def _depends(state: State, source: str, stage: str) -> bool:
+    """True if `stage` reads `source`, directly or through other stages."""
+    seen, waiting = set[str](), [stage]
+    while waiting:
+        below = state.find(waiting.pop()).sources
+        if source in below:
+            return True
+        waiting += set(below) - seen
+        seen.update(below)
+    return False
+
+
+def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
+    """True if a stage runs inside the nest of `consumer`, or will once its readers are attached."""
+    if reader.name == consumer:
+        return True
+    if not isinstance(reader, Stage):
+        return False
+    if reader.attach is not None:
+        return _inside(state, state.stage(reader.attach[0]), consumer)
+    below = state.readers(reader.name)
+    return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)
+
+
+@schedule.primitive
+def inline(state: State, stage: str) -> State:
+    """Compute a value where it is used and nowhere else.
+
+    before: `t[i] = a[i] + b[i]`, `y[i] = relu(t[i])`   after: `y[i] = relu(a[i] + b[i])`
+    """
+    s = state.stage(stage)
+    primitives_loops.check_no_guests(state, stage, "inline")
+    if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
+        why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
+        raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
+    body = bare(s.expr) or s.expr
+
+    def value(read: Read) -> Expr:
+        if read.source != stage:
+            return read
+        if read.view and not len(read.index) == len(s.axes) == 1:
+            needed = f"inline {stage}: an index per axis of {s.shape}"
+            got = f"{read} under shape {read.view}"
+            raise ScheduleError(needed, got, "keep it in GM, or fuse its axes first")
+        names = [a.name for a in s.axes]
+        return apply_index(body, dict(zip(names, read.index, strict=True)))
+
+    for reader in state.readers(stage):
+        if isinstance(reader, Fixed):
+            needed = f"inline {stage}: readers with loops"
+            raise ScheduleError(needed, "a hand-written kernel", "keep it")
+        expr = _without_copies(rewrite(reader.expr, value))
+        state = state.put(replace(reader, expr=expr))
+    return state.drop(stage)
+
+
+def _without_copies(expr: Expr) -> Expr:
+    """Drop copies of computed values: vcopy(vadd(...)) is vadd(...)."""
+    if not isinstance(expr, Call):
+        return expr
+    args = tuple(_without_copies(a) for a in expr.args)
+    if expr.op == "vcopy" and isinstance(args[0], Call):
+        return args[0]
+    args = tuple(a.args[0] if isinstance(a, Call) and a.op == "vcopy" else a for a in args)
+    return replace(expr, args=args)
+
+
+@schedule.primitive
+def hoist(state: State, stage: str) -> State:
+    """Compute what is the same for a whole row in a tensor of its own, a block for each row.
+
+    before: `y[i, j] = a[i, j] * f(t[i])`
+    after: `y_row[i, b] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i, 0]`
+    """
+    s, found = state.stage(stage), dict[Expr, Stage]()
+    kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
+    axes, place = (*kept, Axis(f"{lanes[0].name}_b", ROOM)), (*identity(kept), Affine())
+
+    def row(expr: Expr) -> Expr:
+        used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
+        if used and not used & {a.name for a in lanes}:
+            name = state.new_name(f"{stage}_row{len(found) or ''}")
+            value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
+            made = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
+            return Read(found.setdefault(expr, made).name, expr.dtype, place)
+        if not isinstance(expr, Call):
+            return expr
+        return replace(expr, args=tuple(map(row, expr.args)))
+
+    state = state.put(replace(s, expr=row(s.expr)))
+    for one in found.values():
+        state = state.insert(one, before=stage)
+    return state
+
+
+@schedule.primitive
+def duplicate(state: State, stage: str, reader: str) -> State:
+    """Give one reader of a stage a copy of it for itself.
+
+    before: `t = f(x)`, `y = g(t)`, `z = h(t)`   after: `t_2 = f(x)`, `t = f(x)`, `y = g(t_2)`, ...
+    """
+    s, r = state.stage(stage), state.stage(reader)
+    if s.output or s.attach or s.bound or s.is_cube or stage not in r.sources:
+        needed = f"duplicate: a stage not yet scheduled that {reader} reads"
+        raise ScheduleError(needed, stage, "do this step earlier")
+    copy = replace(s, name=state.new_name(stage))
+    return state.put(redirect(r, stage, copy.name)).insert(copy, before=stage)
+
+
+@schedule.primitive
+def double_buffer(state: State, stage: str, depth: int = 2) -> State:
+    """Give a tile several slots (ping-pong): load the next while the last is used.
+
+    before: `load x; use x; load x; ...`   after: `load x[0]; load x[1] | use x[0]; ...`
+    """
+    s = state.stage(stage)
+    if not isinstance(depth, int) or not 1 <= depth <= 4:
+        raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", repr(depth), "2 is usual")
+    return state.put(replace(s, depth=depth))
+
+
+@schedule.primitive
+def stream(state: State, stage: str, slots: int = 4) -> State:
+    """Let vector cores work on tiles of a product while the cube core works on the next ones.
+
+    before: `for i_o: c[i] = a[i] @ b` on cube cores, then `y[i] = f(c[i])` in a nest of its own
+    after: `for i_o:` the cube core `c[t % slots] = a[i] @ b`; its vector cores, a part of the rows
+    each, `y[i] = f(c[t % slots])`
+
+    The last of the stages that do the same to each element of the product takes over its loops,
+    those before are tiles of it. Cube and vector cores must be apart.
+    """
+    s, sums = _tiled_product(state, stage)
+    at = sums.attach[1] if sums.attach else ""
+    if at in ("", *s.bound) or schedule.loop_count(state, s) != s.position(at) + 1:
+        needed = f"stream {stage}: sums computed at the innermost loop around tiles of it"
+        raise ScheduleError(needed, at or "no loop", "split it, then compute_at its sums")
+    if not isinstance(slots, int) or not 1 <= slots <= launch.LIMIT:
+        raise ScheduleError(f"stream {stage}: 1 to {launch.LIMIT} slots", repr(slots), "4 is usual")
+    turned, (*tiles, y) = fractals.elementwise_readers(state, s)
+    names = {a.name: b.name for a, b in zip(s.axes, y.axes, strict=True)}
+    own = {x.name: names[x.root] + x.name.removeprefix(x.root) for x in s.loops}
+    loops = tuple(replace(x, name=own[x.name], root=names[x.root]) for x in s.loops)
+    for guest in state.guests(stage):
+        place = guest.attach[1] if guest.attach else ""
+        new = (stage, "") if place == at else (y.name, own.get(place, ""))
+        state = state.put(replace(guest, attach=new))
+    y = replace(y, loops=loops, bound=tuple(own[name] for name in s.bound))
+    for reader in (*(replace(x, scope="UB") for x in tiles), y):
+        state = state.put(replace(redirect(reader, turned.name, stage), depth=2))
+    tile = replace(s, scope="L2", attach=(y.name, own[at]), loops=fresh(s.axes), bound=())
+    return state.put(replace(tile, depth=slots)).drop(turned.name)
+
+
+def _tiled_product(state: State, stage: str) -> tuple[Stage, Stage]:
+    """Return a product that is stored from sums in L0C, and these."""
+    s = state.stage(stage)
+    sums = state.find(s.sources[0])
+    if s.scope == "GM" and not s.attach and isinstance(sums, Stage) and sums.scope == "L0C":
+        return s, sums
+    needed = f"stream {stage}: a product that is stored from sums in L0C"
+    got = "one not yet scheduled" if s.is_cube else f"{s.expr} in {s.scope}"
+    raise ScheduleError(needed, got, 'cache_write it to "L0C", where cores are apart, and tile it')
+
+
+@schedule.primitive
+def storage_align(state: State, stage: str, factor: int) -> State:
+    """Let every row of a tile in UB begin at a multiple of `factor` elements.
+
+    before: row r of 100 elements at 112 * r   after storage_align(128): at 128 * r
+    """
+    s = state.stage(stage)
+    if s.scope != "UB":
+        raise ScheduleError(f"storage_align {stage}: a tile in UB", s.scope, "cache it first")
+    if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
+        needed = f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}"
+        raise ScheduleError(needed, str(factor), "rows begin at 32-byte blocks")
+    return state.put(replace(s, align=factor))
+
+
+# -- folds of folds: softmax and norms of rows whose parts lie on several cores -------------------
+HEAD = 128
+"""Elements of a row whose mean stands in for that of all: (c - mean)^2 <= variance * n / HEAD."""
+LEAST = {"fp16": -65504.0, "fp32": -3.4028234663852886e38}
+"""What stands in for the largest of a part of a row that is -inf throughout."""
+
+
+@schedule.primitive
+def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) -> State:
+    """Let the parts of a fold begin without the result of the fold `first`, its parts beside them.
+
+    before: `m = max of m_rf[p]`, `s_rf[p] = sum of exp(x - m)`, `s = sum of s_rf[p]`
+    after: `s_rf[p] = sum of exp(x - m_rf[p])`, `s = sum of s_rf[p] * exp(m_rf[p] - m)`
+
+    Squares off the mean are taken off c, the mean of each row's first elements, instead:
+    `s_rf[p] = sum of (x - c)^2`, `s = sum of s_rf[p] - (c - mean)^2 * n / parts`, at least 0
+    """
+    own, base, last = state.stage(parts), state.stage(first_parts), state.stage(stage)
+    value, place, part = _in_terms(base.expr, base, own), identity(own.axes), own.reduce[0].extent
+    wanted = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
+    wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
+    if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
+        raise wrong
+    size = (own.shape[-1] - 1) * part + (own.rest or part)
+    middle, made = Read(first, base.dtype, place[:-1]), Read(parts, own.dtype, place)
+    mean, power = middle * (1.0 / size), Call("vexp", (value - middle,), value.dtype)
+    if base.fold == "max" and own.expr in (power, Call("vconv", (power,), own.dtype, None, "rint")):
+        best = Read(first_parts, base.dtype, place)
+        near = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
+        old, total = value - middle, made * _with(own.expr, value - middle, near - middle)
+    elif (base.fold, own.dtype, own.expr) == ("sum", "fp32", (value - mean) * (value - mean)):
+        state, near = _head(state, own, value, first)
+        old, total = value - mean, made + (near - mean) * (near - mean) * (-size / own.shape[-1])
+        for reader in map(state.stage, [r.name for r in state.readers(stage)]):
+            for read in {r for r in reader.reads if r.source == stage}:
+                least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
+                state = state.put(replace(reader, expr=least))
+    else:
+        raise wrong
+    own = replace(own, expr=_with(own.expr, old, value - near))
+    if not isinstance(value, Read):  # what both begin with becomes a stage of its own
+        axes = (*own.axes, Axis(own.reduce[0].name, part))
+        name = state.new_name(f"{first_parts}_of")
+        state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
+        read = Read(name, value.dtype, identity(axes))
+        base = replace(base, expr=_in_terms(read, own, base))
+        own = replace(own, expr=_with(own.expr, value, read))
+    state = state.put(replace(last, expr=_in_terms(total, own, last)))
+    return state.put(own).put(replace(base, output=True))
+
+
+def _in_terms(expr: Expr, of: Stage, other: Stage) -> Expr:
+    """Return what a stage computes with the names of another's axes, in the same order."""
+    names = zip((*of.axes, *of.reduce), (*other.axes, *other.reduce), strict=False)
+    return apply_index(expr, {mine.name: var(theirs.name) for mine, theirs in names})
+
+
+def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
+    """Return an expression with a part of it replaced."""
+    if expr == old or not isinstance(expr, Call):
+        return new if expr == old else expr
+    return replace(expr, args=tuple(_with(arg, old, new) for arg in expr.args))
+
+
+def _head(state: State, own: Stage, value: Expr, first: str) -> tuple[State, Call]:
+    """Add the sum of the first elements of each row; return their mean too."""
+    name, axes = state.new_name(f"{first}_head"), own.axes[:-1]
+    folded = (Axis(own.reduce[0].name, min(HEAD, own.reduce[0].extent), True),)
+    expr = apply_index(value, {own.axes[-1].name: Affine()})
+    head = Stage(name, own.dtype, axes, expr, "sum", folded, fresh(axes, folded))
+    mean = Read(name, own.dtype, identity(axes)) * (1.0 / folded[0].extent)
+    return state.insert(head, before=state.stages[0].name), mean

@@ -1,0 +1,294 @@
+"""Execute a schedule on arrays: its kernel on the simulator, or its loop nests in NumPy.
+
+`interpret` is the oracle of what a schedule computes: no instructions, no pipes, no addresses. A
+tile is an array and the index it begins at, so a nest that needs an element its tile does not hold
+fails here instead of reading a neighbour.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import InputError, ScheduleError
+from ascend_lab.machine.isa.memory import numpy_type
+from ascend_lab.machine.layout import pack, unpack
+from ascend_lab.machine.sim import execute
+from ascend_lab.machine.sim.values import COMPARE, ELEMENTWISE, ROUND
+from ascend_lab.operators.dsl import fractals, stages
+from ascend_lab.operators.dsl.boxes import Box, Range, needed, whole
+from ascend_lab.operators.dsl.emit_formula import start_of
+from ascend_lab.operators.dsl.lower import lower
+from ascend_lab.operators.dsl.schedule import Schedule, complete, loop_count, roots
+from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
+
+Values = np.ndarray
+FRACTAL_STEP = 32
+"""Cube stages read whole fractals, at most 32 elements long: zeros behind the operands."""
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **ELEMENTWISE,
+    "mac": np.multiply,
+    "vsel": lambda condition, a, b: np.where(np.not_equal(condition, 0), a, b),
+}
+FOLDS: Mapping[str, Any] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+
+
+def run(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
+    """Execute a schedule on row-major arrays and return its outputs, row-major, by name.
+
+    Operands of the cube are packed into fractals, its results unpacked. Raises `InputError` for
+    arrays of a wrong name, size or format.
+    """
+    names = unique_names(topological(schedule.outputs))
+    tensors = {name: tensor for tensor, name in names.items()}
+    _check_inputs({name: t.shape for name, t in tensors.items() if t.body is None}, arrays)
+    fractal = {
+        name: fractals.matrix_map(tensors[name].shape, matrix, tensors[name].dtype)
+        for name, matrix in fractals.matrices(schedule.state).items()
+        if name in tensors
+    }
+    feed = {name: np.asarray(array) for name, array in arrays.items()}
+    feed |= {name: pack(fractal[name], feed[name]) for name in feed if name in fractal}
+    memory = execute(lower(schedule), feed, schedule.chip)
+    out = {}
+    for tensor in schedule.outputs:
+        name = names[tensor]
+        flat = memory[name].reshape(-1)
+        out[name] = unpack(fractal[name], flat) if name in fractal else flat.reshape(tensor.shape)
+    return out
+
+
+def _check_inputs(inputs: Mapping[str, Shape], arrays: Mapping[str, Values]) -> None:
+    """Raise `InputError` unless every input is there, in its shape, and nothing else."""
+    for name, shape in inputs.items():
+        if name not in arrays:
+            raise InputError(f"an array for {name} {shape}", "none", "pass every input by its name")
+        if np.shape(arrays[name]) != shape:
+            needed = f"{name}: an array of shape {shape}"
+            raise InputError(needed, str(np.shape(arrays[name])), "reshape it")
+    for extra in arrays:
+        if extra not in inputs:
+            raise InputError(f"the inputs {', '.join(inputs)}", extra, "leave it out")
+
+
+def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
+    """Return the outputs of a schedule by name, from row-major arrays of its inputs.
+
+    Loops, tails, attached tiles and folds are walked as the lowering walks them; cores take turns.
+    Raises `InputError` for missing arrays, `ScheduleError` for stages with a hand-written kernel.
+    """
+    memory = _inputs(schedule, arrays)
+    with np.errstate(all="ignore"):
+        for stage in roots(schedule.state):
+            if isinstance(stage, stages.Fixed):
+                what = f"the hand-written kernel {stage.kind}"
+                raise ScheduleError(f"{stage.name}: a stage with loops", what, "use te.run")
+            nest = complete(schedule.state, stage.name)
+            _Walk(nest, memory).cores(nest.stage(stage.name))
+    out = {}
+    for tensor, name in unique_names(topological(schedule.outputs)).items():
+        if tensor in schedule.outputs:
+            values = memory[name].values
+            if values.size == tensor.elements:
+                out[name] = values.reshape(tensor.shape)
+            else:  # padded to fractals
+                out[name] = values[tuple(slice(0, n) for n in tensor.shape)]
+    return out
+
+
+def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held"]:
+    memory, fractal = {}, fractals.matrices(schedule.state)
+    for entry in schedule.state.inputs:
+        given = np.asarray(arrays.get(entry.name, ()))
+        if given.size != np.prod(entry.shape):
+            needed = f"an array {entry.name} of shape {entry.shape}"
+            got = f"shape {given.shape}" if entry.name in arrays else "none"
+            raise InputError(needed, got, "pass one array per input")
+        values = given.astype(numpy_type(entry.dtype)).reshape(entry.shape)
+        if entry.name in fractal:
+            edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]
+            values = np.pad(values, [(0, 0)] * (values.ndim - 2) + edge)
+        memory[entry.name] = Held(entry.name, values, (0,) * values.ndim)
+    return memory
+
+
+# -- nests, step by step --------------------------------------------------------------------------
+def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
+    """Yield the parts of a range a loop walks: whole ones, then the tail, cut or moved back."""
+    full, rest = divmod(box.count, leaf.width)
+    for trip in range(full):
+        yield Range(box.start + trip * leaf.width, leaf.width)
+    if rest and full and leaf.tail == "guard":
+        yield Range(box.start + (box.count - leaf.width), leaf.width)
+    elif rest:
+        yield Range(box.start + full * leaf.width, rest)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One phase: the tensors and tiles alive, and the box every active stage is at."""
+
+    state: stages.State
+    memory: dict[str, "Held"]
+    active: dict[str, Box] = field(default_factory=dict)
+
+    def loops(self, stage: stages.Stage) -> list[stages.Leaf]:
+        """Return the loops in front of the whole-tile statement, without those bound to cores."""
+        front = stage.loops[: loop_count(self.state, stage)]
+        return [leaf for leaf in front if leaf.name not in stage.bound]
+
+    def cores(self, root: stages.Stage) -> None:
+        """Run the root nest once per core, in any order; here one after another."""
+        self.memory[root.name] = poisoned(root, whole(root))
+
+        def share(bound: Sequence[stages.Leaf], box: Box) -> None:
+            if not bound:
+                self.run(root, box)
+            for part in steps(bound[0], box[bound[0].root]) if bound else ():
+                share(bound[1:], box | {bound[0].root: part})
+
+        share([leaf for leaf in root.loops if leaf.name in root.bound], whole(root))
+
+    def run(self, stage: stages.Stage, box: Box) -> None:
+        """Run the nest of a stage for a box of it."""
+        self.active[stage.name] = box
+        self.produce(stage, ("", *stage.bound))
+        loops = self.loops(stage)
+        if any(leaf.reduce for leaf in loops):
+            self.memory[stage.name].part(stage, box)[...] = start_of(stage.fold, stage.dtype)
+        self.level(stage, loops)
+        del self.active[stage.name]
+
+    def level(self, stage: stages.Stage, loops: Sequence[stages.Leaf]) -> None:
+        """Run one loop and what is inside it; the statement where no loop is left."""
+        if not loops:
+            self.statement(stage)
+            return
+        leaf, box = loops[0], self.active[stage.name]
+        for part in steps(leaf, box[leaf.root]):
+            self.active[stage.name] = box | {leaf.root: part}
+            self.produce(stage, (leaf.name,))
+            self.level(stage, loops[1:])
+        self.active[stage.name] = box
+
+    def produce(self, host: stages.Stage, places: Sequence[str]) -> None:
+        """Compute what is attached to a place of the nest, outputs last."""
+        for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
+            box = needed(self.state, stage, self.active)
+            if stage.scope != "GM":
+                self.memory[stage.name] = poisoned(stage, box)
+            elif stage.name not in self.memory:
+                self.memory[stage.name] = poisoned(stage, whole(stage))
+            self.run(stage, box)
+
+    def fetch(self, read: Read, ranges: Mapping[str, Range]) -> Values:
+        """Return what a read gives; raise `ScheduleError` if nothing computed it yet."""
+        name = read.source
+        if name not in self.memory:
+            needed = f"{name} computed before it is read"
+            raise ScheduleError(needed, "nothing", "attach it further out")
+        return self.memory[name].read(read, ranges)
+
+    def statement(self, stage: stages.Stage) -> None:
+        """Compute the active box of a stage, or fold it into what the tile holds."""
+        box = self.active[stage.name]
+        ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
+        value = evaluated(stage.expr, lambda read: self.fetch(read, ranges))
+        out = self.memory[stage.name].part(stage, box)
+        if stage.fold:
+            sizes = [r.count for r in ranges.values()]
+            axes = tuple(range(len(stage.axes), len(sizes)))
+            value = FOLDS[stage.fold].reduce(np.broadcast_to(widened(value), sizes), axis=axes)
+        if any(leaf.reduce for leaf in self.loops(stage)):
+            value = FOLDS[stage.fold](widened(out), value)
+        out[...] = narrowed(value, stage.dtype)
+
+
+# -- values ---------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Held:
+    """The elements `start`, `start + 1`, ... of every dimension of a tensor."""
+
+    name: str
+    values: Values
+    start: tuple[int, ...]
+
+    def part(self, stage: stages.Stage, box: Box) -> Values:
+        """Return the view of what a box of its own stage covers."""
+        ranges = [box[a.name] for a in stage.axes]
+        low = [r.start.const - first for r, first in zip(ranges, self.start, strict=True)]
+        return self.values[tuple(slice(n, n + r.count) for n, r in zip(low, ranges, strict=True))]
+
+    def read(self, read: Read, box: Mapping[str, Range]) -> Values:
+        """Return what a read gives over a box: one dimension per axis, 1 where it is constant."""
+        values = self.values.reshape(read.view) if read.view else self.values
+        starts = (0,) * len(read.view) if read.view else self.start
+        walk = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
+        grid = dict(zip(box, np.ogrid[tuple(walk)], strict=True))
+        one = np.ones((1,) * len(box), int)
+        index = [
+            sum((factor * grid[name] for name, factor in a.terms), one * (a.const - first))
+            for a, first in zip(read.index, starts, strict=True)
+        ]
+        for place, size in zip(index, values.shape, strict=True):
+            if place.min() < 0 or place.max() >= size:
+                raise ScheduleError(
+                    f"{self.name}: {size} elements that its reader needs",
+                    f"indices {place.min()}..{place.max()} of the tile",
+                    "attach it where its reader needs no more than that",
+                )
+        return np.asarray(values[tuple(index)])
+
+
+def poisoned(stage: stages.Stage, box: Box) -> Held:
+    """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
+    kind = numpy_type(stage.dtype)
+    poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
+    ranges = [box[a.name] for a in stage.axes]
+    values = np.full([r.count for r in ranges], poison, kind)
+    return Held(stage.name, values, tuple(r.start.const for r in ranges))
+
+
+def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
+    """Return the value of a formula in the hardware's formats: fp32 inside, one cast per operation.
+
+    `fetch` gives what each of its reads stands for.
+    """
+    if isinstance(expr, Read):
+        return fetch(expr)
+    assert isinstance(expr, Call)
+    args = [evaluated(arg, fetch) for arg in expr.args]
+    if expr.op == "vcopy":
+        return args[0]
+    wide = [widened(arg) for arg in args]
+    if expr.op == "vconv":
+        whole = np.dtype(numpy_type(expr.format)).kind in "iu"
+        value = ROUND.get(expr.mode, np.rint)(wide[0]) if whole else args[0]
+        return narrowed(value, expr.format)
+    if expr.number is not None:
+        wide.append(widened(numpy_type(expr.args[0].dtype)(expr.number)))
+    function = COMPARE[expr.mode] if expr.op == "vcmp" else FUNCTIONS[expr.op]
+    value = function(*wide)
+    return value if expr.op == "mac" else narrowed(value, expr.format)
+
+
+def widened(values: Any) -> Any:
+    """Return values in the format arithmetic is done in: fp32, or 64-bit whole numbers."""
+    array = np.asarray(values)
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
+
+
+def narrowed(values: Values, dtype: str) -> Values:
+    """Return values in a number format: rounded to nearest even, whole numbers saturate."""
+    kind = numpy_type(dtype)
+    if np.dtype(kind).kind in "iu":
+        limits = np.iinfo(kind)
+        values = np.clip(np.nan_to_num(np.rint(values)), limits.min, limits.max)
+    return np.asarray(values.astype(kind))

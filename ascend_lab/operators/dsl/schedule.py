@@ -1,0 +1,436 @@
+"""Schedules: tensors plus a list of steps, each a frozen record that prints, stores and replays.
+
+What a schedule leaves unsaid is filled in: tiles in UB for everything the vector unit touches.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, wraps
+from inspect import BoundArguments, Parameter, Signature, signature
+from itertools import pairwise
+from typing import Any, Concatenate, ParamSpec
+
+from ascend_lab.errors import ScheduleError
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.machine.isa import Affine, c0_of
+from ascend_lab.operators.dsl import stages as nests
+from ascend_lab.operators.dsl.fractals import role_of, with_conversions
+from ascend_lab.operators.dsl.stages import (
+    Fixed,
+    Input,
+    Stage,
+    State,
+    bare,
+    copy_of,
+    fresh,
+    identity,
+)
+from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, Tensor, swap
+
+P = ParamSpec("P")
+POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
+PRIMITIVES: dict[str, tuple[Callable[..., State], Signature]] = {}
+"""Per primitive: the change of state, and the signature of the step behind its first argument."""
+
+
+def primitive(
+    change: Callable[Concatenate[State, P], State],
+) -> Callable[Concatenate["Schedule", P], "Schedule"]:
+    """Turn a change of state into a step of schedules that bears its name and arguments."""
+    name, whole = change.__name__, signature(change)
+    _, *own = whole.parameters.values()
+    PRIMITIVES[name] = change, Signature(own)
+
+    @wraps(change)
+    def step(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+        given = PRIMITIVES[name][1].bind(*args, **kwargs)
+        given.apply_defaults()
+        return s.then(name, *given.arguments.values())
+
+    shown = [Parameter("s", POSITIONAL, annotation="Schedule"), *own]
+    step.__signature__ = whole.replace(  # type: ignore[attr-defined]
+        parameters=shown, return_annotation="Schedule"
+    )
+    return step
+
+
+@cache
+def _flat(name: str) -> Signature:
+    """Return the signature of a primitive's arguments as steps list them, by position."""
+    return Signature([Parameter(own, POSITIONAL) for own in PRIMITIVES[name][1].parameters])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One primitive with its arguments, e.g. split(y, i, 128, cut)."""
+
+    primitive: str
+    arguments: tuple[Any, ...]
+
+    def apply(self, state: State) -> State:
+        """Return the state after this step."""
+        change, own = PRIMITIVES[self.primitive]
+        try:
+            call = BoundArguments(own, _flat(self.primitive).bind(*self.arguments).arguments)
+            return change(state, *call.args, **call.kwargs)
+        except (TypeError, ValueError, AttributeError) as error:
+            needed = f"{self.primitive}({', '.join(own.parameters)})"
+            got = f"{self} ({error})"
+            raise ScheduleError(needed, got, "give each argument its kind") from error
+
+    def __str__(self) -> str:
+        """Print as the call that made it."""
+        return f"{self.primitive}({', '.join(map(_show, self.arguments))})"
+
+
+def _show(value: Any) -> str:
+    return "(" + ", ".join(map(str, value)) + ")" if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Outputs, the chip they are for, the steps so far, and the state these lead to.
+
+    Two schedules are equal when outputs, chip name and steps are.
+    """
+
+    outputs: tuple[Tensor, ...]
+    chip: Chip
+    steps: tuple[Step, ...] = ()
+    state: State = field(default=State((), ()), repr=False)
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.outputs, self.chip.name, self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare outputs, chip name and steps."""
+        return isinstance(other, Schedule) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """Hash outputs, chip name and steps."""
+        return hash(self._key())
+
+    def then(self, primitive: str, *arguments: Any) -> "Schedule":
+        """Return the schedule with one more step; raise `ScheduleError` if it is illegal."""
+        step = Step(primitive, arguments)
+        return Schedule(self.outputs, self.chip, (*self.steps, step), step.apply(self.state))
+
+    def to_json(self) -> str:
+        """Return the steps as JSON text."""
+        rows = [[s.primitive, *s.arguments] for s in self.steps]
+        return json.dumps({"chip": self.chip.name, "steps": rows})
+
+    def __repr__(self) -> str:
+        """Return one line per step."""
+        head = f"Schedule of {', '.join(o.label for o in self.outputs)} for {self.chip.name}"
+        return "\n".join([head, *(f"  {step}" for step in self.steps)])
+
+
+def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Schedule:
+    """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    return Schedule(tensors, chip, (), with_conversions(nests.initial_state(tensors)))
+
+
+def replay(outputs: Tensor | Sequence[Tensor], chip: Chip, steps: Sequence[Step] | str) -> Schedule:
+    """Return the schedule that `steps` (records, or JSON from `Schedule.to_json`) build."""
+    schedule = create_schedule(outputs, chip)
+    for step in _steps(steps) if isinstance(steps, str) else steps:
+        schedule = schedule.then(step.primitive, *step.arguments)
+    return schedule
+
+
+def _steps(text: str) -> list[Step]:
+    try:
+        data = json.loads(text)
+        rows = data["steps"] if isinstance(data, Mapping) else data
+        if not all(isinstance(row, list) and row for row in rows):
+            raise ValueError("a step is a list: its primitive and arguments")
+        steps = [Step(str(row[0]), tuple(map(_frozen, row[1:]))) for row in rows]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ScheduleError("steps as JSON", str(error), "write them with to_json") from error
+    for step in steps:
+        if step.primitive not in PRIMITIVES:
+            known, got = ", ".join(PRIMITIVES), repr(step.primitive)
+            raise ScheduleError(f"a primitive ({known})", got, "check the name")
+    return steps
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+# -- what is left unsaid ---------------------------------------------------------------------------
+def loop_count(state: State, stage: Stage) -> int:
+    """Return how many loops stand in front of the whole-tile instructions of a stage.
+
+    Loops up to `vector_at`; without it, up to the last that is bound, carries a tile, or has a
+    finer part of the same axis inside it.
+    """
+    if stage.vector_at:
+        return stage.position(stage.vector_at)
+    hosts = {guest.attach[1] for guest in state.guests(stage.name) if guest.attach}
+    count = 0
+    for place, leaf in enumerate(stage.loops):
+        if leaf.width > 1 or leaf.name in stage.bound or leaf.name in hosts:
+            count = place + 1
+    return count
+
+
+def members(state: State, root: str) -> list[str]:
+    """Return the stages computed inside the nest of `root`, itself last, in order."""
+
+    def inside(stage: Stage | Fixed) -> bool:
+        if stage.name == root or isinstance(stage, Fixed):
+            return stage.name == root
+        if stage.attach is not None:
+            return inside(state.stage(stage.attach[0]))
+        return stage.scope != "GM" and any(map(inside, state.readers(stage.name)))
+
+    return [s.name for s in state.stages if inside(s)]
+
+
+def roots(state: State) -> list[Stage | Fixed]:
+    """Return the stages with a phase of their own, in GM and not attached, in order of execution.
+
+    A phase runs behind all phases whose tensors a stage of its nest reads: y0 = f(x) waits for t
+    where y1 = g(t) is computed in the nest of y0. Raises `ScheduleError` where phases wait for each
+    other in a circle.
+    """
+    phases = [
+        s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
+    ]
+    nests = {phase.name: members(state, phase.name) for phase in phases}
+    phase_of = {name: phase for phase, nest in nests.items() for name in nest}
+    order: list[Stage | Fixed] = []
+    waiting = list(phases)
+    while waiting:
+        done = {phase.name for phase in order}
+        for phase in waiting:
+            read = {source for name in nests[phase.name] for source in state.find(name).sources}
+            needed = {phase_of[source] for source in read if source in phase_of} - {phase.name}
+            if needed <= done:
+                break
+        else:
+            names = ", ".join(phase.name for phase in waiting)
+            wanted = "phases of which one can come first"
+            raise ScheduleError(wanted, f"{names} in a circle", "compute_at fewer of them")
+        order.append(phase)
+        waiting.remove(phase)
+    return order
+
+
+def moves_only(state: State, stage: Stage) -> bool:
+    """True for an unscheduled stage that only moves elements between GM tensors."""
+    plain = stage.is_copy and stage.loops == fresh(stage.axes) and not stage.vector_at
+    return plain and _in_gm(state, stage.sources[0]) and members(state, stage.name) == [stage.name]
+
+
+def complete(state: State, root: str) -> State:
+    """Return the stages of the phase of `root`, with every implicit tile made explicit.
+
+    Tensors of other phases are inputs of this one.
+    """
+    own = members(state, root)
+    others = [s for s in state.stages if s.name not in own]
+    there = tuple(Input(s.name, s.dtype, s.shape) for s in others)
+    stages = tuple(s for s in state.stages if s.name in own)
+    state = State((*state.inputs, *there), stages)
+    for name in members(state, root):
+        stage = state.stage(name)
+        if stage.scope != "GM" and stage.attach is None:
+            state = state.put(replace(stage, attach=_unsaid(state, root, stage)))
+    for name in members(state, root):
+        stage = state.stage(name)
+        inside = {r.name for r in state.readers(name)} & set(members(state, root))
+        if stage.scope == "GM" and not role_of(state, stage) and (inside or not stage.is_copy):
+            state = _computed_in_tile(state, stage, root)
+    for name in members(state, root):
+        stage = state.stage(name)
+        loads = stage.scope == "UB" and stage.is_copy and _in_gm(state, stage.sources[0])
+        if stage.scope in ("UB", "GM") and not loads:
+            state = _loaded_through_tiles(state, stage)
+    return _rows_alike(state)
+
+
+def _unsaid(state: State, root: str, stage: Stage) -> tuple[str, str]:
+    """Return where a tile is computed if nobody says: inside a ring, with its side of that."""
+    nest = state.stage(root)
+    ring = next((s.name for s in state.guests(root) if s.scope == "L2"), "")
+    if not ring or role_of(state, stage):
+        return ring or root, ""
+    return root, nest.loops[loop_count(state, nest) - 1].name
+
+
+def _rows_alike(state: State) -> State:
+    """Let rows of tiles in UB begin at the same elements in all formats of 2 and 4 bytes.
+
+    What fills a row up to its last block then does so in every tile of the nest.
+    """
+    tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
+    tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
+    unit = max((c0_of(s.dtype) for s in tiles), default=1)
+    for tile in tiles if any(t.shape[-1] % unit for t in tiles) else ():
+        state = state.put(replace(tile, align=math.lcm(tile.align, unit)))
+    return state
+
+
+def _in_gm(state: State, name: str) -> bool:
+    return state.find(name).scope in nests.IN_MEMORY
+
+
+def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
+    """Compute an output into UB and let the stage itself be the copy to GM."""
+    count = loop_count(state, stage)
+    inside = [n for n in members(state, root) if stage.name in state.stage(n).sources]
+    if stage.attach and count and inside:
+        raise ScheduleError(
+            f"{stage.name}: an attached output without loops of its own, as others read its tile",
+            ", ".join(x.name for x in stage.loops[:count]),
+            f"split {stage.attach[0]} instead",
+        )
+    outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
+    kept, moved = stage.loops[:outside], stage.loops[outside:]
+    here = (stage.name, kept[-1].name if kept else "")
+    at_once = moved[0].name if moved and stage.vector_at else ""
+    local = replace(
+        stage,
+        name=state.new_name(f"{stage.name}_ub"),
+        scope="UB",
+        output=False,
+        attach=here if kept or stage.attach is None else stage.attach,
+        loops=moved,
+        bound=(),
+        vector_at=stage.vector_at if outside < count else at_once,
+    )
+    for guest in state.guests(stage.name, *(x.name for x in moved)) if moved else ():
+        place = guest.attach[1] if guest.attach else ""
+        state = state.put(replace(guest, attach=(local.name, place)))
+    copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)
+    whole = tuple(replace(x, name=f"{x.name}_tile") for x in fresh(stage.axes))
+    loops, vector_at = (*kept, *whole), whole[0].name
+    out = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
+    state = state.put(out).insert(local, before=stage.name)
+    for name in inside:
+        state = state.put(nests.redirect(state.stage(name), stage.name, local.name))
+    return state
+
+
+def _loaded_through_tiles(state: State, stage: Stage) -> State:
+    """Let a stage read GM tensors through tiles in UB."""
+    loops = stage.loops[: loop_count(state, stage)]
+    attach = (stage.name, loops[-1].name) if loops else stage.attach or (stage.name, "")
+    extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
+    for given in dict.fromkeys(stage.reads):
+        if not _in_gm(state, given.source):
+            continue
+        read = _unmixed(given, given.view or state.find(given.source).shape, extents)
+        tile = next((t for t in state.stages if _serves(state, stage, t, read, attach)), None)
+        if tile is None:
+            name = state.new_name(f"{read.source}_ub")
+            made = copy_of(name, state.find(read.source), read.view)
+            tile = replace(made, attach=attach, depth=stage.depth)
+            state = state.insert(tile, before=stage.name)
+        through = Read(tile.name, read.format, read.index)
+        stage = replace(stage, expr=swap(stage.expr, given, through))
+        state = state.put(stage)
+    return state
+
+
+def _serves(
+    state: State, stage: Stage, tile: Stage | Fixed, read: Read, attach: tuple[str, str]
+) -> bool:
+    """True if a tile holds what a read needs, for the same pipe, and is walked in the same steps.
+
+    Reads that start elsewhere in a row need a tile of their own, whose rows then are aligned.
+    """
+    if not isinstance(tile, Stage) or tile.attach != attach or tile.scope != "UB":
+        return False
+    own = bare(tile.expr) if tile.is_copy else None
+    if own is None or (own.source, own.view) != (read.source, read.view):
+        return False
+    stored = {r.scope == "GM" for r in state.readers(tile.name)}
+    walks = {_walk(r) for r in stage.reads if r.source == tile.name}
+    return stored <= {stage.scope == "GM"} and walks <= {_walk(read)}
+
+
+def _walk(read: Read) -> tuple[object, ...]:
+    return (*(i.terms for i in read.index), read.index[-1].const)
+
+
+def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
+    """Give every axis of an index such as 8 i + j a dimension of its own: rows can align."""
+    index: list[Affine] = []
+    view: list[int] = []
+    for part, size in zip(read.index, shape, strict=True):
+        terms = sorted(part.terms, key=lambda t: -t[1])
+        steps = [c for _, c in terms]
+        inner = zip(terms[1:], steps, strict=False)
+        nested = all(step % c == 0 and extents[name] * c <= step for (name, c), step in inner)
+        if len(terms) < 2 or part.const or steps[-1] != 1 or not nested or size % steps[0]:
+            index.append(part)
+            view.append(size)
+            continue
+        index += [Affine(0, ((name, 1),)) for name, _ in terms]
+        view += [size // steps[0], *(a // b for a, b in pairwise(steps))]
+    same = tuple(view) == tuple(shape)
+    return read if same else replace(read, index=tuple(index), view=tuple(view))
+
+
+# -- nests as text --------------------------------------------------------------------------------
+def show(schedule: Schedule, *, tiles: bool = True) -> str:
+    """Return the loop nests as text; `tiles`: with the tiles the chip's buffers need."""
+    lines: list[str] = []
+    for number, stage in enumerate(roots(schedule.state)):
+        lines.append(f"phase {number + 1}: {stage.name} {tuple(stage.shape)} {stage.dtype}")
+        if isinstance(stage, Fixed):
+            lines.append(f"  {stage.kind}({', '.join(stage.sources)}), a hand-written kernel")
+            continue
+        state = complete(schedule.state, stage.name) if tiles else schedule.state
+        lines += _nest(state, state.stage(stage.name), "  ")
+    return "\n".join(lines)
+
+
+def _nest(state: State, stage: Stage, indent: str) -> list[str]:
+    """Return the lines of one stage: its loops, what is computed in them, its own statement."""
+    loops = stage.loops[: loop_count(state, stage)]
+    lines: list[str] = []
+    for leaf in loops:
+        if leaf.name in stage.bound:
+            lines.append(f"{indent}cores {leaf.name} in {leaf.extent}:")
+            indent += "  "
+    for guest in state.guests(stage.name, "", *stage.bound):
+        lines += _guest(state, guest, indent)
+    for leaf in loops:
+        if leaf.name not in stage.bound:
+            tail = " guard" if leaf.tail == "guard" and leaf.width > 1 else ""
+            fold = " (fold)" if leaf.reduce else ""
+            lines.append(f"{indent}for {leaf.name} in {leaf.extent}{tail}:{fold}")
+            indent += "  "
+            for guest in state.guests(stage.name, leaf.name):
+                lines += _guest(state, guest, indent)
+    over = f"{stage.fold} over {', '.join(a.name for a in stage.reduce)} of " if stage.fold else ""
+    index = ", ".join(a.name for a in stage.axes)
+    return [*lines, f"{indent}{stage.name}[{index}] = {over}{_text(stage.expr)}"]
+
+
+def _guest(state: State, stage: Stage, indent: str) -> list[str]:
+    slots = f", {stage.depth} slots" if stage.depth > 1 else ""
+    where = "" if stage.scope == "GM" else f"   # tile in {stage.scope}{slots}"
+    lines = _nest(state, stage, indent)
+    lines[0 if loop_count(state, stage) else -1] += where
+    return lines
+
+
+def _text(expr: Expr) -> str:
+    """Return an expression without copies and modes, e.g. vadd(a[i, j], b[j])."""
+    if not isinstance(expr, Call):
+        return str(expr)
+    if expr.op == "vcopy" and isinstance(expr.args[0], Read):
+        return str(expr.args[0])
+    rest = [f"{expr.number:g}"] if expr.number is not None else []
+    rest += [expr.format] if expr.op == "vconv" else []
+    return f"{expr.op}({', '.join([*map(_text, expr.args), *rest])})"

@@ -1,0 +1,103 @@
+"""Kernels written by hand with the builder; here the one of the first chapters and of the tests."""
+
+from typing import Any
+
+# fmt: off
+# isort: off
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import InputError
+from ascend_lab.machine.isa import KernelBuilder, Launch, Program, spread
+from ascend_lab.operators.kernels.conv import conv_launch
+from ascend_lab.operators.kernels.conv_schedules import conv_schedule, stacked_schedule
+from ascend_lab.operators.kernels.conv_shape import (
+    ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm,
+)
+from ascend_lab.operators.kernels.conv_windows import dense_placement
+from ascend_lab.operators.kernels.deconv import (
+    DeconvShape, deconv_kernel, pack_deconv, unpack_deconv,
+)
+from ascend_lab.operators.kernels.default_schedules import default_schedule
+from ascend_lab.operators.kernels.depthwise import depthwise_launch, pack_depthwise
+from ascend_lab.operators.kernels.flash import flash_launch
+from ascend_lab.operators.kernels.flash_shape import FlashShape, FlashTiling, FlashView
+from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
+from ascend_lab.operators.kernels.gemm import gemm_launch
+from ascend_lab.operators.kernels.gemm_schedule import (
+    GemmSchedule, GemmShape, check_schedule, tile_bytes,
+)
+from ascend_lab.operators.kernels.rearrange import (
+    check_indices, concat_launch, gather_launch, one_hot_launch, pad_launch, reshape_launch,
+    scatter_launch, slice_launch, split_launch,
+)
+from ascend_lab.operators.kernels.tandem import tandem_launch
+from ascend_lab.operators.kernels.tandem_schedules import tandem_launches
+from ascend_lab.operators.kernels.tandem_shape import Tandem, TandemSchedule
+from ascend_lab.operators.kernels.timed_schedules import best_grid, time_tilings
+from ascend_lab.operators.kernels.transpose import transpose_launch
+from ascend_lab.machine.layout import copy_launch
+# fmt: on
+# isort: on
+
+__all__ = [
+    "ConvShape", "DeconvShape", "FlashShape", "FlashTiling", "FlashView", "GemmSchedule",
+    "GemmShape", "SplitTiling", "Tandem", "TandemSchedule", "best_grid", "check_indices",
+    "check_schedule", "concat_launch", "conv_launch", "conv_schedule", "copy_launch",
+    "deconv_kernel", "default_schedule", "dense_placement", "depthwise_launch",
+    "elementwise_launch", "elementwise_program", "flash_launch", "flash_pipeline_launch",
+    "gather_launch", "gemm_launch", "one_hot_launch", "pack_conv", "pack_deconv",
+    "pack_depthwise", "pack_gemm", "pad_launch", "reshape_launch", "scatter_launch",
+    "slice_launch", "split_launch", "stacked_schedule", "tandem_launch", "tandem_launches",
+    "tile_bytes", "time_tilings", "transpose_launch", "unpack_conv", "unpack_deconv",
+    "unpack_gemm",
+]  # fmt: skip
+
+
+def elementwise_program(
+    chip: Chip,
+    elements: int,
+    *,
+    op: str = "vadd",
+    tile: int = 2048,
+    depth: int = 2,
+    dtype: str = "fp16",
+    cores: int = 1,
+) -> Program:
+    """y = op(x1, x2) (or op(x1) for one-operand ops) on `elements` per core, tile by tile.
+
+    `elements` and `tile` are whole repeats of 256 bytes; `depth` is the number of UB slots of each
+    queue. Run it on several cores with `elementwise_launch`.
+    """
+    lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
+    if tile % lanes or elements % tile or tile < lanes:
+        wanted, got = f"tiles of a multiple of {lanes} elements that divide {elements}", str(tile)
+        raise InputError(wanted, got, "round it")
+    names = ("x1", "x2") if op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin") else ("x1",)
+    k = KernelBuilder(op, chip)
+    total = elements * cores
+    sources = [k.tensor(name, dtype, total) for name in names]
+    y = k.tensor("y", dtype, total)
+    loads = [k.queue(f"{n}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=depth) for n in names]
+    store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=depth)
+    base = k.param("core", cores) * elements
+    with k.loop("i", elements // tile) as i:
+        for queue, tensor in zip(loads, sources, strict=True):
+            k.copy(queue.alloc().region(), tensor.region(base + i * tile, tile))
+            queue.enqueue()
+        tiles, out = [queue.dequeue() for queue in loads], store.alloc()
+        regions = (t.region(0, (tile // lanes, lanes)) for t in (out, *tiles))
+        k.vector(op, *regions)
+        for queue in loads:
+            queue.free()
+        store.enqueue()
+        k.copy(y.region(base + i * tile, tile), store.dequeue().region())
+        store.free()
+    return k.finish()
+
+
+def elementwise_launch(chip: Chip, elements: int, **options: Any) -> Launch:
+    """Spread `elements` evenly over all vector cores; `options` as of `elementwise_program`."""
+    cores = chip.cores_of("vector")
+    if elements % cores:
+        raise InputError(f"a multiple of {cores} elements", str(elements), "pad the tensor")
+    program = elementwise_program(chip, elements // cores, cores=cores, **options)
+    return spread(options.get("op", "vadd"), {"core": [1] * cores}, lambda _: program)

@@ -1,0 +1,393 @@
+"""What to convolve: sizes, window geometry, groups, the product it amounts to; packed operands.
+
+The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and, in 16 columns whatever the
+accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTAL_Z.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import gcd, lcm
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, SMALL_C0, c0_of, up
+from ascend_lab.machine.layout import AddressMap, address_map, pack, unpack
+from ascend_lab.operators.kernels.gemm_schedule import GemmShape
+
+Pair = tuple[int, int]
+LARGEST = 1 << 20
+"""Of the sizes of an image, a kernel and their steps."""
+LARGEST_TILE = 512
+"""Pixels of the tallest tile that a default has."""
+MOST_SPREAD = 255
+"""Of a dilation and of rows of padding where rows of several images take turns."""
+Pads = tuple[int, int, int, int]
+"""Rows above and below, columns left and right."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """An NCHW convolution: batch, channels, image, kernel count and size, and how windows lie.
+
+    `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
+    columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form and
+    read through `strides`, `dilations` and `pads`. The result has `out_hw` rows (of all mixed
+    images) and columns: (size + pads - reach) // stride + 1. With `groups` g, output channels i*k/g
+    .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop` a negative pad cuts
+    rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a pixel in
+    memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With `stored`
+    (rows, step) a channel block has so many rows in memory, not h, and what is read are rows `step`
+    apart (see `thinned`). With `mixed` m, every image is m images whose rows take turns (see
+    `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
+    What `pool`, windows as of a depthwise convolution, reads of the result stays on the core
+    (`pooling`). Raises `InputError`.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: int | Pair = 1
+    pad: int | Pair | Pads = 0
+    dtype: str = "fp16"
+    out_dtype: str = ""
+    dilation: int | Pair = 1
+    groups: int = 1
+    crop: bool = False
+    pad_value: int = 0
+    lanes: int = 0
+    stored: Pair = (0, 1)
+    mixed: int = 1
+    beside: "ConvShape | None" = None
+    pool: "ConvShape | None" = None
+    strides: Pair = field(init=False, repr=False, compare=False)
+    dilations: Pair = field(init=False, repr=False, compare=False)
+    pads: Pads = field(init=False, repr=False, compare=False)
+    out_hw: Pair = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
+        put = object.__setattr__
+        for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
+            put(self, name, _shortest(name, getattr(self, name), lengths))
+        put(self, "strides", pair(self.stride))
+        put(self, "dilations", pair(self.dilation))
+        put(self, "pads", _sides(self.pad))
+        self._check_sizes()
+        put(self, "out_hw", self._out_hw())
+        if self.dtype not in ACCUMULATOR:
+            raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
+        fits = self.c <= SMALL_C0 == self.lanes and self.groups == 1
+        if self.lanes and not (fits and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
+            needed = f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
+            got = f"{self.c} channels in {self.lanes}, {self.groups} groups, {self.w} columns"
+            raise InputError(needed, got, "use blocks of C0")
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
+        if self.groups < 1 or self.c % self.groups or self.k % self.groups:
+            wanted = f"groups that divide {self.c} input and {self.k} output channels"
+            raise InputError(wanted, str(self.groups), "choose a common divisor")
+        top, bottom, left, right = self.pads
+        kept = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
+        if min(kept) < 1:
+            raise InputError("an image with a row and a column left", str(kept), "crop less")
+        self._check_beside()
+        if min(self.out_hw) < 1:
+            padded = f"{self.h + top + bottom}x{self.w + left + right}"
+            needed = f"a kernel no larger than the padded image {padded}"
+            raise InputError(needed, "{}x{}".format(*self.reach), "add padding")
+
+    def _check_sizes(self) -> None:
+        sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
+        steps = (*self.strides, *self.dilations)
+        short = min(self.pads) < 0 and not self.crop
+        if min(*sizes, *steps) < 1 or short or max(*sizes, *steps, *self.pads) > LARGEST:
+            needed = f"sizes, stride and dilation from 1 to {LARGEST}, padding of at least 0"
+            got = f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}"
+            raise InputError(needed, got, "check the order N C H W K R S")
+
+    def _check_beside(self) -> None:
+        other = self.beside
+        if other is None:
+            return
+        kinds = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, other)]
+        lone = (other.r, other.s, other.strides[0], other.pad, other.beside) == (1, 1, 1, 0, None)
+        if kinds[0] != kinds[1] or self.groups > 1 or self.lanes or not lone:
+            needed = f"{self.n} images {self.out_hw} of {self.k} channels, of one tap each"
+            raise InputError(needed, str(other), "add them by a kernel of their own")
+
+    @property
+    def sums(self) -> int:
+        """Tiles of sums: two of int32, whose scales differ, where something is beside."""
+        return 1 + (self.beside is not None and self.dtype == "int8")
+
+    @property
+    def reach(self) -> Pair:
+        """Rows and columns a window spans: dilation * (kernel - 1) + 1."""
+        down, right = self.dilations
+        return down * (self.r - 1) + 1, right * (self.s - 1) + 1
+
+    def _out_hw(self) -> Pair:
+        top, bottom, left, right = self.pads
+        rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
+        return rows * self.mixed, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
+
+    @property
+    def c0(self) -> int:
+        """Channels of a pixel of one channel block in memory."""
+        return self.lanes or c0_of(self.dtype)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a pixel of one channel block in memory."""
+        return self.c0 * DTYPE_BYTES[self.dtype]
+
+    @property
+    def plane(self) -> int:
+        """Elements of a channel block of an image in memory."""
+        return (self.stored[0] or self.h) * self.w * self.c0
+
+    @property
+    def images(self) -> int:
+        """Images in memory."""
+        return self.n * self.mixed
+
+    @property
+    def taps(self) -> int:
+        """Fractals of depth in one channel block: r s taps, several to a fractal with few lanes."""
+        return up(self.r * self.s * self.c0, c0_of(self.dtype))
+
+    @property
+    def ops(self) -> int:
+        """Useful operations, 2 n oh ow k (c / groups) r s."""
+        oh, ow = self.out_hw
+        own = 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.r * self.s
+        return own + (self.beside.ops if self.beside else 0)
+
+    @property
+    def blocks(self) -> Pair:
+        """Channel blocks of the tensors: (c / C0, k / 16), rounded up."""
+        return up(self.c, self.c0), up(self.k, FRACTAL)
+
+    @property
+    def gemm(self) -> GemmShape:
+        """The matrix product of one bundle of groups: m = pixels, k = taps * channels, n."""
+        oh, ow = self.out_hw
+        bundle = bundles_of(self)
+        depth = units_of(self).every * c0_of(self.dtype)
+        wide = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
+        return GemmShape(self.n * oh * ow, depth, wide, self.dtype, self.out_dtype)
+
+
+def thinned(shape: ConvShape) -> ConvShape:
+    """Return a convolution of the rows it looks at, where a stride leaves some of them out.
+
+    Not one of groups; nor of one channel and one feature, which the vector unit may do as it does
+    a group for every channel: it strides over the rows itself.
+    """
+    step, (rows, _) = shape.strides[0], shape.out_hw
+    grouped = shape.groups > 1 or shape.c == shape.k == 1
+    if step == 1 or shape.r > 1 or any(shape.pads[:2]) or grouped or shape.lanes:
+        return shape
+    return replace(shape, h=rows, stride=(1, shape.strides[1]), stored=(shape.h, step))
+
+
+def stacked(shape: ConvShape) -> ConvShape:
+    """Return a convolution with several images as one, if there is one.
+
+    Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
+    instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
+    are dilated, and zeros above and below are those of each image. As many images as leave the
+    fewest fractals and fill a large tile, and no more, are one. With a vertical
+    stride there is none: windows would move by one row from image to image, by more to a next turn.
+    """
+    bytes_too = "int8" in (shape.dtype, shape.out_dtype)
+    if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too or shape.pool:
+        return shape
+    (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
+    if shape.strides[0] > 1 or min(shape.pads) < 0:
+        return shape
+    ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
+    least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
+    ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
+    mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
+    other = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
+    return replace(shape, n=shape.n // mixed, mixed=mixed, beside=other)
+
+
+def pair(value: int | Pair) -> Pair:
+    """Return (vertical, horizontal) of one number for both, or of two."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _sides(pad: int | Pair | Pads) -> Pads:
+    """Return rows above and below, columns left and right."""
+    if isinstance(pad, tuple) and len(pad) == 4:
+        return pad
+    rows, columns = pair(pad)
+    return rows, rows, columns, columns
+
+
+def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
+    """Return one number where all sides agree, else the tuple; refuse other lengths and types."""
+    values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
+    whole_ones = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    if not whole_ones or len(values) not in (1, *lengths):
+        words = " or ".join(map(str, lengths))
+        raise InputError(f"{name}: a whole number, or {words} of them", repr(value), "mend it")
+    if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
+        values = (values[0], values[2])
+    whole = tuple(int(v) for v in values)  # type: ignore[call-overload]
+    return whole[0] if len(set(whole)) == 1 else whole
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """Groups put together until their channels fill whole blocks, each bundle one product.
+
+    `count` bundles in all; each has `groups` groups, `c1` input and `n1` output channel blocks,
+    the last one maybe fewer: `last_groups`, `last_c1`, `last_n1`.
+    """
+
+    count: int
+    groups: int
+    c1: int
+    n1: int
+    last_groups: int
+    last_c1: int
+    last_n1: int
+
+
+@lru_cache(maxsize=256)
+def bundles_of(shape: ConvShape) -> Bundles:
+    """Return the smallest bundles whose channels start on block borders.
+
+    With c/g and k/g channels a group, e = lcm(lcm(c/g, C0) / (c/g), lcm(k/g, 16) / (k/g)) groups
+    do (32 for 16 where bytes are stored), or all of them where there are fewer. Inside a bundle the
+    weights are block-diagonal: the share 1 - 1/e of the products is with zeros.
+    """
+    c0, g = c0_of(shape.dtype), shape.groups
+    c, k = shape.c // g, shape.k // g
+    block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
+    each = min(lcm(lcm(c, c0) // c, lcm(k, block) // k), g)
+    count = up(g, each)
+    last = g - (count - 1) * each
+    sizes = [(groups, up(groups * c, c0), up(groups * k, FRACTAL)) for groups in (each, last)]
+    return Bundles(count, *sizes[0], *sizes[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The least that a stage of a bundle's depth holds: blocks of channels, and of those beside.
+
+    `count` units are a bundle, each `depth` fractals deep.
+    """
+
+    count: int
+    c1: int
+    beside: int
+    depth: int
+
+    @property
+    def every(self) -> int:
+        """Fractals of depth in all."""
+        return self.count * self.depth
+
+
+@lru_cache(maxsize=256)
+def units_of(shape: ConvShape) -> Units:
+    """Return the units of a convolution: its channel blocks, unless another is beside it."""
+    c1, other = bundles_of(shape).c1, shape.beside
+    more, taps = (other.blocks[0], other.taps) if other else (0, 0)
+    count = gcd(c1, more)
+    return Units(count, c1 // count, more // count, (c1 * shape.taps + more * taps) // count)
+
+
+# -- packing ---------------------------------------------------------------------------------------
+def pack_gemm(shape: GemmShape, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
+    if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
+        wanted, got = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}", f"{a.shape} and {b.shape}"
+        raise InputError(wanted, got, "pass row-major matrices of the problem's size")
+    return {
+        "a": pack(address_map("FRACTAL_NZ", a.shape, shape.dtype), a),
+        "b": pack(address_map("FRACTAL_ZN", b.shape, shape.dtype), b),
+    }
+
+
+def unpack_gemm(shape: GemmShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return C (m, n) row-major from the kernel's output tensor."""
+    stored = tensors["c"].reshape(-1)
+    return unpack(_in_16("FRACTAL_NZ", (shape.m, shape.n), stored), stored)
+
+
+def pack_conv(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
+    """Lay NCHW x and (K, C/groups, R, S) weights out as NC1HWC0 and FRACTAL_Z, zeros as padding.
+
+    Grouped weights become one FRACTAL_Z a bundle of groups, block-diagonal, one after another.
+    """
+    if x.shape != (shape.n, shape.c, shape.h, shape.w):
+        raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
+    if weight.shape != (shape.k, shape.c // shape.groups, shape.r, shape.s):
+        raise InputError("weight as (k, c / groups, r, s)", str(weight.shape), "reshape it")
+    image = pack(address_map("NC1HWC0", x.shape, shape.dtype, c0=shape.c0), x)
+    return {"x": image, "weight": pack_weights(shape, weight)}
+
+
+def pack_weights(shape: ConvShape, weight: np.ndarray) -> np.ndarray:
+    """Return weights (k, c / groups, r, s) as FRACTAL_Z, a bundle of groups after the other."""
+    parts = bundle_weights(shape, weight)
+    return np.concatenate(
+        [pack(address_map("FRACTAL_Z", p.shape, shape.dtype), p).reshape(-1) for p in parts]
+    )
+
+
+def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
+    """Return the dense kernels (k_b, c_b, r, s) of each bundle from weights (k, c/groups, r, s).
+
+    Off the diagonal blocks they are zero: the cube multiplies these zeros too. Where pixels have
+    few lanes, taps and channels are one axis: (k, r s lanes, 1, 1), filled up to whole fractals.
+    """
+    if shape.lanes:
+        wide = np.zeros((shape.k, shape.r * shape.s, shape.lanes), weight.dtype)
+        wide[..., : shape.c] = weight.reshape(shape.k, shape.c, -1).transpose(0, 2, 1)
+        flat = np.zeros((shape.k, shape.taps * c0_of(shape.dtype), 1, 1), weight.dtype)
+        flat[:, : wide[0].size, 0, 0] = wide.reshape(shape.k, -1)
+        return [flat]
+    bundle = bundles_of(shape)
+    c, k = shape.c // shape.groups, shape.k // shape.groups
+    dense = []
+    for index in range(bundle.count):
+        groups = bundle.last_groups if index == bundle.count - 1 else bundle.groups
+        kernel = np.zeros((groups * k, groups * c, shape.r, shape.s), weight.dtype)
+        for g in range(groups):
+            first = (index * bundle.groups + g) * k
+            kernel[g * k : (g + 1) * k, g * c : (g + 1) * c] = weight[first : first + k]
+        dense.append(kernel)
+    return dense
+
+
+def unpack_conv(
+    shape: ConvShape, tensors: Mapping[str, np.ndarray], *, dense: bool = False
+) -> np.ndarray:
+    """Return the output as (n, k, oh, ow): per image a matrix, a row per pixel, in FRACTAL_NZ.
+
+    `dense` reads what `dense_placement` left: NC1HWC0 in blocks of 16 channels.
+    """
+    (oh, ow), stored = shape.out_hw, tensors["y"].reshape(-1)
+    if dense:
+        return unpack(_in_16("NC1HWC0", (shape.n, shape.k, oh, ow), stored), stored)
+    rows = unpack(_in_16("FRACTAL_NZ", (shape.n, oh * ow, shape.k), stored), stored)
+    return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(shape.n, shape.k, oh, ow)
+
+
+def _in_16(layout: str, shape: tuple[int, ...], values: np.ndarray) -> AddressMap:
+    """Return a layout in blocks of 16 channels, in the number format of the values."""
+    names = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
+    return address_map(layout, shape, names.get(values.dtype.name, values.dtype.name), c0=FRACTAL)

@@ -1,0 +1,181 @@
+"""Transposed convolution as one plain convolution per phase of the stride.
+
+Output pixel oy receives x[iy] * w[i] where oy + top = iy * stride + i * dilation. Pixels with the
+same remainder p = oy mod stride see the same taps i: each remainder (a phase, sh * sw in all) is a
+stride-1 convolution of x with a part of the kernel, whose pixels lie `stride` apart in the output.
+No zero is inserted into x, none is multiplied.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL, Kernel, up
+from ascend_lab.operators.kernels.conv import conv_launch
+from ascend_lab.operators.kernels.conv_shape import (
+    ConvShape,
+    Pads,
+    Pair,
+    pack_conv,
+    pair,
+    unpack_conv,
+)
+from ascend_lab.operators.kernels.conv_windows import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class DeconvShape:
+    """A transposed convolution: x (n, c, h, w), weights (c, k/groups, r, s), y (n, k, oh, ow).
+
+    `stride`, `pad`, `dilation` and `groups` are those of the convolution it transposes, in the
+    forms of `ConvShape`; `output_pad` rows and columns are added below and on the right.
+    """
+
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: int | Pair = 1
+    pad: int | Pair | Pads = 0
+    dtype: str = "fp16"
+    out_dtype: str = ""
+    dilation: int | Pair = 1
+    groups: int = 1
+    output_pad: int | Pair = 0
+
+    def __post_init__(self) -> None:
+        """Check what `ConvShape` checks, and that pads leave an output."""
+        if min(self.h, self.w) < 1 or max(self.h, self.w) > 1 << 20:
+            sizes = f"{self.h}x{self.w}"
+            raise InputError("image sizes from 1 to 1048576", sizes, "check the order")
+        like, more = self.windows, pair(self.output_pad)
+        limits = zip(like.strides, like.dilations, strict=True)
+        if min(more) < 0 or any(m >= max(s) for m, s in zip(more, limits, strict=True)):
+            raise InputError(
+                "an output_pad of at least 0 and below stride or dilation",
+                str(self.output_pad),
+                "it only chooses between sizes that one stride maps to the same image",
+            )
+        if min(self.out_hw) < 1:
+            raise InputError("an output of at least 1x1", "{}x{}".format(*self.out_hw), "pad less")
+
+    @property
+    def windows(self) -> ConvShape:
+        """A convolution with these windows on a large image: its strides, dilations and pads."""
+        return ConvShape(
+            self.n, self.c, 1 << 20, 1 << 20, self.k, self.r, self.s, self.stride, self.pad,
+            self.dtype, self.out_dtype, self.dilation, self.groups,
+        )  # fmt: skip
+
+    @property
+    def out_hw(self) -> Pair:
+        """Output height and width: (size - 1) * stride + reach - pads + output_pad."""
+        like = self.windows
+        top, bottom, left, right = like.pads
+        (sh, sw), (down, across), (low, last) = like.strides, like.reach, pair(self.output_pad)
+        rows = (self.h - 1) * sh + down - top - bottom + low
+        return rows, (self.w - 1) * sw + across - left - right + last
+
+    @property
+    def ops(self) -> int:
+        """Useful operations, 2 n h w c (k / groups) r s (taps that fall outside counted)."""
+        return 2 * self.n * self.h * self.w * self.c * (self.k // self.groups) * self.r * self.s
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One phase along one axis: taps in the order of the image, windows of a convolution."""
+
+    taps: tuple[int, ...]
+    dilation: int
+    before: int
+    after: int
+
+
+def _axis(phase: int, size: int, out: int, windows: tuple[int, int, int, int]) -> _Axis:
+    """Return the phase's taps and windows; without a tap, one with the weight zero.
+
+    `windows` is (kernel, stride, dilation, pad before). Tap i sees image row q + d(i) for output
+    row q of the phase, d(i) = (phase + pad - i * dilation) / stride.
+    """
+    kernel, stride, dilation, pad = windows
+    taps = [i for i in reversed(range(kernel)) if (phase + pad - i * dilation) % stride == 0]
+    count = up(out - phase, stride)
+    seen = [(phase + pad - i * dilation) // stride for i in taps]
+    if not taps or seen[0] >= size or seen[-1] + count <= 0:
+        return _Axis((), 1, 0, count - size)
+    step = seen[1] - seen[0] if len(seen) > 1 else 1
+    return _Axis(tuple(taps), step, -seen[0], count - 1 + seen[-1] - (size - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase: the convolution it is, its taps of the kernel, where its pixels go."""
+
+    conv: ConvShape
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    place: Placement
+
+
+def phases_of(shape: DeconvShape) -> list[Phase]:
+    """Return the phases that have pixels: at most stride rows x stride columns of them."""
+    like, (oh, ow) = shape.windows, shape.out_hw
+    (sh, sw), (dh, dw), (top, _, left, _) = like.strides, like.dilations, like.pads
+    plane = up(oh * ow, FRACTAL) * FRACTAL
+    phases: list[Phase] = []
+    for p, q in product(range(min(sh, oh)), range(min(sw, ow))):
+        down = _axis(p, shape.h, oh, (shape.r, sh, dh, top))
+        across = _axis(q, shape.w, ow, (shape.s, sw, dw, left))
+        conv = ConvShape(
+            shape.n, shape.c, shape.h, shape.w, shape.k,
+            max(len(down.taps), 1), max(len(across.taps), 1), 1,
+            (down.before, down.after, across.before, across.after),
+            shape.dtype, shape.out_dtype, (down.dilation, across.dilation), shape.groups, crop=True,
+        )  # fmt: skip
+        place = Placement(p * ow + q, sh * ow, sw, plane, f"weight{len(phases)}")
+        phases.append(Phase(conv, down.taps, across.taps, place))
+    return phases
+
+
+def deconv_kernel(shape: DeconvShape, chip: Chip) -> Kernel:
+    """Return the phases as launches one after another: x and weight0, weight1, ... to y.
+
+    y is laid out as a convolution's output, (N, K1, OH*OW rounded up to 16, 16).
+    """
+    launches = [conv_launch(p.conv, chip, place=p.place) for p in phases_of(shape)]
+    return Kernel(f"deconv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(launches))
+
+
+def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
+    """Lay x (n, c, h, w) out as NC1HWC0 and the taps (c, k/groups, r, s) of each phase."""
+    c, k = shape.c // shape.groups, shape.k // shape.groups
+    if weight.shape != (shape.c, k, shape.r, shape.s):
+        raise InputError("weight as (c, k / groups, r, s)", str(weight.shape), "reshape it")
+    split = weight.reshape(shape.groups, c, k, shape.r, shape.s).transpose(0, 2, 1, 3, 4)
+    kernel = split.reshape(shape.k, c, shape.r, shape.s)
+    tensors: dict[str, np.ndarray] = {}
+    for phase in phases_of(shape):
+        part = np.zeros((shape.k, c, phase.conv.r, phase.conv.s), weight.dtype)
+        if phase.rows and phase.columns:
+            part = kernel[:, :, phase.rows][..., phase.columns]
+        packed = pack_conv(phase.conv, x, part)
+        tensors |= {"x": packed["x"], phase.place.weight: packed["weight"]}
+    return tensors
+
+
+def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the output as (n, k, oh, ow)."""
+    oh, ow = shape.out_hw
+    like = ConvShape(
+        shape.n, shape.c, oh, ow, shape.k, 1, 1, dtype=shape.dtype, out_dtype=shape.out_dtype,
+        groups=shape.groups,
+    )  # fmt: skip
+    return unpack_conv(like, tensors)

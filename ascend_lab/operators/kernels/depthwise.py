@@ -1,0 +1,197 @@
+"""Depthwise convolution on the vector unit: one multiply and one add per kernel tap.
+
+In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
+neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums are
+fp16 and round once each. An epilogue runs where the sums lie already; its operands per channel come
+with the taps.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.machine.layout import address_map, pack
+from ascend_lab.operators.kernels import epilogue_emit, epilogue_plan, planes
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.epilogue import Epilogue, Operand, pattern, step_formats
+from ascend_lab.operators.kernels.rows import Lines, RowWriter, most_rows
+
+SUM = "fp16"
+"""The format of sums on the vector unit."""
+
+
+def lines_of(shape: ConvShape, chip: Chip) -> Lines:
+    """Let output rows lie as far apart as image rows where that takes fewer cycles."""
+    line, (oh, ow) = planes.columns_seen(shape)[0], shape.out_hw
+    wide = isa.up(ow, planes.PIXELS) * planes.PIXELS
+    options = [Lines(line, wide, wide)]
+    if shape.strides[0] == shape.strides[1]:
+        options.append(Lines(line, line, ow))
+    return min(options, key=lambda lines: lines.grid(shape, oh).way(chip)[0])
+
+
+def depthwise_launch(
+    shape: ConvShape, chip: Chip, *, dense: bool = False, epilogue: Epilogue | None = None
+) -> isa.Launch:
+    """Convolve each channel with its own kernel on all vector cores.
+
+    Tensors are x (N, C1, H, W, C0), weight (C1, r, s, C0) and y (N, C1, pixels, C0), pixels
+    rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them), or exactly
+    OH * OW if `dense`. `epilogue` is done to the fp16 sums. Raises `InputError` unless every
+    channel is a group of its own in fp16, `CapacityError` where one output row does not fit UB,
+    `PathError` for an epilogue that `supported_after` refuses.
+    """
+    if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
+        needed = "fp16 and as many groups as input and output channels"
+        got = f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels"
+        raise errors.InputError(needed, got, "use conv_launch")
+    if reason := supported_after(epilogue) if epilogue else "":
+        wanted = f"an epilogue of a depthwise kernel on {chip.name}"
+        raise errors.PathError(wanted, reason, "run the steps as a kernel of their own")
+    name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+
+    lines = lines_of(shape, chip)
+    more, fixed = _after_blocks(epilogue)
+    most = most_rows(shape, chip, lines, more=more, fixed=fixed + 2 * shape.taps)
+
+    def program(own: planes.Own) -> isa.Program:
+        rows = planes.rows_per_block(own, most)
+        return _Writer(shape, chip, lines, rows, dense, epilogue).program(own)
+
+    return planes.plane_launch(name, planes.image_sizes(shape, chip), program)
+
+
+def pack_depthwise(
+    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Lay x (n, c, h, w) and weights (c, 1, r, s) out as the kernel reads them."""
+    if x.shape != (shape.n, shape.c, shape.h, shape.w):
+        raise errors.InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
+    if weight.shape != (shape.c, 1, shape.r, shape.s):
+        raise errors.InputError("weight as (c, 1, r, s)", str(weight.shape), "reshape it")
+    images = {"x": x, "weight": weight.reshape(1, shape.c, shape.r, shape.s)}
+    return {
+        name: pack(address_map("NC1HWC0", image.shape, shape.dtype), image)
+        for name, image in images.items()
+    }
+
+
+# -- the epilogue ---------------------------------------------------------------------------------
+def supported_after(epilogue: Epilogue) -> str:
+    """Return "" if a depthwise convolution can fuse the epilogue, otherwise the reason."""
+    try:
+        step_formats(epilogue, SUM)
+    except errors.TypeMismatchError as error:
+        return str(error)
+    if epilogue.of_kind("tile"):
+        return "a depthwise kernel keeps rows with gaps in UB, a tile operand has none"
+    if epilogue.out_dtype != SUM:
+        return f"a depthwise kernel stores {SUM}, not {epilogue.out_dtype}"
+    return ""
+
+
+def _after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
+    """Return 32-byte blocks of UB: (per output pixel, once) that the epilogue adds."""
+    if epilogue is None:
+        return 0, 0
+    scratch = sum(DTYPE_BYTES[dtype] for dtype in epilogue_plan.plan_of(epilogue, SUM).tiles[1:])
+    fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
+    return scratch * isa.FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """An epilogue in one kernel: its operands (tensor, slots) share the slots of the taps."""
+
+    plan: epilogue_plan.Plan
+    operands: tuple[tuple[Operand, isa.Buffer, isa.Buffer], ...]
+    scratch: tuple[isa.Buffer, ...]
+
+    @classmethod
+    def make(
+        cls, k: isa.KernelBuilder, epilogue: Epilogue, taps: isa.Queue, c1: int, elements: int
+    ) -> "_After":
+        """Allocate operands and scratch tiles for blocks of `elements` sums."""
+        plan = epilogue_plan.plan_of(epilogue, SUM)
+        operands = []
+        for o in epilogue.operands:
+            tensor = k.tensor(o.name, o.dtype, c1 * isa.FRACTAL)
+            operands.append((o, tensor, taps.join(f"{o.name}_ub", o.dtype, pattern(o.dtype))))
+        scratch = [
+            k.buffer(f"value.{i}", "UB", dtype, elements)
+            for i, dtype in enumerate(plan.tiles[1:], 1)
+        ]
+        return cls(plan, tuple(operands), tuple(scratch))
+
+    def load(self, k: isa.KernelBuilder, taps: isa.Tile, channel: isa.Affine) -> None:
+        """Bring the numbers of one channel block beside its taps."""
+        for operand, tensor, slots in self.operands:
+            slot = isa.Tile(slots, taps.slot)
+            epilogue_emit.load_channels(k, slot, tensor, (channel, 1), pattern(operand.dtype))
+
+    def write(self, k: isa.KernelBuilder, sums: isa.Tile, taps: isa.Tile, elements: int) -> None:
+        """Write the steps on the sums of one block of rows, in place."""
+        rates = {operand.name: isa.Tile(slots, taps.slot) for operand, _, slots in self.operands}
+        piece = epilogue_emit.Piece((sums, *self.scratch), {}, rates, isa.Affine(), 1, elements)
+        epilogue_emit.write_steps(k, self.plan, piece)
+
+
+# -- one core -------------------------------------------------------------------------------------
+class _Writer(RowWriter):
+    """Sums of products with the taps of one channel block, held while its planes are walked."""
+
+    def __init__(
+        self,
+        shape: ConvShape,
+        chip: Chip,
+        lines: Lines,
+        rows: int,
+        dense: bool,
+        epilogue: Epilogue | None,
+    ) -> None:
+        """Declare tensors, allocate queues for blocks of `rows` output rows."""
+        super().__init__("depthwise", shape, chip, lines, rows, 0.0)
+        k, c1, taps = self.k, shape.blocks[0], shape.taps * planes.C0
+        if not dense:
+            self.plane = isa.up(self.plane, isa.FRACTAL) * isa.FRACTAL
+        self.weight = k.tensor("weight", "fp16", c1 * taps)
+        self.taps = k.queue("taps", "UB", "fp16", taps, src="MTE2", dst="V")
+        self.after = epilogue and _After.make(
+            k, epilogue, self.taps, c1, self.results.buffer.elements
+        )
+        self.held: isa.Tile | None = None
+
+    @contextmanager
+    def around_planes(self, channel: isa.Affine) -> Iterator[None]:
+        """Hold the taps of one channel block while its planes are walked."""
+        size = self.shape.taps * planes.C0
+        tile = self.taps.alloc()
+        self.k.copy(tile.region(), self.weight.region(channel * size, size))
+        if self.after:
+            self.after.load(self.k, tile, channel)
+        self.taps.enqueue()
+        self.held = self.taps.dequeue()
+        yield
+        self.taps.free()
+
+    def compute(self, x: isa.Tile, results: isa.Tile, block: planes.RowBlock) -> None:
+        """Sum over the taps, then do the epilogue."""
+        assert self.held is not None
+        (down, right), line = self.shape.dilations, self.lines.line
+        for run in self.lines.grid(self.shape, block.rows).runs(self.k):
+            total, product = run.written(results), run.written(self.beside)
+            for tap in range(self.shape.taps):
+                i, j = divmod(tap, self.shape.s)
+                weight = self.held.region(tap * planes.C0, total.sizes, (0, 0, 1))
+                source = run.read(x, i * down * line + j * right)
+                self.k.vector("vmul", product if tap else total, source, weight)
+                if tap:
+                    self.k.vector("vadd", total, total, product)
+        if self.after:
+            self.after.write(self.k, results, self.held, self.lines.outputs(block.rows) * planes.C0)

@@ -1,0 +1,328 @@
+"""FlashAttention for cores with cube and vector unit together: scores never reach GM.
+
+A block of rows of Q stays in L1 while blocks of K and V pass by, in three steps each:
+
+    scores   the cube: S = Q K^T into L0C; V: the maxima of its rows, through L1 back to the cube
+    weights  the cube: S - m, in place; V: P = exp(S - m) as fp16, through L1 back to the cube
+    product  the cube: P V added to the running output in L0C, which V has multiplied by f
+
+Steps of blocks take turns, so that V hardly ever waits for the cube: the weights of a block, the
+scores of the next one, be it of the next rows, the product of the one before. V has 16 columns
+more, of ones: the cube adds up the rows of P as well. It also adds a mask of one row to all rows of
+scores: two more rows of K^T, which the two halves of 1 / scale meet.
+
+Source: Dao et al. 2022, "FlashAttention".
+"""
+
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
+from ascend_lab.operators.kernels import flash_shape, flash_steps as soft, tiles
+
+ALL, FIRST = (1 << 128) - 1, sum(1 << lane for lane in range(0, 128, FRACTAL))
+"""Lanes of fp16 that a constant fills: all, or the first of every row."""
+
+
+def flash_launch(
+    shape: flash_shape.FlashShape, chip: Chip, tiling: flash_shape.FlashTiling | None = None
+) -> isa.Launch:
+    """Return attention as a launch over batch and row blocks: GM tensors q, k, v (, mask), y.
+
+    Rows whose largest q k exceeds 2^27 become NaN. Raises `PathError` on chips with separate vector
+    cores, `CapacityError` where blocks do not fit, `InputError` for scales beyond `SCALES`.
+    """
+    t = tiling or flash_shape.default_tiling(shape, chip)
+    flash_shape.check_tiling(shape, t, chip)
+    return isa.spread(
+        f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}",
+        flash_shape.shares(shape, t.rows // FRACTAL, t.cores),
+        lambda *own: _Writer(shape, t, chip).program(own),
+    )
+
+
+def load_turned(k: KernelBuilder, dst: Tile, src: tiles.Fractals, width: int, keys: int) -> None:
+    """Emit V (width, keys) fractals of L1 to (keys, width) of L0B, each fractal transposed."""
+    sizes, strides = (width, FRACTAL, FRACTAL), (src.pitch, 1, FRACTAL)
+    with tiles.repeat(k, "fractal", keys) as i:
+        fractal = src.memory.region(src.start + i * flash_shape.AREA, sizes, strides)
+        k.load2d(dst.region(i * (width * flash_shape.AREA), sizes), fractal)
+
+
+def multiply(
+    k: KernelBuilder,
+    c: Tile,
+    a: Tile,
+    b: Tile,
+    sizes: tuple[int, int, int],
+    accumulate: Affine | int = 0,
+) -> None:
+    """Emit c = a b, or c += a b where `accumulate` is not 0; sizes (m, k, n) in fractals."""
+    m, depth, n = sizes
+    k.mmad(
+        c.region(0, (n, m, FRACTAL, FRACTAL)),
+        a.region(0, (m, depth, FRACTAL, FRACTAL)),
+        b.region(0, (depth, n, FRACTAL, FRACTAL)),
+        accumulate=accumulate,
+    )
+
+
+Place = tuple[soft.Piece, soft.Piece]
+"""A matrix and a block of its rows."""
+
+
+class _Writer:
+    """The program of cores with equal shares; its steps take sizes in fractals."""
+
+    def __init__(
+        self, shape: flash_shape.FlashShape, tiling: flash_shape.FlashTiling, chip: Chip
+    ) -> None:
+        """Declare the tensors, allocate queues and state.
+
+        Two blocks of K and V are in use, others on their way; Q comes with the first of its own.
+        All share their flags, because a pair of pipes may have only 4 event ids. Scores have one
+        slot: the cube subtracts in place.
+        """
+        rows, keys, (_, _, depth1, width1) = tiling.rows, tiling.keys, shape.fractals
+        depth, width, one_row = depth1 * FRACTAL, (width1 + 1) * FRACTAL, shape.mask == "rows"
+        k = self.k = KernelBuilder(f"flash_{rows}x{keys}", chip)
+        self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1 + 1
+        self.block = keys // FRACTAL
+        self.cut = flash_shape.cut_keys(shape, self.block)
+        size, slots = keys * depth, flash_shape.key_slots(shape, tiling)
+        self.keys = k.queue("k_l1", "L1", "fp16", size, src="MTE2", dst="MTE1", depth=slots)
+        self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
+        self.q = self.keys.join("q_l1", "fp16", rows * depth)
+        self.values = self.keys.join("v_l1", "fp16", keys * width)
+        deep = depth + FRACTAL * one_row
+        left, right = rows * max(deep, keys, 2 * FRACTAL), keys * max(deep, width)
+        self.left = k.queue("a_l0", "L0A", "fp16", left, src="MTE1", dst="M")
+        self.right = k.queue("b_l0", "L0B", "fp16", right, src="MTE1", dst="M")
+        self.scores = k.queue("s_l0", "L0C", "fp32", rows * keys, src="M", dst="V", depth=1)
+        self.product = k.queue("c_l0", "L0C", "fp32", rows * width, src="M", dst="V", depth=1)
+        self.result = k.queue("out", "UB", "fp16", rows * max(keys, width), src="V", dst="MTE3")
+        self.weights = k.queue("p_l1", "L1", "fp16", rows * keys, src="MTE3", dst="MTE1")
+        size = 2 * rows * FRACTAL
+        self.peaks = k.queue("m_l1", "L1", "fp16", size, src="MTE3", dst="MTE1", depth=1)
+        self.minus = k.buffer("minus_l1", "L1", "fp16", flash_shape.AREA)
+        self.mask: Queue | None = None
+        if shape.mask == "full":
+            self.mask = k.queue("mask_ub", "UB", "fp16", rows * keys, src="MTE2", dst="V")
+        if one_row:
+            self.row = self.keys.join("mask_l1", "fp16", keys * FRACTAL)
+            self.share = k.buffer("share_l1", "L1", "fp16", flash_shape.AREA)
+        self.state = soft.State.make(k, shape, tiling)
+
+    def program(self, own: flash_shape.Own) -> isa.Program:
+        """Walk blocks, three of them at a time."""
+        self._constants()
+        side = self.tiling.rows // FRACTAL
+        matrices, blocks = soft.axes(own, soft.places(self.k, own), side)
+        alone = blocks.count == 1
+        outer, inner = (blocks, matrices) if alone else (matrices, blocks)
+        for piece in outer.pieces(self.k):
+            for some in inner.threes(self.k):
+                pairs = [other and ((other, piece) if alone else (piece, other)) for other in some]
+                self._walk(*pairs)
+        return self.k.finish()
+
+    def _walk(self, before: Place | None, place: Place | None, after: Place | None) -> None:
+        """Take turns at the blocks of a place, from the last before it to the first behind."""
+        full, rest, _ = self.cut
+        last = full - (not rest)
+        first, end = before and self._block(before, last), after and self._block(after, 0)
+        if place is None:
+            self._turn(first, None, end)
+            return
+
+        def now(number: Affine | int) -> soft.Block:
+            return self._block(place, number)
+
+        self._turn(first, now(0), now(1) if last else end)
+        if full > 2:
+            with self.k.loop("key", full - 2) as j:
+                self._turn(*(now(j + n) for n in range(3)))
+        for n in range(max(1, full - 1), last + 1):
+            self._turn(now(n - 1), now(n), now(n + 1) if n < last else end)
+
+    def _block(self, place: Place, number: Affine | int) -> soft.Block:
+        """Return a block of keys of a place."""
+        (matrix, rows), (full, rest, ragged), at = place, self.cut, Affine() + number
+        keys, own = at * self.block, at == Affine(full)
+        return soft.Block(
+            matrix.matrix, (rows.start, rows.size), (keys, rest if own else self.block), at,
+            ragged if own else 0, at == Affine(full - (not rest)),
+        )  # fmt: skip
+
+    def _turn(
+        self, before: soft.Block | None, now: soft.Block | None, after: soft.Block | None
+    ) -> None:
+        """The weights of a block, the scores of the next, the product of the one before."""
+        if now:
+            self._weights(now)
+        if after:
+            self._scores(after)
+        if before:
+            self._product(before)
+        if before and before.is_last:
+            self._finish(before)
+        if now and now.number != Affine():
+            soft.rescale(self.state, self.product.dequeue(), now.rows[1], self.width, now.number)
+            self.product.free()
+
+    def _constants(self) -> None:
+        """Fill places in L1 with numbers: rows of a mask, what it and maxima meet, ones of V."""
+        size, area = self.tiling.keys * FRACTAL, flash_shape.AREA
+        self.peaks.alloc()
+        slots = [Affine(slot) for slot in range(self.keys.buffer.slots)]
+        if self.shape.mask == "rows":
+            self._fill([Tile(self.row, slot).region(0, size) for slot in slots], (0.0, ALL))
+            self.k.set_flag("MTE3", "MTE2", 0)
+            self.k.wait_flag("MTE3", "MTE2", 0)
+            high, low = flash_shape.mask_shares(self.shape.scale)
+            shares = (0.0, ALL), (high, FIRST), (low, FIRST << 1)
+            self._fill([self.share.region(0, area)], *shares)
+        self._fill([self.minus.region(0, area)], (-soft.STEP / FRACTAL, ALL))
+        ones = [Tile(self.values, slot).region((self.width - 1) * size, size) for slot in slots]
+        self._fill(ones, (1.0, ALL))
+        self.peaks.enqueue()
+        self.peaks.dequeue()
+        self.peaks.free()
+
+    def _fill(self, places: list[Region], *numbers: tuple[float, int]) -> None:
+        """Fill places in L1 with numbers, each where a lane's bit says so."""
+        tile = self.result.alloc()
+        for number, mask in numbers:
+            self.k.each("vdup", places[0].elements, (tile, 0), scalar=number, mask=mask)
+        self.result.enqueue()
+        source = self.result.dequeue()
+        for to in places:
+            self.k.copy(to, source.region(0, to.sizes))
+        self.result.free()
+
+    def _send(self, to: Region) -> None:
+        """Move what V has written elsewhere."""
+        self.result.enqueue()
+        self.k.copy(to, self.result.dequeue().region(0, to.sizes))
+        self.result.free()
+
+    def _load(self, tile: Tile, name: str, block: soft.Block, rows: tiles.Span) -> None:
+        """Rows of q, k or v from GM to a tile, in FRACTAL_NZ on both sides."""
+        region = self.gm.block(name, block.matrix, rows)
+        pitch = (self.block if name == "v" else rows[1]) * flash_shape.AREA
+        self.k.copy(tile.region(0, region.sizes, (pitch, 1)), region)
+
+    def _scores(self, block: soft.Block) -> None:
+        """Scores of a block in L0C and their maxima in L1; the first brings a block of rows."""
+        k, state, one_row = self.k, self.state, self.shape.mask == "rows"
+        (_, rows), (_, keys) = block.rows, block.keys
+        tile = self.keys.alloc()
+        self._load(tile, "k", block, block.keys)
+        self._load(Tile(self.values, tile.slot), "v", block, block.keys)
+        if one_row:
+            self._load_mask(block, tile.slot)
+        if block.number == Affine():
+            self._load(Tile(self.q, tile.slot), "q", block, block.rows)
+        self.keys.enqueue()
+        tile = self.keys.dequeue()
+        q = Tile(self.q, tile.slot - block.number)
+        left, right = self.left.alloc(), self.right.alloc()
+        tiles.load_a(k, left, q, rows, self.depth)
+        fractals = (self.depth * keys, flash_shape.AREA)
+        k.load2d(right.region(0, fractals), tile.region(0, fractals))
+        if one_row:
+            self._feed_mask(left, right, rows, keys, tile.slot)
+        self._multiply(self.scores, (rows, self.depth, keys))
+        self._complete(self.scores.dequeue(), block)
+        self.scores.free()
+        soft.take_peaks(state, self.result.alloc(), rows, keys, block.number)
+        self._send(self.peaks.alloc().region(0, 2 * rows * flash_shape.AREA))
+        self.peaks.enqueue()
+        if block.number != Affine():
+            soft.take_factor(state, rows, block.number)
+
+    def _load_mask(self, block: soft.Block, slot: Affine | int) -> None:
+        """A mask of one row to the first two rows of fractals of L1."""
+        src = self.gm.mask(block.matrix, block.rows, block.keys)
+        for row in (0, 1):
+            place = row * FRACTAL, src.sizes, (flash_shape.AREA, 1)
+            self.k.copy(Tile(self.row, slot).region(*place), src)
+
+    def _feed_mask(self, left: Tile, right: Tile, rows: int, keys: int, slot: Affine | int) -> None:
+        """The shares of a mask behind Q in L0A, and its fractals, transposed, behind K in L0B."""
+        area, some, square = flash_shape.AREA, (rows, flash_shape.AREA), (FRACTAL, FRACTAL)
+        shares = self.share.region(0, some, (0, 1))
+        self.k.load2d(left.region(rows * self.depth * area, some), shares)
+        mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
+        self.k.load2d(right.region(keys * self.depth * area, (keys, *square)), mask)
+
+    def _complete(self, tile: Tile, block: soft.Block) -> None:
+        """Scores to UB; what a mask of all rows or the end of keys changes there goes back."""
+        k, (start, rows), (_, keys), wide = self.k, block.rows, block.keys, self.state.wide
+        area, changed = rows * keys * flash_shape.AREA, (keys - 1) * rows * flash_shape.AREA
+        k.copy(wide.region(0, area), tile.region(0, area))
+        if self.mask:
+            src = self.gm.mask(block.matrix, (start * FRACTAL, rows * FRACTAL), block.keys)
+            k.copy(self.mask.alloc().region(0, src.sizes), src)
+            self.mask.enqueue()
+            soft.add_mask(self.state, self.mask.dequeue(), rows * keys)
+            self.mask.free()
+            changed = 0
+        if block.ragged:
+            soft.drop_padding(self.state, rows, keys, block.ragged)
+        if block.ragged or self.mask:
+            some = changed, area - changed
+            k.copy(tile.region(*some), wide.region(*some))
+
+    def _weights(self, block: soft.Block) -> None:
+        """Scores of a block less their maxima, and the weights in L1."""
+        k, (_, rows), (_, keys) = self.k, block.rows, block.keys
+        some = (2 * keys, flash_shape.AREA)
+        k.load2d(self.right.alloc().region(0, some), self.minus.region(0, some, (0, 1)))
+        tiles.load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
+        self.peaks.free()
+        self._multiply(self.scores, (rows, 2, keys), 1)
+        area, out = rows * keys * flash_shape.AREA, self.result.alloc()
+        k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
+        self.scores.free()
+        soft.weigh(self.state, out, rows * keys)
+        self._send(self.weights.alloc().region(0, area))
+        self.weights.enqueue()
+
+    def _product(self, block: soft.Block) -> None:
+        """P V of a block: both to L0, and multiplied; the first one begins the output."""
+        (_, rows), (_, keys) = block.rows, block.keys
+        values = Tile(self.values, self.keys.counts["free"])
+        source = tiles.Fractals(values, Affine(), self.block * flash_shape.AREA)
+        load_turned(self.k, self.right.alloc(), source, self.width, keys)
+        self.keys.free()
+        tiles.load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
+        self.weights.free()
+        self._multiply(self.product, (rows, keys, self.width), block.number)
+
+    def _finish(self, block: soft.Block) -> None:
+        """The quotient of a block of rows to GM."""
+        soft.finish(
+            self.state, self.product.dequeue(), self.result.alloc(), block.rows[1], self.width
+        )
+        self.product.free()
+        self._send(self.gm.block("y", block.matrix, block.rows))
+
+    def _multiply(
+        self, sums: Queue, sizes: tuple[int, int, int], accumulate: Affine | int = 0
+    ) -> None:
+        """Multiply what has come to L0A and L0B; a mask stands behind Q and K."""
+        self.left.enqueue()
+        self.right.enqueue()
+        a, b, c = self.left.dequeue(), self.right.dequeue(), sums.alloc()
+        multiply(self.k, c, a, b, sizes, accumulate)
+        if sums is self.scores and not accumulate and self.shape.mask == "rows":
+            m, depth, n = sizes
+            self.k.mmad(
+                c.region(0, (n, m, FRACTAL, FRACTAL)),
+                a.region(m * depth * flash_shape.AREA, (m, 1, FRACTAL, FRACTAL)),
+                b.region(n * depth * flash_shape.AREA, (1, n, FRACTAL, FRACTAL)),
+                accumulate=1,
+            )
+        self.left.free()
+        self.right.free()
+        sums.enqueue()

@@ -1,0 +1,264 @@
+"""Causal FlashAttention on split chips: tiles that a block of rows does not see are left out.
+
+Rows are queries, or several heads of each query side by side. Query i of s sees the keys up to
+number i + t - s: the last query sees all t. A block of rows meets tiles that all of its rows see,
+then tiles on the diagonal, to which a staircase of minus infinities is added; it ends there.
+
+Blocks have unlike numbers of tiles then. So a core takes the tiles of all its blocks as one
+sequence, block by block and matrix by matrix, and the first stage is some tiles ahead in it:
+
+    tiles   a0 | b0 b1 | c0 c1 c2 | a0 of the next matrix ...
+    first         ^ four tiles ahead of the second
+
+Where the rows of a matrix go to several cores, the longest blocks are dealt first, so that every
+core has long and short ones: of 4 blocks on 2 cores one has the first and the last.
+
+Source: Dao 2023, "FlashAttention-2" (blocks above the diagonal are skipped, those on it masked).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Tile, up
+from ascend_lab.operators.kernels.flash_shape import FlashShape
+from ascend_lab.operators.kernels.flash_steps import LANES, LEAST, Axis, Piece, Place, Stage
+from ascend_lab.operators.kernels.tiles import repeat
+
+
+# -- who does what ---------------------------------------------------------------------------------
+def dealt(shape: FlashShape, side: int, cores: int) -> list[tuple[Piece, ...]]:
+    """Return the blocks of `side` fractals of rows for each of so many cores that share a matrix.
+
+    The longest block goes first, each to the core that has least to do so far.
+    """
+    rows = shape.fractals[0]
+    starts: list[list[int]] = [[] for _ in range(cores)]
+    work = [0] * cores
+    for start in reversed(range(0, rows, side)):
+        core = work.index(min(work))
+        starts[core].append(start)
+        work[core] += _work(shape, start, side)
+    return [
+        tuple(
+            Piece(Affine(number), Affine(start), min(side, rows - start))
+            for number, start in enumerate(sorted(own))
+        )
+        for own in starts
+    ]
+
+
+def _work(shape: FlashShape, start: int, side: int) -> int:
+    """Return the scores of a block of rows, in fractals."""
+    size = min(side, shape.fractals[0] - start)
+    return size * up(shape.seen((start + size) * FRACTAL - 1), FRACTAL)
+
+
+def causal_grid(shape: FlashShape, side: int, cores: int) -> tuple[int, int, int]:
+    """Return cores over entries, row blocks and heads: the least work for the busiest core.
+
+    Among equals the most cores over matrices, whose programs are alike.
+    """
+    entries = shape.batch // shape.heads
+    blocks = up(shape.fractals[0], side)
+    found = list[tuple[int, int, tuple[int, int, int]]]()
+    for places in range(1, min(blocks, cores) + 1):
+        own = dealt(shape, side, places)
+        most = max(sum(_work(shape, b.start.const, side) for b in some) for some in own)
+        for heads in range(1, min(shape.heads, cores // places) + 1):
+            over = min(entries, cores // (places * heads))
+            busiest = most * up(entries, over) * up(shape.heads, heads)
+            found.append((busiest, places, (over, places, heads)))
+    return min(found)[-1]
+
+
+def tiles_seen(shape: FlashShape, block: Piece, side: int) -> tuple[int, int, int]:
+    """Return the tiles of `side` fractals that all rows of a block see, all its tiles, and the
+    fractals of the last one."""
+    first = block.start.const * FRACTAL
+    whole = shape.seen(first) // (side * FRACTAL)
+    fractals = up(shape.seen(first + block.size * FRACTAL - 1), FRACTAL)
+    count = up(fractals, side)
+    return whole, count, fractals - (count - 1) * side
+
+
+# -- the sequence of tiles -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A tile in the sequence of one matrix: its block, its number there, and what it begins, ends.
+
+    Loops write neighbours that are alike: neither first nor last, and, in the first stage, seen by
+    all rows.
+    """
+
+    block: Piece
+    number: int
+    columns: int
+    is_first: bool
+    is_last: bool
+    is_masked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Tiles of all blocks, one after another; the first stage is `lead` tiles ahead.
+
+    `in_flight` tiles it has begun and the second not ended, at most: as many on every core, whose
+    rings are one tensor, though a core may have fewer tiles.
+    """
+
+    matrices: Axis
+    steps: tuple[Step, ...]
+    blocks: int
+    side: int
+    lead: int
+    in_flight: int
+
+    @classmethod
+    def of(
+        cls, shape: FlashShape, matrices: Axis, blocks: tuple[Piece, ...], side: int, lead: int
+    ) -> "Sequence":
+        """Return the sequence of some blocks, by tiles of `side` fractals of keys."""
+        steps = list[Step]()
+        for block in blocks:
+            whole, count, last = tiles_seen(shape, block, side)
+            for n in range(count):
+                size = last if n == count - 1 else side
+                is_first = n == 0
+                is_last = n == count - 1
+                steps.append(Step(block, n, size, is_first, is_last, n >= whole))
+        ahead = min(lead, len(steps) * matrices.count)
+        return cls(matrices, tuple(steps), len(blocks), side, ahead, lead + 1)
+
+    def number(self, at: Place) -> Affine:
+        """Number a block, or a tile by its place in the sequence."""
+        matrix, block, *tile = at
+        if tile:
+            return matrix.number * len(self.steps) + tile[0].number
+        return matrix.number * self.blocks + block.number
+
+    def run(self, k: KernelBuilder, first: Stage, second: Stage) -> None:
+        """Write both stages."""
+        count = len(self.steps)
+        matrices = self.matrices.count
+        far = (count - 1 + self.lead) // count  # matrices that the first stage may be ahead
+        far = min(far, matrices)
+        for at in range(self.lead):
+            matrix, own = divmod(at, count)
+            self._tile(first, self._matrix(k, matrix), own, Affine())
+        for pieces in self.matrices.turns(k, matrices - far, *range(far + 1)):
+            self._matrix_steps(k, first, second, pieces)
+        for left in range(far, 0, -1):
+            pieces = [self._matrix(k, matrices - left + n) for n in range(left)]
+            self._matrix_steps(k, first, second, pieces)
+
+    def _matrix(self, k: KernelBuilder, number: int) -> Piece:
+        """Return one matrix by its number."""
+        ((piece,),) = self.matrices.turns(k, 1, number)
+        return piece
+
+    def _matrix_steps(
+        self, k: KernelBuilder, first: Stage, second: Stage, pieces: list[Piece]
+    ) -> None:
+        """Write the second stage of the first piece; the first stage is ahead, among the pieces."""
+        for start, length in self._runs():
+            ahead, own = divmod(start + self.lead, len(self.steps))
+            with repeat(k, "tile", length) as n:
+                if ahead < len(pieces):
+                    self._tile(first, pieces[ahead], own, n)
+                self._tile(second, pieces[0], start, n)
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Yield (first, count) of tiles that one loop writes, those of a block in both stages."""
+
+        def alike(at: int) -> tuple[int, ...]:
+            ahead = self.steps[(at + self.lead) % len(self.steps)]
+            here = self.steps[at]
+            ends = here.is_first or here.is_last or ahead.is_first or ahead.is_last
+            if not ends and not ahead.is_masked:
+                return here.block.start.const, ahead.block.start.const
+            return -1, at
+
+        for _, group in groupby(range(len(self.steps)), alike):
+            places = list(group)
+            yield places[0], len(places)
+
+    def _tile(self, stage: Stage, matrix: Piece, at: int, more: Affine) -> None:
+        """Write tile `at` + `more` of a matrix, with the beginning and the end of its block."""
+        step = self.steps[at]
+        start = (more + step.number) * self.side
+        tile = Piece(more + at, start, step.columns, step.is_masked)
+        if step.is_first:
+            stage.open((matrix, step.block))
+        stage.tile((matrix, step.block, tile))
+        if step.is_last:
+            stage.close((matrix, step.block))
+
+
+# -- the diagonal ----------------------------------------------------------------------------------
+def staircase_rows(shape: FlashShape, rows: int) -> int:
+    """Return the rows of the staircase for blocks of so many rows.
+
+    0: none is needed, because a block is part of the heads of one query.
+    """
+    if not shape.causal or shape.causal % rows == 0:
+        return 0
+    return 2 * rows + (FRACTAL - 1) * shape.causal
+
+
+@dataclass(frozen=True, slots=True)
+class Diagonal:
+    """What is added to scores on the diagonal: rows of 16 keys, one key more every few rows.
+
+    With h heads a query, row x of the staircase lets lanes up to floor(x / h) pass. Row r of the
+    scores meets 16 keys from j on as x = r - h (j - (t - s)), which grows with r: one region of the
+    staircase serves all rows of a slice. Buffer row 0 is x = -rows of a block.
+    """
+
+    k: KernelBuilder
+    shape: FlashShape
+    rows: int
+    stairs: Buffer | None
+
+    @classmethod
+    def make(cls, k: KernelBuilder, shape: FlashShape, rows: int) -> "Diagonal":
+        """Allocate for blocks of `rows` rows, and write the staircase."""
+        height = staircase_rows(shape, rows)
+        if not height:
+            return cls(k, shape, rows, None)
+        stairs = k.buffer("stairs", "UB", "fp32", height * FRACTAL)
+        k.each("vdup", rows * FRACTAL, (stairs, 0), scalar=LEAST)
+        k.each("vdup", (height - rows) * FRACTAL, (stairs, rows * FRACTAL), scalar=0.0)
+        for lane in range(FRACTAL - 1):
+            first = (rows + lane * shape.causal) * FRACTAL
+            step = stairs.region(first, (shape.causal, FRACTAL))
+            k.vector("vdup", step, scalar=LEAST, mask=(1 << FRACTAL) - (2 << lane))
+        return cls(k, shape, rows, stairs)
+
+    def drop(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
+        """Emit s += LEAST where a row does not see a key, for rows from `line` of the block on."""
+        _, block, keys = at
+        first = block.start.const * FRACTAL
+        least = self.shape.seen(first)
+        if not keys.is_rest:  # all rows see all keys of the tile
+            return
+        for column in range(keys.size):
+            key = (keys.start.const + column) * FRACTAL
+            if key + FRACTAL <= least:
+                continue
+            place = column * rows * FRACTAL
+            size = rows * FRACTAL
+            if self.stairs is None:
+                bits = lanes_from(max(0, least - key))
+                self.k.each("vdup", size, (tile, place), scalar=LEAST, mask=bits)
+                continue
+            seen_by_first_query = self.shape.keys - self.shape.queries
+            step = first - self.shape.causal * (key - seen_by_first_query) + self.rows
+            scores = (tile, place)
+            self.k.each("vadd", size, scores, scores, (self.stairs, (line + step) * FRACTAL))
+
+
+def lanes_from(lane: int) -> int:
+    """Return the bits of the lanes from one on in each 16 of a repeat."""
+    fractal = ((1 << FRACTAL) - 1) >> lane << lane
+    return sum(fractal << at for at in range(0, LANES, FRACTAL))

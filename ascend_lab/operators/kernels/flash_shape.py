@@ -1,0 +1,377 @@
+"""What FlashAttention computes and how it is cut: problem, blocks, cores, GM tensors.
+
+All tensors lie in GM as FRACTAL_NZ, (columns / 16, rows, 16); a mask of one row is a vector.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ascend_lab.errors import CapacityError, InputError, PathError
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Share, up
+from ascend_lab.operators.kernels.tiles import Span, chunks
+
+Own = tuple[Share, ...]
+"""What a part owns along the axes of the grid: of entries of the batch, rows and heads."""
+Matrix = tuple[Affine, Affine]
+"""An entry of the batch, and one of its heads."""
+GRID = ("group", "row", "heads")
+"""Axes of the grid of cores."""
+MASKS = ("", "rows", "full")
+TENSORS = ("q", "k", "v", "mask")
+AREA = FRACTAL * FRACTAL
+SCALES = 2.0**-11, 16.0
+"""Scales that coupled cores can have: differences of products that count are finite in fp16."""
+
+
+class FlashView(NamedTuple):
+    """Elements from an entry of the batch, a head and a column of fractals to the next."""
+
+    entry: int
+    head: int
+    column: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], digits: Iterable[tuple[int, int]]) -> "FlashView | None":
+        """Return where matrices (entry, head, row, column) lie; None: rows are not side by side.
+
+        `digits` are strides of an address where all lie side by side, and what each is here.
+        """
+        each = shape[-2] * shape[-1]
+        steps = (math.prod(shape[-3:]), each, shape[-2] * FRACTAL, 1)
+        found = {1: 1}
+        for near, far in digits:
+            step = next(step for step in steps if step <= near)
+            if far * step != near * found.setdefault(step, far * step // near):
+                return None
+        return cls(found.get(steps[0], 0), found.get(each, 0), found.get(steps[2], steps[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class FlashShape:
+    """softmax(scale q k^T + mask) v for `batch` pairs of q (rows, depth) and k (keys, depth).
+
+    v is (keys, width). `mask` is "" (none), "rows" (one row for all of q) or "full". Tensors named
+    in `shared` have one matrix for the whole batch, else `heads` an entry, side by side unless
+    `views` tells where those of q, k, v or y lie. All tensors are in `dtype`: bf16 needs separate
+    vector cores.
+
+    Rows may be several queries' heads that share keys, query by query: `causal` is how many heads a
+    query has then, and each query sees the keys up to its own, the last one all of them. 0: every
+    row sees all keys.
+    """
+
+    batch: int
+    rows: int
+    keys: int
+    depth: int
+    width: int
+    scale: float
+    mask: str = ""
+    shared: tuple[str, ...] = ()
+    heads: int = 1
+    views: tuple[tuple[str, FlashView], ...] = ()
+    dtype: str = "fp16"
+    causal: int = 0
+
+    def __post_init__(self) -> None:
+        """Check sizes, mask and names."""
+        sizes = (self.batch, self.rows, self.keys, self.depth, self.width)
+        wrong = min(*sizes, self.heads) < 1 or self.batch % self.heads or self.mask not in MASKS
+        if wrong or not set(self.shared) <= set(TENSORS):
+            wanted = "sizes of at least 1, heads that divide the batch, a mask of"
+            wanted = f"{wanted} {MASKS}, shared tensors among {TENSORS}"
+            got = f"{sizes}, {self.heads} heads, {self.mask!r}, {self.shared}"
+            raise InputError(wanted, got, "check the shape")
+        if self.causal and (self.rows % self.causal or self.queries > self.keys):
+            wanted = f"whole queries of {self.causal} heads, at most {self.keys}, one a key"
+            raise InputError(wanted, f"{self.rows} rows", "give each query a key to see")
+
+    @property
+    def queries(self) -> int:
+        """Queries of a causal shape: rows of different keys."""
+        return self.rows // max(self.causal, 1)
+
+    def seen(self, row: int) -> int:
+        """Return how many keys a row sees; rows behind the last one, which are padding, see all."""
+        if not self.causal:
+            return self.keys
+        return min(self.keys, row // self.causal + 1 + self.keys - self.queries)
+
+    @property
+    def fractals(self) -> tuple[int, int, int, int]:
+        """(rows, keys, depth, width) in fractals of 16, rounded up."""
+        return (
+            up(self.rows, FRACTAL),
+            up(self.keys, FRACTAL),
+            up(self.depth, FRACTAL),
+            up(self.width, FRACTAL),
+        )
+
+    @property
+    def ops(self) -> int:
+        """Useful operations of the two products, 2 (d + e) for each key that a row sees."""
+        # a causal query sees between 1 + t - s and t keys, in the middle t - (s - 1) / 2
+        twice = 2 * self.keys - (self.queries - 1 if self.causal else 0)
+        return self.batch * self.rows * twice * (self.depth + self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class FlashTiling:
+    """Rows of Q and of K and V in a block; the grid of cores over entries, row blocks, heads."""
+
+    rows: int
+    keys: int
+    grid_batch: int = 1
+    grid_rows: int = 1
+    grid_heads: int = 1
+
+    @property
+    def cores(self) -> tuple[int, int, int]:
+        """The grid of cores."""
+        return self.grid_batch, self.grid_rows, self.grid_heads
+
+
+def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
+    """Return the bytes each on-chip memory needs; see `kernels.flash` for the buffers.
+
+    UB: two tiles on their way out, the maxima of every 8 keys, 16 lanes and
+    six numbers a row of statistics, and the mask.
+    """
+    depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
+    rows, keys, one_row = tiling.rows, tiling.keys, shape.mask == "rows"
+    deep, wide = depth + FRACTAL * one_row, max(keys, width)
+    consts, masks = AREA * (1 + one_row), {"": 0, "rows": 0, "full": 8 * rows * keys}
+    each = rows * depth + keys * (depth + width + FRACTAL * one_row)
+    work = rows * (8 * wide + keys // 2 + 4 * FRACTAL) + 24 * row_lanes(rows)
+    return {
+        "L1": 2 * (key_slots(shape, tiling) * each + 2 * rows * (keys + FRACTAL) + consts),
+        "L0A": 4 * rows * max(deep, keys, 2 * FRACTAL),
+        "L0B": 4 * keys * max(deep, width),
+        "L0C": 4 * rows * (keys + width),
+        "UB": work + masks[shape.mask],
+    }
+
+
+def row_lanes(rows: int) -> int:
+    """Return the lanes of a number a row: whole repeats, if there is more than one."""
+    return rows if rows < 64 else up(rows, 64) * 64
+
+
+def key_slots(shape: FlashShape, tiling: FlashTiling) -> int:
+    """Return the slots of K and V in L1: 4, or 3 if the next block of rows would meet its own Q.
+
+    A slot is filled when the product of 3 or 4 blocks before, and the scores 2 behind that one,
+    have been taken: the last but one, or the last.
+    """
+    return 3 + (up(shape.keys, tiling.keys) % 4 > 0)
+
+
+def traffic_bytes(shape: FlashShape, tiling: FlashTiling) -> int:
+    """Return the bytes between GM and the cores: q and y once, k and v once a block of rows.
+
+    2 (n d + n e + ceil(n / r) t (d + e)) a matrix for blocks of r rows, all sizes in whole
+    fractals; a mask is read as often as k, or once in all if it has all rows. With blocks as tall
+    as an on-chip memory of M bytes allows, r ~ M / d, this is O(n t d^2 / M)  (Dao et al. 2022).
+    """
+    rows, keys, depth, width = (n * FRACTAL for n in shape.fractals)
+    blocks = up(rows, tiling.rows)
+    mask = {"": 0, "rows": 2 * blocks * keys, "full": rows * keys}[shape.mask]
+    return 2 * shape.batch * (rows * (depth + width) + blocks * keys * (depth + width) + mask)
+
+
+def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
+    """Raise `PathError`, `InputError` or `CapacityError` unless the chip can run the tiling."""
+    if not chip.combined:
+        raise PathError(
+            f"paths L0C->UB and UB->L1 on one core of {chip.name}",
+            "separate cube and vector cores",
+            "use kernels.flash_split, whose cores meet in L2",
+        )
+    if shape.causal or shape.dtype != "fp16":
+        wanted = f"fp16, and a mask instead of causal, on {chip.name}"
+        raise InputError(wanted, f"{shape.dtype}, causal={shape.causal}", "add a mask")
+    if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
+        wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
+        raise InputError(wanted, got, "round them")
+    if not SCALES[0] <= shape.scale <= SCALES[1]:
+        wanted, got = f"a scale of {SCALES[0]} to {SCALES[1]}", str(shape.scale)
+        raise InputError(wanted, got, "multiply q by a part of it, or use the operator attention")
+    if min(tiling.cores) < 1 or math.prod(tiling.cores) > chip.core_count:
+        wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
+        raise InputError(wanted, "x".join(map(str, tiling.cores)), "change it")
+    for space, size in tile_bytes(shape, tiling).items():
+        if size > chip.buffers[space]:
+            raise CapacityError(
+                f"{space} for blocks of {tiling.rows} rows and {tiling.keys} keys of width "
+                f"{max(shape.depth, shape.width)}: {size} bytes",
+                f"{chip.buffers[space]} on {chip.name}",
+                "halve a block, or use the operator attention",
+            )
+
+
+def fits(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> bool:
+    """Tell whether the blocks fit every on-chip memory."""
+    return all(size <= chip.buffers[s] for s, size in tile_bytes(shape, tiling).items())
+
+
+def default_tiling(shape: FlashShape, chip: Chip) -> FlashTiling:
+    """Return the blocks that fit, keep the busiest core's vector unit busy least, and move least.
+
+    The fewest bytes count among those within 3 %, then the most keys, whose maxima are brought up
+    to date least. Raises as `check_tiling`.
+    """
+    check_tiling(shape, FlashTiling(FRACTAL, FRACTAL), chip)
+    rows, keys = shape.fractals[:2]
+    some = [FlashTiling(r, k) for r in _parts(rows) for k in _parts(keys)]
+    blocks = [t for t in some if fits(shape, t, chip)]
+    cores = ((t, grid(shape, up(rows * FRACTAL, t.rows), chip.core_count)) for t in blocks)
+    found = [FlashTiling(t.rows, t.keys, *grids) for t, grids in cores]
+    cycles = {t: vector_cycles(shape, t) for t in found}
+    some = [t for t in found if 32 * cycles[t] <= 33 * min(cycles.values())]
+    return min(some, key=lambda t: (traffic_bytes(shape, t), cycles[t], -t.keys, -t.rows))
+
+
+def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
+    """Estimate the vector unit's cycles on the busiest core, from instructions and repeats.
+
+    A block takes 16 cycles for 16 x 16 scores, 20 more with a mask of all rows, some more for its
+    maxima; a block of rows 20 for its 16 x 16 numbers, and 16 for each block of keys but the first.
+    Before the first block and behind the last V waits.
+    """
+    rows, keys, _, width = shape.fractals
+    high, wide = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    blocks = up(keys, wide)
+    share = up(up(rows, high), tiling.grid_rows) * high
+    # a core's last block may be lower: all its rows count once, the start of every block
+    own = min(share, rows)
+    starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
+    matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
+    each = (36 if shape.mask == "full" else 16) * keys + blocks * 4 + keys + 20 * width + 6
+    start = 180 + 10 * wide.bit_length() + 30 * (shape.mask == "full")
+    start, again = start * blocks + 20 + 10 * width, blocks - 1
+    each, start = each + again * (16 * width + 12), start + again * (77 + 10 * width)
+    return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6
+
+
+def _parts(fractals: int) -> list[int]:
+    """Return the sizes of blocks, in elements, that cut so many fractals into equal parts."""
+    return sorted({up(fractals, n) * FRACTAL for n in range(1, fractals + 1)})
+
+
+def default_scale(depth: int) -> float:
+    """Return 1 / sqrt(d)."""
+    return 1.0 / math.sqrt(depth)
+
+
+def mask_shares(scale: float) -> tuple[float, float]:
+    """Return two positive numbers of fp16 of the sum 1 / scale, so that infinities stay."""
+    mantissa, exponent = math.frexp(1.0 / scale)
+    high = math.ldexp(math.ceil(mantissa * 2048) - 1, exponent - 11)
+    return high, 1.0 / scale - high
+
+
+# -- cores -----------------------------------------------------------------------------------------
+def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
+    """Return cores over entries, row blocks and heads: the fewest blocks for the busiest core.
+
+    Among equals the most cores over matrices, then those with all of one head or one entry.
+    """
+    entries = shape.batch // shape.heads
+
+    def busiest(over: tuple[int, int]) -> tuple[int, int, int]:
+        own, alone = (up(entries, over[0]), up(shape.heads, over[1])), cores // (over[0] * over[1])
+        most = own[0] * own[1] * up(blocks, min(blocks, alone))
+        return most, -over[0] * over[1], min(own)
+
+    some = [(e, h) for h in range(1, min(shape.heads, cores) + 1)
+            for e in range(1, min(entries, cores // h) + 1)]  # fmt: skip
+    over, heads = min(some, key=busiest)
+    return over, min(blocks, cores // (over * heads)), heads
+
+
+def shares(shape: FlashShape, block: int, cores: tuple[int, int, int]) -> dict[str, list[int]]:
+    """Return what the cores of a grid own: entries, rows in blocks, and heads."""
+    axes = ((shape.batch // shape.heads, 1), (shape.fractals[0], block), (shape.heads, 1))
+    return {name: chunks(*axis, over) for name, axis, over in zip(GRID, axes, cores, strict=True)}
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Tensors of a program by name: q, k, v, y and mask (a vector where it has one row)."""
+
+    shape: FlashShape
+    buffers: Mapping[str, Buffer]
+
+    @classmethod
+    def declare(cls, k: KernelBuilder, shape: FlashShape, names: Sequence[str]) -> "Tensors":
+        """Declare the named tensors in GM; a mask only where the shape has one."""
+        buffers = {}
+        for name in names:
+            if name == "mask" and not shape.mask:
+                continue
+            height, columns = _matrix(shape, name)
+            each = height * columns * AREA if height else columns * FRACTAL
+            count = 1 if name in shape.shared else shape.batch
+            buffers[name] = k.tensor(name, shape.dtype, count * each)
+        return cls(shape, buffers)
+
+    def view(self, name: str) -> FlashView:
+        """Return how the matrices of a tensor lie."""
+        if found := dict(self.shape.views).get(name):
+            return found
+        each = 0 if name in self.shape.shared else self.buffers[name].elements // self.shape.batch
+        return FlashView(self.shape.heads * each, each, _matrix(self.shape, name)[0] * AREA)
+
+    def start(self, name: str, matrix: Matrix) -> Affine:
+        """Return where a matrix begins."""
+        view = self.view(name)
+        return matrix[0] * view.entry + matrix[1] * view.head
+
+    def block(self, name: str, matrix: Matrix, rows: Span, columns: Span | None = None) -> Region:
+        """Return rows, in fractals, of q, k, v or y: (columns / 16, rows x 16); some columns."""
+        whole = self.lines(name, matrix, (rows[0] * FRACTAL, rows[1] * FRACTAL))
+        if columns is None:
+            return whole
+        start = self.start(name, matrix) + rows[0] * AREA + columns[0] * whole.strides[0]
+        return self.buffers[name].region(start, (columns[1], whole.sizes[1]), whole.strides)
+
+    def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
+        """Return the same of single rows."""
+        (_, columns), (at, size) = _matrix(self.shape, name), rows
+        start, pitch = self.start(name, matrix) + at * FRACTAL, self.view(name).column
+        return self.buffers[name].region(start, (columns, size * FRACTAL), (pitch, 1))
+
+    def mask(self, matrix: Matrix, rows: Span, keys: Span) -> Region:
+        """Return the mask of scores, (keys / 16, rows x 16), or one row of keys.
+
+        Rows are counted one by one, keys in fractals.
+        """
+        source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
+        if self.shape.mask == "rows":
+            return source.region(start + at * FRACTAL, (size, FRACTAL))
+        pitch = self.view("mask").column
+        start = start + at * pitch + rows[0] * FRACTAL
+        return source.region(start, (size, rows[1] * FRACTAL), (pitch, 1))
+
+
+def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:
+    """Return rows and columns in fractals; no rows of a mask that is a vector."""
+    rows, keys, depth, width = shape.fractals
+    mask = rows if shape.mask == "full" else 0, keys
+    sizes = {"q": (rows, depth), "k": (keys, depth), "v": (keys, width), "y": (rows, width)}
+    return sizes.get(name, mask)
+
+
+def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:
+    """Return full blocks of keys, fractals of the last one, and keys in its last fractal.
+
+    The last is a block of its own where it is shorter (0: it is not) or ends inside a fractal (0:
+    it does not).
+    """
+    full, rest = divmod(shape.fractals[1], block)
+    ragged = shape.keys % FRACTAL
+    return (full - 1, block, ragged) if ragged and not rest else (full, rest, ragged)

@@ -1,0 +1,465 @@
+"""FlashAttention where cube and vector cores are separate: four stages meet in rings of L2.
+
+A block of rows of q stays in the L1 of a cube core while tiles of keys and values pass by:
+
+    QK  cube     s = scale q k^T in fp32, scaled on its way out by the fix pipe
+    P   vectors  online softmax: p = exp(s - m) as fp16, and the factor f of what came before
+    PV  cube     o = p v in fp32
+    GU  vectors  sum = f sum + o; after the last tile y = sum / l
+
+Each stage hands its tiles on through a ring in GM that never leaves L2, and a flag tells that one
+is there. The cube does QK some tiles ahead of PV, and so do the vector cores P ahead of GU: nobody
+waits for the way there and back. Where a matrix has few keys, whole blocks of rows, or matrices,
+run ahead.
+
+Source: hw-native-sys/pto-isa, kernels/manual/common/flash_atten (stages, preload, tile sizes).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import FRACTAL, up
+from ascend_lab.operators.kernels.flash import load_turned, multiply
+from ascend_lab.operators.kernels.flash_causal import Sequence, causal_grid, dealt
+from ascend_lab.operators.kernels.flash_rows import Gather, Rows, Weigh, slice_rows
+from ascend_lab.operators.kernels.flash_shape import (
+    AREA,
+    FlashShape,
+    Own,
+    Tensors,
+    cut_keys,
+    grid,
+    shares,
+)
+from ascend_lab.operators.kernels.flash_steps import Axis, Nest, Place, axes, places
+from ascend_lab.operators.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
+
+ROWS, KEYS, AHEAD = 128, 256, 4
+"""Rows of a block, keys of a tile and tiles ahead, as in the published kernel."""
+MOST = 15
+"""Tiles in flight at most: what the counter of a flag between cores holds."""
+
+
+# -- tilings --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SplitTiling:
+    """Rows of a block, keys of a tile, tiles that QK is ahead of PV, and slots of every L0."""
+
+    rows: int
+    keys: int
+    ahead: int = AHEAD
+    l0_slots: int = 2
+
+
+class CubeParts(NamedTuple):
+    """What cube instructions and copies to L1 take at a time, in fractals; slots of q in L1.
+
+    An instruction multiplies `keys` keys and `columns` of the depth, or of the width. A copy brings
+    `k_rows` keys, or all keys of a tile in `v_columns` columns of v.
+    """
+
+    keys: int
+    columns: int
+    k_rows: int
+    v_columns: int
+    q_slots: int
+
+
+def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts | None:
+    """Return the largest parts with which a tiling fits L0 and L1, None if there are none.
+
+    Matrices as wide as they are come first, two slots of q before one.
+    """
+    operands = _l0_parts(shape, tiling, chip)
+    if operands is None:
+        return None
+    depth, width = shape.fractals[2:]
+    rows, keys = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    for q_slots in (2, 1):
+        for pieces in (1, 2, 4):
+            k_rows = up(keys, pieces)
+            v_columns = up(width, pieces)
+            held = q_slots * rows * depth
+            held += 2 * (k_rows * depth + keys * v_columns + rows * keys)
+            if 2 * held * AREA <= chip.buffers["L1"]:
+                return CubeParts(*operands, k_rows, v_columns, q_slots)
+    return None
+
+
+def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
+    """Return the keys and columns of one matrix instruction: what fits every L0."""
+    rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
+    for pieces in (1, 2, 4, 8):
+        columns = up(wide, pieces)
+        for side in (8, 4, 2, 1):
+            left, right = rows * max(side, columns), side * columns
+            sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
+            if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
+                return min(side, tiling.keys // FRACTAL), columns
+    return None
+
+
+def fits_split(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> bool:
+    """Tell whether slots of everything fit L0 and L1, and the least slices UB."""
+    slices = slice_rows(shape, chip, tiling.rows // 2, tiling.keys, MOST)
+    return slices > 0 and cube_parts(shape, tiling, chip) is not None
+
+
+def split_tilings(shape: FlashShape, chip: Chip) -> list[SplitTiling]:
+    """Return tilings that fit, for the published rows of a block and for fewer; of equal size.
+
+    Each has the most keys, up to the published ones. Where one tile has all keys, no stage runs
+    ahead inside a block: lower ones then give idle cores something to do.
+    """
+    rows, keys = shape.fractals[:2]
+    idle = chip.core_count // shape.batch if shape.keys <= KEYS else 1
+    found = list[SplitTiling]()
+    for r in (ROWS, 64, 32, 16):
+        for t in (KEYS, 128, 64, 32, 16):
+            blocks = max(up(rows * FRACTAL, r), min(rows, idle))
+            sides = (up(rows, blocks), up(keys, up(keys * FRACTAL, t)))
+            tiling = SplitTiling(*(side * FRACTAL for side in sides))
+            if fits_split(shape, tiling, chip):
+                found += [tiling] * (tiling not in found)
+                break
+    return found
+
+
+def split_tiling(shape: FlashShape, chip: Chip) -> SplitTiling:
+    """Return the tiling with the most rows; raise `CapacityError` for matrices too wide."""
+    for tiling in split_tilings(shape, chip):
+        return tiling
+    needed = f"blocks of 16 rows and width {max(shape.fractals[2:]) * FRACTAL} on chip"
+    got = f"less room on {chip.name}"
+    raise errors.CapacityError(needed, got, "use the operator attention")
+
+
+def check_split(shape: FlashShape, t: SplitTiling, chip: Chip) -> None:
+    """Raise `InputError` or `CapacityError` for a tiling that the kernel cannot have."""
+    sizes = (t.rows, t.keys)
+    if min(sizes) < FRACTAL or any(n % FRACTAL for n in sizes) or not 0 <= t.ahead < MOST:
+        wanted = f"rows and keys in multiples of {FRACTAL}, 0 to {MOST - 1} tiles ahead"
+        raise errors.InputError(wanted, str(t), "round them")
+    if not fits_split(shape, t, chip):
+        raise errors.CapacityError(f"room for {t}", f"less on {chip.name}", "halve rows or keys")
+
+
+# -- the launch -----------------------------------------------------------------------------------
+def flash_pipeline_launch(
+    shape: FlashShape, chip: Chip, tiling: SplitTiling | None = None
+) -> isa.Launch:
+    """Return attention as a launch of cube and vector cores together: GM tensors q, k, v, y.
+
+    Beside these and a mask there are the rings s, p and o. Raises `CapacityError` for matrices too
+    wide, `InputError` for a wrong tiling.
+    """
+    t = tiling or split_tiling(shape, chip)
+    check_split(shape, t, chip)
+    side = t.rows // FRACTAL
+    name = f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}"
+    if shape.causal:
+        over = causal_grid(shape, side, chip.core_count)
+    else:
+        over = grid(shape, up(shape.fractals[0], side), chip.core_count)
+    axes = shares(shape, side, over)
+    cores = (len(axes["group"]), over[1] if shape.causal else len(axes["row"]), len(axes["heads"]))
+
+    def programs(*own: isa.Share) -> tuple[isa.Program, isa.Program, isa.Program]:
+        return Plan(shape, t, chip, own, cores).programs()
+
+    def causal(
+        group: isa.Share, heads: isa.Share, end: tuple[int, int, int]
+    ) -> tuple[isa.Program, isa.Program, isa.Program]:
+        rows = (1, 1, end[0])  # blocks are dealt: each place has a program of its own
+        return Plan(shape, t, chip, (group, rows, heads), cores).programs()
+
+    if shape.causal:
+        whole = {"group": axes["group"], "heads": axes["heads"]}
+        return isa.spread(name, whole, causal, apart=[1] * over[1])
+    return isa.spread(name, axes, programs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the programs of an AI core have in common: shares, loops and rings."""
+
+    shape: FlashShape
+    tiling: SplitTiling
+    chip: Chip
+    own: Own
+    cores: tuple[int, int, int]
+
+    def programs(self) -> tuple[isa.Program, isa.Program, isa.Program]:
+        """Return the programs of a cube core and of its two vector cores."""
+        vector = self.vector()
+        return self.cube(), vector, vector
+
+    def nest(self, k: isa.KernelBuilder) -> tuple[Nest | Sequence, isa.Affine]:
+        """Return the loops of an AI core, and its number."""
+        if self.shape.causal:
+            return self._sequence(k)
+        core = places(k, self.own)
+        keys = self.tiling.keys // FRACTAL
+        full, rest, _ = cut_keys(self.shape, keys)
+        key = Axis("key", full, keys, rest, isa.Affine())
+        nest = (*axes(self.own, core, self.tiling.rows // FRACTAL), key)
+        return Nest.of(nest, self.tiling.ahead, MOST), self._number(core)
+
+    def _sequence(self, k: isa.KernelBuilder) -> tuple[Sequence, isa.Affine]:
+        """Return the tiles of a core whose rows see unlike numbers of keys, and its number."""
+        group, (_, _, place), heads = self.own
+        side = self.tiling.rows // FRACTAL
+        core = (k.param("group", group[2]), isa.Affine(place), k.param("heads", heads[2]))
+        matrices, _ = axes(self.own, core, side)
+        blocks = dealt(self.shape, side, self.cores[1])[place]
+        keys = self.tiling.keys // FRACTAL
+        sequence = Sequence.of(self.shape, matrices, blocks, keys, self.tiling.ahead)
+        return sequence, self._number(core)
+
+    def _number(self, core: tuple[isa.Affine, ...]) -> isa.Affine:
+        """Return the number of a core from its place in the grid."""
+        number = isa.Affine()
+        for place, count in zip(core, self.cores, strict=True):
+            number = number * count + place
+        return number
+
+    def rings(self, nest: Nest | Sequence) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
+        """Return the rings of scores, weights and products."""
+        rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
+        sizes = (
+            ("s", "fp32", rows * keys),
+            ("p", self.shape.dtype, rows * keys),
+            ("o", "fp32", rows * width),
+        )
+        slots, cores = nest.in_flight, self.cores[0] * self.cores[1] * self.cores[2]
+        s, p, o = (
+            isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)
+            for i, size in enumerate(sizes)
+        )
+        return s, p, o
+
+    def cube(self) -> isa.Program:
+        """Return the program of the cube core: QK and PV."""
+        k = isa.KernelBuilder("cube", self.chip)
+        nest, core = self.nest(k)
+        s, p, o = self.rings(nest)
+        parts = cube_parts(self.shape, self.tiling, self.chip)
+        assert parts is not None  # checked before
+        cube = Cube.make(k, self, parts)
+        scores = Scores(cube, k.ring_out(s, core, "FIX"))
+        products = Products(cube, k.ring_in(p, core, "MTE2"), k.ring_out(o, core, "FIX"))
+        nest.run(k, scores, products)
+        return k.finish()
+
+    def vector(self) -> isa.Program:
+        """Return the program of both vector cores, half of the rows each: P and GU."""
+        k = isa.KernelBuilder("vector", self.chip)
+        nest, core = self.nest(k)
+        s, p, o = self.rings(nest)
+        rows, pitch = self.tiling.rows, self.tiling.rows * FRACTAL
+        half = Rows.make(k, self.shape, nest, rows // 2, self.tiling.keys)
+        weigh = Weigh(half, k.ring_in(s, core, "MTE2"), k.ring_out(p, core, "MTE3"), pitch)
+        nest.run(k, weigh, Gather(half, k.ring_in(o, core, "MTE2"), pitch))
+        return k.finish()
+
+
+# -- the cube core --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Cube:
+    """Slots of a cube core: four operands in L1; left and right side in L0, sums in L0C."""
+
+    k: isa.KernelBuilder
+    shape: FlashShape
+    gm: Tensors
+    sizes: CubeParts
+    pitch: int
+    q: isa.Queue
+    keys: isa.Queue
+    values: isa.Queue
+    weights: isa.Queue
+    a: isa.Queue
+    b: isa.Queue
+    c: isa.Queue
+
+    @classmethod
+    def make(cls, k: isa.KernelBuilder, plan: Plan, sizes: CubeParts) -> "Cube":
+        """Allocate them for products and copies of some parts."""
+        t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
+        rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
+        side, columns = sizes.keys, min(sizes.columns, max(depth, width))
+
+        def queue(
+            name: str, space: str, size: int, src: str, dst: str, depth: int = 2
+        ) -> isa.Queue:
+            dtype = "fp32" if space == "L0C" else plan.shape.dtype
+            return k.queue(name, space, dtype, size * AREA, src=src, dst=dst, depth=depth)
+
+        return cls(
+            k,
+            plan.shape,
+            Tensors.declare(k, plan.shape, ("q", "k", "v")),
+            sizes,
+            t.rows * FRACTAL,
+            queue("q_l1", "L1", rows * depth, "MTE2", "MTE1", sizes.q_slots),
+            queue("k_l1", "L1", sizes.k_rows * depth, "MTE2", "MTE1"),
+            queue("v_l1", "L1", keys * sizes.v_columns, "MTE2", "MTE1"),
+            queue("p_l1", "L1", rows * keys, "MTE2", "MTE1"),
+            queue("a_l0", "L0A", rows * max(side, columns), "MTE1", "M", slots),
+            queue("b_l0", "L0B", side * columns, "MTE1", "M", slots),
+            queue("c_l0", "L0C", rows * max(side, columns), "M", "FIX", slots),
+        )
+
+    def load(self, queue: isa.Queue, src: isa.Region) -> isa.Tile:
+        """Bring an operand from GM to L1."""
+        self.k.copy(queue.alloc().region(0, src.sizes), src)
+        queue.enqueue()
+        return queue.dequeue()
+
+    def parts(self, keys: int) -> Iterator[Span]:
+        """Yield the keys of a tile as (first, count) of each matrix instruction, in fractals."""
+        yield from segments(self.k, "part", keys, self.sizes.keys)
+
+    def pieces(self, name: str, total: int, size: int) -> Iterator[Span]:
+        """Yield (first, count) of parts of a size, in fractals: no loop where one has all."""
+        if total <= size:
+            yield isa.Affine(), total
+        else:
+            yield from segments(self.k, name, total, size)
+
+    def multiply(
+        self, sums: isa.Tile, sizes: tuple[int, int, int], accumulate: isa.Affine | int
+    ) -> None:
+        """Multiply what has come to L0A and L0B."""
+        self.a.enqueue()
+        self.b.enqueue()
+        multiply(self.k, sums, self.a.dequeue(), self.b.dequeue(), sizes, accumulate)
+        self.a.free()
+        self.b.free()
+
+    def store(self, to: isa.Region, scale: float = 1.0) -> None:
+        """Send the finished sums to GM through the fix pipe."""
+        self.c.enqueue()
+        self.k.fixpipe(to, self.c.dequeue().region(0, to.sizes), scale=scale)
+        self.c.free()
+
+
+class Scores:
+    """Stage QK: a tile of keys, a few at a time, with the block of q that stays in L1."""
+
+    def __init__(self, cube: Cube, ring: isa.RingEnd) -> None:
+        """Send tiles to a ring."""
+        self.cube, self.ring = cube, ring
+
+    def open(self, at: Place) -> None:
+        """Bring the block of q."""
+        matrix, block = at
+        rows = block.start, block.size
+        self.q = self.cube.load(self.cube.q, self.cube.gm.block("q", matrix.matrix, rows))
+
+    def tile(self, at: Place) -> None:
+        """Write s = scale q k^T of a tile."""
+        c, (matrix, _, keys) = self.cube, at
+
+        def brought(start: isa.Affine, size: int) -> isa.Tile:
+            return c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start + start, size)))
+
+        whole = c.sizes.k_rows >= keys.size
+        held = brought(isa.Affine(), keys.size) if whole else None
+        ring = self.ring.alloc()  # behind the copy, which need not wait for the ring
+        for start, size in c.pieces("rows", keys.size, c.sizes.k_rows):
+            held = held if whole else brought(start, size)
+            assert held is not None
+            for first, count in c.parts(size):
+                source = Fractals(held, first * AREA, size * AREA)
+                self._product(at, source, count)
+                place = (start + first) * c.pitch
+                to = ring.region(place, (count, at[1].size * AREA), (c.pitch, 1))
+                c.store(to, c.shape.scale)
+            c.keys.free()
+        self.ring.enqueue()
+
+    def _product(self, at: Place, held: Fractals, count: int) -> None:
+        """Multiply the block of q by some keys, a part of the depth at a time."""
+        c, rows, depth = self.cube, at[1].size, self.cube.shape.fractals[2]
+        q = Fractals(self.q, isa.Affine(), rows * AREA)
+        sums = c.c.alloc()
+        for first, columns in c.pieces("depth", depth, c.sizes.columns):
+            feed_a(c.k, c.a.alloc(), q.down(first), rows, columns)
+            feed_b(c.k, c.b.alloc(), held.down(first), count, columns)
+            c.multiply(sums, (rows, columns, count), first)
+
+    def close(self, at: Place) -> None:
+        """Give the slot of q back."""
+        self.cube.q.free()
+
+
+class Products:
+    """Stage PV: the products of the weights of a tile and its values add up in L0C."""
+
+    def __init__(self, cube: Cube, weights: isa.RingEnd, ring: isa.RingEnd) -> None:
+        """Take tiles from one ring, send their products to the other."""
+        self.cube, self.weights, self.ring = cube, weights, ring
+
+    def open(self, at: Place) -> None:
+        """Begin with nothing."""
+
+    def tile(self, at: Place) -> None:
+        """Write o = p v of a tile; the values come while the weights are not yet there."""
+        c, (matrix, block, keys) = self.cube, at
+        width = c.shape.fractals[3]
+        if min(c.sizes.v_columns, c.sizes.columns) < width:
+            self._in_parts(at)
+            return
+        values = c.load(c.values, c.gm.block("v", matrix.matrix, (keys.start, keys.size)))
+        held = self._weights(at)
+        self._product(at, held, Fractals(values, isa.Affine(), keys.size * AREA), width)
+        c.values.free()
+        c.weights.free()
+        ring = self.ring.alloc()
+        c.store(ring.region(0, (width, block.size * AREA), (c.pitch, 1)))
+        self.ring.enqueue()
+
+    def _weights(self, at: Place) -> isa.Tile:
+        """Wait for the weights of a tile, and bring them."""
+        _, block, keys = at
+        weights = self.weights.dequeue()
+        source = weights.region(0, (keys.size, block.size * AREA), (self.cube.pitch, 1))
+        held = self.cube.load(self.cube.weights, source)
+        self.weights.free()
+        return held
+
+    def _in_parts(self, at: Place) -> None:
+        """Write o = p v where v is too wide for one copy or one product: some columns at a time."""
+        c, (matrix, block, keys) = self.cube, at
+        width = c.shape.fractals[3]
+        held = self._weights(at)
+        ring = self.ring.alloc()
+        for first, count in c.pieces("columns", width, c.sizes.v_columns):
+            columns = first, count
+            source = c.gm.block("v", matrix.matrix, (keys.start, keys.size), columns)
+            values = Fractals(c.load(c.values, source), isa.Affine(), keys.size * AREA)
+            for column, some in c.pieces("width", count, c.sizes.columns):
+                self._product(at, held, values.down(column), some)
+                place = (first + column) * c.pitch
+                c.store(ring.region(place, (some, block.size * AREA), (c.pitch, 1)))
+            c.values.free()
+        c.weights.free()
+        self.ring.enqueue()
+
+    def _product(self, at: Place, weights: isa.Tile, values: Fractals, width: int) -> None:
+        """Multiply the weights of a tile by some columns of its values, a part of the keys each."""
+        c, rows = self.cube, at[1].size
+        sums = c.c.alloc()
+        for first, count in c.parts(at[2].size):
+            source = Fractals(weights, first * (rows * AREA), rows * AREA)
+            feed_a(c.k, c.a.alloc(), source, rows, count)
+            turned = replace(values, start=values.start + first * AREA)
+            load_turned(c.k, c.b.alloc(), turned, width, count)
+            c.multiply(sums, (rows, count, width), first)
+
+    def close(self, at: Place) -> None:
+        """End with nothing."""

@@ -1,0 +1,417 @@
+"""Steps of FlashAttention: online softmax on one block of scores, and two stages in one nest.
+
+Scores lie in L0C as (keys / 16, rows, 16). The vector unit copies them twice, for their maxima and
+as fp16, and in between the cube subtracts the maxima: a product with -128, 16 times. Maximum m
+and factor f are a number a row; m is two halves, the second what the first leaves. The last 16
+columns of v are ones, those of o are l.
+
+    m' = max(m, max(s)),  p = exp(c (s - m')),  f = exp(c (m - m')),  o' = f o + p v,  y = o / l
+
+c scales products to scores. The first block of keys finds no m and o: m' = max(s), but finite, o' =
+p v. s - m' is rounded to fp16 before its exponential is taken: e^-x is off by x e^-x 2^-11 at most,
+no more than 1.8e-4, where rounding p itself may take 2.4e-4; three times, if c is no power of two.
+
+Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
+
+Products run some steps ahead of what the vector unit does with them. The nest goes over matrices,
+blocks of rows and tiles of keys. On the axis that runs ahead, the first stage does `lead` pieces
+more, then both take turns, and the second stage ends alone:
+
+    0 1 2 3 4  then 5, 0'; 6, 1'; ...  then the last five of the second stage
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Region, Tile, up
+from ascend_lab.operators.kernels import flash_shape, tiles
+from ascend_lab.operators.kernels.flash_shape import (
+    AREA,
+    GRID,
+    FlashShape,
+    FlashTiling,
+    Matrix,
+    Own,
+)
+
+Memory = Buffer | Tile
+LANES = 64
+"""fp32 lanes of a repeat: 4 rows of 16."""
+LEAST = -1.0e30
+"""Stands for minus infinity, but finite: the difference of two of them is 0, not NaN."""
+STEP = 2048.0
+"""Maxima are counted in these, so that their halves reach to 2^27."""
+LOWEST = -65504.0
+"""The least maximum of a row, in steps: finite in fp16."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Buffers of UB that only the vector unit uses, fp32 but for `halves`.
+
+    `wide` has a tile of L0C, `work` 16 numbers a row, others one; `best` one for 8 keys.
+    """
+
+    builder: KernelBuilder
+    wide: Buffer
+    best: Buffer
+    work: Buffer
+    peak: Buffer
+    factor: Buffer
+    left: Buffer
+    halves: Buffer
+    mask: Buffer
+    scale: float
+
+    @classmethod
+    def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
+        """Allocate the buffers for blocks of a tiling."""
+        rows, one_each = tiling.rows, flash_shape.row_lanes(tiling.rows)
+        columns = max(tiling.keys, (shape.fractals[3] + 1) * FRACTAL)
+
+        def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
+            return k.buffer(name, "UB", dtype, elements, slots)
+
+        work = buffer("work", rows * FRACTAL)
+        return cls(
+            k,
+            buffer("wide", rows * columns),
+            buffer("best", rows * tiling.keys // 8),
+            work,
+            buffer("peak", one_each, 2),
+            buffer("factor", one_each, 2),
+            buffer("left", one_each),
+            buffer("halves", one_each, 2, "fp16"),
+            buffer("mask_wide", rows * tiling.keys) if shape.mask == "full" else work,
+            shape.scale,
+        )
+
+
+def lanes(buffer: Memory, rows: int, at: Affine | int = 0) -> Region:
+    """Return `rows` fractals (rows x 256 elements) from fractal `at` on as vector repeats."""
+    return buffer.region(at * AREA, (rows * AREA // LANES, LANES))
+
+
+def add_mask(s: State, mask: Tile, fractals: int) -> None:
+    """Emit scores in UB += mask / c in fp32, both (keys / 16, rows, 16)."""
+    k, count, wide, scores = s.builder, fractals * AREA, (s.mask, 0), (s.wide, 0)
+    k.each("vconv", count, wide, (mask, 0))
+    k.each("vaxpy", count, scores, scores, wide, scalar=1.0 / s.scale)
+
+
+def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
+    """Emit scores of the keys behind the last one, from lane `kept` of the last fractal: LEAST."""
+    fractal = ((1 << FRACTAL) - 1) >> kept << kept
+    bits = sum(fractal << at for at in range(0, LANES, FRACTAL))
+    last = lanes(s.wide, rows, (keys - 1) * rows)
+    s.builder.vector("vdup", last, scalar=LEAST, mask=bits)
+
+
+def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
+    """Emit m' of the scores in UB, in steps, and its halves in 16 equal lanes of `out`."""
+    k, each, best, left = s.builder, flash_shape.row_lanes(rows * FRACTAL), (s.best, 0), (s.left, 0)
+    tallest(s, rows, keys)
+    k.each("vmuls", each, best, best, scalar=1.0 / STEP)
+    new = (Tile(s.peak, block + 1), 0)
+    if block == Affine():
+        k.each("vmaxs", each, new, best, scalar=LOWEST)
+    else:
+        k.each("vmax", each, new, best, (Tile(s.peak, block), 0))
+    high, low = (Tile(s.halves, Affine(half)) for half in (0, 1))
+    k.each("vconv", each, (high, 0), new)
+    k.each("vconv", each, left, (high, 0))
+    k.each("vsub", each, left, new, left)
+    k.each("vconv", each, (low, 0), left)
+    for half, number in enumerate((high, low)):
+        to = out.region(half * rows * AREA, (rows * FRACTAL, FRACTAL))
+        k.vector("vbrcb", to, number.region(0, rows * FRACTAL))
+
+
+def tallest(s: State, rows: int, keys: int) -> None:
+    """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
+    k, count, repeats = s.builder, 2 * keys, 2 * rows * keys
+    for half in (0, 1):
+        for at, size in tiles.segments(
+            k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))
+        ):
+            source = s.wide.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
+            k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)
+    while count > 1:
+        some, far = count // 2 * rows * FRACTAL, (count - count // 2) * rows * FRACTAL
+        k.each("vmax", some, (s.best, 0), (s.best, 0), (s.best, far))
+        count -= count // 2
+
+
+def take_factor(s: State, rows: int, block: Affine) -> None:
+    """Emit f of block `block`, a number a row; two blocks are under way at a time."""
+    k, count, factor = s.builder, flash_shape.row_lanes(rows * FRACTAL), (Tile(s.factor, block), 0)
+    old, new = ((Tile(s.peak, at), 0) for at in (block, block + 1))
+    k.each("vsub", count, factor, old, new)
+    k.each("vmuls", count, factor, factor, scalar=STEP * s.scale)
+    k.each("vexp", count, factor, factor)
+
+
+def weigh(s: State, out: Tile, fractals: int) -> None:
+    """Emit p = exp(c x) of the fp16 numbers in `out`, in place."""
+    k, count, place = s.builder, fractals * AREA, (out, 0)
+    if s.scale != 1.0:
+        k.each("vmuls", count, place, place, scalar=s.scale)
+    k.each("vexp", count, place, place)
+
+
+def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
+    """Emit o = f o, from L0C and back there, with the factor of block `block`."""
+    k, count, whole = s.builder, rows * FRACTAL, (0, width * rows * AREA)
+    k.copy(s.wide.region(*whole), out.region(*whole))
+    for at in (0, 8):
+        spread = s.work.region(at, (count, 8), (FRACTAL, 1))
+        k.vector("vbrcb", spread, Tile(s.factor, block).region(0, count))
+    columns(s, rows, width)
+    k.copy(out.region(*whole), s.wide.region(*whole))
+
+
+def columns(s: State, rows: int, width: int) -> None:
+    """Emit wide *= the 16 lanes of each row in `work`, for `width` columns of fractals."""
+    k = s.builder
+    with tiles.repeat(k, "column", width) as e:
+        some = lanes(s.wide, rows, e * rows)
+        k.vector("vmul", some, some, lanes(s.work, rows))
+
+
+def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
+    """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
+    k, size, whole = s.builder, (width - 1) * rows * AREA, (0, width * rows * AREA)
+    k.copy(s.wide.region(*whole), sums.region(*whole))
+    k.vector("vrec", lanes(s.work, rows), lanes(s.wide, rows, (width - 1) * rows))
+    columns(s, rows, width - 1)
+    k.each("vconv", size, (out, 0), (s.wide, 0))
+
+
+# -- two stages of one nest ------------------------------------------------------------------------
+class Piece(NamedTuple):
+    """One step along an axis: its number, where it starts, its size, whether it is the rest.
+
+    Of matrices it starts at an entry of the batch, of a head.
+    """
+
+    number: Affine
+    start: Affine
+    size: int
+    is_rest: bool = False
+    head: Affine = Affine()
+
+    @property
+    def matrix(self) -> Matrix:
+        """Entry and head of a matrix."""
+        return self.start, self.head
+
+
+class Block(NamedTuple):
+    """A block of rows and of keys: where they are, its number among those of its rows.
+
+    `ragged` keys are in its last fractal, where that is not full.
+    """
+
+    matrix: Matrix
+    rows: tiles.Span
+    keys: tiles.Span
+    number: Affine
+    ragged: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """From `first` on, `full` pieces of `each`, then a rest of its own (0: none).
+
+    Pieces are numbered head by head: there are as many of each, from `head` on.
+    """
+
+    name: str
+    full: int
+    each: int
+    rest: int
+    first: Affine
+    heads: int = 1
+    head: Affine = field(default_factory=Affine)
+
+    @property
+    def count(self) -> int:
+        """Pieces in all."""
+        return self.full + (self.rest > 0)
+
+    def last(self) -> Iterator[Piece]:
+        """Yield the rest, if there is one."""
+        if self.rest:
+            yield Piece(Affine(self.full), self.first + self.full * self.each, self.rest, True)
+
+    def turns(self, k: KernelBuilder, count: int, *shifts: int) -> Iterator[list[Piece]]:
+        """Yield full piece n + shift for every shift, n up to `count`: loops where none carries."""
+        wide = self.full // self.heads or 1
+        cuts = {0, *(-shift % wide for shift in shifts)}
+        for row, rows, size in ((0, count // wide, wide), (count // wide, 1, count % wide)):
+            ends = sorted({*(n for n in cuts if n < size), size}) if rows else []
+            with tiles.repeat(k, "head", rows or 1) as head:
+                for low, high in pairwise(ends):
+                    with tiles.repeat(k, self.name, high - low) as at:
+                        ways = (divmod(low + shift, wide) for shift in shifts)
+                        yield [self._piece(head + row + more, at + inside) for more, inside in ways]
+
+    def _piece(self, head: Affine, at: Affine) -> Piece:
+        """Return piece `at` of a head."""
+        number, start = head * (self.full // self.heads) + at, self.first + at * self.each
+        return Piece(number, start, self.each, head=self.head + head)
+
+    def pieces(self, k: KernelBuilder) -> Iterator[Piece]:
+        """Yield all pieces, the full ones in a loop."""
+        for (piece,) in self.turns(k, self.full, 0):
+            yield piece
+        yield from self.last()
+
+    def threes(self, k: KernelBuilder) -> Iterator[tuple[Piece | None, ...]]:
+        """Yield each piece between the one before and the next; None stands at both ends, twice."""
+        few = range(self.full) if self.full < 2 else (0, 1)
+        begin = [None, None, *(next(self.turns(k, 1, n))[0] for n in few)]
+        if self.full > 1:
+            yield from zip(begin, begin[1:], begin[2:], strict=False)
+            for pieces in self.turns(k, self.full - 2, 0, 1, 2):
+                yield tuple(pieces)
+            begin = [next(self.turns(k, 1, self.full - n))[0] for n in (2, 1)]
+        end = [*begin, *self.last(), None, None]
+        yield from zip(end, end[1:], end[2:], strict=False)
+
+    def staggered(self, k: KernelBuilder, lead: int) -> Iterator[tuple[int, Piece]]:
+        """Yield (stage, piece) with stage 0 ahead of stage 1 by `lead` pieces, if there are."""
+        lead = min(lead, self.full)
+        for (piece,) in self.turns(k, lead, 0):
+            yield 0, piece
+        for ahead, piece in self.turns(k, self.full - lead, lead, 0):
+            yield 0, ahead
+            yield 1, piece
+        for piece in self.last():
+            yield 0, piece
+        for (piece,) in self.turns(k, lead, self.full - lead):
+            yield 1, piece
+        for piece in self.last():
+            yield 1, piece
+
+
+def places(k: KernelBuilder, own: Own) -> tuple[Affine, ...]:
+    """Return where a core stands in the grid, along each axis."""
+    return tuple(k.param(name, share[2]) for name, share in zip(GRID, own, strict=True))
+
+
+def axes(own: Own, core: Sequence[Affine], side: int) -> tuple[Axis, Axis]:
+    """Return the matrices a core of the grid owns, and its blocks of `side` rows, in fractals."""
+    entry, row, head = (place * share[1] for place, share in zip(core, own, strict=True))
+    entries, rows, heads = (share[0] for share in own)
+    return (
+        Axis("matrix", entries * heads, 1, 0, entry, heads, head),
+        Axis("block", rows // side, side, rows % side, row),
+    )
+
+
+Place = tuple[Piece, ...]
+"""Where a stage is: matrix, block of rows and, for a tile, keys."""
+
+
+class Stage(Protocol):
+    """What a core does at the beginning of a block of rows, for each tile of keys, at its end."""
+
+    def open(self, at: Place) -> None:
+        """Begin a block."""
+
+    def tile(self, at: Place) -> None:
+        """Do one tile of keys."""
+
+    def close(self, at: Place) -> None:
+        """End a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Matrices, blocks and tiles; the first stage runs `lead` pieces ahead on one axis."""
+
+    axes: tuple[Axis, Axis, Axis]
+    ahead: int
+    lead: int
+
+    @classmethod
+    def of(cls, axes: tuple[Axis, Axis, Axis], tiles: int, most: int) -> "Nest":
+        """Return the nest whose first stage is about `tiles` tiles ahead, of `most` in flight.
+
+        Tiles run ahead where a block has enough of them, else matrices or blocks.
+        """
+        _, blocks, keys = (axis.count for axis in axes)
+        if tiles < keys:
+            return cls(axes, 2, tiles)
+        if 2 * blocks * keys <= most:
+            return cls(axes, 0, max(1, tiles // (blocks * keys)))
+        if 2 * keys <= most:
+            return cls(axes, 1, max(1, tiles // keys))
+        return cls(axes, 2, tiles)
+
+    @property
+    def in_flight(self) -> int:
+        """Tiles that the first stage has begun and the second not ended, at most."""
+        inner = 1
+        for axis in self.axes[self.ahead + 1 :]:
+            inner *= axis.count
+        return (self.lead + 1) * inner
+
+    def number(self, at: Place) -> Affine:
+        """Number a block or tile among those that may be in flight."""
+        total = Affine()
+        for axis, piece in list(zip(self.axes, at, strict=False))[self.ahead :]:
+            total = total * axis.count + piece.number
+        return total
+
+    def run(self, k: KernelBuilder, first: Stage, second: Stage) -> None:
+        """Write both stages."""
+        self._outer(k, (first, second), ())
+
+    def _outer(self, k: KernelBuilder, stages: tuple[Stage, Stage], at: Place) -> None:
+        axis = self.axes[len(at)]
+        if len(at) < self.ahead:
+            for piece in axis.pieces(k):
+                self._outer(k, stages, (*at, piece))
+            return
+        opened = stages if len(at) == 2 else ()
+        for stage in opened:
+            stage.open(at)
+        for which, piece in axis.staggered(k, self.lead):
+            self._inner(k, stages[which], (*at, piece))
+        for stage in opened:
+            stage.close(at)
+
+    def _inner(self, k: KernelBuilder, stage: Stage, at: Place) -> None:
+        if len(at) == 3:
+            stage.tile(at)
+            return
+        if len(at) == 2:
+            stage.open(at)
+        for piece in self.axes[len(at)].pieces(k):
+            self._inner(k, stage, (*at, piece))
+        if len(at) == 2:
+            stage.close(at)
+
+
+# -- two kinds of work in turns -------------------------------------------------------------------
+Work = tuple[int, Callable[[Affine], None]]
+"""How many pieces there are, and what writes one of them."""
+NOTHING: Work = 0, lambda _: None
+
+
+def mixed(k: KernelBuilder, main: Work, beside: Work = NOTHING) -> None:
+    """Emit two kinds of work in turns, so that they end together."""
+    turns = min(main[0], beside[0]) or max(main[0], beside[0], 1)
+    with tiles.repeat(k, "turn", turns) as i:
+        for count, write in (main, beside):
+            for one in range(count // turns):
+                write(i * (count // turns) + one)
+    for count, write in (main, beside):
+        if rest := count % turns:
+            with tiles.repeat(k, "rest", rest) as i:
+                write(i + (count - rest))

@@ -1,0 +1,320 @@
+"""What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, c0_of, up
+
+CHOICES: dict[str, tuple[int | str, ...]] = {
+    "order": ("mn", "nm"),
+    "keep": ("", "a", "b"),
+    "a_l1_slots": (1, 2),
+    "b_l1_slots": (1, 2),
+    "a_l0_slots": (1, 2),
+    "b_l0_slots": (1, 2),
+    "c_l0_slots": (0, 1, 2),
+    "window": ("", "flat", "strip", "stacked"),
+    "bypass": ("", "a", "b", "ab"),
+}
+"""What the fields of a schedule beyond its six numbers may be; the default is the first or 2."""
+AHEAD = 4
+"""Slots of L1, at most, that rows and weights of a convolution's stages fill together."""
+KEEP_ORDER = {"a": "mn", "b": "nm"}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSchedule:
+    """Tiling in elements: base tiles of L0, `step_k` base_k per L1 stage, a grid of cores.
+
+    `order`: "mn" walks the n tiles inside each m tile, "nm" the m tiles inside each n tile (of a
+    convolution m are pixels, n output channels). `keep` (products only): "a" loads all K of an m
+    tile's rows once for all n tiles (order mn), "b" all K of an n tile's columns (order nm).
+    The slots of L1 and L0 are 2 (loads and use overlap) or 1 (they alternate, tiles may be larger);
+    c_l0_slots 0 takes two where they fit. `window` (convolutions only): "flat" or "strip" pixel
+    tiles, "stacked" ones of images together, "" chooses. `bypass` (products only, where the chip
+    has the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an
+    epilogue only): so many grids of cores divide K, and each writes a tensor of partial sums, which
+    a second phase adds. `rest` (products only): a tiling of the columns (order "mn") or rows ("nm")
+    behind the last whole turn of the grid, for a phase of their own in which no core is idle.
+    """
+
+    base_m: int
+    base_k: int
+    base_n: int
+    step_k: int
+    grid_rows: int
+    grid_cols: int
+    order: str = "mn"
+    keep: str = ""
+    a_l1_slots: int = 2
+    b_l1_slots: int = 2
+    a_l0_slots: int = 2
+    b_l0_slots: int = 2
+    c_l0_slots: int = 0
+    window: str = ""
+    bypass: str = ""
+    split_k: int = 1
+    rest: "GemmSchedule | None" = None
+
+    def __post_init__(self) -> None:
+        """Take a rest as `as_dict` writes it."""
+        if isinstance(self.rest, dict):
+            object.__setattr__(self, "rest", GemmSchedule(**self.rest))
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "GemmSchedule":
+        """Return the tiling that `as_dict` wrote; raise `TypeError` for anything else."""
+        kinds = {f.name: f.type if f.type in (int, str) else dict for f in fields(cls)}
+        for name, value in data.items():
+            if type(value) is not kinds.get(name):
+                raise TypeError(f"{name} of {value!r:.40}")
+        parts: dict[str, Any] = {
+            key: cls.of(value) if key == "rest" else value for key, value in data.items()
+        }
+        return cls(**parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the tiling, and of the other fields those that are not the default."""
+        sizes = [f for f in fields(self) if f.default is MISSING]
+        return {f.name: getattr(self, f.name) for f in sizes} | self.extras
+
+    def __repr__(self) -> str:
+        """Return the call that makes it, defaults left out."""
+        return f"GemmSchedule({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
+
+    @property
+    def in_phases(self) -> bool:
+        """Whether a launch alone does not do it: K divided, or a rest."""
+        return self.split_k > 1 or self.rest is not None
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Return the fields beyond the tiling that are not the default."""
+        more = [f for f in fields(self) if f.default is not MISSING]
+        found = {f.name: v for f in more if (v := getattr(self, f.name)) != f.default}
+        return found | ({"rest": self.rest.as_dict()} if self.rest else {})
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """Problem size and number formats."""
+
+    m: int
+    k: int
+    n: int
+    dtype: str = "fp16"
+    out_dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Check sizes and formats; the default output format is the accumulator's."""
+        sizes = f"m {self.m}, n {self.n}, k {self.k}"
+        if min(self.m, self.k, self.n) < 1:
+            raise InputError("m, n and k of at least 1", sizes, "give three positive sizes")
+        if max(self.m, self.k, self.n) > 1 << 24 or self.ops > 1 << 56:
+            wanted = "m, n and k of at most 16777216, and 2 m n k of at most 2^56"
+            raise InputError(wanted, sizes, "split it")
+        if self.dtype not in ACCUMULATOR:
+            raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", ACCUMULATOR[self.dtype])
+        short = "bf16" if self.dtype == "bf16" else "fp16"
+        if self.out_dtype not in (ACCUMULATOR[self.dtype], short, self.dtype):
+            raise InputError(
+                f"out dtype {ACCUMULATOR[self.dtype]} or {short} for {self.dtype} operands",
+                self.out_dtype,
+                "leave it out for the accumulator's own format",
+            )
+
+    @property
+    def ops(self) -> int:
+        """Useful operations, 2 m k n; padding to fractals is not counted."""
+        return 2 * self.m * self.k * self.n
+
+    @property
+    def fractals(self) -> tuple[int, int, int]:
+        """(M1, K1, N1): sizes in fractals, rounded up."""
+        return up(self.m, FRACTAL), up(self.k, c0_of(self.dtype)), up(self.n, FRACTAL)
+
+
+Stretches = tuple[tuple[int, int], tuple[int, int]]
+"""(start, size) of rows and of columns of C, in fractals."""
+
+
+def stretches(
+    shape: GemmShape, schedule: GemmSchedule
+) -> tuple[tuple[GemmSchedule, Stretches], ...]:
+    """Return the tilings with the rows and columns of C that each does: one, or two with a rest.
+
+    Raises `InputError` where no turn of the grid is whole, where nothing is left behind the last,
+    or K is divided for rows.
+    """
+    m1, _, n1 = shape.fractals
+    if schedule.rest is None:
+        return ((schedule, ((0, m1), (0, n1))),)
+    by_n = schedule.order == "mn"
+    tile, grid = (
+        (schedule.base_n, schedule.grid_cols) if by_n else (schedule.base_m, schedule.grid_rows)
+    )
+    side, turn = n1 if by_n else m1, tile // FRACTAL * grid
+    whole = side // turn * turn
+    if not 0 < whole < side:
+        wanted = f"more than a whole turn of {turn * FRACTAL} {'columns' if by_n else 'rows'}"
+        raise InputError(wanted, str(side * FRACTAL), "drop the rest")
+    if not by_n and max(schedule.split_k, schedule.rest.split_k) > 1:
+        raise InputError('order "mn" for a rest where K is divided', schedule.order, "divide no K")
+    cut = (0, whole), (whole, side - whole)
+    first, last = (((0, m1), c) if by_n else (c, (0, n1)) for c in cut)
+    return (replace(schedule, rest=None), first), (schedule.rest, last)
+
+
+def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None:
+    """Raise `InputError` or `CapacityError` with the bytes needed and available."""
+    if schedule.rest:
+        raise InputError("a tiling of one launch", "one with a rest", "make a launch of each")
+    c0 = c0_of(shape.dtype)
+    for name, unit in (("base_m", FRACTAL), ("base_n", FRACTAL), ("base_k", c0)):
+        value = getattr(schedule, name)
+        if value < 1 or value % unit:
+            raise InputError(f"{name} in multiples of {unit}", str(value), "round it")
+    grid = schedule.grid_rows, schedule.grid_cols, schedule.split_k
+    if min(schedule.step_k, *grid) < 1:
+        raise InputError(
+            "step_k, grid rows, grid columns and split_k of at least 1",
+            f"{schedule.step_k}, {'x'.join(map(str, grid))}",
+            "use positive numbers",
+        )
+    cores = math.prod(grid)
+    if cores > chip.core_count:
+        wanted, got = f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores)
+        raise InputError(wanted, got, "shrink it")
+    _check_choices(schedule, chip)
+    words = "".join(f" {name} {value}" for name, value in schedule.extras.items())
+    for space, size in tile_bytes(shape, schedule).items():
+        if size > chip.buffers[space]:
+            raise CapacityError(
+                f"{space} for tile m,k,n {schedule.base_m},{schedule.base_k},{schedule.base_n} "
+                f"step {schedule.step_k}{words}: {size} bytes",
+                f"{chip.buffers[space]} on {chip.name}",
+                "halve a side of the tile",
+            )
+
+
+def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
+    """Raise `InputError` for a value that a field cannot take, or that does not go with others."""
+    for name, allowed in CHOICES.items():
+        value = getattr(schedule, name)
+        if value not in allowed:
+            known = ", ".join(repr(v) for v in allowed)
+            raise InputError(f"{name} of {known}", repr(value), "take one of these")
+    if schedule.keep and schedule.order != KEEP_ORDER[schedule.keep]:
+        wanted = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
+        raise InputError(wanted, repr(schedule.order), "what stays in L1 belongs to the outer loop")
+    if schedule.keep and schedule.keep in schedule.bypass:
+        wanted, got = "another operand to bypass L1 than the one kept there", schedule.keep
+        raise InputError(wanted, got, "drop one of both")
+    for name in schedule.bypass.upper():
+        if ("GM", "L0" + name) not in chip.paths:
+            raise InputError(f"a chip with a path from GM to L0{name}", chip.name, "stage it in L1")
+
+
+def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
+    """Bytes each buffer needs: the slots of A and B, one tile of C at least."""
+    s, size = schedule, DTYPE_BYTES[shape.dtype]
+    m, k, n = s.base_m, s.base_k, s.base_n
+    whole = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
+    depth_a, depth_b = (
+        0 if name in s.bypass else whole if s.keep == name else k * s.step_k for name in "ab"
+    )
+    return {
+        "L0A": s.a_l0_slots * m * k * size,
+        "L0B": s.b_l0_slots * k * n * size,
+        "L0C": max(s.c_l0_slots, 1) * m * n * 4,
+        "L1": (s.a_l1_slots * m * depth_a + s.b_l1_slots * n * depth_b) * size,
+    }
+
+
+# -- many tilings as arrays -----------------------------------------------------------------------
+Array = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tilings:
+    """Candidates as arrays of one length, in fractals: tile sides, K tiles a stage, core grid."""
+
+    m: Array
+    k: Array
+    n: Array
+    step: Array
+    rows: Array
+    cols: Array
+
+    def take(self, index: Array) -> "Tilings":
+        """Return the candidates at `index`."""
+        return Tilings(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    def schedule(self, index: int, dtype: str) -> GemmSchedule:
+        """Return one candidate as a schedule in elements."""
+        values = (int(getattr(self, f.name)[index]) for f in fields(self))
+        m, k, n, step, rows, cols = (v * u for v, u in zip(values, _units(dtype), strict=True))
+        return GemmSchedule(m, k, n, step, rows, cols)
+
+
+def _units(dtype: str) -> tuple[int, ...]:
+    """Elements that the first six fields of a schedule count in."""
+    return FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1
+
+
+def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
+    """Return schedules as arrays."""
+    names = [f.name for f in fields(GemmSchedule)][: len(fields(Tilings))]
+    columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
+    return Tilings(*(c // u for c, u in zip(columns, _units(dtype), strict=True)))
+
+
+def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:
+    """Return the share of A and of B read from memory, and all memory bytes, per candidate.
+
+    The rule of `sim.cost` written out for this nest: the outermost loop whose body fits in L2
+    fetches every byte once. Exact for tilings that divide the problem evenly.
+    """
+    m1, k1, n1 = shape.fractals
+    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    out = 256 * DTYPE_BYTES[shape.out_dtype]
+    a, b, c = m1 * k1 * area, k1 * n1 * area, m1 * n1 * out
+    m_turns, n_turns = -(-m1 // (t.rows * t.m)), -(-n1 // (t.cols * t.n))
+    capacity = chip.l2.size_bytes
+    per_m = t.rows * t.m * (k1 * area + n1 * out) + b
+    per_n = k1 * area * (t.rows * t.m + t.cols * t.n) + t.rows * t.m * t.cols * t.n * out
+    whole = (a + b + c <= capacity) | (per_m <= capacity)
+    by_m = ~whole & (per_n <= capacity)
+    a_missed = np.where(whole | by_m, a, a * n_turns)
+    b_missed = np.where(whole, b, b * m_turns)
+    a_read, b_read = a * t.cols * n_turns, b * t.rows * m_turns
+    fresh = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
+    written = c if a + b + c > capacity else 0
+    total = np.minimum(a_missed, a_read) + np.minimum(b_missed, b_read) + written
+    return fresh, total.astype(np.int64)
+
+
+def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
+    """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.cost`, on arrays."""
+    own = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
+    hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
+    mixed: Floats = fresh * np.maximum(own, 1.0 / shared) + (1.0 - fresh) * hit
+    return mixed
+
+
+def store_cycles_per_byte(chip: Chip, cores: Array) -> Floats:
+    """Cycles a byte takes on the last hop to GM."""
+    own = 1.0 / chip.path("UB" if chip.combined else "L0C", "GM").rate_bytes_per_cycle
+    rate: Floats = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    return rate

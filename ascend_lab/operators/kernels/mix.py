@@ -1,0 +1,204 @@
+"""A product or convolution whose epilogue runs on the vector cores while the cube goes on.
+
+Where cube and vector cores are separate, the fix pipe takes what it can of an epilogue: bias,
+scale, ReLU, a conversion. The rest is split off: the cube core stores every tile of sums to a ring
+of slots, which stays in L2, and each of its vector cores takes a share of the rows of a tile, does
+the steps on them and stores the result. Rows are pixels in a convolution: a product is one of 1 x 1
+here, byte for byte. Source of the pattern: Ascend C, matmul_gelu example.
+"""
+
+from dataclasses import dataclass, replace
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES
+from ascend_lab.operators.kernels import epilogue, epilogue_emit, epilogue_plan
+from ascend_lab.operators.kernels.tiles import Area, Span, segments
+
+SLOTS = 8
+"""Tiles between a cube core and its vector cores: as many as PTO's rings have in one direction."""
+AREA = isa.FRACTAL * isa.FRACTAL
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What the vector cores of a `grid` of AI cores do after a cube that leaves `sums`.
+
+    Tiles are `tile` fractals (high, wide) at most; the result has `blocks` of 16 columns, and
+    `elements` in all.
+    """
+
+    tail: epilogue.Epilogue
+    sums: str
+    tile: tuple[int, int]
+    grid: tuple[int, int]
+    blocks: int
+    elements: int
+
+    @property
+    def plan(self) -> epilogue_plan.Plan:
+        """The steps on tiles of UB."""
+        return epilogue_plan.plan_of(self.tail, self.sums)
+
+    @property
+    def ring(self) -> isa.Ring:
+        """The ring of tiles, in the format the steps want: the fix pipe converts."""
+        (m, n), (rows, cols), plan = self.tile, self.grid, self.plan
+        return isa.Ring("tiles", plan.tiles[plan.start], m * n * AREA, SLOTS, rows * cols, 0, 1)
+
+    def core(self, row: isa.Affine, col: isa.Affine) -> isa.Affine:
+        """Return the number of an AI core of the grid."""
+        return row * self.grid[1] + col
+
+
+def to_ring(
+    k: isa.KernelBuilder,
+    acc: isa.Queue,
+    ring: isa.RingEnd,
+    finish: epilogue_emit.Finish | None,
+    sizes: tuple[int, int],
+    rows: int,
+) -> None:
+    """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring."""
+    (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
+    wanted = n, rows * isa.FRACTAL
+    source = acc.dequeue().region(0, wanted, (m * AREA, 1))
+    k.fixpipe(ring.alloc().region(0, wanted), source, relu=fix.relu, scale=fix.scale)
+    acc.free()
+    ring.enqueue()
+
+
+# -- the vector cores' program --------------------------------------------------------------------
+def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, isa.Affine | int]:
+    """Return where a vector core's share of a tile goes, and the first row of it in the tile.
+
+    An affine number of a core is for areas in one piece whose rows the `cores` share evenly.
+    """
+    most, pieces = -(-area.pixels // cores), list[tuple[int, isa.Affine, int]]()
+    if isinstance(number, isa.Affine):
+        to = area.pieces[0][1] + number * (most * area.step)
+        return replace(area, pieces=((0, to, most),), pixels=most), number * most
+    first, end = (min(n * most, area.pixels) for n in (number, number + 1))
+    for done, to, size in area.pieces:
+        low, high = max(done, first), min(done + size, end)
+        if low < high:
+            pieces.append((low - first, to + (low - done) * area.step, high - low))
+    return replace(area, pieces=tuple(pieces), pixels=end - first), first
+
+
+class VectorWriter:
+    """Writes what vector core `number` does to its share of the tiles of AI core `core`."""
+
+    def __init__(
+        self,
+        k: isa.KernelBuilder,
+        after: After,
+        name: str,
+        core: isa.Affine,
+        number: isa.Affine | int,
+        own: tuple[int, int],
+    ) -> None:
+        """Allocate queues for a core that owns blocks (high, wide); the result is called `name`."""
+        (m, n), self.k, self.plan = map(min, zip(after.tile, own, strict=True)), k, after.plan
+        self.after, self.number, self.own = after, number, own[1]
+        self.y = k.tensor(name, after.tail.out_dtype, after.elements)
+        self.end: isa.RingEnd = k.ring_in(after.ring, core, "MTE2")
+        self.finish, self.arrival = self._tiles_of(after.tail, m, n, self._channels(after.tail, n))
+
+    def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
+        """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
+        operands, own = tail.of_kind("channel"), self.own
+        each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
+        blocks = own if own * each <= self.k.chip.buffers["UB"] // isa.FRACTAL else tile_n
+        slots = [blocks * tail.unit(o) for o in operands]
+        return epilogue_emit.Group.make(
+            self.k, operands, slots, self.after.blocks * isa.FRACTAL, blocks
+        )
+
+    def _tiles_of(
+        self, tail: epilogue.Epilogue, m: int, n: int, channels: epilogue_emit.Group | None
+    ) -> tuple[epilogue_emit.Finish, isa.Queue]:
+        """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
+        k, plan, start = self.k, self.plan, self.plan.start
+        others = [i for i in range(1, len(plan.tiles)) if i != start]
+        operands, stored = tail.of_kind("tile"), DTYPE_BYTES[tail.out_dtype]
+        each = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
+        each += sum(DTYPE_BYTES[plan.tiles[i]] for i in others)
+        each += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
+        held = channels.blocks * sum(
+            2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands
+        ) if channels else 0  # fmt: skip
+        block = -(-m * isa.FRACTAL // k.chip.vector_cores_per_core) * isa.FRACTAL
+        columns = min(n, (k.chip.buffers["UB"] - held) // (block * each))
+        if columns < 1:
+            needed = f"{block * each} bytes of UB for a block of a share of a tile's rows"
+            raise errors.CapacityError(needed, str(k.chip.buffers["UB"] - held), "use a lower tile")
+        size = columns * block
+        sizes = [size] * len(operands)
+        tiles = epilogue_emit.Group.make(k, operands, sizes, self.after.elements, 0)
+        if start:
+            arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
+            out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
+        else:
+            arrival = out = k.queue("y_ub", "UB", tail.out_dtype, size,
+                                    src="MTE2", via="V", dst="MTE3", depth=3)  # fmt: skip
+        scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
+        units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
+        finish = epilogue_emit.Finish(k, plan, out, scratch, tiles, channels, units=units)
+        return finish, arrival
+
+    def tile(
+        self, whole: Area, n: Span, before: isa.Affine, held: epilogue_emit.Channels | None
+    ) -> None:
+        """Do the steps on a share of the rows of a tile for `whole`, some blocks at a time.
+
+        `n` are its output blocks, `before` the blocks in front of the product.
+        """
+        k, cores = self.k, self.k.chip.vector_cores_per_core
+        area, first = share_of(whole, self.number, cores)
+        run, pitch = area.pixels * isa.FRACTAL, whole.pixels * isa.FRACTAL
+        with epilogue_emit.held_channels(self.finish, n, before, held) as channels:
+            slot = self.end.dequeue()
+            most = self.arrival.buffer.elements // run if run else 0
+            for at, count in segments(k, "column", n[1], min(most, n[1])) if run else ():
+                source = slot.region(at * pitch + first * isa.FRACTAL, (count, run), (pitch, 1))
+                k.copy(self.arrival.alloc().region(0, (count, run)), source)
+                self._steps(area, at, count, n[0], channels)
+            self.end.free()
+
+    def _steps(
+        self,
+        area: Area,
+        at: isa.Affine,
+        count: int,
+        first: isa.Affine,
+        held: epilogue_emit.Channels | None,
+    ) -> None:
+        """Do the steps on blocks that arrive, and store them."""
+        f, k, start, arrival = self.finish, self.k, self.plan.start, self.arrival
+        assert f.out is not None
+        if f.tiles:
+            epilogue_emit.load_tiles(f.tiles, k, area, at, count)
+        if start:
+            arrival.enqueue()
+            memories: dict[int, epilogue_emit.Memory] = {start: arrival.dequeue(), 0: f.out.alloc()}
+        else:
+            arrival.hand()
+            memories = {0: isa.Tile(arrival.buffer, arrival.counts["alloc"] - 1)}
+        spare = [i for i in range(len(self.plan.tiles)) if i not in memories]
+        memories.update(zip(spare, f.scratch, strict=True))
+        named = f.tiles.held(f.tiles.queue.dequeue()) if f.tiles else {}
+        rates = f.channels.held(held.tile) if f.channels and held else {}
+        block = first + at - held.first if held else at
+        tiles, run = [memories[i] for i in sorted(memories)], area.pixels * area.width
+        epilogue_emit.write_steps(
+            k, self.plan, epilogue_emit.Piece(tiles, named, rates, block, count, run)
+        )
+        if f.tiles:
+            f.tiles.queue.free()
+        if start:
+            arrival.free()
+        f.out.enqueue()
+        for there, here in area.pairs(self.y, f.out.dequeue(), run, at, count):
+            k.copy(there, here)
+        f.out.free()

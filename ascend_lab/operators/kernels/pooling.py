@@ -1,0 +1,350 @@
+"""Pooling of NC1HWC0 images on the vector unit, fp16: the largest of each window, and gradients.
+
+A window of r x s is folded in two steps: the largest of s neighbours in every row of the image, for
+as many columns as the output has, then the largest of r such rows. Rows are shared by windows that
+overlap: 3 x 3 with a stride of 2 takes 6 comparisons for each result instead of 8.
+
+Gradient of the maximum, tap by tap: hit = (x at the tap == y), part = hit * left, left = left -
+part, and part is added to dx at the tap. `left` starts as the gradient: after a window's first hit
+it is zero, so that later equal elements get nothing. Average: the gradient, divided by what its
+window averaged, is added at every tap. The image gradient of a depthwise convolution is the same
+with a weight per tap and channel. Rows of dx are walked in blocks; windows that reach across the
+end of a block are computed in both.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, product
+
+from ascend_lab.errors import CapacityError
+from ascend_lab.machine.chip import BLOCK_BYTES, Chip
+from ascend_lab.machine.isa import (
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Launch,
+    Program,
+    Queue,
+    Region,
+    Tile,
+    up,
+)
+from ascend_lab.operators.kernels import conv_shape, planes as images
+from ascend_lab.operators.kernels.planes import C0, PIXELS, Own, RowBlock, dealt, plane_launch
+from ascend_lab.operators.kernels.rows import (
+    LEAST,
+    Grid,
+    RowWriter,
+    fold_largest,
+    largest_lines,
+    most_rows,
+)
+from ascend_lab.operators.kernels.tiles import repeat
+
+
+def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
+    """Return the largest number of each window, x (N, C1, H, W, C0) to y, on all vector cores.
+
+    The windows are those of a depthwise convolution in fp16. Raises `CapacityError` where one
+    output row does not fit UB.
+    """
+    shape = _stacked(shape)
+    lines = largest_lines(shape)
+    most = most_rows(shape, chip, lines)
+
+    def program(own: Own) -> Program:
+        rows = images.rows_per_block(own, most)
+        return _Largest("max_pool", shape, chip, lines, rows, LEAST).program(own)
+
+    return plane_launch(f"max_pool_{shape.n}x{shape.c}", images.image_sizes(shape, chip), program)
+
+
+def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
+    """Return all planes as one image where no window reaches from one to the next."""
+    (top, bottom, *_), planes = shape.pads, shape.n * shape.blocks[0]
+    if shape.r != shape.strides[0] or shape.h % shape.r or top or bottom:
+        return shape
+    return replace(shape, n=1, c=C0, k=C0, groups=C0, h=planes * shape.h)
+
+
+class _Largest(RowWriter):
+    """Folds rows, then columns; a window of one row or column takes one step."""
+
+    def compute(self, x: Tile, results: Tile, block: RowBlock) -> None:
+        """Find the largest number of each window."""
+        shape, lines = self.shape, self.lines
+        grid = lines.grid(shape, block.rows)
+        if not lines.folded:
+            taps = [i * lines.line + j for i in range(shape.r) for j in range(shape.s)]
+            fold_largest(self.k, grid, taps, x, results)
+            return
+        fold_largest(self.k, grid, list(range(shape.s)), x, self.beside)
+        pitch, down = lines.pitch, shape.strides[0] * lines.pitch
+        columns = Grid(block.rows, lines.width, down, pitch, 1)
+        taps = [i * pitch for i in range(shape.r)]
+        fold_largest(self.k, columns, taps, self.beside, results)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGradient:
+    """What to do: the pooling as a convolution with a group per channel, and its kind.
+
+    `share` is what the gradient of an average is multiplied by, 0 where that differs from window
+    to window: then `rate` holds it for each, (OH, OW, 16). `weighted` is the gradient of a
+    depthwise convolution's image: each tap has a weight per channel, (C1, r, s, 16).
+    """
+
+    shape: conv_shape.ConvShape
+    maximum: bool
+    share: float = 1.0
+    weighted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRows:
+    """`rows` rows of dx and the `windows` that see them; all row numbers count from `base`.
+
+    Relative to the block's first row of dx: `base` is the first row in UB, `window` the first
+    window's first row; `first` .. `end`-1 of `span` rows in UB are in the image.
+    """
+
+    rows: int
+    windows: int
+    base: int
+    window: int
+    span: int
+    first: int
+    end: int
+
+
+def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows:
+    """Return what block `index` of `rows` rows of dx needs."""
+    stride, top, oh = shape.strides[0], shape.pads[0], shape.out_hw[0]
+    start = index * rows
+    end = min(start + rows, shape.h)
+    low = max(0, up(start + top - shape.r + 1, stride))
+    windows = max(0, min(oh - 1, (end - 1 + top) // stride) - low + 1)
+    window = low * stride - top if windows else start
+    base = min(start, window)
+    span = max(end, window + (windows - 1) * stride + shape.r if windows else end) - base
+    first, last = max(-base, 0), min(span, shape.h - base)
+    return GradientRows(end - start, windows, base - start, window - start, span, first, last)
+
+
+def _largest(shape: conv_shape.ConvShape, rows: int) -> tuple[int, int]:
+    """Return the most rows in UB, and the most windows, of any block."""
+    blocks = [block_of(shape, rows, i) for i in range(up(shape.h, rows))]
+    return max(b.span for b in blocks), max([1, *(b.windows for b in blocks)])
+
+
+def line_of(shape: conv_shape.ConvShape) -> int:
+    """Pixels of a row in UB: what windows see, and all of the image."""
+    seen = (shape.out_hw[1] - 1) * shape.strides[1] + shape.s
+    return max(seen, shape.pads[2] + shape.w)
+
+
+def _needed(job: PoolGradient, rows: int) -> int:
+    """32-byte blocks of UB: dx and the gradient twice; of maximum also x and y, and the hits."""
+    shape, (span, windows) = job.shape, _largest(job.shape, rows)
+    planes, runs = (4, 5) if job.maximum else (2, 2 if job.share else 4)
+    weights = 2 * shape.taps if job.weighted else 0
+    pixels = windows * shape.out_hw[1]
+    return planes * span * line_of(shape) + (runs + job.weighted) * pixels + weights
+
+
+def rows_of_block(job: PoolGradient, chip: Chip) -> int:
+    """Most rows of dx that fit UB, whole strides where there are several."""
+    shape, room, stride = job.shape, chip.buffers["UB"] // BLOCK_BYTES, job.shape.strides[0]
+    sizes = [r for r in range(1, shape.h + 1) if r % stride == 0 or r == shape.h]
+    fitting = [r for r in sizes if _needed(job, r) <= room]
+    if not fitting:
+        raise CapacityError(
+            f"UB for {stride} rows of {shape.w} pixels: {_needed(job, min(stride, shape.h))}"
+            " blocks of 32 bytes",
+            f"{room} on {chip.name}",
+            "cut the image into columns",
+        )
+    return fitting[-1]
+
+
+def pool_gradient_launch(job: PoolGradient, chip: Chip) -> Launch:
+    """Return the kernel: grad (N, C1, OH, OW, 16) to y (N, C1, H, W, 16).
+
+    Maximum also reads x (like y) and `top` (like grad), what pooling read and wrote; depthwise
+    convolutions `weight` (C1, r, s, 16); averages of different size `rate` (OH, OW, 16). Raises
+    `CapacityError` where one block of rows does not fit UB.
+    """
+    shape, rows = job.shape, rows_of_block(job, chip)
+    sizes = dealt((shape.blocks[0], shape.n, up(shape.h, rows)), chip.cores_of("vector"))
+    name = f"pool_gradient_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+    return plane_launch(name, sizes, lambda own: _GradientWriter.make(job, chip, rows).program(own))
+
+
+# -- one core -------------------------------------------------------------------------------------
+View = Callable[[Tile], Region]
+
+
+@dataclass(frozen=True, slots=True)
+class _GradientWriter:
+    """What the parts of one core's kernel share; `line` pixels of x and dx lie from row to row.
+
+    `beside` is what is read beside the gradient: top, rate or weight; `tiles` hold x, top and hits,
+    or the rates, or weights and products.
+    """
+
+    job: PoolGradient
+    k: KernelBuilder
+    x: Buffer | None
+    beside: Buffer | None
+    grad: Buffer
+    y: Buffer
+    left: Queue
+    tiles: tuple[Buffer, ...]
+    sums: Queue
+    line: int
+    rows: int
+
+    @classmethod
+    def make(cls, job: PoolGradient, chip: Chip, rows: int) -> "_GradientWriter":
+        """Declare tensors, allocate queues for blocks of `rows` rows of dx."""
+        shape, line = job.shape, line_of(job.shape)
+        k, (c1, _), (oh, ow) = KernelBuilder("pool_gradient", chip), shape.blocks, shape.out_hw
+        span, windows = _largest(shape, rows)
+        image, pixels = span * line * C0, windows * ow * C0
+        planes, hw = shape.n * c1 * C0, shape.h * shape.w
+        left = k.queue("left", "UB", "fp16", pixels, src="MTE2", dst="V")
+        x = beside = None
+        tiles: tuple[Buffer, ...] = ()
+        if job.maximum:
+            x = k.tensor("x", "fp16", planes * hw)
+            beside = k.tensor("top", "fp16", planes * oh * ow)
+            hit = k.buffer("hit", "UB", "fp16", pixels)
+            tiles = (left.join("x_ub", "fp16", image), left.join("top_ub", "fp16", pixels), hit)
+        elif not job.share:
+            beside = k.tensor("rate", "fp16", oh * ow * C0)
+            tiles = (left.join("rate_ub", "fp16", pixels),)
+        elif job.weighted:
+            beside = k.tensor("weight", "fp16", c1 * shape.taps * C0)
+            part = k.buffer("part", "UB", "fp16", pixels)
+            tiles = (left.join("weight_ub", "fp16", shape.taps * C0), part)
+        grad = k.tensor("grad", "fp16", planes * oh * ow)
+        y = k.tensor("y", "fp16", planes * hw)
+        sums = k.queue("dx_ub", "UB", "fp16", image, src="V", dst="MTE3")
+        return cls(job, k, x, beside, grad, y, left, tiles, sums, line, rows)
+
+    def program(self, own: Own) -> Program:
+        """Walk the planes; loads of x leave the columns around the image alone."""
+        if self.job.maximum:
+            for slot in range(2):
+                x = Tile(self.tiles[0], slot)
+                self.k.each("vdup", x.buffer.elements, (x, 0), scalar=LEAST)
+            self.k.barrier()
+        for channel, image in images.walk(self.k, own):
+            plane = image * self.job.shape.blocks[0] + channel
+            blocks = groupby(range(*own.rows), lambda i: block_of(self.job.shape, self.rows, i))
+            for block, run in blocks:
+                members = list(run)
+                with repeat(self.k, "rows", len(members)) as turn:
+                    self._block(block, (plane, channel), turn + members[0])
+        return self.k.finish()
+
+    def _block(self, block: GradientRows, place: tuple[Affine, Affine], index: Affine) -> None:
+        """One block of rows of one plane; `place` is the plane and its channel block."""
+        k, shape, row = self.k, self.job.shape, self.line * C0
+        self._load(self.left.alloc().slot, block, place, index)
+        self.left.enqueue()
+        left, dx = self.left.dequeue(), self.sums.alloc()
+        if self.job.maximum:
+            x = Tile(self.tiles[0], left.slot)
+            for first, count in ((0, block.first), (block.end, block.span - block.end)):
+                k.each("vdup", count * row, (x, first * row), scalar=LEAST)
+        k.each("vdup", block.span * row, (dx, 0), scalar=0.0)
+        if block.windows:
+            self._divide(left, block.windows * shape.out_hw[1] * C0)
+            for tap in product(range(shape.r), range(shape.s)):
+                self._tap(left, dx, block, tap)
+        self.left.free()
+        self.sums.enqueue()
+        held, sizes = self.sums.dequeue(), (block.rows, shape.w * C0)
+        source = held.region((-block.base * self.line + shape.pads[2]) * C0, sizes, (row, 1))
+        start = (place[0] * (shape.h * shape.w) + index * (self.rows * shape.w)) * C0
+        k.copy(self.y.region(start, sizes), source)
+        self.sums.free()
+
+    def _load(
+        self, slot: Affine | int, block: GradientRows, place: tuple[Affine, Affine], index: Affine
+    ) -> None:
+        """Bring rows of x between the borders, the windows' gradients and y, rates or weights."""
+        k, shape, (oh, ow), (plane, channel) = self.k, self.job.shape, self.job.shape.out_hw, place
+        if self.x is not None:
+            row = index * self.rows + (block.base + block.first)
+            sizes = (block.end - block.first, shape.w * C0)
+            start = (block.first * self.line + shape.pads[2]) * C0
+            to = Tile(self.tiles[0], slot).region(start, sizes, (self.line * C0, 1))
+            k.copy(to, self.x.region((plane * (shape.h * shape.w) + row * shape.w) * C0, sizes))
+        if not block.windows:
+            return
+        size = block.windows * ow * C0
+        first = index * (self.rows // shape.strides[0])
+        first = (first + (block.window + shape.pads[0]) // shape.strides[0]) * (ow * C0)
+        at = plane * (oh * ow * C0) + first
+        k.copy(Tile(self.left.buffer, slot).region(0, size), self.grad.region(at, size))
+        if self.beside is None:
+            return
+        tile = Tile(self.tiles[1 if self.job.maximum else 0], slot)
+        if self.job.weighted:
+            size = shape.taps * C0
+            at = channel * size
+        elif not self.job.maximum:
+            at = first
+        k.copy(tile.region(0, size), self.beside.region(at, size))
+
+    def _divide(self, left: Tile, elements: int) -> None:
+        """Divide the gradients of averages by how many elements each window averaged."""
+        share, part = self.job.share, (left, 0)
+        if self.job.maximum or share == 1.0:
+            return
+        if share:
+            self.k.each("vmuls", elements, part, part, scalar=share)
+        else:
+            self.k.each("vmul", elements, part, part, (Tile(self.tiles[0], left.slot), 0))
+
+    def _tap(self, left: Tile, dx: Tile, block: GradientRows, tap: tuple[int, int]) -> None:
+        """Add one tap of every window: the gradient, or what is left of it if x is the largest."""
+        k, shape, ow = self.k, self.job.shape, self.job.shape.out_hw[1]
+        first = ((block.window - block.base + tap[0]) * self.line + tap[1]) * C0
+        pitch, step, part = shape.strides[0] * self.line * C0, shape.strides[1], left
+        if self.job.maximum:
+            x, top, part = (Tile(buffer, left.slot) for buffer in self.tiles)
+            with repeat(k, "line", block.windows) as line:
+                for here, there in self._lines(line * (ow * C0), line * pitch + first, step):
+                    k.vector("vcmp", here(part), there(x), here(top), compare="eq")
+            for at, sizes in k.runs(block.windows * ow * C0, PIXELS * C0):
+                same, rest = self.tiles[2].region(at, sizes), left.region(at, sizes)
+                k.vector("vmul", same, same, rest)
+                k.vector("vsub", rest, rest, same)
+        if self.job.weighted:
+            part = self._weighted(left, block.windows * ow, tap)
+        with repeat(k, "line", block.windows) as line:
+            for here, there in self._lines(line * (ow * C0), line * pitch + first, step):
+                k.vector("vadd", there(dx), there(dx), here(part))
+
+    def _weighted(self, left: Tile, pixels: int, tap: tuple[int, int]) -> Tile:
+        """Return the gradients times the weights of one tap, one for each of 16 channels."""
+        weights, part = Tile(self.tiles[0], left.slot), Tile(self.tiles[1], 0)
+        for at, shape in self.k.runs(pixels, PIXELS):
+            sizes, place = (*shape, C0), (tap[0] * self.job.shape.s + tap[1]) * C0
+            views = (tile.region(at * C0, sizes) for tile in (part, left))
+            self.k.vector("vmul", *views, weights.region(place, sizes, (0, 0, 1)))
+        return part
+
+    def _lines(self, near: Affine, far: Affine, step: int) -> Iterator[tuple[View, View]]:
+        """Yield views of one row of windows: side by side from `near`, `step` apart from `far`."""
+        for at, shape in self.k.runs(self.job.shape.out_hw[1], PIXELS):
+            sizes = (*shape, C0)
+
+            def view(start: Affine, step: int, sizes: tuple[int, ...] = sizes) -> View:
+                strides = (PIXELS * step * C0, step * C0, 1)
+                return lambda tile: tile.region(start, sizes, strides)
+
+            yield view(near + at * C0, 1), view(far + at * step * C0, step)

@@ -1,0 +1,343 @@
+"""Operators that only move data: strided moves, and rows picked by indices at run time.
+
+Slice, concat, split, pad and reshape are lists of strided moves. Gather, scatter and one-hot pick
+rows by indices that the scalar unit reads.
+
+Who may write a row? If two cores get updates of the same row, the result depends on who comes last,
+or, for sums, one of two updates is lost. Three ways out: one owner per element, memory that adds by
+itself (atomic), or indices sorted before (chapter 12 shows that).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
+from ascend_lab.machine import isa, layout, sim
+from ascend_lab.machine.chip import BLOCK_BYTES, Chip
+from ascend_lab.machine.isa.operands import ATOMIC_FORMATS
+from ascend_lab.machine.layout.maps import Box, Dim
+from ascend_lab.operators.kernels import indexed_rows
+
+
+def slice_launch(
+    chip: Chip,
+    shape: Sequence[int],
+    begin: Sequence[int],
+    end: Sequence[int],
+    dtype: str,
+    *,
+    step: Sequence[int] | None = None,
+) -> isa.Launch:
+    """y = x[begin:end:step], element by axis; steps may be negative, as in NumPy.
+
+    `begin` and `end` are positions, not counted from the end: 0 <= begin < n, and end may be -1 for
+    a negative step. Raises `ShapeError` for positions outside `shape` or an empty result.
+    """
+    steps = tuple(step) if step is not None else (1,) * len(shape)
+    if not len(shape) == len(begin) == len(end) == len(steps) or 0 in steps:
+        raise ShapeError(
+            f"begin, end and step, not 0, for the {len(shape)} axes of {tuple(shape)}",
+            f"{tuple(begin)}, {tuple(end)}, {steps}",
+            "give one of each per axis",
+        )
+    ranges = [range(b, e, s) for b, e, s in zip(begin, end, steps, strict=True)]
+    for axis, (n, r) in enumerate(zip(shape, ranges, strict=True)):
+        if not r or min(r[0], r[-1]) < 0 or max(r[0], r[-1]) >= n:
+            wanted, got = f"positions 0..{n - 1} on axis {axis}, at least one", str(r)
+            raise ShapeError(wanted, got, "check begin and end")
+    strides = layout.row_major(shape)
+    sizes = tuple(len(r) for r in ranges)
+    return layout.copy_launch(
+        chip,
+        dtype,
+        sizes,
+        [s * t for s, t in zip(strides, steps, strict=True)],
+        layout.row_major(sizes),
+        source_offset=sum(b * s for b, s in zip(begin, strides, strict=True)),
+        source_elements=math.prod(shape),
+        target_elements=math.prod(sizes),
+        name="slice",
+    )
+
+
+def concat_launch(
+    chip: Chip, shapes: Sequence[Sequence[int]], axis: int, dtype: str, *, name: str = "concat"
+) -> isa.Launch:
+    """y = concatenate(x0, x1, ..) along `axis`; inputs are the tensors x0, x1, ...
+
+    Raises `ShapeError` unless the shapes agree on all other axes.
+    """
+    total, moves = _pieces(shapes, axis, split=False)
+    tensors = {f"x{i}": math.prod(s) for i, s in enumerate(shapes)} | {"y": math.prod(total)}
+    return layout.moves_launch(chip, dtype, tensors, moves, name=name)
+
+
+def split_launch(
+    chip: Chip, shape: Sequence[int], parts: Sequence[int], axis: int, dtype: str
+) -> isa.Launch:
+    """y0, y1, .. = x cut along `axis` into pieces of `parts` rows. Raises `ShapeError`."""
+    axis = axis_of(shape, axis)
+    if sum(parts) != shape[axis] or min(parts, default=0) < 1:
+        wanted, got = f"parts of 1 or more that sum to {shape[axis]}", str(tuple(parts))
+        raise ShapeError(wanted, got, "check axis")
+    shapes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in parts]
+    _, moves = _pieces(shapes, axis, split=True)
+    tensors = {"x": math.prod(shape)} | {f"y{i}": math.prod(s) for i, s in enumerate(shapes)}
+    return layout.moves_launch(chip, dtype, tensors, moves, name="split")
+
+
+def _pieces(
+    shapes: Sequence[Sequence[int]], axis: int, *, split: bool
+) -> tuple[tuple[int, ...], list[layout.Move]]:
+    """Return the joint shape, and a move per piece to or from it."""
+    if not shapes:
+        raise ShapeError("at least one tensor to join", "none", "pass the shapes")
+    axis = axis_of(shapes[0], axis)
+    others = [(*s[:axis], *s[axis + 1 :]) for s in shapes]
+    if len({len(s) for s in shapes}) > 1 or len(set(others)) > 1:
+        got = ", ".join(str(tuple(s)) for s in shapes)
+        raise ShapeError(f"shapes equal on all axes but {axis}", got, "reshape or pad them first")
+    total = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
+    strides, start, moves = layout.row_major(total), 0, []
+    for i, shape in enumerate(shapes):
+        joint = layout.View("x" if split else "y", strides, start * strides[axis])
+        piece = layout.View(f"y{i}" if split else f"x{i}", layout.row_major(shape))
+        source, target = (joint, piece) if split else (piece, joint)
+        moves.append(layout.Move(tuple(shape), target, source))
+        start += shape[axis]
+    return total, moves
+
+
+def pad_launch(
+    chip: Chip,
+    shape: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+    dtype: str,
+    *,
+    value: float = 0.0,
+) -> isa.Launch:
+    """y = x with (before, after) elements of `value` added on every axis. Raises `ShapeError`."""
+    if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
+        wanted, got = f"(before, after) >= 0 for each axis of {tuple(shape)}", str(tuple(pads))
+        raise ShapeError(wanted, got, "mend it")
+    sizes = tuple(n + lo + hi for n, (lo, hi) in zip(shape, pads, strict=True))
+    strides = layout.row_major(sizes)
+    inside = sum(lo * s for (lo, _), s in zip(pads, strides, strict=True))
+    body = layout.Move(
+        tuple(shape), layout.View("y", strides, inside), layout.View("x", layout.row_major(shape))
+    )
+    moves = [body] if math.prod(shape) else []
+    for axis, (n, (lo, hi)) in enumerate(zip(shape, pads, strict=True)):
+        corner = sum(pads[a][0] * strides[a] for a in range(axis))
+        for thick, start in ((lo, 0), (hi, lo + n)):
+            frame = (*shape[:axis], thick, *sizes[axis + 1 :])
+            view = layout.View("y", strides, corner + start * strides[axis])
+            moves.append(layout.Move(frame, view, value=value))
+    tensors = {"x": math.prod(shape), "y": math.prod(sizes)}
+    return layout.moves_launch(chip, dtype, tensors, moves, name="pad")
+
+
+def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: str) -> isa.Launch:
+    """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
+    n = math.prod(shape)
+    if math.prod(to) != n:
+        wanted, got = f"a shape of {n} elements, as {tuple(shape)}", str(tuple(to))
+        raise ShapeError(wanted, got, "check the sizes")
+    return layout.copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
+
+
+def axis_of(shape: Sequence[int], axis: int) -> int:
+    """Return `axis` counted from 0; raise `ShapeError` outside -rank .. rank-1."""
+    rank = len(shape)
+    if not -rank <= axis < rank:
+        wanted, got = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}", str(axis)
+        raise ShapeError(wanted, got, "check the rank")
+    return axis % rank
+
+
+# -- rows by indices -------------------------------------------------------------------------------
+def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDArray[np.int32]:
+    """Return the indices as int32; raise `InputError` naming the first one outside 0..bound-1."""
+    array = np.asarray(indices)
+    if array.dtype.kind not in "iu":
+        raise TypeMismatchError(f"{name}: whole numbers", str(array.dtype), "cast to int32")
+    flat = array.reshape(-1)
+    bad = np.flatnonzero((flat < 0) | (flat >= bound))
+    if bad.size:
+        place = int(bad[0])
+        needed = f"{name}: every index in 0..{bound - 1}"
+        got = f"{int(flat[place])} at position {place}"
+        raise InputError(needed, got, "indices are not counted from the end")
+    return flat.astype(np.int32)
+
+
+def gather_launch(
+    chip: Chip, rows: int, columns: int, picks: int, dtype: str, *, from_end: bool = False
+) -> isa.Launch:
+    """y[i, :] = x[index[i], :]: tensors x (rows, columns), index (picks) int32, y (picks, columns).
+
+    The picks are cut over all vector cores, the columns where picks are few. An embedding is this
+    with x as its table. With `from_end` an index below 0 counts from the end of the table.
+
+    A bad index is a `SimulationError` at run time; `check_indices` finds it
+    before.
+    """
+    table = replace(_table(rows, columns, picks, dtype), from_end=from_end)
+    wide = picks < chip.cores_of("vector") and columns >= 16 * table.block
+
+    def program(share: isa.Share) -> isa.Program:
+        own = (
+            indexed_rows.Own((picks, 0, 0), share)
+            if wide
+            else indexed_rows.Own(share, (columns, 0, 0))
+        )
+        if chip.combined and columns < table.block:
+            return indexed_rows.single_program(chip, table, own, mode="gather")
+        return indexed_rows.gather_program(chip, table, own)
+
+    shares = _column_shares(chip, table) if wide else _pick_shares(chip, picks)
+    return isa.spread("gather", {"core": shares}, program)
+
+
+def scatter_launch(
+    chip: Chip,
+    rows: int,
+    columns: int,
+    picks: int,
+    dtype: str,
+    *,
+    mode: str = "update",
+    method: str = "owner",
+) -> isa.Launch:
+    """y[index[i], :] = u[i, :] ("update") or += u[i, :] ("add"); tensors u, index, y.
+
+    Duplicates are defined: an update leaves the last one in the order of i, an add sums them all.
+    `method` "owner" cuts the columns over the cores, so each element has one owner, who goes
+    through all indices in order. "atomic" (add only, fp32 fp16 int32) cuts the updates instead and
+    lets memory add, in no certain order. "auto" takes the one that `simulate` finds faster of those
+    that can do it. Raises `InputError`, `ShapeError`, `TypeMismatchError`.
+    """
+    table = _table(rows, columns, picks, dtype)
+    if mode not in ("update", "add") or method not in ("owner", "atomic", "auto"):
+        wanted, got = "mode update or add, method owner, atomic or auto", f"{mode}, {method}"
+        raise InputError(wanted, got, "choose one of each")
+    if method == "atomic":
+        return _atomic_launch(chip, table, mode)
+    owner = _owner_launch(chip, table, mode)
+    if method == "owner" or not _memory_adds(chip, table, mode):
+        return owner
+    atomic = _atomic_launch(chip, table, mode)
+    return min(atomic, owner, key=lambda launch: sim.simulate(launch, chip).cycles)
+
+
+def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
+    """Cut the columns over the cores: an owner goes through all indices."""
+    columns, picks = table.columns, table.picks
+    narrow = chip.combined and columns < table.block
+    write = indexed_rows.single_program if narrow else indexed_rows.scatter_program
+    most = -(-columns // min(columns, chip.cores_of("vector")))
+    shares = _cut(columns, most) if narrow else _column_shares(chip, table)
+    name, every = f"scatter_{mode}", (picks, 0, 0)
+    return isa.spread(
+        name, {"core": shares}, lambda c: write(chip, table, indexed_rows.Own(every, c), mode=mode)
+    )
+
+
+def _memory_adds(chip: Chip, table: indexed_rows.Table, mode: str) -> bool:
+    """Tell whether memory can add the updates: the mode, the format and the ends of rows."""
+    ragged = table.columns % table.block != 0
+    return mode == "add" and table.dtype in ATOMIC_FORMATS and not (chip.combined and ragged)
+
+
+def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
+    """Cut the updates over the cores, or their columns where that keeps more cores busy."""
+    if mode != "add" or table.dtype not in ATOMIC_FORMATS:
+        wanted, got = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}", f"{mode} in {table.dtype}"
+        raise TypeMismatchError(wanted, got, 'use method="owner"')
+    if chip.combined and table.columns % table.block:
+        wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
+        raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
+
+    by_picks, by_columns = _pick_shares(chip, table.picks), _column_shares(chip, table)
+    wide = len(by_columns) > 2 * len(by_picks)
+
+    def program(share: isa.Share) -> isa.Program:
+        own = indexed_rows.Own(share, (table.columns, 0, 0))
+        if wide:
+            own = indexed_rows.Own((table.picks, 0, 0), share)
+        return indexed_rows.scatter_program(chip, table, own, mode="add", atomic=True)
+
+    shares = by_columns if wide else by_picks
+    return isa.spread("scatter_add_atomic", {"core": shares}, program)
+
+
+def _table(rows: int, columns: int, picks: int, dtype: str) -> indexed_rows.Table:
+    if min(rows, columns, picks) < 1:
+        wanted = "rows, columns and indices, one or more of each"
+        raise ShapeError(wanted, f"{rows}, {columns}, {picks}", "leave the operator out")
+    return indexed_rows.Table(rows, columns, picks, dtype)
+
+
+def _pick_shares(chip: Chip, picks: int) -> list[int]:
+    """Cut the picks over the cores in whole blocks of 8 indices."""
+    per = -(-picks // chip.cores_of("vector"))
+    return _cut(picks, -(-per // 8) * 8 if picks > 8 else picks)
+
+
+def _column_shares(chip: Chip, table: indexed_rows.Table) -> list[int]:
+    """Cut the columns over the cores in whole blocks of 32 bytes; a last piece below one joins."""
+    units = max(table.columns // table.block, 1)
+    per = -(-units // chip.cores_of("vector")) * table.block
+    shares = _cut(table.columns, per)
+    if len(shares) > 1 and shares[-1] < table.block:
+        shares[-2:] = [sum(shares[-2:])]
+    return shares
+
+
+def _cut(total: int, per: int) -> list[int]:
+    """Cut `total` in pieces of `per`; the last takes the rest."""
+    return [min(per, total - start) for start in range(0, total, per)]
+
+
+def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Launch:
+    """y[i, j] = 1 where j = index[i], else 0: tensors index (picks) int32, y (picks, classes).
+
+    Zeros are written in bulk, then S places one element a row. Rows are cut over all vector cores.
+    Raises `ShapeError` for empty shapes.
+    """
+    if min(picks, classes) < 1:
+        raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
+    cores, step = chip.cores_of("vector"), math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
+    step = step if picks > 8 else picks
+    shares = _cut(picks, min(-(-picks // (cores * step)) * step, picks))
+    shape = picks, classes
+    return isa.spread("one_hot", {"core": shares}, lambda own: _one_hot(chip, shape, dtype, own))
+
+
+def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: isa.Share) -> isa.Program:
+    picks, classes = shape
+    count, pitch, cores = own
+    job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
+    writer = layout.MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
+    k, steps = writer.k, indexed_rows.l2_steps(chip)
+    lanes = chip.vector_bytes_per_repeat // layout.item_bytes(dtype)
+    one = k.buffer("one", "UB", dtype, lanes)
+    k.each("vdup", lanes, (one, 0), scalar=1.0)
+    feed = indexed_rows.Feed.make(k, k.tensor("index", "int32", picks))
+    first = k.param("core", cores) * pitch
+    writer.emit(job, job.box.dims, isa.Affine(), first * classes)
+    # S must find the zeros written, and the ones in UB.
+    k.barrier()
+    for at, some in indexed_rows.batches(k, "t", count, indexed_rows.BATCH):
+        feed.open(first + at, some)
+        with k.loop("r", some) as r:
+            place = writer.gm["y"].region((first + at + r) * classes, 1)
+            row = feed.take(r)
+            k.scalar(place, one.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
+        feed.close()
+    return k.finish()

@@ -1,0 +1,433 @@
+"""Rows of NC1HWC0 images in UB, and the instructions that run over them.
+
+In NC1HWC0 a block of 32 bytes holds 16 channels of one pixel, so that a repeat takes 8 pixels that
+lie equally far apart. Planes are walked in blocks of rows: what stands around the image is written
+once, loads skip it.
+
+What a convolution makes may be pooled before it leaves. What else is done to sums comes last, to
+few numbers, which is the same where it rises: f(max(x, y)) = max(f(x), f(y)).
+
+    L0C -> UB rows -> largest of each window -> epilogue -> GM
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from operator import itemgetter
+
+from ascend_lab.errors import CapacityError, UnsupportedError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import BLOCK_BYTES, Chip
+from ascend_lab.operators.kernels.conv_shape import ConvShape
+from ascend_lab.operators.kernels.conv_windows import Window, divided, pooled_rows, rows_seen
+from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue
+from ascend_lab.operators.kernels.epilogue_emit import (
+    Channels,
+    Piece,
+    Sizes,
+    leave,
+    new_finish,
+    write_steps,
+)
+from ascend_lab.operators.kernels.epilogue_plan import channel_blocks, demand_of, plan_of
+from ascend_lab.operators.kernels.planes import (
+    C0,
+    PIXELS,
+    Own,
+    RowBlock,
+    columns_seen,
+    row_blocks,
+    walk,
+)
+from ascend_lab.operators.kernels.tiles import Area, repeat, segments
+
+Place = isa.Tile | isa.Buffer
+LEAST = -math.inf
+"""What stands around an image whose largest numbers are sought: no number is smaller."""
+Both = tuple[int, int]
+"""Pixels of what is read, and of what is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """`turns` instructions of `repeats` x `pixels` from 8 `column` on, and how far each goes on."""
+
+    column: int
+    turns: int
+    moves: Both
+    repeats: int
+    pixels: int
+    apart: Both
+
+    def cycles(self, chip: Chip) -> int:
+        """Return the cycles of instructions with two sources."""
+        cost = chip.vector_costs["vmax"]
+        heads = isa.up(self.repeats, chip.max_repeat) * cost.head_cycles
+        return self.turns * (heads + self.repeats * cost.slope_cycles)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one instruction takes: the first pixels, and a part of a sweep."""
+
+    first: tuple[isa.Affine, isa.Affine]
+    repeats: int
+    sweep: Sweep
+    step: int
+
+    def read(self, tile: isa.Buffer | isa.Tile, tap: int = 0) -> isa.Region:
+        """Return what is read, `tap` pixels further on."""
+        sizes = (self.repeats, self.sweep.pixels, C0)
+        strides = (self.sweep.apart[0] * C0, self.step * C0, 1)
+        return tile.region((self.first[0] + tap) * C0, sizes, strides)
+
+    def written(self, tile: isa.Buffer | isa.Tile) -> isa.Region:
+        """Return what is written."""
+        sizes = (self.repeats, self.sweep.pixels, C0)
+        return tile.region(self.first[1] * C0, sizes, (self.sweep.apart[1] * C0, C0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`rows` x `width` pixels to compute, each row `written` pixels behind the one before.
+
+    What is read lies `read` pixels from row to row, `step` from column to column. An instruction
+    takes a row, 8 columns of all rows or, where strides are equal, all rows and what lies between,
+    the first choice: what is done to all pixels later finds no gaps.
+    """
+
+    rows: int
+    width: int
+    read: int
+    written: int
+    step: int
+
+    def _ways(self) -> Iterator[list[Sweep]]:
+        full, rest = divmod(self.width, PIXELS)
+        rows, across = (self.read, self.written), (PIXELS * self.step, PIXELS)
+        every = self.rows
+        if self.read == self.step * self.written:
+            repeats = isa.up((every - 1) * self.written + self.width, PIXELS)
+            yield _some((0, 1, across, repeats, PIXELS, across))
+        yield _some((0, every, rows, full, PIXELS, across), (full, every, rows, 1, rest, across))
+        yield _some((0, full, across, every, PIXELS, rows), (full, 1, across, every, rest, rows))
+
+    def way(self, chip: Chip) -> tuple[int, list[Sweep]]:
+        """Return the fewest cycles of one instruction on all pixels, and what it sweeps."""
+        ways = ((sum(sweep.cycles(chip) for sweep in way), way) for way in self._ways())
+        return min(ways, key=itemgetter(0))
+
+    def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
+        """Yield what the instructions take."""
+        for sweep in self.way(k.chip)[1]:
+            read, written = sweep.column * PIXELS * self.step, sweep.column * PIXELS
+            with repeat(k, "turn", sweep.turns) as turn:
+                for done, (count, _) in k.runs(sweep.repeats, 1):
+                    first = (
+                        turn * sweep.moves[0] + (read + done * sweep.apart[0]),
+                        turn * sweep.moves[1] + (written + done * sweep.apart[1]),
+                    )
+                    yield Run(first, count, sweep, self.step)
+
+
+def _some(*sweeps: tuple[int, int, Both, int, int, Both]) -> list[Sweep]:
+    """Return the sweeps that are not empty."""
+    return [Sweep(*one) for one in sweeps if one[1] * one[3] * one[4]]
+
+
+# -- blocks of rows --------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """How rows lie in UB, in pixels: `line` a row of the image, `pitch` from output to output row.
+
+    Of a row `width` results are computed. The largest of each window is sought in the rows of the
+    image first, `folded`: these become as short as output rows.
+    """
+
+    line: int
+    pitch: int
+    width: int
+    folded: bool = False
+
+    def outputs(self, rows: int) -> int:
+        """Pixels of rows of results, whole repeats."""
+        return _whole((rows - 1) * self.pitch + self.width)
+
+    def beside(self, shape: ConvShape, rows: int) -> int:
+        """Pixels of what is computed on the way: products, or rows folded."""
+        own = self.outputs(rows)
+        if not self.folded:
+            return own
+        return max(self.outputs(rows_seen(shape, rows)), (shape.reach[0] - 1) * self.pitch + own)
+
+    def grid(self, shape: ConvShape, rows: int) -> Grid:
+        """Return what instructions compute of the image: output rows, or all rows if `folded`."""
+        (sh, sw), line = shape.strides, self.line
+        if self.folded:
+            return Grid(rows_seen(shape, rows), self.width, line, self.pitch, sw)
+        return Grid(rows, self.width, sh * line, self.pitch, sw)
+
+    def seen(self, shape: ConvShape, rows: int) -> int:
+        """Pixels of image rows, with what whole repeats read past the last row."""
+        grid, (down, right) = self.grid(shape, rows), shape.reach
+        flat = grid.read == grid.step * grid.written
+        last = (right - 1) + (0 if self.folded else (down - 1) * self.line)
+        ends = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
+        last += (self.outputs(grid.rows) - 1) * grid.step if flat else ends
+        return max(last + 1, rows_seen(shape, rows) * self.line)
+
+
+def _whole(pixels: int) -> int:
+    return isa.up(pixels, PIXELS) * PIXELS
+
+
+def most_rows(shape: ConvShape, chip: Chip, lines: Lines, *, more: int = 0, fixed: int = 0) -> int:
+    """Return the most output rows of a block: image rows and results twice, one row buffer.
+
+    `more` blocks of 32 bytes stand beside each result, `fixed` beside all. Raises `CapacityError`
+    where one output row does not fit UB.
+    """
+    (oh, ow), room = shape.out_hw, chip.buffers["UB"] // BLOCK_BYTES - fixed
+
+    def needed(rows: int) -> int:
+        return (
+            2 * lines.seen(shape, rows)
+            + (2 + more) * lines.outputs(rows)
+            + lines.beside(shape, rows)
+        )
+
+    rows = 0
+    while rows < oh and needed(rows + 1) <= room:
+        rows += 1
+    if not rows:
+        raise CapacityError(
+            f"UB for one output row of {ow} pixels: {needed(1)} blocks of 32 bytes",
+            f"{room} on {chip.name}",
+            "cut the image into columns or use conv_launch",
+        )
+    return rows
+
+
+class RowWriter(ABC):
+    """The program of a core: its planes in blocks of rows, x (N, C1, H, W, C0) to y.
+
+    `around` stands beside the image, `plane` are the pixels of a plane of y, `beside` is room for
+    what is computed on the way.
+    """
+
+    def __init__(
+        self, name: str, shape: ConvShape, chip: Chip, lines: Lines, rows: int, around: float
+    ) -> None:
+        """Declare x, allocate queues for blocks of `rows` output rows."""
+        self.shape, self.lines, self.around, self.size = shape, lines, around, rows
+        k = self.k = isa.KernelBuilder(name, chip)
+        (oh, ow), c1 = shape.out_hw, shape.blocks[0]
+        self.plane = oh * ow
+        self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
+        self.rows = k.queue("rows", "UB", "fp16", lines.seen(shape, rows) * C0, src="MTE2", dst="V")
+        self.results = k.queue("sums", "UB", "fp16", lines.outputs(rows) * C0, src="V", dst="MTE3")
+        self.beside = k.buffer("products", "UB", "fp16", lines.beside(shape, rows) * C0)
+
+    @abstractmethod
+    def compute(self, x: isa.Tile, results: isa.Tile, block: RowBlock) -> None:
+        """Write the instructions of a block of rows."""
+
+    def around_planes(self, channel: isa.Affine) -> AbstractContextManager[object]:
+        """Hold what all planes of a channel block need."""
+        return nullcontext()
+
+    def program(self, own: Own) -> isa.Program:
+        """Walk the planes in blocks of rows; borders are written once, loads skip them."""
+        buffer, blocks = self.rows.buffer, self.shape.blocks[0]
+        self.y = self.k.tensor("y", "fp16", self.shape.n * blocks * self.plane * C0)
+        tiles: list[isa.Tile | isa.Buffer] = [
+            isa.Tile(buffer, slot) for slot in range(buffer.slots)
+        ]
+        if self.lines.folded and self.shape.strides[0] == 1:  # read with the gaps between rows
+            tiles.append(self.beside)
+        for tile in tiles:
+            size = (tile.buffer if isinstance(tile, isa.Tile) else tile).elements
+            self.k.each("vdup", size, (tile, 0), scalar=self.around)
+        self.k.barrier()
+        for channel, image in walk(self.k, own, self.around_planes):
+            for block, turn in row_blocks(self.k, self.shape, own, self.size):
+                self._block(image * blocks + channel, block, turn)
+        return self.k.finish()
+
+    def _block(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
+        """Load rows, compute, store the pixels of the block."""
+        k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
+        self._load(plane, block, turn)
+        x, results, row = self.rows.dequeue(), self.results.alloc(), lines.line * C0
+        if block.before:
+            k.each("vdup", block.before * row, (x, 0), scalar=self.around)
+        if block.after:
+            first = (block.seen - block.after) * row
+            k.each("vdup", block.after * row, (x, first), scalar=self.around)
+        self.compute(x, results, block)
+        self.rows.free()
+        self.results.enqueue()
+        pixel = plane * self.plane + turn * (block.rows * ow) + block.start * ow
+        target = _rows(self.y, pixel * C0, block.rows, ow, ow)
+        source = self.results.dequeue().region(0, target.sizes, (lines.pitch * C0, 1))
+        k.copy(target, source)
+        self.results.free()
+
+    def _load(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
+        """Bring the image rows of a block to their place between what stands around."""
+        shape, line = self.shape, self.lines.line
+        _, left, columns = columns_seen(shape)
+        tile = self.rows.alloc()
+        if block.count and columns:
+            first = turn * (block.rows * shape.strides[0]) + block.first
+            start = (plane * (shape.h * shape.w) + first * shape.w) * C0
+            source = _rows(self.x, start, block.count, columns, shape.w)
+            place = (block.before * line + left) * C0
+            self.k.copy(tile.region(place, (block.count, columns * C0), (line * C0, 1)), source)
+        self.rows.enqueue()
+
+
+def _rows(tensor: isa.Buffer, start: isa.Affine, rows: int, pixels: int, pitch: int) -> isa.Region:
+    return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
+
+
+# -- the largest of each window -------------------------------------------------------------------
+def largest_lines(shape: ConvShape) -> Lines:
+    """Return rows whose results lie as far apart as what they read of the image."""
+    pitch = isa.up(columns_seen(shape)[0], shape.strides[1])
+    folded = min(shape.r, shape.s) > 1
+    return Lines(pitch * shape.strides[1], pitch, shape.out_hw[1], folded)
+
+
+def fold_largest(
+    k: isa.KernelBuilder,
+    grid: Grid,
+    taps: list[int],
+    source: Place,
+    target: Place,
+    start: tuple[isa.Affine | int, isa.Affine | int] = (0, 0),
+) -> None:
+    """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
+    for one in grid.runs(k):
+        run = replace(one, first=(one.first[0] + start[0], one.first[1] + start[1]))
+        total, (first, *others) = run.written(target), [run.read(source, tap) for tap in taps]
+        for number, other in enumerate(others or [first]):
+            k.vector("vmax", total, total if number else first, other)
+
+
+def check_pool(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> None:
+    """Raise `UnsupportedError` for what is not pooled on the core."""
+    pool = shape.pool
+    if pool is None:
+        return
+    plan = plan_of(epilogue or PLAIN, isa.ACCUMULATOR[shape.dtype])
+    kinds = {shape.dtype, plan.tiles[plan.start], shape.out_dtype, (epilogue or PLAIN).out_dtype}
+    needed = {
+        f"cores that bring sums through UB, not {chip.name}": chip.combined,
+        "steps that rise with the sums": epilogue and epilogue.rises,
+        "fp16 all the way": kinds == {"fp16"},
+        "one convolution, image after image": not shape.beside and shape.mixed == 1,
+        "images as it writes them": (pool.n, pool.c, pool.h, pool.w)
+        == (shape.n, shape.k, *shape.out_hw),
+    }
+    for what, fits in needed.items():
+        if not fits:
+            raise UnsupportedError(f"for pooling on the core {what}", f"{shape}", "use two kernels")
+
+
+class Pooled:
+    """Tiles of sums that leave as the largest of each window, some rows of those a tile."""
+
+    def __init__(
+        self,
+        k: isa.KernelBuilder,
+        conv: ConvShape,
+        epilogue: Epilogue | None,
+        sizes: Sizes,
+        tile: int,
+    ) -> None:
+        """Allocate; raise `CapacityError` if not even one channel block fits UB."""
+        shape, rows = conv.pool, int(pooled_rows(conv, tile))
+        assert shape and epilogue
+        self.k, self.shape, self.lines = k, shape, largest_lines(shape)
+        self.seen, pixels, lines = rows_seen(shape, rows), rows * shape.out_hw[1], self.lines
+        demand = demand_of(epilogue, k.chip, "fp32")
+        assert demand
+        held = 2 * channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n) * demand.block_bytes
+        ends = (PIXELS * shape.strides[1] + shape.s, PIXELS)
+        sizes = replace(sizes, tile_m=isa.up(pixels, isa.FRACTAL))
+        each = self.seen * (lines.line + lines.folded * lines.pitch) * BLOCK_BYTES
+        each += sizes.tile_m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes
+        room = k.chip.buffers["UB"] - held - sum(ends) * BLOCK_BYTES
+        self.columns = min(sizes.tile_n, room // each)
+        if not self.columns:
+            wanted = f"UB for {self.seen} rows of a block and their windows: {each} bytes"
+            raise CapacityError(wanted, f"{room} on {k.chip.name}", "use a smaller base_m")
+        size = self.columns * self.seen
+        self.x = k.buffer("rows", "UB", "fp16", (size * lines.line + ends[0]) * C0)
+        size = size * lines.pitch * lines.folded + ends[1]
+        self.beside = k.buffer("folded", "UB", "fp16", size * C0)
+        finish = new_finish(k, epilogue, "fp32", replace(sizes, taken=k.used_bytes("UB")))
+        assert finish and finish.out
+        self.finish, self.out = finish, finish.out
+
+    def begin(self) -> None:
+        """Write what stands around rows and is read between them, which no tile overwrites."""
+        for buffer in (self.x, *([self.beside] if self.shape.strides[0] == 1 else [])):
+            self.k.each("vdup", buffer.elements, (buffer, 0), scalar=LEAST)
+
+    def drain(
+        self,
+        acc: isa.Queue,
+        y: isa.Buffer,
+        place: tuple[isa.Affine, isa.Affine],
+        tile: tuple[int, int, Window],
+        first: isa.Affine,
+        held: Channels | None,
+    ) -> None:
+        """Move a tile, (blocks, fractals in L0C of each, windows), to a plane's rows, its `place`.
+
+        Its first block, and the numbers per channel, are as in `epilogue_emit.drain`.
+        """
+        k, (plane, down), (blocks, fractals, window) = self.k, place, tile
+        seen, c, (oh, pw) = window.rows, acc.dequeue(), self.shape.out_hw
+        (_, left, columns), line = columns_seen(self.shape), self.lines.line * C0
+        row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
+        area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
+        most, apart = min(self.columns, blocks), fractals * isa.FRACTAL * isa.FRACTAL
+        pieces = [(isa.Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
+        for at, count in pieces:
+            sizes = (count, seen.count, columns * C0)
+            to = self.x.region(seen.before * line + left * C0, sizes, (self.seen * line, line, 1))
+            source = c.region(at * apart, sizes, (apart, self.shape.w * C0, 1))
+            k.copy(to, source, relu=self.finish.plan.relu)
+            if most == blocks:
+                acc.free()
+            memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
+            self._fold(memories[self.finish.plan.start], window, count)
+            rates = self.finish.channels.held(held.tile) if self.finish.channels and held else {}
+            block, run = first + at - held.first if held else at, window.pixels * C0
+            write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
+            leave(k, self.out, ((y, area),), run, (at, count))
+        if most < blocks:
+            acc.free()
+
+    def _fold(self, to: Place, window: Window, blocks: int) -> None:
+        """Find the largest of each window of some channel blocks, a plane behind the other."""
+        k, shape, lines, seen, pw = self.k, self.shape, self.lines, window.rows, self.lines.width
+        line, (down, across), end = lines.line, shape.strides, seen.before + seen.count
+        for at, rows in [one for one in ((0, seen.before), (end, seen.after)) if one[1]]:
+            with repeat(k, "block", blocks) as block:
+                start = (block * self.seen + at) * (line * C0)
+                k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
+        x, taps = self.x, [i * line + j for i in range(shape.r) for j in range(shape.s)]
+        if lines.folded:
+            every = Grid(blocks * self.seen, pw, line, lines.pitch, across)
+            fold_largest(k, every, list(range(shape.s)), x, self.beside)
+            x, line, across = self.beside, lines.pitch, 1
+            taps = [i * line for i in range(shape.r)]
+        grid = Grid(window.pixels // pw, pw, down * line, pw, across)
+        with repeat(k, "block", blocks) as block:
+            fold_largest(k, grid, taps, x, to, (block * (self.seen * line), block * window.pixels))

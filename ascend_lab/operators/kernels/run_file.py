@@ -1,0 +1,178 @@
+"""Run a kernel from a file: values against its reference, cycles, sanitizer findings.
+
+The file defines `kernel(chip)` returning a `Program` or `Launch`, `inputs(rng)` returning arrays
+by tensor name, and `reference(inputs)` returning the expected output arrays by name.
+"""
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import AscendLabError, InputError, SimulationError
+from ascend_lab.machine import isa, sim
+from ascend_lab.machine.chip import Chip
+
+TOLERANCE = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3}
+NAMES = ("kernel", "inputs", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first element of a tensor that is out of tolerance."""
+
+    tensor: str
+    index: tuple[int, ...]
+    expected: float
+    got: float
+    tolerance: float
+
+    def __str__(self) -> str:
+        """Print as `y[3]: expected 1.5, got 0, tolerance 0.05`."""
+        place = f"{self.tensor}[{', '.join(map(str, self.index))}]"
+        return (
+            f"{place}: expected {self.expected:g}, got {self.got:g}, tolerance {self.tolerance:.2g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """Outcome of one run: largest error per output, and what is out of tolerance."""
+
+    values_ok: bool
+    errors: dict[str, float]
+    mismatches: tuple[Mismatch, ...]
+    timeline: sim.Timeline
+    findings: tuple[isa.Finding, ...]
+
+    @property
+    def text(self) -> str:
+        """The values, the time, the longest stalls and the findings, a line each."""
+        verdict = "correct" if self.values_ok else "WRONG"
+        errors = ", ".join(f"{name} {error:.3g}" for name, error in self.errors.items())
+        lines = [f"values {verdict}, largest error: {errors}", *map(str, self.mismatches)]
+        t, shares = self.timeline, (f"{p} {s:.1%}" for p, s in self.timeline.busy.items())
+        took = f"{t.cycles} cycles + {t.launch_cycles} launch = {t.time_s * 1e6:.2f} us"
+        lines += [f"{t.name}: {took}, bound by {t.bound_by}", f"cores: {t.core_count}"]
+        lines.append(f"busy, launch included: {', '.join(shares)}")
+        try:
+            stalls = list(t.stalls.items())[:3]
+        except SimulationError:  # too long to be drawn instruction by instruction
+            stalls = []
+        texts = [f"\n  {pipe} {cycles} cycles on {event}" for (pipe, event), cycles in stalls]
+        return "\n".join([*lines, f"longest stalls:{''.join(texts) or ' none known'}"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            **self.timeline.summary(),
+            "values_ok": self.values_ok,
+            "max_error": self.errors,
+            "mismatches": [str(mismatch) for mismatch in self.mismatches],
+            "findings": [{"kind": f.kind, "message": f.message} for f in self.findings],
+        }
+
+
+def run_kernel_file(
+    file: str | Path, chip: Chip, *, check_sync: bool = False, seed: int = 0
+) -> KernelReport:
+    """Load, execute, check and time the kernel in `file`.
+
+    Raises `InputError` naming file, line and error for anything wrong in the file itself.
+    """
+    if seed < 0:
+        raise InputError("a seed of at least 0", str(seed), "leave it out for 0")
+    names = _load(file)
+    program = _call(file, "kernel", names["kernel"], chip)
+    if not isinstance(program, isa.Program | isa.Launch):
+        needed = f"{file}: kernel(chip) returning a Program or Launch"
+        raise InputError(needed, type(program).__name__, "end it with `return k.finish()`")
+    arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
+    wanted = _call(file, "reference", names["reference"], arrays)
+    for name, value in (("inputs", arrays), ("reference", wanted)):
+        if not isinstance(value, dict):
+            raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
+    findings = tuple(isa.sanitize(program, chip, filled=arrays)) if check_sync else ()
+    if any(f.kind == "out-of-bounds" for f in findings):
+        raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
+    outputs = sim.execute(program, arrays, chip)
+    errors, wrong = {}, []
+    for name, expected in wanted.items():
+        if name not in outputs:
+            raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
+        errors[name], mismatch = compare(name, outputs[name], _numbers(file, name, expected))
+        wrong += [mismatch] if mismatch else []
+    ok = bool(wanted) and not wrong
+    return KernelReport(ok, errors, tuple(wrong), sim.simulate(program, chip), findings)
+
+
+def _numbers(file: str | Path, name: str, expected: Any) -> Any:
+    try:
+        array = np.asarray(expected)
+    except ValueError as error:
+        raise InputError(f"{file}: reference {name} as one array", str(error)) from error
+    if array.dtype.kind not in "fiub":
+        wanted, got = f"{file}: reference {name} of numbers", str(array.dtype)
+        raise InputError(wanted, got, "return a NumPy array")
+    return array
+
+
+def compare(name: str, values: Any, expected: Any) -> tuple[float, Mismatch | None]:
+    """Return (largest absolute error, first element out of tolerance or None)."""
+    if values.size != expected.size:
+        raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
+    got = values.reshape(expected.shape).astype(np.float64)
+    want = expected.astype(np.float64)
+    tolerance = TOLERANCE.get(values.dtype, 0.0)
+    with np.errstate(invalid="ignore"):
+        difference = np.where(got == want, 0.0, np.abs(got - want))
+    allowed = tolerance * (1.0 + np.abs(want))
+    bad = ~(difference <= allowed)
+    mismatch = None
+    if bad.any():
+        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+        mismatch = Mismatch(
+            name, index, float(want[index]), float(got[index]), float(allowed[index])
+        )
+    if not np.isfinite(difference).all():
+        return float("inf"), mismatch
+    return float(difference.max(initial=0.0)), mismatch
+
+
+def _load(file: str | Path) -> dict[str, Any]:
+    path = Path(file)
+    try:
+        source = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        got = f"{file}: {getattr(error, 'strerror', None) or error}"
+        raise InputError("a readable kernel file", got, "check the path") from error
+    names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    try:
+        exec(compile(source, str(path), "exec"), names)
+    except AscendLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _wrong(file, "loading", error) from error
+    missing = [n for n in NAMES if not callable(names.get(n))]
+    if missing:
+        wanted, got = f"{file}: functions {', '.join(NAMES)}", f"no {', '.join(missing)}"
+        raise InputError(wanted, got, "copy notebooks/my_kernel.py and change it")
+    return names
+
+
+def _call(file: str | Path, name: str, function: Any, argument: Any) -> Any:
+    try:
+        return function(argument)
+    except AscendLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _wrong(file, f"{name}()", error) from error
+
+
+def _wrong(file: str | Path, where: str, error: BaseException) -> InputError:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    line = frames[-1].lineno if frames else getattr(error, "lineno", None)
+    got = f"line {line or '?'}: {type(error).__name__}: {error}"
+    return InputError(f"{file} to run ({where})", got, "mend the line")

@@ -1,0 +1,390 @@
+"""Transpose and permute: strided copies, or blocks turned in UB, shared out over all cores.
+
+Two axes matter: the one whose elements are neighbours in x and the one whose elements are
+neighbours in y. If they are the same, runs stay runs and a strided copy is good. If not, a strided
+copy moves single elements, 32 bytes on the wires for each. The block method reads runs, turns a
+tile on the vector unit in blocks of 16 x 16 two-byte elements, and writes runs. Both moved axes end
+where they like: the last tile starts earlier, so that it is whole, and what it shares with its
+neighbour is not stored again (rows of y) or stored twice alike (columns of y).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ascend_lab import errors
+from ascend_lab.machine import layout, sim
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import (
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Launch,
+    Program,
+    Share,
+    Tile,
+    spread,
+)
+from ascend_lab.machine.layout.maps import AddressMap, Dim, merged
+
+METHODS = ("auto", "strided", "blocks")
+BLOCK, AREA = 16, 256
+"""Side and elements of the block vtranspose turns."""
+TILES = 4
+"""Tiles a core should have at least, so that loads, turns and stores overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """What a permute really does, with axes that move together joined.
+
+    `dims` are counters with both strides, y's innermost last; `kept_run` is the number of elements
+    that stay neighbours; `start` is where x is read first and y written.
+    """
+
+    dims: tuple[Dim, ...]
+    kept_run: int
+    start: tuple[int, int] = (0, 0)
+
+    @property
+    def column(self) -> Dim:
+        """The counter along which x is contiguous."""
+        return min(self.dims, key=lambda d: d.source)
+
+    @property
+    def row(self) -> Dim:
+        """The counter along which y is contiguous."""
+        return self.dims[-1]
+
+    @property
+    def outer(self) -> tuple[Dim, ...]:
+        """The other counters."""
+        return tuple(d for d in self.dims if d not in (self.row, self.column))
+
+    def fits(self, dtype: str) -> bool:
+        """Tell whether blocks can be turned: single elements move, two axes are long enough."""
+        turn = turn_of(dtype)
+        long = self.row.count >= turn.rows and self.column.count >= turn.columns
+        return self.kept_run == 1 and long and self.row != self.column
+
+
+def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
+    """Return the joined counters of y = x.transpose(perm). Raises `ShapeError`."""
+    if sorted(perm) != list(range(len(shape))) or min(shape, default=1) < 1:
+        wanted = f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more"
+        raise errors.ShapeError(wanted, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
+    source, target = layout.row_major(shape), layout.row_major([shape[p] for p in perm])
+    steps = zip((shape[p] for p in perm), (source[p] for p in perm), target, strict=True)
+    dims = merged([Dim(*step) for step in steps])
+    last = dims[-1]
+    return Permutation(dims, last.count if last.source == last.target == 1 else 1)
+
+
+def transpose_launch(
+    chip: Chip, shape: Sequence[int], perm: Sequence[int], dtype: str, method: str = "auto"
+) -> Launch:
+    """y = x.transpose(perm) on all vector cores; tensors x and y, row-major.
+
+    `method`: "strided" copies runs or single elements; "blocks" turns tiles in UB, and needs both
+    moved axes to be at least one unit long (16 x 16 for 2 bytes, 128 rows x 8 columns for 4, 32 x
+    32 for 1); "auto" takes the one that `simulate` finds faster. Raises `ShapeError`, `InputError`.
+    """
+    if method not in METHODS:
+        raise errors.InputError(f"a method of {', '.join(METHODS)}", repr(method), "choose one")
+    plan, turn = permutation(shape, perm), turn_of(dtype)
+    fits = plan.fits(dtype)
+    if method == "blocks" and not fits:
+        raise errors.ShapeError(
+            f"blocks: two axes that change places, {turn.rows} rows and {turn.columns} columns",
+            f"{plan.row.count} and {plan.column.count}, runs of {plan.kept_run}",
+            'use method="auto"',
+        )
+    if method == "auto" and fits:
+        both = [transpose_launch(chip, shape, perm, dtype, how) for how in ("blocks", "strided")]
+        return min(both, key=lambda launch: sim.simulate(launch, chip).cycles)
+    total = math.prod(shape)
+    if method == "blocks":
+        return block_launch(chip, dtype, plan, total, total)
+    views = ([d.count for d in plan.dims], [d.source for d in plan.dims])
+    steps = [d.target for d in plan.dims]
+    return layout.copy_launch(
+        chip, dtype, *views, steps, source_elements=total, target_elements=total, name="transpose"
+    )
+
+
+def maps_phases(
+    source: AddressMap, target: AddressMap, chip: Chip, name: str
+) -> tuple[Launch, ...]:
+    """Move tensor `x` from one map to another, in `y`, by strided copies or turned in blocks.
+
+    What padding leaves of a block follows in a second phase. `simulate` finds what is faster.
+    """
+    strided = (layout.maps_launch(source, target, chip, name),)
+    boxes = layout.copy_boxes(source, target)
+    box = max(boxes, key=lambda one: one.elements)
+    if not (plan := Permutation(box.dims, box.run, (box.source, box.target))).fits(source.dtype):
+        return strided
+    elements = source.elements, target.elements
+    blocks = replace(block_launch(chip, source.dtype, plan, *elements), name=name)
+    turned: tuple[Launch, ...] = (blocks,)
+    if box.elements < min(elements):
+        turned += (layout.maps_launch(source, target, chip, f"{name}_ends", box),)
+
+    def cycles(phases: tuple[Launch, ...]) -> int:
+        apart = (len(phases) - 1) * chip.all_cores_cycles
+        return sum(sim.simulate(phase, chip).cycles for phase in phases) + apart
+
+    return min(turned, strided, key=cycles)
+
+
+def block_launch(
+    chip: Chip, dtype: str, plan: Permutation, elements: int, written: int, *, relu: bool = False
+) -> Launch:
+    """Turn blocks on all vector cores, cut along the counter that `simulate` finds quickest.
+
+    Tried are the counter that keeps the cores busiest, and of the outer ones, whose tiles stay
+    long, the busiest. The tensors are `elements` and `written` long. With `relu` the tiles are
+    rectified too.
+    """
+    turn, cores = turn_of(dtype), chip.cores_of("vector")
+    counts = [d.count for d in (*plan.outer, plan.column, plan.row)]
+    steps = [1] * len(plan.outer) + [turn.columns, turn.rows]
+    units = [count // step for count, step in zip(counts, steps, strict=True)]
+
+    def busy(i: int) -> tuple[float, int]:
+        """Share of the cores' time that is work when the units of counter i are dealt out."""
+        return units[i] / (cores * -(-units[i] // cores)), -i
+
+    def cut(along: int) -> Launch:
+        sizes = _shares(counts[along], steps[along], cores)
+
+        def program(own: Share) -> Program:
+            return _Writer(chip, plan, dtype, (elements, written), along, own, relu).program()
+
+        return spread("transpose", {"core": sizes}, program)
+
+    tried = {max(range(len(units)), key=busy)}
+    if plan.outer:
+        tried.add(max(range(len(plan.outer)), key=busy))
+    launches = [cut(along) for along in sorted(tried)]
+    if len(launches) == 1:
+        return launches[0]
+    return min(launches, key=lambda launch: sim.simulate(launch, chip).cycles)
+
+
+def _shares(count: int, step: int, cores: int) -> list[int]:
+    """Deal out a counter in multiples of `step`; the ragged end goes to the last core.
+
+    Rows may end ragged on any core; the last core's columns take the ragged end as well, so that a
+    block written twice is written by one core.
+    """
+    units = count // step
+    per = -(-units // cores) * step
+    sizes = [per] * (units * step // per)
+    left = count - sum(sizes)
+    if left and left < step:
+        left += sizes.pop()
+    return [*sizes, left] if left else sizes
+
+
+# -- one core -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A way to transpose tiles of units, `rows` of the source by `columns`; a tile is (b1, a1).
+
+    `order` lists (count, source rows, source columns) for the counters of a unit as it is loaded,
+    outermost first; empty: the tile is loaded row by row. `scratch_items` counts elements of 2
+    bytes of scratch per element of the tile. It leaves (b1, a1 * columns, rows), row-major: pieces
+    of the transposed rows.
+    """
+
+    rows: int
+    columns: int
+    order: tuple[tuple[int, int, int], ...]
+    scratch_items: int
+
+    @property
+    def area(self) -> int:
+        """Elements of a unit."""
+        return self.rows * self.columns
+
+
+_TURNS = {
+    1: Turn(32, 32, (), 2),
+    2: Turn(16, 16, ((16, 1, 0), (16, 0, 1)), 0),
+    4: Turn(128, 8, ((8, 1, 0), (16, 8, 0), (8, 0, 1)), 2),
+}
+"""By bytes of an element: through fp16, blocks as they are, two rounds over halves of elements."""
+
+
+def turn_of(dtype: str) -> Turn:
+    """Return the way to transpose tiles of a number format."""
+    return _TURNS[layout.item_bytes(dtype)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """Tiles of `units` along one axis, `count` of them from `start`; the first `skip` are done."""
+
+    count: int
+    units: int
+    start: int
+    skip: int = 0
+
+
+def _strips(size: int, unit: int, most: int) -> Iterator[_Strip]:
+    """Cut `size` elements into tiles of `most` units, one of what units are left, and the end."""
+    units, end = divmod(size, unit)
+    if units // most:
+        yield _Strip(units // most, most, 0)
+    if units % most:
+        yield _Strip(1, units % most, units // most * most * unit)
+    if end:
+        yield _Strip(1, 1, size - unit, unit - end)
+
+
+class _Writer:
+    """The program of cores with equal shares `own` of the counter `along`."""
+
+    def __init__(
+        self,
+        chip: Chip,
+        plan: Permutation,
+        dtype: str,
+        elements: tuple[int, int],
+        along: int,
+        own: Share,
+        relu: bool,
+    ) -> None:
+        self.k, self.plan, self.turn = KernelBuilder("transpose", chip), plan, turn_of(dtype)
+        sides = zip(("x", "y"), elements, strict=True)
+        self.x, self.y = (self.k.tensor(name, dtype, count) for name, count in sides)
+        dims = [*plan.outer, plan.column, plan.row]
+        self.sizes = [d.count for d in dims]
+        self.sizes[along] = own[0]
+        place = self.k.param("core", own[2]) * own[1]
+        steps = dims[along].source, dims[along].target
+        self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]
+        self.item, self.relu, self.names = DTYPE_BYTES[dtype], relu, 0
+        self.lanes = chip.vector_bytes_per_repeat // max(self.item, 2)
+        self.tile = self._tile(chip)
+        size = math.prod(self.tile) * self.turn.area
+        self.load = self.k.queue("load", "UB", dtype, size, src="MTE2", dst="V")
+        self.store = self.k.queue("store", "UB", dtype, size, src="V", dst="MTE3")
+        self.scratch = self._scratch(size)
+
+    def _tile(self, chip: Chip) -> tuple[int, int]:
+        """Units (along row, along column) of a tile: as square as can be, four tiles a core."""
+        turn, bytes_each = self.turn, 4 * self.item + 2 * self.turn.scratch_items
+        most = min(chip.buffers["UB"] // bytes_each, chip.max_repeat * self.lanes) // turn.area
+        most = max(min(most, math.prod(self.sizes) // turn.area // TILES), 1)
+        limits = [self.sizes[-1] // turn.rows, self.sizes[-2] // turn.columns]
+        tile = [1, 1]
+        while True:
+            sides = [tile[0] * turn.rows, tile[1] * turn.columns]
+            grow = [i for i in (0, 1) if 2 * tile[i] <= limits[i]]
+            if not grow or 2 * tile[0] * tile[1] > most:
+                return tile[0], tile[1]
+            tile[min(grow, key=lambda i: sides[i])] *= 2
+
+    def program(self) -> Program:
+        """Write everything and return the program."""
+        self._loops(0, *self.start)
+        return self.k.finish()
+
+    def _loops(self, level: int, source: Affine, target: Affine) -> None:
+        """Open a loop per outer counter, then cut the plane into strips and tiles."""
+        if level < len(self.plan.outer):
+            dim = self.plan.outer[level]
+            with self.k.loop(f"o{level}", self.sizes[level]) as i:
+                self._loops(level + 1, source + i * dim.source, target + i * dim.target)
+            return
+        row, column = self.plan.row, self.plan.column
+        for down in _strips(self.sizes[-1], self.turn.rows, self.tile[0]):
+            with self.k.loop(self._name(), down.count) as i:
+                b = i * (down.units * self.turn.rows) + down.start
+                for right in _strips(self.sizes[-2], self.turn.columns, self.tile[1]):
+                    with self.k.loop(self._name(), right.count) as j:
+                        a = j * (right.units * self.turn.columns) + right.start
+                        place = source + b * row.source + a * column.source
+                        goal = target + b * row.target + a * column.target
+                        self._move(place, goal, (down.units, right.units), right.skip)
+
+    def _name(self) -> str:
+        self.names += 1
+        return f"t{self.names}"
+
+    def _move(self, source: Affine, target: Affine, units: tuple[int, int], skip: int) -> None:
+        """Load a tile, turn it, store all but the first `skip` of its rows of y."""
+        row, column, turn = self.plan.row, self.plan.column, self.turn
+        tile = [(units[0], turn.rows, 0), (units[1], 0, turn.columns), *turn.order]
+        if not turn.order:
+            tile = [(units[0] * turn.rows, 1, 0), (units[1] * turn.columns, 0, 1)]
+        sizes = [count for count, _, _ in tile]
+        strides = [rows * row.source + columns * column.source for _, rows, columns in tile]
+        self.k.copy(self.load.alloc().region(0, sizes), self.x.region(source, sizes, strides))
+        self.load.enqueue()
+        before, after = self.load.dequeue(), self.store.alloc()
+        if self.relu:
+            elements = math.prod(units) * turn.area
+            self.k.each("vrelu", elements, (before, 0), (before, 0))
+        turned = {1: self._bytes, 2: self._halves, 4: self._words}[self.item]
+        turned(before, after, units)
+        self.load.free()
+        self.store.enqueue()
+        width = units[1] * turn.columns
+        sizes = [width - skip, units[0], turn.rows]
+        strides = [turn.rows, width * turn.rows, 1]
+        tile_rows = self.store.dequeue().region(skip * turn.rows, sizes, strides)
+        steps = (column.target, turn.rows * row.target, row.target)
+        self.k.copy(self.y.region(target + skip * column.target, sizes, steps), tile_rows)
+        self.store.free()
+
+    # -- three ways to turn -----------------------------------------------------------------------
+    def _scratch(self, size: int) -> tuple[Buffer, ...]:
+        """Allocate what turning needs beside the tiles."""
+        if self.item == 1:
+            return tuple(self.k.buffer(name, "UB", "fp16", size) for name in ("wide", "blocks"))
+        if self.item == 2:
+            return ()
+        before = self.k.view(self.load.buffer, "before_halves", "fp16")
+        after = self.k.view(self.store.buffer, "after_halves", "fp16")
+        return before, after, self.k.buffer("halves", "UB", "fp16", 2 * size)
+
+    def _blocks(self, target: Tile | Buffer, source: Tile | Buffer, count: int) -> None:
+        """Turn every 512-byte block of `source`: block i of `target` is its transpose."""
+        with self.k.loop(self._name(), count) as i:
+            after, before = (m.region(i * AREA, (BLOCK, BLOCK)) for m in (target, source))
+            self.k.vector("vtranspose", after, before)
+
+    def _halves(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
+        self._blocks(after, before, units[0] * units[1])
+
+    def _words(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
+        """(q, p, (j, h)) -> (q, (j, h), p) -> (j, (q, h), p) -> (j, p, (q, h)), row = 8 p + q.
+
+        Row p, q of column j is two halves h. The first round of blocks brings h in front of p, a
+        copy of whole 32-byte blocks brings (q, h) together, the second round puts h last again.
+        """
+        first, last = Tile(self.scratch[0], before.slot), Tile(self.scratch[1], after.slot)
+        halves, count = self.scratch[2], units[0] * units[1]
+        self._blocks(halves, first, 8 * count)
+        sizes = (count, 8, 8, 2, BLOCK)
+        blocks = halves.region(0, sizes, (2048, 32, 256, 16, 1))
+        self.k.copy(first.region(0, sizes), blocks)
+        self._blocks(last, first, 8 * count)
+
+    def _bytes(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
+        """To fp16, into blocks, turn, back into rows, to bytes."""
+        wide, blocks = self.scratch
+        rows, columns = units[0] * 2, units[1] * 2
+        elements, width = rows * columns * AREA, columns * BLOCK
+        self.k.each("vconv", elements, (wide, 0), (before, 0))
+        sizes = (rows, columns, BLOCK, BLOCK)
+        lines = wide.region(0, sizes, (BLOCK * width, BLOCK, width, 1))
+        self.k.copy(blocks.region(0, sizes), lines)
+        self._blocks(wide, blocks, rows * columns)
+        sizes, strip = (units[0], width, 2, BLOCK), width * BLOCK
+        pieces = wide.region(0, sizes, (2 * strip, BLOCK, strip, 1))
+        self.k.copy(blocks.region(0, sizes), pieces)
+        self.k.each("vconv", elements, (after, 0), (blocks, 0))

@@ -1,0 +1,273 @@
+"""The gradient of a convolution's weights on the cube.
+
+dW (k, c r s) = grad (k, pixels) x im2col(x) (pixels, c r s). x and the gradient lie in GM as
+NC1HWC0 and come to L1 as flat planes of pixels with zeros between the lines (`weight_plan`):
+each tap then reads its operand as a shifted view, and load2d transposes the fractals of 16 pixels
+by 16 channels on their way to L0. dW leaves as (C1 r s, K1, 16, 16), FRACTAL_Z. Where cores share
+the pixels of one result each writes fp32 partial sums, which a second phase adds.
+
+`zeros` is a tensor of zeros in GM: what pads the planes is copied from it, once, and at the first
+and last rows of an image.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby, product
+
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators.kernels import conv_shape, tiles, weight_plan as plans
+from ascend_lab.operators.kernels.weight_plan import (
+    Gap,
+    WeightPlan,
+    grad_plane,
+    image_plane,
+    tile_blocks,
+)
+
+C0 = 16
+"""Channels of a block in two-byte formats."""
+AREA = isa.FRACTAL * C0
+ZEROS = 8192
+"""Elements of the tensor of zeros: 512 pixels."""
+Band = tuple[isa.Affine, int, tuple[tuple[int, int], ...]]
+"""Bands before it, the first of its run, rows inside the image for each phase of rows."""
+Sides = tuple[tiles.Span, tiles.Span]
+"""Blocks of output and of input channels of a tile of dW."""
+
+
+def weight_gradient_launch(
+    shape: conv_shape.ConvShape, chip: Chip, plan: WeightPlan | None = None
+) -> isa.Launch:
+    """Return the product: x, grad, zeros to y, or to `partial` sums where the plan splits pixels.
+
+    `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has one group, or one per channel:
+    then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` where no plan fits.
+    """
+    chosen = plan or plans.weight_plan(shape, chip)
+    (c_all, m_all), groups, bands = tile_blocks(shape), *_cuts(shape, chosen)
+    grid = {
+        "row": tiles.chunks(m_all, chosen.m, chosen.grid[0]),
+        "col": tiles.chunks(c_all, chosen.c1, chosen.grid[1]),
+        "batch": groups,
+    }
+
+    def program(m: isa.Share, c: isa.Share, group: isa.Share, band: isa.Share) -> isa.Program:
+        writer = _Writer(shape, chosen, chip, (m, c), len(groups) * len(bands))
+        return writer.program(group, band, len(bands))
+
+    return isa.spread(
+        f"weights_{shape.k}x{shape.c}x{shape.r}x{shape.s}", grid, program, apart=bands
+    )
+
+
+def _cuts(shape: conv_shape.ConvShape, plan: WeightPlan) -> tuple[list[int], list[int]]:
+    """Return how the cores divide groups of images and bands of rows."""
+    groups = tiles.chunks(shape.n // plan.stage.images, 1, plan.grid[2])
+    return groups, tiles.chunks(shape.out_hw[0] // plan.stage.rows, 1, plan.grid[3])
+
+
+def splits_of(shape: conv_shape.ConvShape, plan: WeightPlan) -> int:
+    """Return how many partial sums the cores write."""
+    groups, bands = _cuts(shape, plan)
+    return len(groups) * len(bands)
+
+
+class _Writer:
+    """The program of cores with equal shares; `blocks` channel blocks of x fill a slot of L1."""
+
+    def __init__(
+        self,
+        shape: conv_shape.ConvShape,
+        plan: WeightPlan,
+        chip: Chip,
+        own: tuple[isa.Share, isa.Share],
+        splits: int,
+    ) -> None:
+        """Allocate tensors and queues."""
+        (c_all, m_all), (oh, ow), dtype = shape.blocks, shape.out_hw, shape.dtype
+        m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), isa.ACCUMULATOR[dtype]
+        k = self.k = isa.KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
+        self.shape, self.plan, self.own, self.blocks = shape, plan, own, c
+        self.rows, self.columns = plans.axes_of(shape)
+        self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
+        self.pixels = plans.image_pixels(shape, plan.stage)
+        x_slot = len(self.phases) * c * self.pixels * C0
+        grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
+        step = self.step = plans.columns_per_step(chip, plan)
+        name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
+        wide, high = tile_blocks(shape)
+        self.x = k.tensor("x", dtype, shape.n * c_all * shape.h * shape.w * C0)
+        self.grad = k.tensor("grad", dtype, shape.n * m_all * oh * ow * C0)
+        self.zeros = k.tensor("zeros", dtype, ZEROS)
+        self.sums = k.tensor(name, out_dtype, splits * wide * shape.taps * high * AREA)
+        self.l1 = (
+            k.queue("x_l1", "L1", dtype, x_slot, src="MTE2", dst="MTE1"),
+            k.queue("g_l1", "L1", dtype, grad_slot, src="MTE2", dst="MTE1"),
+        )
+        self.l0 = (
+            k.queue("g_l0", "L0A", dtype, m * plan.depth * AREA, src="MTE1", dst="M"),
+            k.queue("x_l0", "L0B", dtype, step * plan.depth * AREA, src="MTE1", dst="M"),
+        )
+        self.acc = tiles.sum_queue(k, "y_l0", sums, m, c * shape.taps)
+        self.out = tiles.out_queue(k, out_dtype, m, c * shape.taps) if chip.combined else None
+
+    def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
+        """Hold each tile of dW in L0C while the pixels of a band are walked, then store it."""
+        k, plan, taps, (c_all, m_all) = self.k, self.plan, self.shape.taps, tile_blocks(self.shape)
+        m_base, c_base = (
+            k.param(name, share[2]) * share[1]
+            for name, share in zip(("row", "col"), self.own, strict=True)
+        )
+        batch = k.param("batch", groups[2])
+        self._clear()
+        split = batch * bands + band[0]
+        for m_at, m in tiles.segments(k, "m", self.own[0][0], plan.m):
+            for c_at, c in tiles.segments(k, "c", self.own[1][0], plan.c1):
+                sides = (m_base + m_at, m), (c_base + c_at, c)
+                read = sides if self.shape.groups == 1 else (sides[1], sides[1])
+                total = self.acc.alloc()
+                with tiles.repeat(k, "group", groups[0]) as group:
+                    for at, done in self._bands(band[1:]):
+                        self._load_stage(read, batch * groups[1] + group, at)
+                        self._reduce((m, c), total, group + done)
+                self.acc.enqueue()
+                column = split * (c_all * taps) + (c_base + c_at) * taps
+                start = (column * m_all + (m_base + m_at)) * AREA
+                tiles.store_tile(k, self.acc, self.out, self.sums, (m, c * taps), start, m_all)
+        return k.finish()
+
+    def _bands(self, own: tuple[int, int]) -> Iterator[tuple[Band, isa.Affine]]:
+        """Loop over a core's bands, equal ones in a loop; also how many are done."""
+        size = self.plan.stage.rows
+        count = size + self.rows.reach
+
+        def inside(band: int) -> tuple[tuple[int, int], ...]:
+            return tuple(p.inside(band * size, count) for p in self.rows.phases)
+
+        for seen, run in groupby(range(*own), inside):
+            members = list(run)
+            with tiles.repeat(self.k, "band", len(members)) as turn:
+                yield (turn, members[0], seen), turn + (members[0] - own[0])
+
+    # -- L1 ---------------------------------------------------------------------------------------
+    def _clear(self) -> None:
+        """Write zeros between the lines of all slots: loads leave them alone."""
+        shape, stage = self.shape, self.plan.stage
+        plane = grad_plane(shape, stage)
+        for slot in range(2):
+            x, grad = (isa.Tile(queue.buffer, slot) for queue in self.l1)
+            for number, phase in enumerate(self.phases):
+                whole, p = stage.rows == shape.out_hw[0], self.rows.phases[phase[0]]
+                inside = (p.low, p.high) if whole else (0, stage.rows + self.rows.reach)
+                for gap in image_plane(shape, stage, phase, inside).gaps():
+                    start = number * self.blocks * self.pixels
+                    self._zero(x, start, (self.blocks, self.pixels), gap)
+            for gap in plane.gaps():
+                count = grad.buffer.elements // (plane.pixels * C0)
+                self._zero(grad, 0, (count, plane.pixels), gap)
+
+    def _zero(self, tile: isa.Tile, start: int, planes: tuple[int, int], gap: Gap) -> None:
+        """Copy zeros to a gap of each of (count, pitch) planes."""
+        most = ZEROS // C0
+        for first in range(0, gap.length, most):
+            run = min(most, gap.length - first) * C0
+            sizes = (planes[0], *gap.counts, run)
+            strides = (planes[1] * C0, gap.steps[0] * C0, gap.steps[1] * C0, 1)
+            to = tile.region((start + gap.start + first) * C0, sizes, strides)
+            self.k.copy(to, self.zeros.region(0, sizes, (0, 0, 0, 1)))
+
+    def _load_stage(self, sides: Sides, group: isa.Affine, band: Band) -> None:
+        """Bring the pixels of a stage to L1: the gradient's, and each phase of x."""
+        shape, stage, ((m_at, m), channels) = self.shape, self.plan.stage, sides
+        x, grad = (queue.alloc() for queue in self.l1)
+        image = group * stage.images
+        for number, phase in enumerate(self.phases):
+            start = number * self.blocks * self.pixels
+            self._load_phase(x, start, phase, image, channels, band)
+        self.l1[0].enqueue()
+        plane, (oh, ow) = grad_plane(shape, stage), shape.out_hw
+        row = (band[0] + band[1]) * stage.rows
+        at = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
+        sizes = (m, stage.images, stage.rows, ow * C0)
+        steps = (oh * ow * C0, shape.blocks[1] * oh * ow * C0, ow * C0, 1)
+        here = (plane.pixels * C0, plane.image_pitch * C0, plane.pitch * C0, 1)
+        self.k.copy(grad.region(0, sizes, here), self.grad.region(at, sizes, steps))
+        self.l1[1].enqueue()
+
+    def _load_phase(
+        self,
+        tile: isa.Tile,
+        start: int,
+        phase: tuple[int, int],
+        image: isa.Affine,
+        channels: tiles.Span,
+        band: Band,
+    ) -> None:
+        """Bring one phase of x: its rows inside the image, zeros for those outside."""
+        shape, stage, rows, columns = self.shape, self.plan.stage, self.rows, self.columns
+        p, q, inside = rows.phases[phase[0]], columns.phases[phase[1]], band[2][phase[0]]
+        (c_at, c), pixels = channels, self.pixels
+        plane = image_plane(shape, stage, phase, inside)
+        if stage.rows < shape.out_hw[0]:
+            top, end = inside[0] * plane.pitch, inside[1] * plane.pitch
+            last = (stage.rows + rows.reach) * plane.pitch
+            for first, length in ((0, top), (end, min(last, pixels) - end)):
+                if length > 0 and (first or inside[0]):
+                    self._zero(tile, start, (c, pixels), Gap(first, (1, 1), (0, 0), length))
+        (height, width), hw = plane.sizes, shape.h * shape.w
+        if not height or not width:
+            return
+        entry = band[1] * stage.rows + inside[0] - p.low
+        row = band[0] * (stage.rows * rows.stride) + p.first + entry * rows.stride
+        at = ((image * shape.blocks[0] + c_at) * hw + row * shape.w + q.first) * C0
+        sizes = (c, stage.images, height, width, C0)
+        steps = (rows.stride * shape.w * C0, columns.stride * C0, 1)
+        there = (hw * C0, shape.blocks[0] * hw * C0, *steps)
+        here = (pixels * C0, plane.image_pitch * C0, plane.pitch * C0, C0, 1)
+        to = tile.region((start + plane.first) * C0, sizes, here)
+        self.k.copy(to, self.x.region(at, sizes, there))
+
+    # -- L0 ---------------------------------------------------------------------------------------
+    def _reduce(self, sizes: tuple[int, int], total: isa.Tile, done: isa.Affine) -> None:
+        """Add the products of the pixels in L1 to the sums; the first where `done` is 0."""
+        k, plan, (m, c), (left, right) = self.k, self.plan, sizes, self.l0
+        x, grad = (queue.dequeue() for queue in self.l1)
+        views = list(self._views(c))
+        pixels = grad_plane(self.shape, plan.stage).pixels
+        for at, depth in tiles.segments(
+            k, "k", plans.fractals_of(self.shape, plan.stage), plan.depth
+        ):
+            tile = left.alloc()
+            with tiles.repeat(k, "block", m) as block:
+                to = tile.region(block * (depth * AREA), (depth, isa.FRACTAL, C0))
+                k.load2d(to, _turned(grad, block * pixels + at * isa.FRACTAL, depth))
+            left.enqueue()
+            a = left.dequeue().region(0, (m, depth, isa.FRACTAL, C0))
+            for first in range(0, len(views), self.step):
+                some = views[first : first + self.step]
+                tile = right.alloc()
+                for number, view in enumerate(some):
+                    steps = (len(some) * AREA, C0, 1)
+                    to = tile.region(number * AREA, (depth, isa.FRACTAL, C0), steps)
+                    k.load2d(to, _turned(x, at * isa.FRACTAL + view, depth))
+                right.enqueue()
+                b = right.dequeue().region(0, (depth, len(some), isa.FRACTAL, C0))
+                sums = total.region(first * (m * AREA), (len(some), m, isa.FRACTAL, isa.FRACTAL))
+                k.mmad(sums, a, b, accumulate=done + at)
+                right.free()
+            left.free()
+        for queue in self.l1:
+            queue.free()
+
+    def _views(self, c: int) -> Iterator[int]:
+        """Yield the first pixel of each column of dW, (c1, r, s): a block, the shift of a tap."""
+        rows, columns = self.rows, self.columns
+        for block in range(c):
+            for (p, down), (q, right) in product(rows.taps, columns.taps):
+                plane = (p * len(columns.phases) + q) * self.blocks + block
+                yield plane * self.pixels + down * columns.pitch + right
+
+
+def _turned(tile: isa.Tile, pixel: isa.Affine, depth: int) -> isa.Region:
+    """Return fractals of 16 pixels each with channels as rows: load2d transposes them."""
+    return tile.region(pixel * C0, (depth, isa.FRACTAL, C0), (AREA, 1, C0))

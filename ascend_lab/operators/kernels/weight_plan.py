@@ -1,0 +1,330 @@
+"""The tiling of the weight gradient: planes of pixels in L1, tiles of the result, cores.
+
+The product is (k, pixels) x (pixels, c r s). A core keeps a tile of m blocks of output channels by
+c1 blocks of input channels, all taps, in L0C and walks its pixels: stages of whole images, or of
+bands of rows of one image. Where cores divide the pixels, each writes partial sums.
+
+In L1 every tap is a shifted view of flat pixels. One axis at a time: output o and tap i meet at
+x[o stride + i dilation - pad]. Split by the remainder p = (i dilation) mod stride into phases; in
+phase p entry a is x[a stride + p - pad], and the tap reads entry o + (i dilation) div stride: a
+shift, whatever the stride. Entries beyond the image are zeros. Neighbouring lines share them where
+one's zeros at the end can be the next one's at the start.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators.kernels.conv_shape import ConvShape, Pair
+
+SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
+"""Blocks of channels of a tile that are tried."""
+PHASE_CYCLES = 1000
+"""Cycles that a second phase costs before it moves a byte, about: a guess for choosing."""
+
+
+# -- planes of pixels -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Entries low .. high-1 of a phase lie in the image, the first of them at pixel `first`."""
+
+    low: int
+    high: int
+    first: int
+
+    def inside(self, start: int, count: int) -> tuple[int, int]:
+        """Return which of `count` entries from `start` on lie in the image, from `start`."""
+        low = min(max(self.low - start, 0), count)
+        return low, max(min(self.high - start, count), low)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis: outputs, phases, and for each tap its phase and shift.
+
+    `pitch` entries from line to line of whole axes; `reach` is the largest shift.
+    """
+
+    outputs: int
+    stride: int
+    phases: tuple[Phase, ...]
+    taps: tuple[tuple[int, int], ...]
+    pitch: int
+    reach: int
+
+
+@lru_cache(maxsize=256)
+def axes_of(shape: ConvShape) -> tuple[Axis, Axis]:
+    """Return the rows and the columns of a convolution."""
+    return _axis(shape, 0), _axis(shape, 1)
+
+
+def _axis(shape: ConvShape, i: int) -> Axis:
+    outputs, size, kernel = shape.out_hw[i], (shape.h, shape.w)[i], (shape.r, shape.s)[i]
+    stride, dilation, pad = shape.strides[i], shape.dilations[i], shape.pads[2 * i]
+    residues = sorted({i * dilation % stride for i in range(kernel)})
+    taps = tuple(
+        (residues.index(i * dilation % stride), i * dilation // stride) for i in range(kernel)
+    )
+    reach = max(shift for _, shift in taps)
+    phases, pitch, seen = [], outputs, outputs + reach
+    for p in residues:
+        low = min(max(isa.up(pad - p, stride), 0), seen)
+        high = max(min(isa.up(size + pad - p, stride), seen), low)
+        phases.append(Phase(low, high, low * stride + p - pad))
+        pitch = max(pitch, high, seen - low)
+    return Axis(outputs, stride, tuple(phases), taps, pitch, reach)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """`counts[0]` times `counts[1]` runs of `length` pixels, `steps` apart, from `start` on."""
+
+    start: int
+    counts: tuple[int, int]
+    steps: tuple[int, int]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Rectangles of a flat plane of `pixels`: `images` of them, `image_pitch` apart.
+
+    Each is rows rows[0] .. rows[1]-1 of `pitch` pixels, columns columns[0] .. columns[1]-1.
+    """
+
+    pixels: int
+    images: int
+    image_pitch: int
+    pitch: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def first(self) -> int:
+        """First pixel of the first rectangle."""
+        return self.rows[0] * self.pitch + self.columns[0]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows and columns of a rectangle."""
+        return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+
+    def gaps(self) -> list[Gap]:
+        """Return the runs of pixels that no rectangle covers."""
+        count, width = self.sizes
+        if not count or not width:
+            return [Gap(0, (1, 1), (0, 0), self.pixels)]
+        last = self.first + (count - 1) * self.pitch + width
+        between = self.image_pitch - (last - self.first)
+        end = last + (self.images - 1) * self.image_pitch
+        steps = (self.image_pitch, self.pitch)
+        found = [
+            Gap(0, (1, 1), (0, 0), self.first),
+            Gap(self.first + width, (self.images, count - 1), steps, self.pitch - width),
+            Gap(last, (self.images - 1, 1), steps, between),
+            Gap(end, (1, 1), (0, 0), self.pixels - end),
+        ]
+        return [g for g in found if g.length > 0 and min(g.counts) > 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Pixels in L1 at once: `images` whole ones, or `rows` output rows of one."""
+
+    images: int
+    rows: int
+
+
+def fractals_of(shape: ConvShape, stage: Stage) -> int:
+    """Fractals of 16 flat pixels of a stage."""
+    rows, columns = axes_of(shape)
+    return isa.up(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, isa.FRACTAL)
+
+
+def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
+    """Return how a channel block of the gradient lies in a stage."""
+    rows, columns = axes_of(shape)
+    pixels, pitch = fractals_of(shape, stage) * isa.FRACTAL, columns.pitch
+    sides = (0, stage.rows), (0, columns.outputs)
+    return Plane(pixels, stage.images, rows.pitch * pitch, pitch, *sides)
+
+
+def image_pixels(shape: ConvShape, stage: Stage) -> int:
+    """Pixels of a channel block of one phase of x in a stage: what the shifted views reach."""
+    rows, columns = axes_of(shape)
+    return fractals_of(shape, stage) * isa.FRACTAL + rows.reach * columns.pitch + columns.reach
+
+
+def image_plane(
+    shape: ConvShape, stage: Stage, phase: tuple[int, int], inside: tuple[int, int]
+) -> Plane:
+    """Return how a channel block of one phase of x lies in a stage; `inside`: its rows."""
+    rows, columns = axes_of(shape)
+    p, pitch = columns.phases[phase[1]], columns.pitch
+    sides = inside, (p.low, p.high)
+    return Plane(image_pixels(shape, stage), stage.images, rows.pitch * pitch, pitch, *sides)
+
+
+# -- plans ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """m and c1 in channel blocks, `depth` fractals of pixels a step.
+
+    `grid` counts cores along output channels, input channels, images and rows.
+    """
+
+    m: int
+    c1: int
+    depth: int
+    stage: Stage
+    grid: tuple[int, int, int, int]
+
+    @property
+    def splits(self) -> int:
+        """How many cores share the pixels of one result."""
+        return self.grid[2] * self.grid[3]
+
+
+def tile_blocks(shape: ConvShape) -> Pair:
+    """Return the blocks of input and of output channels that a result is tiled in.
+
+    With a group per channel, 16 channels of x meet their own 16 of the gradient and no others: the
+    result is one block high, and its diagonal is what is wanted.
+    """
+    return (shape.blocks[0], 1) if shape.groups > 1 else shape.blocks
+
+
+def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
+    """Return the plan with the least estimated time; raise `CapacityError` if none fits."""
+    least, found = math.inf, None
+    for tile in _tiles(shape, chip):
+        cycles, plan = _best_grid(shape, chip, tile, least)
+        if cycles < least:
+            least, found = cycles, plan
+    if found is None:
+        needed = max(1024 * shape.taps, 2 * _slot_bytes(shape, Stage(1, 1), 1, 1))
+        raise errors.CapacityError(
+            f"sums of {shape.taps} taps in L0C, and a row of pixels twice in L1: {needed} bytes",
+            f"{chip.buffers['L0C']} and {chip.buffers['L1']} on {chip.name}",
+            "use a smaller kernel, or narrower images",
+        )
+    return found
+
+
+def has_plan(shape: ConvShape, chip: Chip) -> bool:
+    """Tell whether any plan fits the chip."""
+    return next(_tiles(shape, chip), None) is not None
+
+
+def _pixel_bytes(shape: ConvShape) -> int:
+    return isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+
+
+def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:
+    """L1 bytes of one slot of x and of the gradient."""
+    rows, columns = axes_of(shape)
+    x = len(rows.phases) * len(columns.phases) * c1 * image_pixels(shape, stage)
+    return (x + m * grad_plane(shape, stage).pixels) * _pixel_bytes(shape)
+
+
+def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
+    """Yield the tiles and stages that fit, on one core."""
+    c_all, m_all = tile_blocks(shape)
+    oh = shape.out_hw[0]
+    stages = [Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0]
+    stages += [Stage(1, r) for r in range(1, oh) if oh % r == 0]
+    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * isa.FRACTAL * _pixel_bytes(shape))
+    sums = isa.FRACTAL * isa.FRACTAL * DTYPE_BYTES[isa.ACCUMULATOR[shape.dtype]] * shape.taps
+    most = m_all, c_all if shape.groups == 1 else 1
+    for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in most)):
+        if m * c1 * sums > chip.buffers["L0C"]:
+            continue
+        if m < m_all and c1 < c_all and 4 * m * c1 * sums < chip.buffers["L0C"]:
+            continue  # a larger tile reads less
+        for stage in stages:
+            if 2 * _slot_bytes(shape, stage, m, c1) <= chip.buffers["L1"]:
+                depth = min(half // m, 16, fractals_of(shape, stage))
+                yield WeightPlan(m, c1, depth, stage, (1, 1, 1, 1))
+
+
+def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
+    """Return what a grid divides: tiles along both kinds of channels, groups of images, bands."""
+    (c_all, m_all), stage = tile_blocks(shape), tile.stage
+    tiles = isa.up(m_all, tile.m), isa.up(c_all, tile.c1)
+    return *tiles, shape.n // stage.images, shape.out_hw[0] // stage.rows
+
+
+def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, int, int, int]]:
+    sizes = [d for d in range(1, cores + 1) if cores % d == 0]
+    *tiles, groups, bands = sides
+    for rows, columns in product(sizes, sizes):
+        if rows <= tiles[0] and columns <= tiles[1] and rows * columns <= cores:
+            left = cores // (rows * columns)
+            most = min(left, groups)
+            fewer = (d for d in sizes if d < most and d * bands >= left)
+            for images in (most, *fewer):
+                yield rows, columns, images, min(bands, left // images)
+
+
+def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
+    """Return the cycles of the cube or MTE1 in a stage, whichever is longer."""
+    n, size = tile.c1 * shape.taps, fractals_of(shape, tile.stage)
+    steps = isa.up(size, tile.depth)
+    across = isa.up(n, columns_per_step(chip, tile))
+    cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
+    mte1 = steps * (n + tile.m) * chip.path("L1", "L0B").startup_cycles
+    return max(cube, mte1 + size * (2 * n + tile.m) + steps * across * 4)
+
+
+def _best_grid(
+    shape: ConvShape, chip: Chip, tile: WeightPlan, enough: float
+) -> tuple[float, WeightPlan]:
+    """Return the least time of a tile on any grid, and the plan; none is sought above `enough`.
+
+    A time is an estimate of the busiest core: the longest of cube, MTE1 and MTE2 in each stage,
+    and stores. No grid divides the work of cube and MTE1 better than evenly.
+    """
+    busy, sides, (c_all, m_all) = _busy(shape, chip, tile), _sides(shape, tile), tile_blocks(shape)
+    if isa.up(math.prod(sides), chip.core_count) * busy >= enough:
+        return enough, tile
+    stores = tile.m * tile.c1 * shape.taps * 1024 / 64
+    loaded = _stage_pixels(shape, tile) * _pixel_bytes(shape)
+    oh, ow = shape.out_hw
+    pixels = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow)
+    path = chip.path("GM", "L1").rate_bytes_per_cycle
+    for grid in _grids(chip.core_count, sides):
+        tiles, turns = (
+            isa.up(sides[i], grid[i]) * isa.up(sides[i + 1], grid[i + 1]) for i in (0, 2)
+        )
+        cores = math.prod(grid)
+        fresh = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded))
+        l2 = min(path, chip.shared_rate_bytes_per_cycle("L2", cores))
+        memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
+        mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
+        total = tiles * (turns * max(busy, mte2) + stores) + mte2
+        splits = grid[2] * grid[3]
+        if splits > 1:
+            total += PHASE_CYCLES + splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
+        if total < enough:
+            enough, tile = total, replace(tile, grid=grid)
+    return enough, tile
+
+
+def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
+    """Columns of fractals (a tap of a channel block each) in one slot of L0B."""
+    return max(1, chip.buffers["L0B"] // (2 * 512 * plan.depth))
+
+
+def _stage_pixels(shape: ConvShape, plan: WeightPlan) -> int:
+    """Pixels of 16 channels that a stage loads."""
+    rows, columns = axes_of(shape)
+    width = sum(p.high - p.low for p in columns.phases)
+    height = sum(min(p.high - p.low, plan.stage.rows + rows.reach) for p in rows.phases)
+    each = plan.c1 * width * height + plan.m * plan.stage.rows * columns.outputs
+    return plan.stage.images * each

@@ -1,0 +1,31 @@
+"""The operator library: definition, reference, types, slice rules, gradient, tests of each.
+
+`ops.OPERATORS` holds every operator by name. `run` computes one on a chip's program, `time` times
+that program, `make_test` writes its tests; `register` adds an operator of your own.
+"""
+
+# fmt: off
+# isort: off
+from ascend_lab.operators.ops import (  # noqa: F401 - they define the operators
+    elementwise, casts, matmul, reduction, attention, batch_norm, convolution, conv_gradient,
+    moving, indexing, pooling, training,
+)
+from ascend_lab.operators.ops.expressions import (
+    check, compile, express, run, time,  # noqa: A004 - it is what the function does
+)
+from ascend_lab.operators.ops.formats import Tolerance, TypeRule, exact, rounded
+from ascend_lab.operators.ops.gradients import Site, gradient
+from ascend_lab.operators.ops.operator import (
+    OPERATORS, REQUIRED, Call, Domain, Example, Operator, Template, get, register,
+)
+from ascend_lab.operators.ops.slicing import (
+    AxisRule, Cut, Reduction, SliceRules, Source, Window, cut, take,
+)
+from ascend_lab.operators.ops.verify import make_test
+
+__all__ = [
+    "OPERATORS", "REQUIRED", "AxisRule", "Call", "Cut", "Domain", "Example", "Operator",
+    "Reduction", "Site", "SliceRules", "Source", "Template", "Tolerance", "TypeRule", "Window",
+    "check", "compile", "cut", "exact", "express", "get", "gradient", "make_test", "register",
+    "rounded", "run", "take", "time",
+]

@@ -1,0 +1,500 @@
+"""The pieces of attention: scaled scores, masked softmax, weighted sum; and all three at once.
+
+q is (..., s, d), k (..., t, d), v (..., t, e); masks are added to the scores: 0 keeps a position,
+a large negative number such as -10000 drops it.
+
+`flash_attention` also takes grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
+h / g heads of q in a row share a head of k and v. With `causal` query i sees the keys up to number
+i + t - s: queries are the last ones of the sequence, of which the last sees all.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.errors import ShapeError
+from ascend_lab.machine import isa, layout
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import flash, flash_split
+from ascend_lab.operators.kernels.flash_shape import (
+    SCALES,
+    FlashShape,
+    FlashTiling,
+    default_scale,
+    fits,
+)
+from ascend_lab.operators.ops import formats, gradients, reduction, slicing
+from ascend_lab.operators.ops.expressions import in_fp32, narrow, stretch, wide
+from ascend_lab.operators.ops.formats import (
+    FINITE,
+    Shape,
+    TypeRule,
+    Values,
+    broadcast_shape,
+    rounded,
+)
+from ascend_lab.operators.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
+from ascend_lab.operators.ops.operator import (
+    Call,
+    Domain,
+    Example,
+    Grads,
+    Template,
+    define,
+    get,
+    register,
+)
+
+TYPES = TypeRule(("fp16", "bf16"), unit="cube")
+# probabilities are rounded to fp16 before the second product
+LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
+
+
+def _scale(scale: float | None, width: int) -> float:
+    """Return the given scale, by default 1 / sqrt(d)."""
+    return default_scale(width) if scale is None else float(scale)
+
+
+def _check_pair(where: str, a: Shape, b: Shape) -> None:
+    if len(a) != len(b) or len(a) < 2:
+        needed = f"{where} with equal numbers of axes, at least 2"
+        raise errors.ShapeError(needed, f"{a} and {b}", "reshape")
+
+
+def _site_scale(s: gradients.Site) -> float:
+    return _scale(s.attrs["scale"], s.shape()[-1])
+
+
+# -- scores ---------------------------------------------------------------------------------------
+def _scores_shape(q: Shape, k: Shape, *, scale: float | None) -> Shape:
+    _check_pair("q (..., s, d) and k (..., t, d)", q, k)
+    return product_shape(q, k, False, True)
+
+
+def _scores(q: te.Tensor, k: te.Tensor, scale: float | None) -> te.Tensor:
+    """Return scale q k^T in fp32."""
+    return te.vmuls(batched(q, k, False, True, "fp32"), _scale(scale, q.shape[-1]))
+
+
+def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
+    result: Values = q @ np.swapaxes(k, -1, -2) * _scale(scale, q.shape[-1])
+    return result
+
+
+define(
+    "attention_scores", ("q", "k"), _scores_values,
+    lambda q, k, *, scale: narrow(_scores(q, k, scale), q.dtype),
+    "scale * q k^T, scale 1 / sqrt(d) unless given", outputs=("scores",),
+    attrs={"scale": None}, ranges={"scale": FINITE}, shape_rule=_scores_shape, types=TYPES,
+    slicing=lambda shapes, *, scale: replace(
+        matmul_rules(shapes[0], shapes[1], False, True), reductions=()
+    ),
+    backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
+    tolerances=SUMS,
+    examples=(
+        Example(((1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16))),
+        Example(((2, 3, 7, 32), (2, 3, 16, 32)), {"scale": 0.25}),
+    ),
+)  # fmt: skip
+
+
+# -- masked softmax -------------------------------------------------------------------------------
+def _masked_shape(x: Shape, mask: Shape) -> Shape:
+    if broadcast_shape("scores and mask", x, mask) != x:
+        needed = f"a mask that broadcasts to the scores {x}"
+        raise errors.ShapeError(needed, str(mask), "reshape the mask")
+    return x
+
+
+def _masked_slopes(s: gradients.Site) -> Grads:
+    slope = reduction.softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
+    return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
+
+
+define(
+    "masked_softmax", ("scores", "mask"),
+    lambda scores, mask: reduction.softmax_values(scores + mask, axis=-1),
+    in_fp32(lambda scores, mask: reduction.softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
+    "softmax of scores + mask along the last axis",
+    shape_rule=_masked_shape, slicing=lambda shapes: slicing.elementwise_rules(
+        shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
+    ),
+    backward=_masked_slopes, wide=True,
+    traits=("reduction",), tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    examples=(
+        Example(((1, 1), (1, 1))), Example(((2, 3, 17), (3, 17))),
+        Example(((2, 1, 5, 33), (2, 1, 1, 33))),
+    ),
+)  # fmt: skip
+
+
+# -- weighted sum ---------------------------------------------------------------------------------
+def _context_shape(p: Shape, v: Shape) -> Shape:
+    _check_pair("probabilities (..., s, t) and v (..., t, e)", p, v)
+    return product_shape(p, v, False, False)
+
+
+define(
+    "attention_context", ("probabilities", "v"), lambda probabilities, v: probabilities @ v,
+    lambda p, v: batched(p, v, False, False, None),
+    "probabilities v: the weighted sum of the values", outputs=("context",),
+    shape_rule=_context_shape, types=TYPES,
+    slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
+    backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
+    domains={"probabilities": Domain(0.0, 1.0)}, tolerances=SUMS,
+    examples=(
+        Example(((1, 1), (1, 1))), Example(((2, 17, 33), (2, 33, 16))),
+        Example(((2, 3, 7, 16), (2, 3, 16, 32))),
+    ),
+)  # fmt: skip
+
+
+# -- attention ------------------------------------------------------------------------------------
+def grouped_heads(q: Shape, k: Shape, v: Shape) -> int:
+    """Return how many heads of q in a row share a head of k and v; 1 where each has its own."""
+    if len(q) < 4 or not len(k) == len(v) == len(q) or k[-3] != v[-3]:
+        return 1
+    return q[-3] // k[-3] if q[-3] % k[-3] == 0 else 1
+
+
+def has_groups(q: Shape, k: Shape, v: Shape) -> bool:
+    """Tell whether heads of k belong to several of q each, which no broadcast does."""
+    return grouped_heads(q, k, v) > 1 and k[-3] > 1
+
+
+def _stacked(q: Shape, heads: int) -> Shape:
+    """Return the shape of q with the heads of a group as rows: (..., h / heads, s heads, d)."""
+    if heads == 1:
+        return q
+    return (*q[:-3], q[-3] // heads, q[-2] * heads, q[-1])
+
+
+def _attention_shape(q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | None) -> Shape:
+    scores = _scores_shape(q, k, scale=scale)
+    if mask:
+        _masked_shape(scores, mask[0])
+    return _context_shape(scores, v)
+
+
+def _flash_shape(
+    q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | None, causal: bool
+) -> Shape:
+    _check_pair("q (..., s, d) and k (..., t, d)", q, k)
+    if causal and q[-2] > k[-2]:
+        needed = "causal: at most as many queries as keys"
+        raise ShapeError(needed, f"{q[-2]} and {k[-2]}", "leave out queries that see no key")
+    if not has_groups(q, k, v):
+        return _attention_shape(q, k, v, *mask, scale=scale)
+    heads, queries = q[-3], q[-2]
+    stacked = _stacked(q, grouped_heads(q, k, v))
+    scores = _scores_shape(stacked, k, scale=scale)
+    if mask:
+        _masked_shape((*scores[:-3], heads, queries, scores[-1]), mask[0])
+    context = _context_shape(scores, v)
+    return (*context[:-3], heads, queries, context[-1])
+
+
+def _values(
+    q: Values,
+    k: Values,
+    v: Values,
+    *mask: Values,
+    scale: float | None,
+    causal: bool = False,
+) -> Values:
+    heads = grouped_heads(q.shape, k.shape, v.shape)
+    if heads > 1:
+        k = np.repeat(k, heads, axis=-3)
+        v = np.repeat(v, heads, axis=-3)
+    scores = _scores_values(q, k, scale=scale)
+    if mask:
+        scores = scores + mask[0]
+    if causal:
+        scores = np.where(seen_keys(q.shape[-2], k.shape[-2]), scores, -np.inf)
+    result: Values = reduction.softmax_values(scores, axis=-1) @ v
+    return result
+
+
+def seen_keys(queries: int, keys: int) -> Values:
+    """Return where a causal query sees a key: key j <= query i + keys - queries."""
+    last = np.arange(queries)[:, None] + (keys - queries)
+    found: Values = np.arange(keys)[None] <= last
+    return found
+
+
+def _attention(
+    q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, scale: float | None
+) -> te.Tensor:
+    """Scores and softmax in fp32; probabilities are rounded to the cube's input format."""
+    scores = _scores(q, k, scale)
+    if mask:
+        scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
+    return batched(narrow(reduction.softmax(scores, axis=-1), q.dtype), v, False, False, None)
+
+
+def _flash_expression(
+    q: te.Tensor,
+    k: te.Tensor,
+    v: te.Tensor,
+    *mask: te.Tensor,
+    scale: float | None,
+    causal: bool,
+) -> te.Tensor:
+    """Return what computes the operator where its kernel does not apply."""
+    if causal or has_groups(q.shape, k.shape, v.shape):
+        needed = "a kernel of flash_attention for causal or grouped heads, on separate cores"
+        got = f"q {q.shape}, k {k.shape} in {q.dtype}"
+        remedy = "pass a mask, and k and v with a head for each of q; or build a graph of it"
+        raise errors.UnsupportedError(needed, got, remedy)
+    return _attention(q, k, v, *mask, scale=scale)
+
+
+def _attention_slopes(s: gradients.Site) -> Grads:
+    """Return the gradients of q, k, v: the probabilities are computed again, not kept."""
+    if s.attrs.get("causal") or has_groups(s.shape(0), s.shape(1), s.shape(2)):
+        needed = "attention with a gradient: a mask, and a head of k for each of q"
+        got = f"causal={s.attrs.get('causal')}, q {s.shape(0)}, k {s.shape(1)}"
+        raise errors.UnsupportedError(needed, got, "write the mask, expand k and v")
+    net, scale, dtype = s.net, _site_scale(s), s.kind().dtype
+    q, k, v = s.x(0), s.x(1), s.x(2)
+    scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
+    masked = len(s.inputs) > 3
+    scores = net.add(scores, s.x(3)) if masked else scores
+    shares = net.wide(net.softmax(scores, axis=-1))
+    dv = net.batch_matmul(net.in_format(shares, dtype), s.g, trans_a=True)
+    dshares = net.wide(net.batch_matmul(s.g, v, trans_b=True))
+    dscores = net.in_format(
+        reduction.softmax_grad(s, dshares, shares, len(shares.shape) - 1), dtype
+    )
+    dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
+    inner = net.scaled(dscores, scale)
+    dq, dk = net.batch_matmul(inner, k), net.batch_matmul(inner, q, trans_a=True)
+    found = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
+    return [*found, dmask] if masked else found
+
+
+def _attention_slices(
+    shapes: tuple[Shape, ...], *, scale: float | None, causal: bool = False
+) -> slicing.SliceRules:
+    q, k, v = shapes[:3]
+    if causal or has_groups(q, k, v):
+        return _causal_slices(shapes, causal=causal)
+    scores = product_shape(q, k, False, True)
+    out = product_shape(scores, v, False, False)
+    batch = slicing.following((q[:-2], k[:-2], v[:-2]), out[:-2])
+    found = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
+    for mask in shapes[3:]:
+        extra = slicing.following((mask,), scores)[:-1]
+        for axis, sources in enumerate(extra):
+            found[axis] = (*found[axis], *(slicing.Source(3, s.axis) for s in sources))
+    return slicing.axis_rules("CubeMatmul", found)
+
+
+def _causal_slices(shapes: tuple[Shape, ...], *, causal: bool) -> slicing.SliceRules:
+    """Only batches that all tensors have are free: heads share keys, rows see unlike many."""
+    out = _flash_shape(*shapes, scale=None, causal=causal)
+    found: list[tuple[slicing.Source, ...] | str] = []
+    for axis in range(len(out)):
+        sources = tuple(slicing.Source(place, axis) for place in range(len(shapes)))
+        alike = all(len(s) == len(out) and s[axis] == out[axis] for s in shapes)
+        is_batch = axis < len(out) - 3
+        found.append(sources if is_batch and alike else "queries share or count keys")
+    return slicing.axis_rules("CubeMatmul", found)
+
+
+define(
+    "attention", ("q", "k", "v", "mask"), _values, _attention,
+    "softmax(scale q k^T + mask) v", outputs=("context",),
+    attrs={"scale": None}, ranges={"scale": FINITE}, optional=1,
+    shape_rule=_attention_shape, types=TYPES, slicing=_attention_slices, backward=_attention_slopes,
+    tolerances=LOOSE,
+    examples=(
+        Example(((1, 1), (1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
+        Example(((2, 2, 7, 16), (2, 2, 16, 16), (2, 2, 16, 16), (7, 16))),
+    ),
+)  # fmt: skip
+
+
+# -- FlashAttention: a kernel that never stores the scores in device memory ------------------------
+# Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
+# Awareness".
+def flash_shape(call: Call) -> FlashShape:
+    """Return a call as the kernel's description: batch axes joined into one.
+
+    Beside attributes a call may have `views` of its matrices, whose heads are then told apart.
+    """
+    q, k, v = call.shapes[:3]
+    together = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
+    kind, shared = "", [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
+    if len(call.shapes) > 3:
+        mask = call.shapes[3]
+        one_row = len(mask) < 2 or mask[-2] == 1
+        one_head = together == 1 or len(mask) < 3 or mask[-3] == 1
+        kind = "rows" if one_row and one_head else "full"
+        shared += ["mask"] * _single(mask)
+    views = call.attrs.get("views", ())
+    heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
+    return FlashShape(
+        math.prod(call.outputs[0][:-2]) // together, q[-2] * together, k[-2], q[-1], v[-1],
+        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views, call.dtypes[0],
+        together if call.attrs.get("causal") else 0,
+    )  # fmt: skip
+
+
+def _single(shape: Shape) -> bool:
+    """Tell whether there is one matrix for the whole batch."""
+    return math.prod(shape[:-2]) == 1
+
+
+def applies(call: Call, chip: Chip) -> bool:
+    """Tell whether the kernel can run: the smallest blocks fit, and an ordinary scale.
+
+    bf16 and `causal` need separate vector cores. Elsewhere the operator is computed as `attention`.
+    """
+    shape = flash_shape(call)
+    if chip.combined:
+        if shape.dtype != "fp16" or shape.causal:
+            return False
+        smallest = FlashTiling(isa.FRACTAL, isa.FRACTAL)
+        return SCALES[0] <= shape.scale <= SCALES[1] and fits(shape, smallest, chip)
+    return bool(flash_split.split_tilings(shape, chip))
+
+
+def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
+    """Return the kernel of coupled cores, or the pipeline of separate ones.
+
+    `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
+    """
+    if chip.combined:
+        return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
+    own = None if max(shape.fractals[2:]) <= NARROW else quickest_tiling(shape, chip)
+    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip, own))
+
+
+NARROW = 8
+"""Fractals of the widest heads whose default needs no trial: those of the published kernel."""
+
+
+@lru_cache(64)
+def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
+    """Return the quickest tiling for wide heads, tried on the same matrices without a mask.
+
+    High blocks multiply more numbers for each that is loaded, low ones leave room for more keys in
+    a tile, whose sums go to the vector cores less often.
+    """
+    found = flash_split.split_tilings(shape, chip)
+    some = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
+
+    def cycles(tiling: flash_split.SplitTiling) -> int:
+        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(some, chip, tiling))
+        return simulate_kernel(kernel, chip, DeviceMemory.of(chip)).cycles
+
+    return min(found, key=cycles)
+
+
+def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+    shape = flash_shape(call)
+    together = grouped_heads(*call.shapes[:3])
+    batch = call.outputs[0][:-2]
+    if together > 1:
+        batch = (*batch[:-1], batch[-1] // together)
+    q, k, v = arrays[:3]
+    given = {"q": _by_query(q, together), "k": k, "v": v}
+    feed = {name: _fractals(_whole(x, batch, x.shape[-2:])) for name, x in given.items()}
+    if len(arrays) > 3:
+        mask = arrays[3]
+        if together > 1:
+            mask = _grouped_mask(mask, call, together, one_row=shape.mask == "rows")
+        rows = 1 if shape.mask == "rows" else shape.rows
+        mask = _whole(mask, batch, (rows, shape.keys))
+        feed["mask"] = _padded(mask) if shape.mask == "rows" else _fractals(mask)
+    return feed
+
+
+def _by_query(x: Values, heads: int) -> Values:
+    """Return (..., h, s, d) as (..., h / heads, s heads, d), the heads of a query side by side."""
+    if heads == 1:
+        return x
+    *lead, count, rows, columns = x.shape
+    apart = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
+    return apart.reshape(*lead, count // heads, rows * heads, columns)
+
+
+def _by_head(x: Values, heads: int) -> Values:
+    """Return what `_by_query` made into one."""
+    if heads == 1:
+        return x
+    *lead, count, rows, columns = x.shape
+    apart = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
+    return apart.reshape(*lead, count * heads, rows // heads, columns)
+
+
+def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Values:
+    """Return a mask of grouped heads: for all of them alike, or a row for each row of q."""
+    *batch, count, rows, _ = call.outputs[0]
+    if one_row:
+        return mask
+    if _single(mask.shape):
+        alike = np.broadcast_to(mask.reshape(mask.shape[-2:]), (heads, rows, mask.shape[-1]))
+        return _by_query(alike, heads)
+    return _by_query(np.broadcast_to(mask, (*batch, count, rows, mask.shape[-1])), heads)
+
+
+def _whole(x: Values, batch: Shape, matrix: Shape) -> Values:
+    """Return x with whole matrices: one where it has one for the batch, else one each."""
+    count = 1 if _single(x.shape) else math.prod(batch)
+    target = matrix if count == 1 else (*batch, *matrix)
+    return np.broadcast_to(x.reshape(x.shape[-2:]) if count == 1 else x, target).reshape(
+        (count, *matrix)
+    )
+
+
+def _padded(mask: Values) -> Values:
+    """Return rows of a mask filled up with zeros to whole fractals."""
+    wide = np.zeros((mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype)
+    wide[:, : mask.shape[-1]] = mask[:, 0]
+    return wide
+
+
+def _fractals(x: Values) -> Values:
+    return layout.pack(layout.address_map("FRACTAL_NZ", x.shape, formats.format_of(x)), x)
+
+
+def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+    (out,) = call.outputs
+    shape = flash_shape(call)
+    matrices = (shape.batch, shape.rows, shape.width)
+    where = layout.address_map("FRACTAL_NZ", matrices, shape.dtype)
+    values = layout.unpack(where, memory["y"].reshape(-1))
+    together = grouped_heads(*call.shapes[:3])
+    return (_by_head(values, together).reshape(out),)
+
+
+register(
+    replace(
+        get("attention"),
+        name="flash_attention",
+        summary="softmax(scale q k^T + mask) v, block by block: scores stay on the core",
+        compute=_flash_expression,
+        shape_rule=_flash_shape,
+        attrs={"scale": None, "causal": False},
+        template=Template(
+            lambda call, chip: flash_kernel(flash_shape(call), chip),
+            ("q", "k", "v", "mask"),
+            applies=applies,
+            feed=_feed,
+            fetch=_fetch,
+        ),
+        examples=(
+            *get("attention").examples,
+            Example(((2, 2, 40, 16), (1, 1, 72, 16), (1, 1, 72, 16), (2, 1, 1, 72))),
+            Example(((1, 64, 32), (1, 100, 32), (1, 100, 48)), {"scale": 0.25}),
+        ),
+    )
+)

@@ -1,0 +1,303 @@
+"""Batch normalisation over channels (axis 1): with given statistics, or with those of the batch.
+
+The activations may be narrow; statistics, scale and bias are fp32, as the hardware's operators
+keep them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels.channel_sums import ChannelSums, channel_sums_kernel
+from ascend_lab.operators.ops.expressions import along, narrow, wide
+from ascend_lab.operators.ops.formats import (
+    EPSILON,
+    Shape,
+    TypeRule,
+    Values,
+    check_rank,
+    elements,
+    rounded,
+)
+from ascend_lab.operators.ops.gradients import Site
+from ascend_lab.operators.ops.operator import Call, Domain, Example, Grads, Template, define
+from ascend_lab.operators.ops.slicing import AxisRule, SliceRules, Source, axis_rules, every_input
+
+PARAMETERS = ("scale", "bias", "mean", "variance")
+FIXED = tuple((name, "fp32") for name in PARAMETERS)
+_LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
+_SHAPES = ((1, 1), (2, 16, 3, 5), (3, 7, 1, 1), (5, 33), (2, 17, 4, 4))
+EXAMPLES = tuple(Example((x, *((x[1],),) * 4)) for x in _SHAPES)
+
+
+def _checked(x: Shape, *parameters: Shape) -> tuple[Shape, ...]:
+    if len(x) < 2:
+        raise errors.ShapeError("x with a channel axis 1", str(x), "add a batch axis")
+    for name, shape in zip(PARAMETERS, parameters, strict=True):
+        if shape != (x[1],):
+            needed = f"{name} of shape ({x[1]},) for x {x}"
+            raise errors.ShapeError(needed, str(shape), "one per channel")
+    return x, *parameters
+
+
+def _column(values: Values, rank: int) -> Values:
+    """Return per-channel values shaped to broadcast over (n, c, ...)."""
+    return values.reshape((1, -1, *(1,) * (rank - 2)))
+
+
+def _others(x: Shape) -> tuple[int, ...]:
+    """Return every axis but the channels."""
+    return (0, *range(2, len(x)))
+
+
+def _scaled(
+    x: te.Tensor, scale: te.Tensor, bias: te.Tensor, mean: te.Tensor, rate: te.Tensor
+) -> te.Tensor:
+    """Return (x - mean) * rate * scale + bias as x * a + b with a, b per channel."""
+    slope = te.vmul(scale, rate)
+    offset = te.vsub(bias, te.vmul(mean, slope))
+    return te.vadd(te.vmul(x, along(slope, 1, x.shape)), along(offset, 1, x.shape))
+
+
+# -- inference ------------------------------------------------------------------------------------
+def _inference(x: te.Tensor, *parameters: te.Tensor, epsilon: float) -> te.Tensor:
+    scale, bias, mean, variance = parameters
+    rate = te.vrsqrt(te.vadds(variance, epsilon))
+    return narrow(_scaled(wide(x), scale, bias, mean, rate), x.dtype)
+
+
+def _inference_values(x: Values, *parameters: Values, epsilon: float) -> Values:
+    a, b, m, v = (_column(p, x.ndim) for p in parameters)
+    result: Values = (x - m) / np.sqrt(v + epsilon) * a + b
+    return result
+
+
+_CHANNELS = (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
+
+
+def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRules:
+    rest = map(every_input, range(2, len(shapes[0])))
+    return axis_rules("ElemwiseBroadcast", [every_input(0), _CHANNELS, *rest])
+
+
+# -- training -------------------------------------------------------------------------------------
+def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    """Return the mean of each channel, x without it, and the biased variance."""
+    axes, share = _others(x.shape), x.shape[1] / elements(x.shape)
+    mean = te.vmuls(te.reduce_sum(x, axes), share)
+    centred = te.vsub(x, along(mean, 1, x.shape))
+    return mean, centred, te.vmuls(te.reduce_sum(te.vmul(centred, centred), axes), share)
+
+
+def _training(
+    x: te.Tensor, *parameters: te.Tensor, epsilon: float, momentum: float
+) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    scale, bias, mean, variance = parameters
+    now, centred, spread = _moments(wide(x))
+    slope = te.vmul(scale, te.vrsqrt(te.vadds(spread, epsilon)))
+    y = te.vadd(te.vmul(centred, along(slope, 1, x.shape)), along(bias, 1, x.shape))
+
+    def averaged(old: te.Tensor, new: te.Tensor) -> te.Tensor:
+        return te.vadd(te.vmuls(old, momentum), te.vmuls(new, 1.0 - momentum))
+
+    return narrow(y, x.dtype), averaged(mean, now), averaged(variance, spread)
+
+
+def _training_values(
+    x: Values, *parameters: Values, epsilon: float, momentum: float
+) -> tuple[Values, ...]:
+    axes = _others(x.shape)
+    batch = x.mean(axis=axes), x.var(axis=axes)
+    y = _inference_values(x, *parameters[:2], *batch, epsilon=epsilon)
+    pairs = zip(parameters[2:], batch, strict=True)
+    return (y, *(momentum * old + (1 - momentum) * now for old, now in pairs))
+
+
+def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    rank, why = len(shapes[0]), "batch statistics need every image and pixel"
+    rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
+    rules[1] = AxisRule(1, "free", _CHANNELS, (1, 0, 0))
+    return SliceRules("Reduce", tuple(rules))
+
+
+# -- gradients ------------------------------------------------------------------------------------
+def _as_column(s: Site, channels: Any) -> Any:
+    """Return one number per channel, shaped to broadcast over (n, c, ...)."""
+    return s.net.shaped(channels, (1, s.shape()[1], *(1,) * (len(s.shape()) - 2)))
+
+
+def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of scale and bias, and 1 / sqrt(variance + epsilon), as columns."""
+    net, narrow, epsilon = s.net, replace(s, wide=False), s.attrs["epsilon"]
+    if len(s.shape()) == 4:  # first the sums, which have the column's layout converted for all
+        given = narrow.g, narrow.x(), mean, variance
+        dscale, dbias = net.bn_training_update_grad(*given, epsilon=epsilon)
+        return dscale, dbias, net.rsqrt(net.adds(variance, number=epsilon))
+    rate = net.rsqrt(net.adds(variance, number=epsilon))
+    moment = net.channel_sums(net.mul(s.g, net.sub(s.x(), mean)))
+    return net.mul(moment, rate), net.channel_sums(s.g), rate
+
+
+def _of_batch(s: Site, place: int) -> Any:
+    """Return a statistic of the batch: with momentum 0 the operator's average, else taken out."""
+    net, average, momentum = s.net, s.y(place), s.attrs["momentum"]
+    if momentum:
+        average = net.sub(average, net.scaled(s.x(place + 2), momentum))
+        average = net.scaled(average, 1.0 / (1.0 - momentum))
+    return _as_column(s, average)
+
+
+def _training_slopes(s: Site) -> Grads:
+    """Return a r (g - mean(g) - n mean(g n)), sum(g n), sum(g); a = scale, n = normalised x.
+
+    Numbers per channel keep all axes: they lie beside the image in any layout.
+    """
+    net, shape = s.net, s.shape()
+    share, grad, mean = shape[1] / elements(shape), s.g, _of_batch(s, 1)
+    dscale, total, rate = _norm_gradients(s, mean, _of_batch(s, 2))
+    # dx = (g - x b - c) a, one number per channel each: no other tensor of the image's size
+    b = net.mul(net.muls(dscale, number=share), rate)
+    c = net.sub(net.muls(total, number=share), net.mul(mean, b))
+    centred = net.sub(net.sub(grad, net.mul(s.x(), b)), c)
+    dx = net.mul(centred, net.mul(_as_column(s, s.x(1)), rate))
+    return dx, net.shaped(dscale, (shape[1],)), net.shaped(total, (shape[1],)), None, None
+
+
+def _inference_slopes(s: Site) -> Grads:
+    """Return the gradients where the statistics are given; those of frozen ones are not wanted."""
+    net, channels = s.net, (s.shape()[1],)
+    dscale, dbias, rate = _norm_gradients(s, _as_column(s, s.x(3)), _as_column(s, s.x(4)))
+    slope = net.mul(_as_column(s, s.x(1)), rate)
+    dx, dmean, dvariance = net.mul(s.g, slope), None, None
+    if s.wanted[3]:
+        dmean = net.shaped(net.muls(net.mul(dbias, slope), number=-1.0), channels)
+    if s.wanted[4]:
+        spread = net.mul(net.mul(dscale, slope), rate)
+        dvariance = net.shaped(net.muls(spread, number=-0.5), channels)
+    return dx, net.shaped(dscale, channels), net.shaped(dbias, channels), dmean, dvariance
+
+
+# -- registration ---------------------------------------------------------------------------------
+_POSITIVE = {"variance": Domain(0.5, 2.0)}
+
+define(
+    "batch_norm", ("x", *PARAMETERS), _inference_values, _inference,
+    "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
+    attrs={"epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=lambda *shapes, epsilon: _checked(*shapes)[0], types=TypeRule(fixed=FIXED),
+    slicing=_inference_slices, backward=_inference_slopes, wide=True, weights=(1, 2),
+    domains=_POSITIVE, tolerances=_LOOSE,
+    examples=EXAMPLES,
+)  # fmt: skip
+define(
+    "batch_norm_training", ("x", *PARAMETERS), _training_values, _training,
+    "batch norm with the batch's own mean and (biased) variance; returns new running averages "
+    "momentum * old + (1 - momentum) * batch",
+    outputs=("y", "running_mean", "running_variance"),
+    attrs={"epsilon": 1e-5, "momentum": 0.9}, ranges=EPSILON,
+    shape_rule=lambda *shapes, **attrs: tuple(_checked(*shapes)[i] for i in (0, 3, 4)),
+    types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
+    slicing=_training_slices, backward=_training_slopes, wide=True, weights=(1, 2),
+    domains=_POSITIVE, tolerances=_LOOSE,
+    # one value per channel has variance 0, and y hangs on rounding alone
+    examples=EXAMPLES[1:],
+)  # fmt: skip
+
+
+# -- the sums behind a batch norm that is trained --------------------------------------------------
+# With m = n h w elements in a channel, r = 1 / sqrt(variance + epsilon), sums over n, h and w:
+#     bn_training_reduce(x):                              mean = sum(x) / m, variance (biased)
+#     bn_training_update_grad(grad, x, mean, variance):   dscale = sum(grad (x - mean)) r,
+#                                                         dbias = sum(grad)
+# Images are (n, c, h, w); what there is one of per channel is fp32, (1, c, 1, 1), and so lies
+# beside the image in any layout. Source: CANN operator list, BNTrainingReduce and
+# BNTrainingUpdateGrad.
+PIXELS = (0, 2, 3)
+
+
+def _channels(x: Shape) -> Shape:
+    return (1, x[1], 1, 1)
+
+
+def _reduce_shape(x: Shape) -> tuple[Shape, ...]:
+    check_rank("x (n, c, h, w)", x, 4)
+    return (_channels(x),) * 2
+
+
+def _reduce(x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+    mean, _, variance = _moments(wide(x))
+    return te.reshape(mean, _channels(x.shape)), te.reshape(variance, _channels(x.shape))
+
+
+def _grad_shape(
+    grad: Shape, x: Shape, mean: Shape, variance: Shape, *, epsilon: float
+) -> tuple[Shape, ...]:
+    check_rank("x (n, c, h, w)", x, 4)
+    wanted = (x, _channels(x), _channels(x))
+    if (grad, mean, variance) != wanted:
+        got = f"grad {grad}, mean {mean}, variance {variance}"
+        raise errors.ShapeError(f"grad {x}, mean and variance {_channels(x)}", got, "reshape them")
+    return (_channels(x),) * 2
+
+
+def _grad(
+    grad: te.Tensor, x: te.Tensor, mean: te.Tensor, variance: te.Tensor, *, epsilon: float
+) -> tuple[te.Tensor, te.Tensor]:
+    slope, kept = wide(grad), _channels(x.shape)
+    centred = te.vsub(wide(x), te.broadcast(mean, x.shape))
+    moment = te.reshape(te.reduce_sum(te.vmul(slope, centred), PIXELS), kept)
+    rate = te.vrsqrt(te.vadds(variance, epsilon))
+    return te.vmul(moment, rate), te.reshape(te.reduce_sum(slope, PIXELS), kept)
+
+
+def _grad_values(
+    grad: Values, x: Values, mean: Values, variance: Values, *, epsilon: float
+) -> tuple[Values, Values]:
+    moment = (grad * (x - mean)).sum(axis=PIXELS, keepdims=True)
+    return moment / np.sqrt(variance + epsilon), grad.sum(axis=PIXELS, keepdims=True)
+
+
+def _kernel(call: Call, chip: Chip) -> isa.Kernel:
+    n, c, h, w = call.shapes[0]
+    job = ChannelSums(n, c, h, w, call.dtypes[0], call.attrs.get("epsilon"))
+    return channel_sums_kernel(job, chip)
+
+
+def _template(*names: str) -> Template:
+    def applies(call: Call, chip: Chip) -> bool:
+        return DTYPE_BYTES[call.dtypes[0]] == 2
+
+    return Template(_kernel, names, "NC1HWC0:16", "NC1HWC0:16", applies=applies)
+
+
+def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    why = "sums over every image and pixel"
+    sources: list[Any] = [why, every_input(1, len(shapes)), why, why]
+    return axis_rules("Reduce", sources, kind="reduce", outputs=2)
+
+
+_IMAGES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
+_STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
+define(
+    "bn_training_reduce", ("x",),
+    lambda x: (x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)), _reduce,
+    "mean and biased variance of each channel over images and pixels", outputs=("mean", "variance"),
+    shape_rule=_reduce_shape, types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
+    slicing=_slices, template=_template("x"), traits=("channel sums",),
+    tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    examples=tuple(Example((x,)) for x in _IMAGES),
+)  # fmt: skip
+define(
+    "bn_training_update_grad", ("grad", "x", "mean", "variance"), _grad_values, _grad,
+    "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
+    outputs=("dscale", "dbias"), attrs={"epsilon": 1e-5}, ranges=EPSILON, shape_rule=_grad_shape,
+    types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")), slicing=_slices,
+    template=_template("grad", "x", "mean", "variance"), traits=("channel sums",),
+    domains={"variance": Domain(0.5, 2.0)}, tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
+    examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
+)  # fmt: skip

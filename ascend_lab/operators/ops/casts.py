@@ -1,0 +1,285 @@
+"""Numbers in another format: casts, and whole numbers that stand for others.
+
+A cast rounds once, as the vector unit's vconv does. Quantised: q = clip(round(x / s) + o),
+x = (q - o) s.
+
+    quantise(x)              q of a float                      AscendQuant
+    dequantise(q)            a float of q                      AscendDequant, AscendAntiQuant
+    requantise(sums)         q of int32 sums of products       AscendRequant
+    add_dequantised(x, q)    x + (q - o) s, a residual         the vendor's fused vadd
+
+One scale serves a tensor, as an attribute, or `scales` serve its channels, as an input; a `bias`
+is whole and added to sums first, as the cube does; `small_bias` says that the cube itself can, in
+one step of depth (`kernels.epilogue_plan`), and changes no value.
+Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.ops import elementwise, formats as forms
+from ascend_lab.operators.ops.expressions import narrow, stretch
+from ascend_lab.operators.ops.formats import (
+    FLOATS,
+    Range,
+    Tolerance,
+    TypeRule,
+    Values,
+    exact,
+    rounded,
+)
+from ascend_lab.operators.ops.operator import REQUIRED, Domain, Example, Template, define
+
+DIRECT: Mapping[str, tuple[str, ...]] = {
+    "fp16": ("fp32", "int32", "int8", "uint8"),
+    "fp32": ("fp16", "bf16", "int32"),
+    "bf16": ("fp32",),
+    "int32": ("fp32", "fp16"),
+    "int8": ("fp16",),
+    "uint8": ("fp16",),
+}
+"""Casts of one vconv; others go through fp32 or fp16."""
+ROUNDINGS = {"rint": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
+
+
+def _path(source: str, target: str) -> tuple[str, ...]:
+    """Return the formats to pass through from source to target, both left out.
+
+    Chosen so that only one step rounds; int32 -> bf16 rounds twice beyond 2^24.
+    """
+    if target == source or target in DIRECT[source]:
+        return ()
+    if source == "bf16":
+        return ("fp32", *_path("fp32", target))
+    if source == "fp32":  # to int8: round to a whole number first, fp16 would round before that
+        return ("int32", "fp16")
+    if target == "bf16":
+        return (*_path(source, "fp32"), "fp32")
+    return ("fp16",)
+
+
+def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
+    dtype, mode = attrs["dtype"], attrs["round"]
+    forms.numpy_type(dtype)
+    if dtype == "fp64":
+        raise errors.TypeMismatchError("cast: a format of the chips", dtype, "use fp32")
+    if mode not in ROUNDINGS:
+        raise errors.InputError(f"cast: round in {', '.join(ROUNDINGS)}", repr(mode), "choose one")
+    if mode != "rint" and forms.is_float(dtype):
+        what = f"cast: round={mode} only to a whole format"
+        raise errors.TypeMismatchError(what, f"{main} -> {dtype}", "leave round out")
+    return str(dtype)
+
+
+def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 - the attribute's name
+    """Round and saturate in a whole format; the caller's final cast rounds floats."""
+    if forms.is_float(dtype):
+        return x.astype(np.float64)
+    info = np.iinfo(forms.numpy_type(dtype))
+    whole = np.nan_to_num(ROUNDINGS[round](x.astype(np.float64)))
+    result: Values = np.clip(whole, info.min, info.max).astype(np.int64)
+    return result
+
+
+def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
+    if round == "rint" or not forms.is_float(x.dtype):
+        for step in (*_path(x.dtype, dtype), dtype):
+            x = te.cast_to(x, step)
+        return x
+    wide = te.cast_to(x, "fp32")
+    if round == "trunc":  # toward zero: floor above, ceil below
+        above = te.cast_to(te.floor(te.vrelu(wide)), "fp32")
+        whole = te.vadd(above, te.cast_to(te.ceil(te.vmins(wide, 0.0)), "fp32"))
+    else:
+        whole = te.floor(wide) if round == "floor" else te.ceil(wide)
+    return _cast(whole, dtype=dtype, round="rint")
+
+
+_CASTS = (
+    ("fp32", ""), ("fp16", ""), ("int32", ""), ("int32", "floor"), ("int8", ""),
+    ("int32", "ceil"), ("int32", "trunc"), ("fp32", ""), ("fp16", ""), ("fp16", ""),
+)  # fmt: skip
+define(
+    "cast", ("x",), _cast_values, _cast,
+    "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
+    attrs={"dtype": REQUIRED, "round": "rint"}, types=TypeRule(tuple(DIRECT), result=_cast_result),
+    backward=lambda s: (s.g if forms.is_float(s.attrs["dtype"]) else None,),
+    template=Template(
+        lambda call, chip: kernels.reshape_launch(
+            chip, call.shapes[0], call.outputs[0], call.dtypes[0]
+        ),
+        applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
+    ),
+    traits=elementwise.LANES, domains={"x": Domain(-300.0, 300.0)},
+    tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
+    examples=tuple(
+        Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
+        for example, (dtype, how) in zip(elementwise.EXAMPLES, _CASTS, strict=True)
+    ),
+)  # fmt: skip
+
+
+# -- quantised -------------------------------------------------------------------------------------
+BYTES = ("int8", "uint8")
+QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")
+"""Operators on bytes, which lie in blocks of 32 channels on a chip, floats in blocks of 16."""
+SCALES: Range = (1.2e-38, 3.4e38)
+OFFSETS: Range = (-128, 255)
+NEAR_OFFSETS = 512.0
+"""Offsets up to which q - o has the size of a byte; larger ones would drown it in halves."""
+HALF_FACTORS = 2.0**-14, 65504.0
+"""The least and the largest normal number of fp16."""
+_ATTRS = {"scale": 1.0, "offset": 0}
+_RANGES: Mapping[str, Range] = {"scale": SCALES, "offset": OFFSETS}
+_STEP = {
+    name: Tolerance(0.0, 1.0, "a quotient near .5 may round to the other side")
+    for name in (*BYTES, *FLOATS)
+}
+_HALVES = Tolerance(2.0, 0.625, "scale, product, offset and sum are halves: scales up to 2")
+"""(|q scale| 2 + |offset scale| + |(q - offset) scale|) / 2048 with bytes and a scale of 2."""
+_OTHERS = (("scales", "fp32"), ("bias", "int32"))
+_CASES = (
+    Example(((1,),)), Example(((129,),), {"scale": 0.02}),
+    Example(((2, 17, 3),), {"scale": 0.03, "offset": -7}),
+    Example(((1, 3, 5, 5),), {"scale": 0.05, "offset": 20}),
+)  # fmt: skip
+_PAIRS = (
+    Example(((1,),)), Example(((129,),), {"scale": 0.02}),
+    Example(((2, 17, 3, 3), (17, 1, 1)), {"scale": 0.5, "offset": 3}),
+    Example(((5, 33), (33,), (33,)), {"offset": 4}),
+)  # fmt: skip
+
+
+def _kind(key: str, *able: str) -> Any:
+    """Return the result's format: an attribute, one of `able`."""
+
+    def result(main: str, attrs: Mapping[str, Any]) -> str:
+        if attrs[key] not in able:
+            needed = f"{key} {' or '.join(able)}"
+            raise errors.TypeMismatchError(needed, str(attrs[key]), "choose one")
+        return str(attrs[key])
+
+    return result
+
+
+def _saturated(x: te.Tensor, offset: int, dtype: str) -> te.Tensor:
+    """Return round(x) + offset in a byte: halves count exactly as far as bytes reach."""
+    whole = te.cast_to(x, "int32") if x.dtype == "fp32" else x
+    half = narrow(whole, "fp16")
+    return te.cast_to(te.vadds(half, float(offset)) if offset else half, dtype)
+
+
+def is_half(number: float) -> bool:
+    """Tell whether fp16 holds a factor to its full 11 bits: neither infinite nor subnormal there.
+
+    Bytes times such a factor are off by 255 / 2048 of a step at most.
+    """
+    return HALF_FACTORS[0] <= abs(number) <= HALF_FACTORS[1]
+
+
+def _scaled(x: te.Tensor, scale: float, *scales: te.Tensor) -> te.Tensor:
+    if scales:
+        x = te.vmul(*stretch(x, scales[0]))
+    return te.vmuls(x, scale) if scale != 1 else x
+
+
+def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tensor:
+    if x.dtype == "bf16" or (x.dtype == "fp16" and not is_half(1 / scale)):
+        x = te.cast_to(x, "fp32")
+    return _saturated(_scaled(x, 1 / scale), offset, dtype)
+
+
+def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) -> te.Tensor:
+    """Return q - offset in a float that holds it: fp32 for sums, else fp16 unless asked for."""
+    if bias:
+        whole = x if x.dtype == "int32" else te.cast_to(te.cast_to(x, "fp16"), "int32")
+        x = te.vadd(*stretch(whole, bias[0]))
+    x = te.cast_to(x, "fp32" if x.dtype == "int32" else "fp16")
+    x = te.vadds(x, float(-offset)) if offset else x
+    return narrow(x, dtype) if dtype == "fp32" else x
+
+
+def _dequantise(
+    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, dtype: str, small_bias: bool
+) -> te.Tensor:
+    """Scale in fp32 where the scales are, or where fp16 does not hold one: rounded at the end."""
+    half = dtype == "fp16" and not others and is_half(scale)
+    wide = _wide(x, others[1:], offset, "fp16" if half else "fp32")
+    return narrow(_scaled(wide, scale, *others[:1]), dtype)
+
+
+def _requantise(
+    x: te.Tensor, *others: te.Tensor, scale: float, offset: int, relu: bool, small_bias: bool
+) -> te.Tensor:
+    y = _scaled(_wide(x, others[1:], 0, "fp32"), scale, *others[:1])
+    return _saturated(te.vrelu(y) if relu else y, offset, "int8")
+
+
+def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
+    half = te.cast_to(q, "fp16")
+    narrow_factors = x.dtype == "fp16" and is_half(scale)
+    other = half if narrow_factors else te.cast_to(half, "fp32")
+    if abs(offset) <= NEAR_OFFSETS:  # bytes less a zero point are exact in halves
+        other = _scaled(te.vadds(other, -offset) if offset else other, scale)
+    else:
+        other = te.vadds(_scaled(other, scale), -offset * scale)
+    return narrow(te.vadd(*stretch(narrow(x, other.dtype), other)), x.dtype)
+
+
+def _rounded(x: Values, scale: float, offset: int) -> Values:
+    result: Values = np.rint(x / scale) + offset
+    return result
+
+
+def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) -> Values:
+    total = x + others[1] if len(others) > 1 else x
+    result: Values = (total - offset) * scale * (others[0] if others else 1.0)
+    return result
+
+
+def _requantised(
+    x: Values, *others: Values, scale: float, offset: int, relu: bool, small_bias: bool
+) -> Values:
+    y = _floats(x, others, scale, 0)
+    return _rounded(np.maximum(y, 0) if relu else y, 1.0, offset)
+
+
+define(
+    "quantise", ("x",), lambda x, scale, offset, dtype: _rounded(x, scale, offset), _quantise,
+    "round(x / scale) + offset in a byte", outputs=("q",),
+    attrs={**_ATTRS, "dtype": "int8"}, ranges=_RANGES,
+    types=TypeRule(FLOATS, result=_kind("dtype", *BYTES)), traits=("lanes",),
+    tolerances=_STEP, examples=_CASES, allows_empty=True,
+)  # fmt: skip
+define(
+    "dequantise", ("x", "scales", "bias"),
+    lambda x, *others, scale, offset, dtype, small_bias: _floats(x, others, scale, offset),
+    _dequantise, "(x + bias - offset) scale, and times one of the scales each channel",
+    attrs={**_ATTRS, "dtype": "fp32", "small_bias": False}, ranges=_RANGES, optional=2,
+    types=TypeRule((*BYTES, "int32"), _OTHERS, _kind("dtype", *FLOATS)),
+    domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
+    tolerances=rounded(ulps=2.0), examples=_PAIRS, allows_empty=True,
+)  # fmt: skip
+define(
+    "requantise", ("x", "scales", "bias"), _requantised, _requantise,
+    "round((x + bias) scale) + offset in int8, of int32 sums; relu before it is rounded",
+    outputs=("q",), attrs={**_ATTRS, "relu": False, "small_bias": False}, ranges=_RANGES,
+    optional=2, types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
+    domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
+    tolerances=_STEP, examples=_PAIRS, allows_empty=True,
+)  # fmt: skip
+define(
+    "add_dequantised", ("x", "q"), lambda x, q, scale, offset: x + (q - offset) * scale, _add,
+    "x + (q - offset) scale: a quantised summand, its offset any number",
+    attrs={"scale": 1.0, "offset": 0.0}, ranges={"scale": SCALES},
+    types=TypeRule(FLOATS, (("q", "int8"),)), traits=("lanes",),
+    tolerances={**rounded(ulps=2.0, atol=2.0**-7), "fp16": _HALVES},
+    examples=(
+        Example(((1,), (1,))), Example(((129,), (129,)), {"scale": 0.02}),
+        Example(((2, 17, 3), (2, 17, 3)), {"scale": 0.03, "offset": -7.5}),
+    ), allows_empty=True,
+)  # fmt: skip

@@ -1,0 +1,435 @@
+"""The two gradients of a convolution, as operators: of its image, and of its weights.
+
+Of the image it is conv_transpose2d(grad, weight), the transposed convolution: every input pixel
+adds its weighted kernel to the output. It has conv2d's attributes and, where the stride does not
+divide h + pads - reach, that remainder as `output_padding` (`input_remainder` returns it).
+
+Of the weights it is conv2d_grad_weight(x, grad), (k, c / groups, r, s), for x (n, c, h, w), what
+conv2d read, and grad (n, k, oh, ow), d(loss)/d(its output). With as many groups as channels it is
+also that of depthwise_conv2d, (c, 1, r, s).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.machine import isa, layout
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.kernels.deconv import (
+    DeconvShape,
+    deconv_kernel,
+    pack_deconv,
+    unpack_deconv,
+)
+from ascend_lab.operators.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
+from ascend_lab.operators.kernels.weight_plan import has_plan, weight_plan
+from ascend_lab.operators.ops import convolution, formats as forms, gradients
+from ascend_lab.operators.ops.convolution import (
+    ATTRS,
+    CONV_TYPES,
+    check_groups,
+    convolved,
+    geometry,
+    grouped,
+)
+from ascend_lab.operators.ops.expressions import (
+    Pair,
+    add_windows,
+    cropped,
+    narrow,
+    out_size,
+    reach,
+    wide,
+)
+from ascend_lab.operators.ops.formats import Pairs, Shape, TypeRule, Values, check_rank, pair, span
+from ascend_lab.operators.ops.matmul import SUMS, cube_result
+from ascend_lab.operators.ops.operator import REQUIRED, Call, Example, Grads, Template, define
+from ascend_lab.operators.ops.slicing import (
+    AxisRule,
+    Range,
+    Ranges,
+    Reduction,
+    SliceRules,
+    Source,
+    Window,
+)
+
+
+# -- of the image -------------------------------------------------------------------------------
+def _output_pads(output_padding: Any) -> Pair:
+    return pair("output_padding", output_padding, least=0)
+
+
+def _out(size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair) -> Pair:
+    """Return (size - 1) stride + reach - pads + extra per axis."""
+    spans = reach(kernel, spread)
+    rows, columns = ((size[i] - 1) * step[i] + spans[i] - sum(pads[i]) + extra[i] for i in range(2))
+    return rows, columns
+
+
+def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: Any) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    check_rank("weight (c, k / groups, r, s)", weight, 4)
+    groups, extra = attrs["groups"], _output_pads(output_padding)
+    step, pads, spread = geometry(**attrs)
+    check_groups(x[1], weight[1] * groups, groups)
+    if weight[0] != x[1]:
+        needed = f"weights of {x[1]} input channels, as x {x}"
+        raise errors.ShapeError(needed, f"weight {weight}", "(c, k/groups, r, s)")
+    if any(extra[i] >= max(step[i], spread[i]) for i in range(2)):
+        needed = f"output_padding below stride {step} or dilation {spread}"
+        raise errors.ShapeError(needed, str(extra), "reduce it")
+    convolution.check_bias(bias, weight[1] * groups)
+    out = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
+    if min(out) < 1:
+        raise errors.ShapeError("an output of at least 1 x 1", str(out), "use less padding")
+    return (x[0], weight[1] * groups, *out)
+
+
+def _dx_values(
+    x: Values, weight: Values, *bias: Values, output_padding: Any, groups: int, **attrs: Any
+) -> Values:
+    step, pads, spread = geometry(**attrs)
+    kernel, extra = (weight.shape[2], weight.shape[3]), _output_pads(output_padding)
+    size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
+    parts = np.einsum(
+        "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
+    )
+    n, g, k = parts.shape[:3]
+    # the far side may reach beyond the windows by the output padding
+    room = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
+    image = add_windows(
+        parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *room), step, spread
+    )
+    out = cropped(image, pads, size)
+    return out + bias[0].reshape(-1, 1, 1) if bias else out
+
+
+def _slopes(s: gradients.Site) -> Grads:
+    """Return dx: the convolution of the gradient; dw with image and gradient exchanged; db."""
+    net, attrs, found = s.net, convolution.window_attrs(s), convolution.bias_slope(s)
+    grad, image = net.in_format(s.g, s.kind().dtype), s.shape()
+    dx = net.conv2d(grad, s.x(1), **attrs)
+    if dx.shape != image:  # output_padding left pixels that no window reaches
+        dx = net.slice(dx, begin=(0, 0, 0, 0), end=image)
+        grad = _reached(s, grad)
+    if s.wanted[1]:
+        kernel = (s.shape(1)[2], s.shape(1)[3])
+        found[1] = net.conv2d_grad_weight(grad, s.x(0), kernel=kernel, **attrs)
+    found[0] = dx
+    return found
+
+
+def _reached(s: gradients.Site, grad: Any) -> Any:
+    """Return the gradient without the rows and columns of more than one stride of padding."""
+    extra, step = _output_pads(s.attrs["output_padding"]), pair("stride", s.attrs["stride"])
+    over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
+    end = (*grad.shape[:2], grad.shape[2] - over[0], grad.shape[3] - over[1])
+    return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
+
+
+def stretched(x: te.Tensor, step: Pair) -> te.Tensor:
+    """Return x with stride - 1 zeros between neighbouring pixels."""
+    for axis, stride in ((2, step[0]), (3, step[1])):
+        if stride == 1 or x.shape[axis] == 1:
+            continue
+        split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
+        widths = tuple((0, stride - 1) if i == axis + 1 else (0, 0) for i in range(5))
+        shape = tuple(s * stride if i == axis else s for i, s in enumerate(x.shape))
+        wide = te.reshape(te.pad(te.reshape(x, split), widths), shape)
+        x = te.slice(wide, *span(shape, axis, 0, shape[axis] - stride + 1))
+    return x
+
+
+def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
+    """Return weights (c, k/g, r, s) turned upside down and as a convolution's (k, c/g, r, s)."""
+    for axis in (2, 3):
+        last = weight.shape[axis] - 1
+        rows = [te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last, -1, -1)]
+        weight = te.concat(rows, axis) if len(rows) > 1 else weight
+    c, k, r, s = weight.shape
+    split = te.reshape(weight, (groups, c // groups, k, r, s))
+    return te.reshape(te.transpose(split, (0, 2, 1, 3, 4)), (groups * k, c // groups, r, s))
+
+
+def _dx_expression(
+    x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, groups: int, **attrs: Any
+) -> te.Tensor:
+    """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
+    step, pads, spread = geometry(**attrs)
+    spans = reach((weight.shape[2], weight.shape[3]), spread)
+    extra = _output_pads(attrs["output_padding"])
+    sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
+    image = stretched(x, step)
+    if min(map(min, sides)) < 0:
+        ends = (n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True))
+        begin = (0, 0, *(max(0, -low) for low, _ in sides))
+        image = te.slice(image, begin, (*image.shape[:2], *ends))
+    pad = tuple(max(0, n) for side in sides for n in side)
+    out, turned = cube_result(x.dtype, attrs), _flipped(weight, groups)
+    return convolved(image, turned, bias, out, pad=pad, dilation=spread, groups=groups)
+
+
+def _channels(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
+    """Return the rule of the output channels: free, in whole groups."""
+    weight = shapes[1]
+    grain = weight[1] if groups > 1 else 1
+    inner = weight[0] // groups
+    sources = [Source(2, 0, grain=grain)] if len(shapes) > 2 else []
+    if groups > 1:
+        sources += [Source(0, 1, grain=inner), Source(1, 0, grain=inner)]
+    else:
+        sources += [Source(1, 1)]
+    return AxisRule(1, "free", tuple(sources), (1,), grain)
+
+
+def _dx_slices(
+    shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
+) -> SliceRules:
+    weight, extra = shapes[1], _output_pads(output_padding)
+    step, pads, spread = geometry(**attrs)
+    spans = reach((weight[2], weight[3]), spread)
+    windows = [
+        Window(pads[i][0], spans[i] - 1 - pads[i][0], step[i], spread[i], inverse=True)
+        for i in range(2)
+    ]
+    rules = (
+        AxisRule(0, "free", (Source(0, 0),), (0,)),
+        _channels(shapes, groups),
+        *(AxisRule(2 + i, "halo", (Source(0, 2 + i, windows[i]),), (2 + i,)) for i in range(2)),
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        """Cut off what the piece's inputs add outside it; fill up what they do not reach."""
+        if axis < 2:
+            whole = axis == 0 or groups == 1
+            return {} if whole else {"groups": (piece[1] - piece[0]) // weight[1]}
+        i = axis - 2
+        first, last = ranges[0][axis]
+        low = piece[0] + pads[i][0] - first * step[i]
+        high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
+        padding, more = list(pads), list(extra)
+        padding[i], more[i] = (low, max(0, high)), max(0, -high)
+        return {"pad": tuple(padding), "output_padding": tuple(more)}
+
+    return SliceRules("SlidingWindowDeconv", rules, adjust=adjust)
+
+
+def deconv_shape(call: Call) -> DeconvShape:
+    """Return the call as the kernels' description of a transposed convolution."""
+    (n, c, h, w), (_, k, r, s) = call.shapes[:2]
+    attrs, main = call.attrs, call.dtypes[0]
+    step, pads, spread = geometry(**attrs)
+    return DeconvShape(
+        n, c, h, w, k * attrs["groups"], r, s, step, (*pads[0], *pads[1]), main,
+        cube_result(main, attrs), spread, attrs["groups"], _output_pads(attrs["output_padding"]),
+    )  # fmt: skip
+
+
+define(
+    "conv_transpose2d", ("x", "weight", "bias"), _dx_values, _dx_expression,
+    "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
+    attrs={**ATTRS, "output_padding": 0}, optional=1,
+    shape_rule=_dx_shape, types=CONV_TYPES, slicing=_dx_slices, backward=_slopes,
+    template=convolution.conv_template(deconv_shape, deconv_kernel, pack_deconv, unpack_deconv),
+    weights=(1, 2), tolerances=SUMS,
+    examples=(
+        Example(((1, 1, 1, 1), (1, 1, 1, 1))),
+        Example(((1, 16, 4, 4), (16, 8, 3, 3)), {"stride": 2, "pad": 1, "output_padding": 1}),
+        Example(((2, 3, 5, 4), (3, 5, 2, 3)), {"stride": (3, 1), "pad": ((0, 1), (1, 0))}),
+        Example(((1, 4, 5, 5), (4, 3, 3, 3)), {"groups": 2, "dilation": 2}),
+        Example(((1, 2, 3, 3), (2, 5, 3, 3), (5,)), {"stride": 2}),
+    ),
+)  # fmt: skip
+
+
+# -- of the weights -----------------------------------------------------------------------------
+GRADIENT_INPUTS = ("fp16", "bf16")
+"""Formats of x and grad: whole numbers have no gradients."""
+
+
+def _dw_shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    check_rank("grad (n, k, oh, ow)", grad, 4)
+    groups, size = attrs["groups"], pair("kernel", kernel)
+    check_groups(x[1], grad[1], groups)
+    out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
+    if grad != out:
+        needed = f"a gradient of shape {out}: what conv2d makes of x {x}"
+        raise errors.ShapeError(needed, str(grad), "check kernel, pad")
+    return (grad[1], x[1] // groups, *size)
+
+
+def _dw_values(x: Values, grad: Values, *, kernel: Any, groups: int, **attrs: Any) -> Values:
+    return convolution.conv_weight_slope(
+        grad, x, pair("kernel", kernel), *geometry(**attrs), groups
+    )
+
+
+def _dw_slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:
+    x, grad = shapes
+    features = grad[1] // groups
+    grain = features if groups > 1 else 1
+    outputs = [Source(1, 1, grain=grain)]
+    inputs = AxisRule(1, "free", (Source(0, 1),), (1,))
+    if groups > 1:
+        outputs.append(Source(0, 1, grain=x[1] // groups))
+        inputs = AxisRule(1, "whole", reason="channels of a group lie apart in x", joins=(1,))
+    why = "one pass over the pixels sees every tap"
+    taps = (AxisRule(2 + i, "whole", reason=why, joins=(2 + i,)) for i in range(2))
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        whole = axis or groups == 1
+        return {} if whole else {"groups": (piece[1] - piece[0]) // features}
+
+    rules = (AxisRule(0, "free", tuple(outputs), (0,), grain), inputs, *taps)
+    return SliceRules("CubeMatmul", rules, (Reduction(((0, 0), (1, 0)), "sum"),), adjust)
+
+
+def _dw_expression(
+    x: te.Tensor, grad: te.Tensor, *, kernel: Any, groups: int, **attrs: Any
+) -> te.Tensor:
+    """Sum products of two channels over images and pixels on the vector unit, in fp32."""
+    (r, s), (step, pads, spread) = pair("kernel", kernel), geometry(**attrs)
+    n, k, oh, ow = grad.shape
+    image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
+    image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
+    slope = te.reshape(wide(grad), (n, groups, k // groups, oh, ow))
+    b, i, j = pixels = _reduced(n, oh, ow)
+
+    def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
+        row, column = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
+
+    total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
+    out = cube_result(x.dtype, attrs)
+    return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
+
+
+def _reduced(n: int, oh: int, ow: int) -> tuple[Any, Any, Any]:
+    """Return the axes that are summed over: images, rows and columns of the gradient."""
+    return te.reduce_axis(n, "b"), te.reduce_axis(oh, "i"), te.reduce_axis(ow, "j")
+
+
+def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te.Tensor:
+    """Return the same sums of images stored as NC1HWC0, in the order of FRACTAL_Z.
+
+    x (n, c1, h, w, 16), grad (n, k1, oh, ow, 16) -> dw (c1, r, s, k1, 16, 16); with a group per
+    channel, all of `groups`, row-major.
+    """
+    groups: int = attrs["groups"]
+    step, pads, spread = geometry(**attrs)
+    (r, s), (n, k1, oh, ow, lanes) = pair("kernel", attrs["kernel"]), grad.shape
+    slope, image = wide(grad), wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
+    b, i, j = pixels = _reduced(n, oh, ow)
+
+    def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
+        place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        return te.sum(slope[b, f, i, j, row] * image[b, c, *place, lane], pixels)
+
+    if groups == 1:
+        return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
+    own = te.compute((k1, lanes, r, s), lambda c, lane, p, q: formula(c, p, q, c, lane, lane))
+    each = te.reshape(own, (k1 * lanes, r, s))
+    return narrow(te.slice(each, (0, 0, 0), (groups, r, s)), out_dtype)
+
+
+def weight_shape(call: Call) -> kernels.ConvShape:
+    """Return the convolution whose weights the call is about, as the kernels describe it."""
+    (n, c, h, w), (_, k, _, _) = call.shapes
+    step, pads, spread = geometry(**call.attrs)
+    main = call.dtypes[0]
+    return kernels.ConvShape(
+        n, c, h, w, k, *pair("kernel", call.attrs["kernel"]), step, (*pads[0], *pads[1]), main,
+        cube_result(main, call.attrs), spread, call.attrs["groups"],
+    )  # fmt: skip
+
+
+def is_depthwise(shape: kernels.ConvShape) -> bool:
+    """Tell whether every channel is a group of its own."""
+    return 1 < shape.groups == shape.c == shape.k
+
+
+def _on_cube(call: Call, chip: Chip) -> bool:
+    """Tell whether the cube does it: no groups or one per channel, sums of all taps fit L0C."""
+    shape = weight_shape(call)
+    return (shape.groups == 1 or is_depthwise(shape)) and has_plan(shape, chip)
+
+
+def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
+    """Return the product on the cube, and the sum of partial sums where cores share the pixels.
+
+    Tensors are x, grad, zeros (`ZEROS` of them) and y, FRACTAL_Z; with a group per channel `eye`
+    (16, 16) too, and y is row-major. Raises as `weight_plan`.
+    """
+    depthwise = is_depthwise(shape)
+    wide = replace(shape, out_dtype="fp32") if depthwise else shape
+    plan = weight_plan(wide, chip)
+    launch, splits = weight_gradient_launch(wide, chip, plan), splits_of(wide, plan)
+    phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
+    if splits > 1:
+        count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
+        partial = te.placeholder((splits, count), "fp32", "partial")
+        y = te.renamed(narrow(te.reduce_sum(partial, 0), wide.out_dtype), "y")
+        added = te.lower(te.auto_schedule(y, chip)).phases
+        phases += [isa.renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
+    return isa.Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
+
+
+def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
+    """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
+    blocks, out = shape.blocks[0] * shape.taps, shape.out_dtype
+    total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
+    eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
+    lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
+    taken = te.lower(te.auto_schedule(te.renamed(narrow(lanes, out), "lanes"), chip)).phases
+    image = (1, shape.c, shape.r, shape.s)
+    maps = (
+        layout.address_map("NC1HWC0", image, out, c0=isa.FRACTAL),
+        layout.address_map("NCHW", image, out),
+    )
+    return (*taken, isa.renamed(layout.maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
+
+
+def _dw_extra(call: Call) -> dict[str, Values]:
+    tensors = {"zeros": np.zeros(ZEROS, forms.numpy_type(call.dtypes[0]))}
+    if call.attrs["groups"] > 1:
+        tensors["eye"] = np.eye(isa.FRACTAL, dtype=np.float32)
+    return tensors
+
+
+def _dw_fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+    if call.attrs["groups"] > 1:
+        return (memory["y"].reshape(call.outputs[0]),)
+    out = cube_result(call.dtypes[0], call.attrs)
+    stored = layout.address_map("FRACTAL_Z", call.outputs[0], out, c0=isa.FRACTAL)
+    return (layout.unpack(stored, memory["y"].reshape(-1)),)
+
+
+_DW_EXAMPLES = (
+    Example(((1, 1, 1, 1), (1, 1, 1, 1)), {"kernel": 1}),
+    Example(((2, 16, 8, 8), (2, 16, 8, 8)), {"kernel": 3, "pad": 1}),
+    Example(
+        ((2, 3, 7, 9), (2, 5, 3, 9)), {"kernel": (3, 2), "stride": (2, 1), "pad": ((1, 0), (0, 1))}
+    ),
+    Example(((1, 17, 9, 9), (1, 33, 5, 5)), {"kernel": 1, "stride": 2}),
+    Example(((1, 4, 9, 8), (1, 6, 9, 8)), {"kernel": 3, "groups": 2, "dilation": 2, "pad": 2}),
+    Example(((3, 7, 6, 6), (3, 7, 6, 6)), {"kernel": 3, "groups": 7, "pad": 1}),
+)
+define(
+    "conv2d_grad_weight", ("x", "grad"), _dw_values, _dw_expression,
+    "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
+    outputs=("dw",), attrs={"kernel": REQUIRED, **ATTRS},
+    shape_rule=_dw_shape, types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
+    slicing=_dw_slices,
+    template=Template(
+        lambda call, chip: weight_kernel(weight_shape(call), chip), ("x", "grad"), "NC1HWC0",
+        extra=_dw_extra, applies=_on_cube, fetch=_dw_fetch,
+    ),
+    tolerances=SUMS,
+    examples=_DW_EXAMPLES,
+)  # fmt: skip

@@ -1,0 +1,314 @@
+"""Convolution of (n, c, h, w) images: any stride, padding, dilation and groups, optional bias."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import ShapeError, UnsupportedError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.kernels.depthwise import depthwise_launch, pack_depthwise
+from ascend_lab.operators.ops import expressions, formats as forms, gradients, matmul
+from ascend_lab.operators.ops.expressions import (
+    Pair,
+    along,
+    narrow,
+    out_size,
+    padded,
+    reach,
+    windows,
+)
+from ascend_lab.operators.ops.formats import Pairs, Shape, TypeRule, Values, rounded
+from ascend_lab.operators.ops.operator import Call, Example, Grads, Template, define
+from ascend_lab.operators.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
+
+CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in isa.ACCUMULATOR)
+"""Formats that both the cubes and the hand-written kernels take."""
+CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), matmul.cube_result, "cube")
+COLUMN_BYTES = 2**26
+"""Most bytes of windows written out as columns at once."""
+ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
+
+
+def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair, Pairs, Pair]:
+    """Return stride, padding and dilation of all attributes as pairs."""
+    return (
+        forms.pair("stride", stride),
+        forms.pad_pairs("conv", pad),
+        forms.pair("dilation", dilation),
+    )
+
+
+def _groups(x: Shape, attrs: Mapping[str, Any]) -> int:
+    """Return the groups; a depthwise convolution, which has no such attribute, has a channel's."""
+    groups: int = attrs.get("groups", x[1])
+    return groups
+
+
+def check_groups(channels: int, features: int, groups: Any) -> None:
+    """Raise `ShapeError` unless the groups divide input and output channels."""
+    if not forms.is_whole(groups) or groups < 1 or channels % groups or features % groups:
+        needed = f"groups that divide {channels} input and {features} output channels"
+        remedy = "use 1, or the number of channels for a depthwise convolution"
+        raise ShapeError(needed, repr(groups), remedy)
+
+
+def check_bias(bias: tuple[Shape, ...], features: int) -> None:
+    """Raise `ShapeError` unless an optional bias has one number per output channel."""
+    if bias and bias[0] != (features,):
+        raise ShapeError(f"a bias of shape ({features},)", str(bias[0]), "one per output channel")
+
+
+def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
+    forms.check_rank("x (n, c, h, w)", x, 4)
+    forms.check_rank("weight (k, c / groups, r, s)", weight, 4)
+    groups = attrs["groups"]
+    check_groups(x[1], weight[0], groups)
+    if weight[1] * groups != x[1]:
+        needed = f"weights over {x[1] // groups} channels: {x[1]} of x {x} in {groups} groups"
+        raise ShapeError(needed, f"{weight[1]} in weight {weight}", "change groups or the weights")
+    check_bias(bias, weight[0])
+    size, kernel = (x[2], x[3]), (weight[2], weight[3])
+    return (x[0], weight[0], *out_size("conv2d", size, kernel, *geometry(**attrs)))
+
+
+# -- NumPy ----------------------------------------------------------------------------------------
+def grouped(values: Values, groups: int, axis: int) -> Values:
+    """Return channels (.., c, ..) as (.., groups, c / groups, ..)."""
+    return values.reshape(
+        (*values.shape[:axis], groups, values.shape[axis] // groups, *values.shape[axis + 1 :])
+    )
+
+
+def conv_values(
+    x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int, value: int = 0
+) -> Values:
+    """Return the convolution: weights times windows as columns, some output rows at a time.
+
+    `value` pads the image: what stands for 0 in a quantised one.
+    """
+    kernel = (weight.shape[2], weight.shape[3])
+    own = grouped(weight, groups, 0)
+    own = own.reshape((*own.shape[:2], -1))
+    seen = windows(padded(x, pads, value), kernel, step, spread)
+    n, _, high, wide = seen.shape[:4]
+    out = np.empty((n, groups, own.shape[1], high, wide), np.result_type(x, weight))
+    row_bytes = groups * own.shape[2] * wide * seen.itemsize
+    rows = max(1, COLUMN_BYTES // max(1, row_bytes))
+    for image in range(n):
+        for top in range(0, high, rows):
+            part = seen[image, :, top : top + rows].transpose(0, 3, 4, 1, 2)
+            columns = part.reshape((groups, own.shape[2], -1))
+            found = own @ columns
+            out[image, :, :, top : top + rows] = found.reshape((*found.shape[:2], -1, wide))
+    return out.reshape((n, weight.shape[0], high, wide))
+
+
+def conv_weight_slope(
+    grad: Values, x: Values, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
+) -> Values:
+    """Return d/dweight: windows times output gradients, summed over images and pixels."""
+    seen = windows(padded(x, pads), kernel, step, spread)
+    seen = grouped(seen[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
+    out: Values = np.einsum("ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), seen, optimize=True)
+    return out.reshape((grad.shape[1], *out.shape[2:]))
+
+
+def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
+    value = attrs.get("pad_value", 0)
+    out = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs), value)
+    return out + bias[0].reshape(-1, 1, 1) if bias else out
+
+
+# -- gradients ------------------------------------------------------------------------------------
+def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
+    """Return the rows and columns below and on the right that no window of conv2d starts at.
+
+    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
+    of `size`.
+    """
+    step, pads, spread = geometry(stride, pad, dilation)
+    spans = reach(kernel, spread)
+    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
+    return rows, columns
+
+
+def window_attrs(s: gradients.Site) -> dict[str, Any]:
+    """Return stride, padding, dilation and groups."""
+    own = {key: s.attrs[key] for key in ("stride", "pad", "dilation")}
+    return {"groups": _groups(s.shape(), s.attrs), **own}
+
+
+def bias_slope(s: gradients.Site) -> list[Any | None]:
+    """Return places for the gradients; that of a bias is the sum per channel."""
+    found: list[Any | None] = [None] * len(s.inputs)
+    if len(found) > 2 and s.wanted[2]:
+        sums = s.net.channel_sums(s.net.wide(s.g))
+        found[2] = s.net.shaped(sums, s.shape(2))
+    return found
+
+
+def conv_slopes(s: gradients.Site) -> Grads:
+    """Return dx: the transposed convolution of the gradient; dw; db."""
+    net, attrs, found = s.net, window_attrs(s), bias_slope(s)
+    grad, kernel = net.in_format(s.g, s.kind().dtype), (s.shape(1)[2], s.shape(1)[3])
+    if s.wanted[1]:
+        found[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
+    if s.wanted[0]:
+        size = (s.shape()[2], s.shape()[3])
+        extra = input_remainder(size, kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
+        found[0] = net.conv_transpose2d(grad, s.x(1), output_padding=extra, **attrs)
+    return found
+
+
+# -- tensor expression and slices -----------------------------------------------------------------
+def convolved(
+    x: te.Tensor, weight: te.Tensor, bias: tuple[te.Tensor, ...], out: str, **window: Any
+) -> te.Tensor:
+    """Return the convolution in format `out`; a bias is added to wide sums and rounded once."""
+    sums = out if not bias or out == "int32" else "fp32"
+    y = te.conv2d(x, weight, out_dtype=sums, **window)
+    if not bias:
+        return y
+    return narrow(te.vadd(y, along(narrow(bias[0], y.dtype), 1, y.shape)), out)
+
+
+def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
+    step, pads, spread = geometry(**attrs)
+    if attrs.get("pad_value", 0):
+        raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
+    window = {"stride": step, "pad": (*pads[0], *pads[1]), "dilation": spread}
+    out, groups = matmul.cube_result(x.dtype, attrs), _groups(x.shape, attrs)
+    return convolved(x, weight, bias, out, groups=groups, **window)
+
+
+def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    weight, biased, groups = shapes[1], len(shapes) > 2, _groups(shapes[0], attrs)
+    step, pads, spread = geometry(**attrs)
+    features = weight[0] // groups
+    grain = features if groups > 1 else 1
+    sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
+    if groups > 1:
+        sources.append(Source(0, 1, grain=weight[1]))
+    rules = (
+        AxisRule(0, "free", (Source(0, 0),), (0,)),
+        AxisRule(1, "free", tuple(sources), (1,), grain),
+        *expressions.window_rules((weight[2], weight[3]), step, pads, spread),
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        if axis == 1 and groups > 1 and "groups" in attrs:
+            return {"groups": (piece[1] - piece[0]) // features}
+        return expressions.piece_pads(rules, pads, axis, piece, ranges)
+
+    summed = () if groups > 1 or biased else (Reduction(((0, 1), (1, 1)), "sum"),)
+    return SliceRules("SlidingWindow", rules, summed, adjust)
+
+
+# -- kernel ----------------------------------------------------------------------------------------
+def conv_shape(call: Call) -> kernels.ConvShape:
+    """Return the call as the kernels' description of a convolution."""
+    (n, c, h, w), (k, _, r, s) = call.shapes[:2]
+    step, pads, spread = geometry(**call.attrs)
+    main, groups = call.dtypes[0], _groups(call.shapes[0], call.attrs)
+    return kernels.ConvShape(
+        n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, matmul.cube_result(main, call.attrs),
+        spread, groups, pad_value=call.attrs.get("pad_value", 0),
+    )  # fmt: skip
+
+
+# -- a bias: sums stay wide in memory, (n, k1, pixels, 16), a vector phase adds and rounds once --
+def conv_template(
+    describe: Callable[[Call], Any],
+    launch: Callable[[Any, Chip], Any],
+    pack: Callable[..., dict[str, Values]],
+    unpack: Callable[[Any, Mapping[str, Values]], Values],
+) -> Template:
+    """Return a template of a convolution as the kernels describe it; a third input adds a bias."""
+
+    def kernel(call: Call, chip: Chip) -> isa.Kernel:
+        if len(call.shapes) == 2:
+            return isa.as_kernel(launch(describe(call), chip))
+        main = call.dtypes[0]
+        without = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
+        wide = isa.as_kernel(launch(describe(without), chip))
+        phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in wide.phases)
+        pixels = next(t.elements for t in wide.tensors if t.name == "y")
+        added = _bias_kernel(call, chip, pixels, matmul.cube_result(main, call.attrs))
+        return isa.Kernel(f"{wide.name}_bias", (*phases, *added.phases))
+
+    def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+        packed = pack(describe(call), *arrays[:2])
+        if len(arrays) > 2:
+            channels = call.outputs[0][1]
+            packed["bias"] = np.zeros((-(-channels // isa.FRACTAL), isa.FRACTAL), arrays[2].dtype)
+            packed["bias"].reshape(-1)[:channels] = arrays[2]
+        return packed
+
+    return Template(
+        kernel, feed=tensors, fetch=lambda call, memory: (unpack(describe(call), memory),)
+    )
+
+
+def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kernel:
+    """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
+    n, channels = call.outputs[0][:2]
+    blocks = -(-channels // isa.FRACTAL)
+    pixels = elements // (n * blocks * isa.FRACTAL)
+    wide = isa.ACCUMULATOR[call.dtypes[0]]
+    sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), wide, "sums")
+    bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), wide)
+    column = te.reshape(bias, (1, blocks, 1, isa.FRACTAL))
+    total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
+    return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))
+
+
+_EXAMPLES = (
+    Example(((1, 1, 1, 1), (1, 1, 1, 1))),
+    Example(((1, 16, 8, 8), (16, 16, 3, 3)), {"pad": 1}),
+    Example(((2, 3, 7, 9), (5, 3, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
+    Example(((1, 17, 9, 9), (33, 17, 1, 1))),
+    Example(((1, 4, 9, 8), (6, 2, 3, 3)), {"groups": 2, "dilation": 2, "pad": 2}),
+    Example(((1, 7, 6, 6), (7, 1, 3, 3)), {"groups": 7, "pad": 1}),
+    Example(((1, 8, 5, 5), (4, 8, 3, 3), (4,)), {"stride": 2}),
+)
+define(
+    "conv2d", ("x", "weight", "bias"), _values, _expression,
+    "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
+    attrs={**ATTRS, "pad_value": 0}, optional=1,
+    shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=conv_slopes,
+    template=conv_template(conv_shape, kernels.conv_launch, kernels.pack_conv, kernels.unpack_conv),
+    traits=("convolution",), weights=(1, 2), tolerances=matmul.SUMS,
+    examples=_EXAMPLES,
+)  # fmt: skip
+
+
+# -- depthwise, on the vector unit ----------------------------------------------------------------
+# The cube would multiply mostly zeros. The vector unit multiplies and adds tap by tap in fp16: it
+# rounds twice a tap, and is faster and less exact than conv2d with as many groups as channels.
+def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
+    forms.check_rank("x (n, c, h, w)", x, 4)
+    if weight[:2] != (x[1], 1):
+        needed = f"weights ({x[1]}, 1, r, s) for the {x[1]} channels of x {x}"
+        raise ShapeError(needed, str(weight), "reshape it")
+    return _shape(x, weight, groups=x[1], **attrs)
+
+
+define(
+    "depthwise_conv2d", ("x", "weight"), _values, _expression,
+    "each channel convolved with its own kernel, on the vector unit in fp16",
+    attrs={"stride": 1, "pad": 0, "dilation": 1},
+    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_slices, backward=conv_slopes,
+    template=conv_template(conv_shape, depthwise_launch, pack_depthwise, kernels.unpack_conv),
+    traits=("convolution",), weights=(1,),
+    # 9 products and sums in fp16, each off by half an ulp of a number below 32
+    tolerances=rounded(ulps=4.0, atol=2.0**-4),
+    examples=(
+        Example(((1, 1, 1, 1), (1, 1, 1, 1))), Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
+        Example(((2, 17, 7, 9), (17, 1, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
+        Example(((1, 7, 9, 9), (7, 1, 3, 3)), {"dilation": 2}),
+    ),
+)  # fmt: skip

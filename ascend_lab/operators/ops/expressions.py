@@ -1,0 +1,328 @@
+"""Words that operators are written with, and the way from an operator to a kernel.
+
+The words: fp32 inside, broadcasting, sliding windows. The way: check, express, schedule, lower;
+then values and time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ascend_lab import errors, limits
+from ascend_lab.machine import isa, layout, sim
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import dsl as te, kernels
+from ascend_lab.operators.dsl import formulas, fractals
+from ascend_lab.operators.ops import formats as forms
+from ascend_lab.operators.ops.formats import Pairs, Shape, Shapes, Values
+from ascend_lab.operators.ops.operator import Call, Operator, resolve
+from ascend_lab.operators.ops.slicing import AxisRule, Range, Ranges, Source, Window
+
+NARROW = ("fp16", "bf16")
+
+
+def wide(tensor: te.Tensor) -> te.Tensor:
+    """Return a tensor in fp32 if its format is a narrow float, else unchanged."""
+    return te.cast_to(tensor, "fp32") if tensor.dtype in NARROW else tensor
+
+
+def narrow(tensor: te.Tensor, dtype: str) -> te.Tensor:
+    """Return a tensor in format `dtype`, cast only if it is not there already."""
+    return tensor if tensor.dtype == dtype else te.cast_to(tensor, dtype)
+
+
+def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Callable[..., Any]:
+    """Return `compute` with operands of the formats `only` cast to fp32 and results cast back.
+
+    x fp16 -> fp32 -> compute -> fp16: one rounding at the end, as the reference does it.
+    """
+
+    @wraps(compute)
+    def lifted(*tensors: te.Tensor, **attrs: Any) -> Any:
+        main = tensors[0].dtype
+        if main not in only:
+            return compute(*tensors, **attrs)
+        out = compute(*(wide(t) for t in tensors), **attrs)
+        if isinstance(out, tuple):
+            return tuple(narrow(t, main) for t in out)
+        return narrow(out, main)
+
+    return lifted
+
+
+def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
+    """Broadcast tensors to their common shape, explicitly."""
+    shape = forms.broadcast_shape("operands", *(t.shape for t in tensors))
+    return tuple(t if t.shape == shape else te.broadcast(t, shape) for t in tensors)
+
+
+def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
+    """Broadcast a vector along `axis` of `shape`: (n,) -> (1, .., n, .., 1) -> shape."""
+    column = tuple(n if i == axis else 1 for i, n in enumerate(shape))
+    return te.broadcast(te.reshape(tensor, column), shape)
+
+
+# -- sliding windows in NumPy: the view that reads them, and its transpose that adds them up -------
+Pair = tuple[int, int]
+
+
+def reach(kernel: Pair, dilation: Pair) -> Pair:
+    """Return the input rows and columns a dilated kernel spans: (k - 1) d + 1."""
+    return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
+
+
+def out_size(
+    where: str, size: Pair, kernel: Pair, stride: Pair, pads: Pairs, dilation: Pair = (1, 1)
+) -> Pair:
+    """Return output height and width; raise `ShapeError` if no window fits."""
+    spans = reach(kernel, dilation)
+    rows, columns = (
+        forms.window_count(where, size[i], spans[i], stride[i], pads[i]) for i in range(2)
+    )
+    return rows, columns
+
+
+def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Values:
+    """Return the windows of a padded image (n, c, h, w) as a view (n, c, oh, ow, r, s)."""
+    view = sliding_window_view(x, reach(kernel, dilation), axis=(2, 3))
+    result: Values = view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+    return result
+
+
+def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Values:
+    """Return each window of a padded image folded by a ufunc: (n, c, oh, ow)."""
+    seen = windows(x, kernel, stride)
+    limits.refuse_above("elements in all windows", seen.size, limits.WINDOWS, "use smaller ones")
+    if kernel[0] * kernel[1] > seen.shape[2] * seen.shape[3]:
+        whole: Values = combine.reduce(seen, axis=(4, 5))
+        return whole
+    result: Values = seen[..., 0, 0].copy()
+    for tap in range(1, kernel[0] * kernel[1]):
+        combine(result, seen[..., tap // kernel[1], tap % kernel[1]], out=result)
+    return result
+
+
+def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 1)) -> Values:
+    """Return an image (n, c, h, w) with windows (n, c, oh, ow, r, s) added where they were read."""
+    image = np.zeros(shape, parts.dtype)
+    _, _, oh, ow, kernel_h, kernel_w = parts.shape
+    for r in range(kernel_h):
+        for s in range(kernel_w):
+            top, left = r * dilation[0], s * dilation[1]
+            rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
+            columns = slice(left, left + (ow - 1) * stride[1] + 1, stride[1])
+            image[:, :, rows, columns] += parts[..., r, s]
+    return image
+
+
+def padded(x: Values, pads: Pairs, value: float = 0.0) -> Values:
+    """Return an image with rows and columns of one value around it."""
+    return np.pad(x, ((0, 0), (0, 0), *pads), constant_values=value)
+
+
+def cropped(x: Values, pads: Pairs, size: Pair) -> Values:
+    """Return the h x w middle of a padded image."""
+    (top, _), (left, _) = pads
+    return x[:, :, top : top + size[0], left : left + size[1]]
+
+
+def window_rules(
+    kernel: Pair, stride: Pair, pads: Pairs, dilation: Pair = (1, 1)
+) -> tuple[AxisRule, AxisRule]:
+    """Return the rules of height and width: output o reads o*stride - pad ... + reach - 1."""
+
+    def rule(i: int) -> AxisRule:
+        after = (kernel[i] - 1) * dilation[i] - pads[i][0]
+        source = Source(0, 2 + i, Window(pads[i][0], after, stride[i], dilation[i]))
+        plain = kernel[i] == 1 and not sum(pads[i])
+        return AxisRule(2 + i, "free" if plain else "halo", (source,), (2 + i,))
+
+    return rule(0), rule(1)
+
+
+def piece_pads(
+    rules: Sequence[AxisRule], pads: Pairs, axis: int, piece: Range, ranges: Ranges
+) -> dict[str, Any]:
+    """Return the `pad` of a piece of rows or columns: what its windows reach beyond its part."""
+    if axis < 2:
+        return {}
+    if pads[axis - 2][0] == 0 and rules[axis].kind == "free":
+        return {"pad": pads}
+    low, high = rules[axis].sources[0].window.needs(*piece)
+    first, last = ranges[0][axis]
+    changed = (first - low, high - last)
+    return {"pad": tuple(changed if i == axis - 2 else p for i, p in enumerate(pads))}
+
+
+# -- from an operator to a kernel ------------------------------------------------------------------
+def check(
+    operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], chip: Chip, **attrs: Any
+) -> None:
+    """Raise `ShapeError`, `TypeMismatchError` or `InputError` before any work is done."""
+    resolve(operator).check(shapes, dtypes, attrs, chip)
+
+
+def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the names of the outputs' GM tensors, different from each other and the inputs'."""
+    own = operator.outputs
+    names = own if len(own) == count else tuple(f"{own[0]}{i}" for i in range(count))
+    return tuple(f"{name}_out" if name in inputs else name for name in names)
+
+
+def express(
+    operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], **attrs: Any
+) -> tuple[te.Tensor, ...]:
+    """Return the named output tensors of the operator's expression on placeholders.
+
+    Tensors without axes become (1,), as in device memory.
+    """
+    op = resolve(operator)
+    names = op.names(len(shapes))
+    tensors = [
+        te.placeholder(tuple(shape) or (1,), dtype, name)
+        for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+    ]
+    found = op.expression(*tensors, **attrs)
+    outputs = found if isinstance(found, tuple) else (found,)
+    titles = output_names(op, names, len(outputs))
+    return tuple(
+        te.renamed(own_tensor(t, names), title) for t, title in zip(outputs, titles, strict=True)
+    )
+
+
+def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
+    """Return the tensor to store: row-major memory knows no shape, so a last reshape is dropped.
+
+    An input is copied: outputs have memory of their own.
+    """
+    while tensor.hint == "reshape" and tensor.inputs[0].body is not None:
+        tensor = tensor.inputs[0]
+    if tensor.name not in inputs:
+        return tensor
+    names = formulas.axis_names(len(tensor.shape))
+    return formulas.copied(tensor[tuple(isa.var(n) for n in names)], tensor.shape, names, "copy")
+
+
+def compile(  # noqa: A001 - what it does
+    operator: Operator | str, shapes: Shapes, dtypes: Sequence[str], chip: Chip, **attrs: Any
+) -> isa.Kernel:
+    """Return the kernel of the operator's template, or of its default schedule.
+
+    Raises as `check`; `ShapeError` also for empty tensors, for which nothing is launched.
+    """
+    op = resolve(operator)
+    op.check(shapes, dtypes, attrs, chip)
+    for shape in (*shapes, *op.infer(*shapes, **attrs)):
+        if forms.elements(tuple(shape)) == 0:
+            needed = f"{op.name}: elements to compute"
+            remedy = "nothing is launched: give sizes of at least 1"
+            raise errors.ShapeError(needed, str(shape), remedy)
+    call = op.call(shapes, dtypes, attrs)
+    template = op.template_for(call, chip)
+    return template.kernel(call, chip) if template else te.lower(_schedule(op, call, chip))
+
+
+def _schedule(op: Operator, call: Call, chip: Chip) -> te.Schedule:
+    return te.auto_schedule(express(op, call.shapes, call.dtypes, **call.attrs), chip)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A kernel with its GM tensors filled, and how to read the outputs from memory afterwards."""
+
+    kernel: isa.Kernel
+    tensors: dict[str, Values]
+    fetch: Callable[[Mapping[str, Values]], tuple[Values, ...]]
+
+
+def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Prepared:
+    """Return the kernel for some input arrays and the tensors to launch it with.
+
+    Raises as `compile`, and `InputError` for indices outside their tensors.
+    """
+    op = resolve(operator)
+    shapes, dtypes = [a.shape for a in arrays], [forms.format_of(a) for a in arrays]
+    op.check(shapes, dtypes, attrs, chip)
+    op.check_indices(arrays, op.settings(attrs))
+    call = op.call(shapes, dtypes, attrs)
+    template = op.template_for(call, chip)
+    if template:
+        fetch = partial(template.outputs, call)
+        return Prepared(template.kernel(call, chip), template.tensors(call, arrays), fetch)
+    return _scheduled(op, _schedule(op, call, chip), arrays, call)
+
+
+def _scheduled(
+    op: Operator, schedule: te.Schedule, arrays: Sequence[Values], call: Call
+) -> Prepared:
+    """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
+    kernel, stored = te.lower(schedule), fractals.matrices(schedule.state)
+    names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
+    feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
+    for name in feed.keys() & stored.keys():
+        where = fractals.matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
+        feed[name] = layout.pack(where, feed[name])
+    titles = output_names(op, names, len(call.outputs))
+
+    def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
+        found = []
+        for title, shape in zip(titles, call.outputs, strict=True):
+            values = memory[title]
+            if title in stored:
+                values = layout.unpack(
+                    fractals.matrix_map(shape, stored[title], forms.format_of(values)), values
+                )
+            found.append(values.reshape(shape))
+        return tuple(found)
+
+    return Prepared(kernel, feed, fetch)
+
+
+def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Any:
+    """Return the output array (a tuple of several) that the kernel computes on the chip.
+
+    Without elements nothing is launched: the result is the reference's, empty or an identity.
+    Raises as `prepare`.
+    """
+    op = resolve(operator)
+    given = [np.asarray(a) for a in arrays]
+    shapes = [a.shape for a in given]
+    op.check(shapes, [forms.format_of(a) for a in given], attrs, chip)
+    if any(forms.elements(shape) == 0 for shape in (*shapes, *op.infer(*shapes, **attrs))):
+        return op.reference(*given, **attrs)
+    ready = prepare(op, *given, chip=chip, **attrs)
+    results = ready.fetch(sim.execute(ready.kernel, ready.tensors, chip))
+    return results if len(results) > 1 else results[0]
+
+
+def time(
+    operator: Operator | str,
+    shapes: Shapes,
+    dtypes: Sequence[str],
+    chip: Chip,
+    *,
+    warm_l2: bool = False,
+    tiling: kernels.GemmSchedule | None = None,
+    **attrs: Any,
+) -> sim.KernelTimeline:
+    """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
+
+    `tiling` is a matrix product's, by default the best in closed form. With `warm_l2` the operands
+    lie in L2 as far as they fit, phases find there what others left, and the kernel waits in the
+    device's queue behind the one that brought the operands.
+    """
+    kernel = compile(operator, shapes, dtypes, chip, **attrs)
+    if tiling:
+        tensors = express(operator, shapes, dtypes, **attrs)
+        kernel = te.lower(te.auto_schedule(tensors, chip, tiling))
+    if not warm_l2:
+        return sim.simulate_kernel(kernel, chip)
+    traffic = [sim.analyse(phase, chip) for phase in kernel.phases]
+    written = {name for t in traffic for name in t.write_once}
+    operands = {name for t in traffic for name in t.read_once} - written
+    memory = sim.DeviceMemory.holding(chip, kernel.tensors, operands)
+    return replace(sim.simulate_kernel(kernel, chip, memory), start="queued")

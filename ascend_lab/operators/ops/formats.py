@@ -1,0 +1,351 @@
+"""Number formats, shapes and attributes of operators: what is allowed where, and what comes out.
+
+One check for all, with numbers in the error; and how far a result may be off.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
+from ascend_lab.limits import shown
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa.memory import numpy_type as chip_type
+from ascend_lab.machine.layout import AddressMap, address_map
+
+Values = np.ndarray
+Attrs = Mapping[str, Any]
+
+FLOATS = ("fp16", "fp32", "bf16")
+NUMBERS = (*FLOATS, "int32")
+CUBE_INPUTS = ("fp16", "bf16", "int8", "fp32")
+CUBE_LAYOUTS = ("NC1HWC0", "C1NHWC0", "FRACTAL_NZ")
+"""Layouts in which the cube's results lie."""
+_NAMES = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float64": "fp64"}
+_MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
+_LEAST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
+
+
+@lru_cache(4096)
+def map_of(layout: str, shape: tuple[int, ...], dtype: str) -> AddressMap:
+    """Return the map of a layout; `:4` ends one with blocks of 4, the cube's of 4 bytes have 16."""
+    name, _, lanes = layout.partition(":")
+    wide = "16" if DTYPE_BYTES[dtype] == 4 and name in CUBE_LAYOUTS else lanes
+    return address_map(name, shape, dtype, c0=int(wide) if wide else None)
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy type of a number format, or of "fp64", which only references use."""
+    if dtype == "fp64":
+        return np.dtype(np.float64)
+    if dtype not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise TypeMismatchError("a number format", repr(dtype), f"use one of {known}")
+    found: np.dtype[Any] = np.dtype(chip_type(dtype))
+    return found
+
+
+def format_of(array: Values) -> str:
+    """Return the number format of a NumPy array ("fp64" for double, which no chip has)."""
+    return _format(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _format(kind: np.dtype[Any]) -> str:
+    name = str(kind)
+    dtype = _NAMES.get(name, name)
+    if dtype not in DTYPE_BYTES and dtype not in _MANTISSA_BITS:
+        raise TypeMismatchError("an array in a number format of the chips", name, "use astype")
+    return dtype
+
+
+def is_float(dtype: str) -> bool:
+    """Tell floating-point formats from whole numbers."""
+    return dtype in _MANTISSA_BITS
+
+
+def widen(array: Values) -> Values:
+    """Return an array in fp64, or int64 for whole numbers."""
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
+
+
+def round_to(values: Values, dtype: str) -> Values:
+    """Cast wide values once: to nearest even; floats saturate and NaN is 0 in a whole format.
+
+    Whole numbers wrap in a narrower whole format, as the vector unit's additions do.
+    """
+    kind = numpy_type(dtype)
+    if kind.kind in "iu" and values.dtype.kind == "f":
+        info = np.iinfo(kind)
+        values = np.clip(np.nan_to_num(np.rint(values)), info.min, info.max)
+    with np.errstate(all="ignore"):
+        return np.asarray(values).astype(kind)
+
+
+def spacing(values: Values, dtype: str) -> Values:
+    """Distance of neighbouring numbers of a float format at |values|: 2^(exponent - mantissa)."""
+    size = np.abs(np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0))
+    exponent = np.frexp(np.maximum(size, 2.0 ** _LEAST_EXPONENT[dtype]))[1] - 1
+    step: Values = np.ldexp(1.0, exponent - _MANTISSA_BITS[dtype])
+    return step
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far a result may be off: ulps * spacing(reference) + atol, and why not less."""
+
+    ulps: float
+    atol: float
+    reason: str
+
+    def bound(self, reference: Values, dtype: str) -> Values:
+        """Return the largest error allowed at each element; 0 for whole numbers."""
+        if not is_float(dtype):
+            return np.full(reference.shape, self.atol)
+        return self.ulps * spacing(reference, dtype) + self.atol
+
+
+Tolerances = Mapping[str, Tolerance]
+
+
+def exact(reason: str = "values are moved or compared, not rounded") -> Tolerances:
+    """Return the tolerance of operators that only move or select values: none."""
+    return dict.fromkeys(DTYPE_BYTES, Tolerance(0.0, 0.0, reason))
+
+
+def rounded(*, ulps: float = 1.0, fp32_ulps: float = 4.0, atol: float = 0.0) -> Tolerances:
+    """Return tolerances of arithmetic: narrow formats `ulps`, fp32 `fp32_ulps`, all plus `atol`.
+
+    Narrow formats compute in fp32 and round once; rounding twice (wide, then narrow) may end on
+    the neighbour, hence one unit in the last place.
+    """
+    once = Tolerance(ulps, atol, "computed in fp32, then rounded once")
+    wide = Tolerance(fp32_ulps, atol, "each fp32 instruction rounds once")
+    whole = Tolerance(0.0, 0.0, "whole numbers are exact")
+    return {"fp16": once, "bf16": once, "fp32": wide, "int32": whole, "int8": whole}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRule:
+    """Formats an operator takes and gives.
+
+    All inputs share one `allowed` format, the main one, but those in `fixed`, which have a format
+    of their own ("result": that of the first output). `result` maps the main format and the
+    attributes to the output formats; None: every output has the main format.
+    """
+
+    allowed: tuple[str, ...] = FLOATS
+    fixed: tuple[tuple[str, str], ...] = ()
+    result: Callable[[str, Attrs], str | tuple[str, ...]] | None = None
+    unit: str = "vector"
+
+    def outputs(self, main: str, attrs: Attrs, count: int) -> tuple[str, ...]:
+        """Return the formats of `count` outputs for the main input format."""
+        given = main if self.result is None else self.result(main, attrs)
+        return (given,) * count if isinstance(given, str) else given
+
+    def inputs(self, names: tuple[str, ...], main: str, attrs: Attrs) -> tuple[str, ...]:
+        """Return the format each named input must have when the main one is `main`."""
+        own = dict(self.fixed)
+        kinds = (own.get(name, main) for name in names)
+        return tuple(self.outputs(main, attrs, 1)[0] if k == "result" else k for k in kinds)
+
+    def main(self, names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
+        """Return the main format among the inputs' formats."""
+        own = dict(self.fixed)
+        shared = [d for name, d in zip(names, dtypes, strict=True) if name not in own]
+        return shared[0] if shared else self.allowed[0]
+
+    def on_chip(self, chip: Chip) -> tuple[str, ...]:
+        """Return the main formats a chip can compute: its cube's, or its vector unit's."""
+        if self.unit == "cube":
+            return tuple(d for d in self.allowed if d in chip.cube)
+        return tuple(d for d in self.allowed if d != "bf16" or "bf16" in chip.cube)
+
+
+def check_types(
+    where: str, rule: TypeRule, names: tuple[str, ...], dtypes: tuple[str, ...], attrs: Attrs
+) -> str:
+    """Return the main format; raise `TypeMismatchError` naming the first input that differs."""
+    main = rule.main(names, dtypes)
+    if main not in rule.allowed:
+        raise TypeMismatchError(f"{where}: {' or '.join(rule.allowed)}", main, "cast the inputs")
+    for name, wanted, given in zip(names, rule.inputs(names, main, attrs), dtypes, strict=True):
+        if wanted != given:
+            others = f", because the operator's format is {main}" if wanted == main else ""
+            needed = f"{where}: input {name} in {wanted}{others}"
+            raise TypeMismatchError(needed, given, f"cast {name} to {wanted}")
+    return main
+
+
+def check_chip(where: str, rule: TypeRule, main: str, chip: Chip) -> None:
+    """Raise `TypeMismatchError` unless the chip's unit computes the main format."""
+    able = rule.on_chip(chip)
+    if main not in able:
+        known = " or ".join(able) or "no format"
+        needed = f"{where} on the {rule.unit} unit of {chip.name}: {known}"
+        raise TypeMismatchError(needed, main, "cast the inputs or choose another chip")
+
+
+# -- shapes and attributes -------------------------------------------------------------------------
+Range = tuple[float, float]
+LARGEST = float(np.finfo(np.float32).max)
+FINITE: Range = (-LARGEST, LARGEST)
+"""What every attribute with a fractional default must lie in."""
+NOT_NAN: Range = (-math.inf, math.inf)
+"""Of an attribute that becomes a value of the output: infinities are values, too."""
+BELOW_ONE: Range = (0.0, math.nextafter(1.0, 0.0))
+EPSILON = {"epsilon": (0.0, LARGEST)}
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_attribute(where: str, value: Any, default: Any, limits: Range | None = None) -> None:
+    """Raise `InputError` unless a value is of the default's kind: flag, text or number.
+
+    Numbers lie in `limits` (whole ones if those are), by default they are finite in fp32; an
+    attribute whose default is None may be None. Sizes, axes and the like are the rules' affair.
+    """
+    if isinstance(default, bool):
+        needed = "" if isinstance(value, bool | np.bool_) or is_flag(value) else "True or False"
+    elif isinstance(default, str):
+        needed = "" if isinstance(value, str) else f"a word such as {default}"
+    elif limits is not None or isinstance(default, float):
+        low, high = limits or FINITE
+        needed = "" if value is None is default else _wrong_number(value, low, high)
+    else:
+        flag = isinstance(value, bool) and isinstance(default, int)
+        needed = f"a number such as {default}" if flag else ""
+    if needed:
+        raise InputError(f"{where}: {needed}", shown(value), "mend it")
+
+
+def is_flag(value: object) -> bool:
+    """Return whether a value is the 0 or 1 that model files write for a flag."""
+    return is_whole(value) and value in (0, 1)
+
+
+def _wrong_number(value: Any, low: float, high: float) -> str:
+    """Return what was needed, or "" if the value is a number in the range."""
+    whole = isinstance(low, int)
+    fine = is_whole(value) or (isinstance(value, float | np.floating) and not whole)
+    if fine and low <= value <= high and (whole or abs(value) <= LARGEST or abs(value) == math.inf):
+        return ""
+    word = "a whole number" if whole else "a number"
+    return word if math.isinf(high) else f"{word} from {low:g} to {high:g}"
+
+
+# -- shapes: broadcasting, axes, windows; errors show the shapes -----------------------------------
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
+Pairs = tuple[tuple[int, int], ...]
+MAX_ELEMENTS = 2**31 - 1
+"""Largest tensor: sizes are 32-bit signed numbers."""
+
+
+def elements(shape: Shape) -> int:
+    """Return the number of elements of a shape."""
+    return math.prod(shape)
+
+
+def check_shape(where: str, shape: Any) -> Shape:
+    """Return a shape as a tuple of ints; raise `ShapeError` if it is none or too large."""
+    try:
+        dims = tuple(int(n) for n in shape)
+        whole = all(int(n) == n for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"{where}: a shape", repr(shape), "pass a tuple of ints") from None
+    if not whole or any(n < 0 for n in dims):
+        raise ShapeError(f"{where}: whole sizes of at least 0", str(shape), "check the shape")
+    if elements(dims) > MAX_ELEMENTS:
+        got = f"{elements(dims)} in {dims}"
+        raise ShapeError(f"{where}: at most {MAX_ELEMENTS} elements", got, "split the tensor")
+    return dims
+
+
+def broadcast_shape(where: str, *shapes: Shape) -> Shape:
+    """Return the common shape by NumPy's rule: align right, sizes equal or 1.
+
+    Raises `ShapeError` with all shapes and the axis that clashes.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    out = []
+    for axis, sizes in enumerate(zip(*padded, strict=True)):
+        wanted = {n for n in sizes if n != 1}
+        if len(wanted) > 1:
+            needed = f"{where}: shapes that broadcast (equal sizes or 1, aligned right)"
+            clash = f"{' against '.join(map(str, sizes))} at axis {axis - rank}"
+            got = f"{' and '.join(map(str, shapes))}: {clash}"
+            raise ShapeError(needed, got, "reshape one of them")
+        out.append(wanted.pop() if wanted else 1)
+    return tuple(out)
+
+
+def span(shape: Shape, axis: int, low: int, high: int) -> tuple[Shape, Shape]:
+    """Return where the part low .. high - 1 of one axis begins and ends, other axes whole."""
+    begin = tuple(low if i == axis else 0 for i in range(len(shape)))
+    return begin, tuple(high if i == axis else n for i, n in enumerate(shape))
+
+
+def axis_of(where: str, axis: Any, shape: Shape) -> int:
+    """Return an axis counted from 0; raise `ShapeError` if the shape has no such axis."""
+    rank = len(shape)
+    if not is_whole(axis) or not -rank <= axis < rank:
+        needed = f"{where}: an axis from {-rank} to {rank - 1} of shape {shape}"
+        raise ShapeError(needed, repr(axis), "count from 0, or back from -1")
+    return int(axis) % rank
+
+
+def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
+    """Return sorted axes counted from 0; None means all; raise `ShapeError` on repeats."""
+    if axis is None:
+        return tuple(range(len(shape)))
+    given = axis if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(sorted(axis_of(where, a, shape) for a in given))
+    if len(set(axes)) < len(axes):
+        raise ShapeError(f"{where}: each axis once", str(axis), f"shape {shape}: drop the repeat")
+    return axes
+
+
+def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
+    """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
+    both = tuple(value) if isinstance(value, Sequence | np.ndarray) else (value, value)
+    if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
+        needed = f"{where}: one or two whole numbers >= {least}"
+        raise ShapeError(needed, shown(value), f"e.g. {least + 1}, or (vertical, horizontal)")
+    return int(both[0]), int(both[1])
+
+
+def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return ((top, bottom), (left, right)) of a number, two, or two pairs."""
+    if is_whole(value):
+        value = (value, value)
+    if not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
+        raise ShapeError(f"{where}: pad, (pad, pad) or two pairs", shown(value), "e.g. 1")
+    sides = tuple(pair(f"{where}: padding", side, least=0) for side in value)
+    return sides[0], sides[1]
+
+
+def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence[int]) -> int:
+    """Return (size + pads - kernel) // stride + 1; raise `ShapeError` if no window fits."""
+    room = size + sum(pads)
+    if kernel > room:
+        needed = f"{where}: a window no larger than the padded input ({size} + {sum(pads)})"
+        remedy = "add padding or use a smaller kernel"
+        raise ShapeError(needed, f"{kernel} (dilation included)", remedy)
+    return (room - kernel) // stride + 1
+
+
+def check_rank(where: str, shape: Shape, *ranks: int) -> None:
+    """Raise `ShapeError` unless the shape has one of the given ranks."""
+    if len(shape) not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise ShapeError(f"{where}: {wanted} axes", f"{len(shape)} in {shape}", "reshape it")

@@ -1,0 +1,239 @@
+"""Gradients: each operator has one rule, which says in operators what its inputs' gradients are.
+
+A rule reads a `Site`, writes operators, and returns one gradient, or None, per input, those of
+weights before those of activations: a weight's is wanted as soon as it can be. Who carries the
+operators out is left open: a training graph appends them as nodes, `gradient` computes them at
+once on arrays. Rules marked wide compute in fp32 whatever the format of the tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.operators.ops import expressions, formats
+from ascend_lab.operators.ops.operator import OPERATORS, Grads, Operator, get, resolve
+
+
+class Writer:
+    """What rules are written with: every operator as a method, and a few words of their own."""
+
+    def add_node(self, op: str, *inputs: Any, **attrs: Any) -> Any:
+        """Carry out an operator; return its output, or a tuple of several."""
+        raise NotImplementedError
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        """Return the method of operator `op`."""
+        return partial(self.add_node, get(op).name)
+
+    def constant(self, data: formats.Values, *, name: str = "const") -> Any:
+        """Return a constant array."""
+        raise NotImplementedError
+
+    def number(self, value: float, shape: formats.Shape, dtype: str) -> Any:
+        """Return the constant that holds one number everywhere."""
+        raise NotImplementedError
+
+    def kept(self, tensor: Any) -> Any:
+        """Return a tensor of the forward pass."""
+        return tensor
+
+    def kind(self, tensor: Any) -> Any:
+        """Return the type of a tensor of the forward pass: shape and dtype."""
+        return tensor.type
+
+    def wide(self, x: Any) -> Any:
+        """Return x in fp32 if its format is narrower."""
+        return self.in_format(x, "fp32") if x.type.dtype in expressions.NARROW else x
+
+    def in_format(self, x: Any, dtype: str) -> Any:
+        """Return x in a format, cast where it has another."""
+        return x if x.type.dtype == dtype else self.cast(x, dtype=dtype)
+
+    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
+        """Return x in another shape of as many elements."""
+        return x if x.shape == tuple(shape) else self.reshape(x, shape=tuple(shape))
+
+    def stretched(self, x: Any, shape: formats.Shape) -> Any:
+        """Return x repeated along its axes of size 1."""
+        return x if x.shape == shape else self.expand(x, shape=shape)
+
+    def summed_to(self, x: Any, shape: formats.Shape) -> Any:
+        """Return x summed over the axes along which a tensor of `shape` was repeated."""
+        lead = len(x.shape) - len(shape)
+        axes = [*range(lead)]
+        axes += [i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1]
+        if axes:
+            x = self.reduce_sum(x, axis=tuple(axes), keepdims=False)
+        return self.shaped(x, shape)
+
+    def channel_sums(self, x: Any) -> Any:
+        """Return the sum of each channel of (n, c, h, w) as (1, c, 1, 1): columns, then the rest.
+
+        In the first step rows of pixels, of which every core has some, are added to each other.
+        """
+        inner = tuple(range(2, len(x.shape)))
+        if inner[:-1]:
+            x = self.reduce_sum(x, axis=inner[:-1], keepdims=True)
+        return self.reduce_sum(x, axis=(0, *inner[-1:]), keepdims=True)
+
+    def scaled(self, x: Any, number: float) -> Any:
+        """Return x times a number."""
+        return x if number == 1.0 else self.muls(x, number=float(number))
+
+    def one_minus(self, x: Any) -> Any:
+        """Return 1 - x."""
+        return self.adds(self.muls(x, number=-1.0), number=1.0)
+
+    def like(self, value: float, x: Any) -> Any:
+        """Return a number as a tensor of one element that broadcasts with x, in its format."""
+        return self.number(value, (1,) * min(1, len(x.shape)), x.type.dtype)
+
+    def where(self, mask: Any, x: Any) -> Any:
+        """Return x where the mask is not 0, else 0."""
+        return self.select(mask, x, self.like(0.0, x))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One use of an operator seen from backward: its tensors, their gradients, all attributes."""
+
+    net: Writer
+    op: str
+    name: str
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    grads: tuple[Any, ...]
+    wanted: tuple[bool, ...]
+    attrs: dict[str, Any]
+    wide: bool = False
+
+    def _seen(self, value: Any) -> Any:
+        return self.net.wide(value) if self.wide else value
+
+    def x(self, place: int = 0) -> Any:
+        """Return an input: kept, or computed again."""
+        return self._seen(self.net.kept(self.inputs[place]))
+
+    def y(self, place: int = 0) -> Any:
+        """Return an output: kept, or computed again."""
+        return self._seen(self.net.kept(self.outputs[place]))
+
+    @property
+    def g(self) -> Any:
+        """The gradient of the first output."""
+        if self.grads[0] is None:
+            needed = f"a gradient of the first output of {self.name}"
+            raise UnsupportedError(needed, "of others only", "use the first output in the loss")
+        return self._seen(self.grads[0])
+
+    def kind(self, place: int = 0) -> Any:
+        """Return the type of an input."""
+        return self.net.kind(self.inputs[place])
+
+    def shape(self, place: int = 0) -> formats.Shape:
+        """Return the shape of an input."""
+        shape: formats.Shape = self.kind(place).shape
+        return shape
+
+    def out_kind(self, place: int = 0) -> Any:
+        """Return the type of an output."""
+        return self.net.kind(self.outputs[place])
+
+
+def written(operator: Operator, site: Site) -> list[Any]:
+    """Write the gradients of an operator's inputs; None where none is wanted or is.
+
+    Each has the format of its input. Raises `UnsupportedError` for an operator without a rule.
+    """
+    if operator.backward is None:
+        raise UnsupportedError(
+            f"a gradient rule for operator {site.op} of node {site.name}",
+            f"rules for {sum(o.backward is not None for o in OPERATORS.values())} operators",
+            "rewrite the graph, or give the operator a rule: backward=",
+        )
+    found: Grads = operator.backward(site)
+    return [
+        site.net.in_format(grad, site.kind(i).dtype) if want and grad is not None else None
+        for i, (grad, want) in enumerate(zip(found, site.wanted, strict=True))
+    ]
+
+
+def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
+    """Return zeros of `size` along an axis, to which gradients are added where indices say."""
+    net, width, rank = s.net, len(indices.shape), len(grad.shape)
+    if axis:
+        front = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
+        grad = net.transpose(grad, perm=front)
+    shape: formats.Shape = (size, *grad.shape[width:])
+    zeros = net.number(0.0, shape, grad.type.dtype)
+    found: Any = net.scatter_add(zeros, indices, grad)
+    if axis:
+        perm = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
+        found = net.transpose(found, perm=perm)
+    return found
+
+
+# -- at once, on arrays ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    shape: formats.Shape
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Array:
+    """An array that looks like a tensor of a graph."""
+
+    values: formats.Values
+
+    @property
+    def shape(self) -> formats.Shape:
+        return self.values.shape
+
+    @property
+    def type(self) -> _Kind:
+        return _Kind(self.values.shape, formats.format_of(self.values))
+
+
+class _Arrays(Writer):
+    """Operators computed at once: by their formulas on fp64, which needs no cast, or references."""
+
+    def add_node(self, op: str, *inputs: _Array, **attrs: Any) -> Any:
+        operator, arrays = get(op), [x.values for x in inputs]
+        if any(a.dtype == np.float64 for a in arrays):
+            wide = (a if a.dtype == np.float64 else formats.widen(a) for a in arrays)
+            found = operator.formula(*wide, **{**operator.attrs, **attrs})
+        else:
+            found = operator.reference(*arrays, **attrs)
+        return tuple(map(_Array, found)) if isinstance(found, tuple) else _Array(np.asarray(found))
+
+    def constant(self, data: formats.Values, *, name: str = "const") -> _Array:
+        return _Array(data)
+
+    def number(self, value: float, shape: formats.Shape, dtype: str) -> _Array:
+        return _Array(np.full(shape, value, formats.numpy_type(dtype)))
+
+
+def gradient(
+    operator: Operator | str,
+    grads: Sequence[formats.Values | None],
+    inputs: Sequence[formats.Values],
+    outputs: Sequence[formats.Values],
+    **attrs: Any,
+) -> tuple[formats.Values | None, ...]:
+    """Return d(loss)/d(input) for each input, None where there is none, from d(loss)/d(output).
+
+    Raises `UnsupportedError` for an operator without a rule.
+    """
+    op = resolve(operator)
+    given, outs = tuple(map(_Array, inputs)), tuple(map(_Array, outputs))
+    slopes = tuple(None if g is None else _Array(g) for g in grads)
+    wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
+    full = op.settings(attrs)
+    site = Site(_Arrays(), op.name, op.name, given, outs, slopes, wanted, full, op.wide)
+    with np.errstate(all="ignore"):
+        return tuple(None if one is None else one.values for one in written(op, site))

@@ -1,0 +1,105 @@
+"""One product for each group of rows, all in one kernel: y[rows of g] = x[rows of g] w[g].
+
+The rows of a mixture of experts are sorted by expert, and each expert has a matrix. Groups stand
+side by side: so many at a time share the cores out evenly, and each has a tiling of its own. Those
+with most rows come first, so that neighbours take about as long. How many stand side by side is
+timed: few read a matrix with many cores, many keep all cores busy where rows are few.
+
+x (K1, M1, 16, C0) and y (N1, M1, 16, 16) are fractals, the rows of each group filled up to whole
+ones; w is (K1, N1, 16, C0) group after group.
+"""
+
+from dataclasses import dataclass, replace
+
+from ascend_lab.errors import InputError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.sim import simulate_kernel
+from ascend_lab.operators.kernels import GemmShape, default_schedules, gemm
+from ascend_lab.operators.kernels.epilogue import Epilogue
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedShape:
+    """Rows of each group (0: none), k, n and formats of a grouped product.
+
+    Raises `InputError` where no group has a row, or as `GemmShape`.
+    """
+
+    rows: tuple[int, ...]
+    k: int
+    n: int
+    dtype: str = "fp16"
+    out_dtype: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the rows; `whole` checks the rest."""
+        if not any(self.rows) or min(self.rows) < 0:
+            raise InputError("rows of at least one group", str(self.rows), "give whole numbers")
+        object.__setattr__(self, "out_dtype", self.whole.out_dtype)
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """Fractals of rows of each group."""
+        return tuple(isa.up(rows, isa.FRACTAL) for rows in self.rows)
+
+    @property
+    def whole(self) -> GemmShape:
+        """x and y as those of one product."""
+        m = sum(self.heights) * isa.FRACTAL
+        return GemmShape(m, self.k, self.n, self.dtype, self.out_dtype)
+
+
+def grouped_kernel(
+    shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None = None
+) -> isa.Kernel:
+    """Return the kernel with so many groups side by side, a phase for each turn of them.
+
+    Operands of an epilogue have a tensor for each group, their name with its number behind. Raises
+    as `gemm_launch`.
+    """
+    heights = shape.heights
+    filled = [g for g, height in enumerate(heights) if height]
+    filled.sort(key=lambda g: -heights[g])
+    phases = []
+    for first in range(0, len(filled), beside):
+        turn = filled[first : first + beside]
+        launches = [_of_group(shape, g, _share(chip, len(turn)), chip, epilogue) for g in turn]
+        parts = tuple(part for launch in launches for part in launch.parts)
+        phases.append(isa.Launch(f"groups_{first}", parts, launches[0].mix))
+    return isa.Kernel(f"grouped_{len(filled)}x{shape.k}x{shape.n}", tuple(phases))
+
+
+def _share(chip: Chip, parts: int) -> Chip:
+    """Return what one of so many equal shares has of the cores and of the memories."""
+    l2, memory = (
+        replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
+        for m in (chip.l2, chip.device_memory)
+    )
+    return replace(chip, core_count=chip.core_count // parts, l2=l2, device_memory=memory)
+
+
+def _of_group(
+    shape: GroupedShape, group: int, share: Chip, chip: Chip, epilogue: Epilogue | None
+) -> isa.Launch:
+    """Return the product of one group on its share of the cores."""
+    heights, whole = shape.heights, shape.whole
+    own = replace(whole, m=heights[group] * isa.FRACTAL)
+    (_, schedule), *_ = default_schedules.promising(own, share, epilogue, frozenset(), 1)
+    _, k1, n1 = whole.fractals
+    area = (sum(heights[:group]), heights[group]), (0, n1)
+    launch = gemm.gemm_launch(whole, chip, schedule, epilogue, area)
+    size = k1 * n1 * isa.FRACTAL * isa.c0_of(shape.dtype)
+    names = {o.name: f"{o.name}{group}" for o in epilogue.operands} if epilogue else {}
+    names["tiles"] = f"tiles{group}"
+    return isa.renamed(launch, names, b=(group * size, len(heights) * size))
+
+
+def default_grouped(
+    shape: GroupedShape, chip: Chip, epilogue: Epilogue | None = None
+) -> isa.Kernel:
+    """Return the quickest kernel of all numbers of groups side by side that divide the cores."""
+    cores, filled = chip.core_count, sum(rows > 0 for rows in shape.rows)
+    numbers = [n for n in range(1, min(cores, filled) + 1) if cores % n == 0 or n == filled]
+    kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers]
+    return min(kernels, key=lambda kernel: simulate_kernel(kernel, chip).cycles)

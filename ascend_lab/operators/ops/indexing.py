@@ -1,0 +1,245 @@
+"""Operators that read at run-time addresses: gather, embedding; and one_hot, which marks them.
+
+Indices are int32 and count from 0, those of a gather also from the end where it is asked to; one
+outside its tensor is an error, not a wrap-around.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import Chip
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import rearrange, transpose
+from ascend_lab.operators.ops import formats as forms, gradients, moving
+from ascend_lab.operators.ops.formats import Shape, TypeRule, Values, exact, rounded
+from ascend_lab.operators.ops.operator import REQUIRED, Call, Example, Grads, Template, define
+from ascend_lab.operators.ops.slicing import SliceRules, Source, axis_rules, every_input
+
+INDICES = (("indices", "int32"),)
+
+
+def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
+    """Return the kernel of rows picked from a table; another axis is turned to the front first."""
+    (x, indices), dtype = call.shapes, call.dtypes[0]
+    at = forms.axis_of("gather", call.attrs.get("axis", 0), x)
+    picks = forms.elements(indices)
+    columns = forms.elements(x) // x[at]
+    from_end = call.attrs.get("from_end", False)  # an embedding has no such attribute
+    rows = rearrange.gather_launch(chip, x[at], columns, picks, dtype, from_end=from_end)
+    if forms.elements(x[:at]) == 1:
+        return isa.as_kernel(rows)
+    # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
+    before, after = forms.elements(x[:at]), forms.elements(x[at + 1 :])
+    front = transpose.transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
+    back = transpose.transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
+    phases = (
+        isa.renamed(front, {"y": "front"}),
+        isa.renamed(rows, {"x": "front", "y": "picked"}),
+        isa.renamed(back, {"x": "picked"}),
+    )
+    return isa.Kernel("gather", phases)
+
+
+GATHER = Template(_gather_kernel, ("x", "index"))
+
+
+# -- gather ---------------------------------------------------------------------------------------
+def _gather_shape(x: Shape, indices: Shape, *, axis: int, from_end: bool) -> Shape:
+    if not isinstance(from_end, bool):
+        raise errors.InputError("from_end True or False", repr(from_end), "choose one")
+    at = forms.axis_of("gather", axis, x)
+    return (*x[:at], *indices, *x[at + 1 :])
+
+
+def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0, **attrs: Any) -> SliceRules:
+    x, indices = shapes
+    at = forms.axis_of("gather", axis, x)
+    named = [(Source(1, i),) for i in range(len(indices))]
+    before, after = ([every_input(i) for i in part] for part in (range(at), range(at + 1, len(x))))
+    return axis_rules("Segment", [*before, *named, *after])
+
+
+def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> te.Tensor:
+    """Gather rows; another axis comes to the front first and goes back after."""
+    at, width = forms.axis_of("gather", axis, x.shape), len(indices.shape)
+    order = (at, *(i for i in range(len(x.shape)) if i != at))
+    rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
+    behind = range(width + at, len(rows.shape))
+    return te.transpose(rows, (*range(width, width + at), *range(width), *behind))
+
+
+def _gather_slope(s: gradients.Site) -> Grads:
+    axis = forms.axis_of("axis", s.attrs["axis"], s.shape())
+    indices, size = s.x(1), s.shape()[axis]
+    if s.attrs["from_end"]:
+        # Comparisons take floats only: 1 where an index is below 0 is -index limited to 0..1.
+        zero, one = s.net.like(0, indices), s.net.like(1, indices)
+        below = s.net.min(s.net.max(s.net.neg(indices), zero), one)
+        indices = s.net.add(indices, s.net.mul(below, s.net.like(size, indices)))
+    return gradients.added(s, s.g, indices, axis, size), None
+
+
+def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
+    """Return the size of the indexed axis: the first index that is too large."""
+    return x[forms.axis_of("axis", axis, x)]
+
+
+define(
+    "gather", ("x", "indices"), lambda x, indices, *, axis, from_end: np.take(x, indices, axis),
+    _gather,
+    "the slices of x along an axis that indices name, in their order; from the end if asked",
+    attrs={"axis": 0, "from_end": False},
+    shape_rule=_gather_shape, types=TypeRule(moving.ANY, INDICES), slicing=_gather_slices,
+    backward=_gather_slope, template=GATHER, traits=("moves",), weights=(0,),
+    index_bounds={"indices": row_limit}, tolerances=exact(),
+    examples=(
+        Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
+        Example(((3, 11, 8), (4,)), {"axis": 1}), Example(((129, 32), (31,))),
+        Example(((5, 6), (9,)), {"from_end": True}),
+        Example(((3, 11, 8), (4,)), {"axis": 1, "from_end": True}),
+    ),
+)  # fmt: skip
+
+
+def _embedding_shape(table: Shape, indices: Shape) -> Shape:
+    if len(table) != 2:
+        raise errors.ShapeError("table (words, width)", str(table), "reshape it")
+    return (*indices, table[1])
+
+
+define(
+    "embedding", ("table", "indices"), lambda table, indices: table[indices],
+    lambda table, indices: te.gather(table, indices, 0),
+    "rows of a (words, width) table; gather on axis 0",
+    shape_rule=_embedding_shape, types=TypeRule(forms.FLOATS, INDICES), slicing=_gather_slices,
+    backward=lambda s: (gradients.added(s, s.g, s.x(1), 0, s.shape()[0]), None), template=GATHER,
+    weights=(0,), index_bounds={"indices": row_limit}, tolerances=exact(),
+    examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
+)  # fmt: skip
+
+
+# -- one hot --------------------------------------------------------------------------------------
+def _one_hot_values(
+    indices: Values, *, depth: int, on_value: float, off_value: float, dtype: str
+) -> Values:
+    hit = indices[..., None] == np.arange(depth)
+    kind = np.float64 if forms.is_float(dtype) else np.int64
+    return np.where(hit, on_value, off_value).astype(kind)
+
+
+def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
+    if not forms.is_whole(depth) or depth < 1:
+        raise errors.ShapeError("depth of at least 1", repr(depth), "the number of classes")
+    return (*indices, depth)
+
+
+def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
+    """Return the kernel that marks with 1 and 0, and behind it the scaling to other values."""
+    picks, attrs = forms.elements(call.shapes[0]), call.attrs
+    marks = rearrange.one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
+    on, off = attrs["on_value"], attrs["off_value"]
+    if (on, off) == (1, 0):
+        return isa.as_kernel(marks)
+    hot = te.placeholder((picks, attrs["depth"]), attrs["dtype"], "hot")
+    scaled = te.renamed(te.vadds(te.vmuls(hot, on - off), off), "y")
+    phases = te.lower(te.auto_schedule(scaled, chip)).phases
+    return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
+
+
+define(
+    "one_hot", ("indices",), _one_hot_values, None,
+    "on_value where the last axis equals the index, else off_value",
+    attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
+    ranges={"on_value": forms.NOT_NAN, "off_value": forms.NOT_NAN}, shape_rule=_one_hot_shape,
+    types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
+    slicing=lambda shapes, **attrs: axis_rules(
+        "Broadcast", [*map(every_input, range(len(shapes[0]))), "classes are counted from 0"]
+    ),
+    template=Template(_one_hot_kernel, ("index",)),
+    index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
+    examples=(
+        Example(((1,),), {"depth": 1}), Example(((7,),), {"depth": 10}),
+        Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
+        Example(((33,),), {"depth": 16, "dtype": "fp32"}),
+    ),
+)  # fmt: skip
+
+
+# -- scatter: of equal indices the last update wins, or all are added ------------------------------
+def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
+    if not x or updates != (*indices, *x[1:]):
+        needed = f"updates of shape {(*indices, *x[1:])}: one row of x {x} per index"
+        raise errors.ShapeError(needed, str(updates), "reshape the updates")
+    return x
+
+
+def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
+    rank, shift = len(shapes[0]), len(shapes[1]) - 1
+    why = "any index may hit any row: a piece must look at all indices and keep its own"
+    rest = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
+    return axis_rules("Scatter", [why, *rest], kind="indices")
+
+
+def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
+    count = forms.elements(indices.shape)
+    flat = te.reshape(indices, (count,))
+    return te.scatter(x, flat, te.reshape(updates, (count, *x.shape[1:])), mode)
+
+
+def _updated(x: Values, indices: Values, updates: Values) -> Values:
+    """Replace rows one after the other, so that the last of equal indices wins."""
+    result = x.copy()
+    for index, row in zip(indices.ravel(), updates.reshape(-1, *x.shape[1:]), strict=True):
+        result[index] = row
+    return result
+
+
+def _added(x: Values, indices: Values, updates: Values) -> Values:
+    result = x.copy()
+    np.add.at(result, indices, updates)
+    return result
+
+
+def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
+    def build(call: Call, chip: Chip) -> isa.Launch:
+        x, indices, _ = call.shapes
+        columns, picks = forms.elements(x[1:]), forms.elements(indices)
+        table = x[0], columns, picks, call.dtypes[0]
+        return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
+
+    define(
+        f"scatter_{mode}", ("x", "indices", "updates"), formula,
+        lambda x, indices, updates: _scatter(mode, x, indices, updates),
+        summary,
+        shape_rule=_scatter_shape, slicing=_scatter_slices, backward=backward,
+        template=Template(build, ("y", "index", "u")),  # changes y in place: it starts as x
+        traits=("in place",), index_bounds={"indices": row_limit},
+        examples=(
+            Example(((1, 1), (1,), (1, 1))), Example(((17, 16), (5,), (5, 16))),
+            Example(((7, 33), (2, 3), (2, 3, 33))), Example(((3, 4, 5), (8,), (8, 4, 5))),
+            Example(((129, 32), (31,), (31, 32))),
+        ),
+        **more,
+    )  # fmt: skip
+
+
+_register_scatter(
+    "update",
+    _updated,
+    None,
+    "x with row indices[i] replaced by updates[i]; of equal indices the last wins",
+    types=TypeRule(moving.ANY, INDICES),
+    tolerances=exact(),
+)
+_register_scatter(
+    "add",
+    _added,
+    lambda s: (s.g, None, s.net.gather(s.g, s.x(1), axis=0)),
+    "x with updates[i] added to row indices[i]; equal indices add up",
+    types=TypeRule(("fp16", "fp32", "int32"), INDICES),
+    # narrow formats round after each addition: one ulp of the largest partial sum each
+    tolerances=rounded(ulps=4.0, fp32_ulps=4.0, atol=2.0**-7),
+)

@@ -1,0 +1,419 @@
+"""Matrix products on the cube: matmul, batched matmul with broadcast batches, gemm; their kernel.
+
+The kernel written by hand shares K out where that is quicker. A small product has fewer tiles of C
+than the chip has cores, or every core reads much of A and B for its few tiles. Then grids of cores
+take a part of K each: the cube's phase stores partial sums, a phase of the vector unit adds them
+and does what follows.
+
+Cores seldom end together: columns or rows behind the last turn in which all have a tile, the rest,
+may have a tiling of their own, K divided or not. That is stream-K (CUTLASS, CATLASS) one phase
+later: CATLASS hides the adding of sums behind the last whole turn. Ours comes after it, 1 to 5 us
+on the 910B2, where a kernel of both kinds of cores starts 6.6 us later either way.
+
+The default times what the closed form thinks best, and takes the quickest.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
+from ascend_lab.machine import isa
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
+from ascend_lab.machine.sim.timeline import Start, start_cycles
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.dsl import Tensor
+from ascend_lab.operators.kernels import (
+    GemmSchedule,
+    GemmShape,
+    default_schedules,
+    gemm,
+    gemm_schedule,
+)
+from ascend_lab.operators.kernels.epilogue import Epilogue
+from ascend_lab.operators.ops import formats as forms, gradients
+from ascend_lab.operators.ops.expressions import narrow
+from ascend_lab.operators.ops.formats import Shape, TypeRule, Values, rounded
+from ascend_lab.operators.ops.operator import Example, Grads, define
+from ascend_lab.operators.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
+
+SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
+"""fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""
+
+
+def cube_result(main: str, attrs: Mapping[str, Any]) -> str:
+    """Return the output format: out_dtype, else the operands' (int32 for int8)."""
+    able = ("int32",) if main == "int8" else (main, "fp32")
+    out = attrs.get("out_dtype") or able[0]
+    if out not in able:
+        needed = f"out_dtype {' or '.join(able)} for {main} operands"
+        raise TypeMismatchError(needed, str(out), "cast the result")
+    return str(out)
+
+
+CUBE_TYPES = TypeRule(forms.CUBE_INPUTS, result=cube_result, unit="cube")
+
+
+def product_shape(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> Shape:
+    """Return (..., m, n); raise `ShapeError` with both shapes if the inner sizes differ."""
+    m, ka = a[-2:][::-1] if trans_a else a[-2:]
+    kb, n = b[-2:][::-1] if trans_b else b[-2:]
+    if ka != kb:
+        got = f"{ka} in a {a} and {kb} in b {b}"
+        raise ShapeError("equal inner sizes", got, "transpose or reshape one")
+    return (*forms.broadcast_shape("batches", a[:-2], b[:-2]), m, n)
+
+
+def _matrices(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Shape:
+    forms.check_rank("a (m, k)", a, 2)
+    forms.check_rank("b (k, n)", b, 2)
+    return product_shape(a, b, trans_a, trans_b)
+
+
+def _batches(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Shape:
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) < 2:
+            needed = f"{name}: a batch of matrices (..., rows, columns)"
+            raise ShapeError(needed, str(shape), "reshape it")
+    return product_shape(a, b, trans_a, trans_b)
+
+
+def turned(x: Values, trans: bool) -> Values:
+    """Return x with its last two axes exchanged if `trans`."""
+    return np.swapaxes(x, -1, -2) if trans else x
+
+
+def product(a: Values, b: Values, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Values:
+    """Return the matrix product in NumPy."""
+    result: Values = turned(a, trans_a) @ turned(b, trans_b)
+    return result
+
+
+def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
+    """Return dA = G B^T and dB = A^T G as the same operator writes them, as A and B lie.
+
+    B is the weight: its gradient comes first.
+    """
+    net, left, right = s.net, None, None
+    grad = net.in_format(grad, s.kind().dtype)
+    if s.wanted[1]:
+        b = (grad, s.x(0)) if turn_b else (s.x(0), grad)
+        turns = (True, turn_a) if turn_b else (not turn_a, False)
+        right = net.add_node(op, *b, trans_a=turns[0], trans_b=turns[1])
+        right = net.summed_to(right, s.shape(1))
+    if s.wanted[0]:
+        a = (s.x(1), grad) if turn_a else (grad, s.x(1))
+        turns = (turn_b, True) if turn_a else (False, not turn_b)
+        left = net.add_node(op, *a, trans_a=turns[0], trans_b=turns[1])
+        left = net.summed_to(left, s.shape(0))
+    return left, right
+
+
+def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool, **others: Any) -> SliceRules:
+    """Batch axes, rows and columns are free; the inner axis needs a sum across cores."""
+    out = product_shape(a, b, trans_a, trans_b)
+    batch = following((a[:-2], b[:-2]), out[:-2])
+    row, inner_a = (len(a) - 1, len(a) - 2) if trans_a else (len(a) - 2, len(a) - 1)
+    column, inner_b = (len(b) - 2, len(b) - 1) if trans_b else (len(b) - 1, len(b) - 2)
+    last = len(out) - 1
+    axes = (
+        *(AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(batch)),
+        AxisRule(last - 1, "free", (Source(0, row),), (last - 1,)),
+        AxisRule(last, "free", (Source(1, column),), (last,)),
+    )
+    return SliceRules("CubeMatmul", axes, (Reduction(((0, inner_a), (1, inner_b)), "sum"),))
+
+
+def batched(a: Tensor, b: Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None) -> Tensor:
+    """Return a @ b with batches broadcast explicitly."""
+    batch = forms.broadcast_shape("batches", a.shape[:-2], b.shape[:-2])
+    left, right = (te.broadcast(t, (*batch, *t.shape[-2:])) for t in (a, b))
+    return te.matmul(left, right, trans_a, trans_b, out_dtype)
+
+
+_ATTRS = {"trans_a": False, "trans_b": False, "out_dtype": None}
+_SIDES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
+
+
+def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...]) -> None:
+    define(
+        name, ("a", "b"), product, batched,
+        summary, outputs=("c",),
+        attrs=_ATTRS, shape_rule=rule, types=CUBE_TYPES,
+        slicing=lambda shapes, **attrs: matmul_rules(*shapes, **attrs),
+        backward=lambda s: slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"]),
+        traits=("product",), weights=(0, 1), tolerances=SUMS,
+        examples=examples,
+    )  # fmt: skip
+
+
+_register(
+    "matmul",
+    "c = a b for a (m, k), b (k, n); trans_a, trans_b: stored (k, m), (n, k)",
+    _matrices,
+    (
+        *(Example(((m, k), (k, n))) for m, k, n in _SIDES),
+        Example(((33, 17), (33, 5)), {"trans_a": True}),
+        Example(((17, 33), (5, 33)), {"trans_b": True}),
+        Example(((40, 24), (8, 40)), {"trans_a": True, "trans_b": True}),
+    ),
+)
+_register(
+    "batch_matmul",
+    "a batch of products (..., m, k) (..., k, n); batch axes broadcast",
+    _batches,
+    (
+        Example(((1, 1, 1), (1, 1, 1))),
+        Example(((3, 17, 16), (3, 16, 33))),
+        Example(((2, 3, 7, 5), (3, 5, 4))),
+        Example(((2, 1, 16, 8), (1, 2, 9, 8)), {"trans_b": True}),
+    ),
+)
+
+
+# -- gemm -----------------------------------------------------------------------------------------
+def _gemm_shape(
+    a: Shape, b: Shape, bias: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any
+) -> Shape:
+    out = _matrices(a, b, trans_a=trans_a, trans_b=trans_b)
+    if forms.broadcast_shape("bias and product", out, bias) != out:
+        raise ShapeError(f"a bias that broadcasts to {out}", str(bias), "reshape it")
+    return out
+
+
+def _gemm_values(
+    a: Values, b: Values, bias: Values, *, alpha: float, beta: float, **attrs: Any
+) -> Values:
+    result: Values = alpha * product(a, b, **attrs) + beta * bias
+    return result
+
+
+def _gemm(
+    a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, trans_a: bool, trans_b: bool
+) -> Tensor:
+    """Scale and add in fp32, round once."""
+    total = te.matmul(a, b, trans_a, trans_b, "fp32")
+    added = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
+    scaled = total if alpha == 1 else te.vmuls(total, alpha)
+    return narrow(te.vadd(scaled, added if beta == 1 else te.vmuls(added, beta)), a.dtype)
+
+
+def _gemm_slices(
+    shapes: tuple[Shape, ...], *, trans_a: bool, trans_b: bool, **attrs: Any
+) -> SliceRules:
+    a, b, bias = shapes
+    rules = matmul_rules(a, b, trans_a, trans_b)
+    out = product_shape(a, b, trans_a, trans_b)
+    extra = following((bias,), out)
+    axes = tuple(
+        AxisRule(r.axis, r.kind, (*r.sources, *(Source(2, s.axis) for s in extra[r.axis])), r.joins)
+        for r in rules.axes
+    )
+    return SliceRules("CubeMatmul", axes)
+
+
+def _gemm_slopes(s: gradients.Site) -> Grads:
+    """Return the product's gradients times alpha, and the bias's: the rows' sum times beta."""
+    net, alpha, beta = s.net, s.attrs["alpha"], s.attrs["beta"]
+    bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
+    turns = s.attrs["trans_a"], s.attrs["trans_b"]
+    return *slopes(s, "matmul", net.scaled(s.g, alpha), *turns), bias
+
+
+define(
+    "gemm", ("a", "b", "bias"), _gemm_values, _gemm,
+    "alpha a b + beta bias, bias broadcast over rows: a fully connected layer", outputs=("c",),
+    attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
+    shape_rule=_gemm_shape, types=TypeRule(("fp16", "bf16"), unit="cube"), slicing=_gemm_slices,
+    backward=_gemm_slopes, traits=("product",), weights=(0, 1, 2), tolerances=SUMS,
+    examples=(
+        Example(((1, 1), (1, 1), (1,))), Example(((17, 33), (33, 16), (16,))),
+        Example(((5, 16), (7, 16), (5, 7)), {"trans_b": True, "alpha": 0.5, "beta": 2.0}),
+    ),
+)  # fmt: skip
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+Finish = Callable[[Tensor], Tensor]
+"""From whole sums (N1, M1, 16, 16) in the accumulator's format to what is stored."""
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+"""Shares of K that are tried."""
+ABOVE = 1.25
+"""A product so many times above its bound may gain from a division of K."""
+LEAST = 8
+"""Fractals of K that a share has at least."""
+ADDING = 500
+"""Cycles before the first sums are added, and behind the last, about."""
+DEPTHS = ((5, 1), (5, 2), (6, 3), (3, 3))
+"""K tiles in fractals, and how many a stage has, that are tried for the quickest tile of C: no
+closed form says well what the first load and the last drain cost."""
+TIMED = 3
+"""Divisions of K that are timed."""
+
+
+@lru_cache(32)
+def product_kernel(
+    shape: GemmShape,
+    chip: Chip,
+    schedule: GemmSchedule,
+    epilogue: Epilogue | None = None,
+    finish: Finish | None = None,
+) -> isa.Kernel:
+    """Return the kernel of a product, its output "c": a phase, another for a rest or divided K.
+
+    What follows is `epilogue`, where K is divided `finish`, by default the output's format only.
+    Raises as `gemm_launch`.
+    """
+    pieces, phases = gemm_schedule.stretches(shape, schedule), list[isa.Launch]()
+    for one, area in pieces:
+        whole = one.split_k == 1
+        after = epilogue if whole or len(pieces) > 1 else None
+        launch = gemm.gemm_launch(shape, chip, one, after, area)
+        if phases:
+            launch = replace(isa.renamed(launch, {"tiles": "more"}), name=f"{launch.name}_rest")
+        phases.append(launch)
+        if not whole:
+            phases += _added(shape, chip, one, area[1], finish)
+    return isa.Kernel(phases[0].name, tuple(phases))
+
+
+def _added(
+    shape: GemmShape,
+    chip: Chip,
+    schedule: GemmSchedule,
+    columns: tuple[int, int],
+    finish: Finish | None,
+) -> tuple[isa.Launch, ...]:
+    """Return the phases that add the partial sums of fractals (first, count) of columns of C."""
+    (m1, _, n1), parts, area = shape.fractals, gemm.parts_of(shape, schedule), isa.FRACTAL**2
+    stored = (parts, columns[1], m1, isa.FRACTAL, isa.FRACTAL)
+    sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
+    last = finish or partial(narrow, dtype=shape.out_dtype)
+    added = te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip)).phases
+    if columns[1] == n1:
+        return added
+    place = columns[0] * m1 * area, n1 * m1 * area
+    return tuple(isa.renamed(phase, {}, c=place) for phase in added)
+
+
+def default_product(
+    shape: GemmShape,
+    chip: Chip,
+    epilogue: Epilogue | None = None,
+    finish: Finish | None = None,
+    warm: frozenset[str] = frozenset(),
+    start: Start = "cold",
+) -> GemmSchedule:
+    """Return the quickest schedule of those that look best, on an L2 that holds tensors `warm`.
+
+    Where cores are of two kinds, a kernel that divides K needs both: `start` says at what price.
+    Without a `finish` for an epilogue K is not divided. Raises as `default_schedule`.
+    """
+
+    def cycles(schedule: GemmSchedule) -> int:
+        kernel = product_kernel(shape, chip, schedule, epilogue, finish)
+        return warm_cycles(kernel, chip, warm, start)
+
+    found = default_schedules.promising(shape, chip, epilogue, warm)
+    timed = {s: cycles(s) for _, s in found}
+    best = min(timed, key=timed.__getitem__)
+    for fractals, step in DEPTHS:
+        one = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
+        with suppress(CapacityError):
+            timed[one] = cycles(one)
+    quickest, least = min(timed.values()), least_cycles(shape, chip, warm)
+    if quickest - start_cycles(chip, start) <= ABOVE * least:
+        return min(timed, key=timed.__getitem__)
+    both = 0 if chip.combined else round(chip.mix_start_s * chip.clock_hz)
+    in_two = start_cycles(chip, start, both) + least + chip.all_cores_cycles
+    if (epilogue is None or finish is not None) and in_two < quickest:
+        for _, schedule in divided(shape, chip, found[0][0], warm):
+            try:
+                timed[schedule] = cycles(schedule)
+            except AscendLabError:  # the sums or what follows have no schedule: K stays whole
+                break
+    for schedule in with_rest(shape, chip, found[0][0], epilogue, warm):
+        timed[schedule] = cycles(schedule)
+    return min(timed, key=timed.__getitem__)
+
+
+def _share(chip: Chip, parts: int) -> Chip:
+    """Return what one of `parts` grids has of the cores and of the memories."""
+    l2, memory = (
+        replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
+        for m in (chip.l2, chip.device_memory)
+    )
+    return replace(chip, core_count=chip.core_count // parts, l2=l2, device_memory=memory)
+
+
+def divided(
+    shape: GemmShape, chip: Chip, below: float, warm: frozenset[str] = frozenset()
+) -> tuple[tuple[float, GemmSchedule], ...]:
+    """Return the `TIMED` least estimates with K divided, if `below`, with the schedules."""
+    m1, k1, n1 = shape.fractals
+    loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
+    adding, found = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads, []
+    for parts in SPLITS:
+        if parts <= min(chip.core_count, k1 // LEAST):
+            part = replace(shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype])
+            cycles, own = default_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
+            found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
+    found.sort(key=lambda pair: pair[0])
+    return tuple(pair for pair in found[:TIMED] if pair[0] < below)
+
+
+def with_rest(
+    shape: GemmShape,
+    chip: Chip,
+    below: float,
+    epilogue: Epilogue | None = None,
+    warm: frozenset[str] = frozenset(),
+) -> list[GemmSchedule]:
+    """Return the `TIMED` schedules with a rest that look best, of those estimated `below`.
+
+    The best columns are there with K divided too, if no epilogue follows.
+    """
+    found = []
+    for before, whole, one in default_schedules.whole_turns(shape, chip, epilogue, warm):
+        side, held = ("n", warm | {"a"}) if one.order == "mn" else ("m", warm | {"b"})
+        total = getattr(shape, side)
+        if before * total / whole < below:  # with a rest as quick as the others
+            rest = replace(shape, **{side: total - whole})
+            cycles, own = default_schedules.promising(rest, chip, epilogue, held, 1)[0]
+            job = rest, chip, cycles, held
+            found.append((before + cycles, replace(one, rest=own), job))
+    found.sort(key=lambda row: row[0])
+    schedules = [one for cycles, one, _ in found[:TIMED] if cycles < below]
+    columns = [row for row in found if schedules and not epilogue and row[1].order == "mn"]
+    for _, one, job in columns[:1]:
+        schedules += [replace(one, rest=own) for _, own in divided(*job)[:1]]
+    return schedules
+
+
+def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> float:
+    """Return cycles no schedule goes below: the cubes' peak, and memory for what L2 lacks."""
+    sizes = {"a": shape.m * shape.k, "b": shape.k * shape.n}
+    cold = sum(size for name, size in sizes.items() if name not in warm)
+    memory = cold * DTYPE_BYTES[shape.dtype] / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    macs = shape.ops // 2
+    return max(macs / (chip.macs_per_cycle(shape.dtype) * chip.core_count), memory)
+
+
+def warm_cycles(
+    kernel: isa.Kernel, chip: Chip, warm: Collection[str], start: Start = "cold"
+) -> int:
+    """Return the cycles of a kernel, start included, on an L2 that has read the `warm` tensors."""
+    tensors = kernel.tensors
+    held = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
+    timeline = simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held))
+    return replace(timeline, start=start).total_cycles
+
+
+def base_name(buffer: isa.Buffer) -> str:
+    """Return the name a tensor has in its piece: kernels may store it in several forms."""
+    return buffer.name.partition(".")[0]

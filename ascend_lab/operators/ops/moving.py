@@ -1,0 +1,433 @@
+"""Operators that move data and compute nothing: turn, view, repeat, cut, pad and join tensors."""
+
+import math
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import ShapeError
+from ascend_lab.limits import shown
+from ascend_lab.machine import isa, layout
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import rearrange, transpose
+from ascend_lab.operators.ops import formats as forms, slicing
+from ascend_lab.operators.ops.formats import (
+    Shape,
+    TypeRule,
+    axis_of,
+    elements,
+    exact,
+    is_whole,
+    span,
+)
+from ascend_lab.operators.ops.gradients import Site, added
+from ascend_lab.operators.ops.operator import REQUIRED, Call, Example, Grads, Template, define
+from ascend_lab.operators.ops.slicing import (
+    Adjust,
+    AxisRule,
+    Range,
+    Ranges,
+    SliceRules,
+    Source,
+    Window,
+)
+
+ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")
+_EXACT = exact()
+
+
+# -- transpose ------------------------------------------------------------------------------------
+def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
+    """Return the permutation counted from 0; None reverses the axes."""
+    if perm is None:
+        return tuple(range(len(shape)))[::-1]
+    order = tuple(axis_of("perm", p, shape) for p in perm)
+    if sorted(order) != list(range(len(shape))):
+        needed = f"perm: each of the {len(shape)} axes of {shape} once"
+        raise ShapeError(needed, str(tuple(perm)), "mend perm")
+    return order
+
+
+define(
+    "transpose", ("x",), lambda x, *, perm: x.transpose(_order(perm, x.shape)),
+    lambda x, *, perm: te.transpose(x, _order(perm, x.shape)),
+    "axis d of y is axis perm[d] of x (default: axes reversed)",
+    attrs={"perm": None},
+    shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)), types=TypeRule(ANY),
+    slicing=lambda shapes, *, perm: slicing.axis_rules(
+        "Transpose", [(Source(0, p),) for p in _order(perm, shapes[0])]
+    ),
+    backward=lambda s: (
+        s.net.transpose(s.g, perm=tuple(np.argsort(_order(s.attrs["perm"], s.shape())).tolist())),
+    ),
+    template=Template(
+        lambda call, chip: transpose.transpose_launch(
+            chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
+        ),
+    ),
+    traits=("moves",), tolerances=_EXACT,
+    examples=(
+        Example(((1,),)), Example(((16, 16),)), Example(((17, 33),), {"perm": (1, 0)}),
+        Example(((2, 3, 5),), {"perm": (0, 2, 1)}), Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
+        Example(((2, 3, 4, 5),), {"perm": (-1, 0, 2, 1)}), Example(((31, 129),)),
+    ),
+)  # fmt: skip
+
+
+# -- reshape --------------------------------------------------------------------------------------
+def _target(x: Shape, *, shape: Any) -> Shape:
+    """Return the new shape: 0 keeps a size, one -1 takes what is left (ONNX Reshape)."""
+    sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
+    if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
+        needed = "shape: sizes, 0 to keep one, at most one -1"
+        raise ShapeError(needed, str(tuple(shape)), "mend it")
+    if -1 in sizes:
+        rest = -elements(tuple(sizes))
+        if rest == 0 or elements(x) % rest:
+            needed = f"shape: sizes that divide the {elements(x)} elements of {x}"
+            raise ShapeError(needed, str(tuple(shape)), "choose others")
+        sizes[sizes.index(-1)] = elements(x) // rest
+    if elements(tuple(sizes)) != elements(x):
+        needed = f"shape: {elements(x)} elements, as in {x}"
+        got = f"{elements(tuple(sizes))} in {tuple(sizes)}"
+        raise ShapeError(needed, got, "keep the number of elements")
+    return tuple(sizes)
+
+
+def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
+    """Return the outermost axis of each part of `out` that whole axes of x make up.
+
+    Its value is the outermost axis of x there, and the grains in which both may be cut: (b, s, k)
+    as (b s, k) may be cut behind every s rows.
+    """
+    found: dict[int, tuple[int, int, int]] = {}
+    i = j = 0
+    while i < len(x) and j < len(out):
+        first, ends = (i, j), [i + 1, j + 1]
+        while math.prod(x[i : ends[0]]) != math.prod(out[j : ends[1]]):
+            short = math.prod(x[i : ends[0]]) > math.prod(out[j : ends[1]])
+            if ends[short] >= len((x, out)[short]):
+                return found
+            ends[short] += 1
+        while first[0] + 1 < ends[0] and x[first[0]] == 1:
+            first = first[0] + 1, first[1]
+        while first[1] + 1 < ends[1] and out[first[1]] == 1:
+            first = first[0], first[1] + 1
+        rests = math.prod(x[first[0] + 1 : ends[0]]), math.prod(out[first[1] + 1 : ends[1]])
+        both = math.lcm(*rests)
+        found[first[1]] = first[0], both // rests[0] if both else 1, both // rests[1] if both else 1
+        i, j = ends
+    return found
+
+
+def _reshaped(out: Shape) -> Adjust:
+    """Return how the attribute `shape` changes for a piece."""
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
+
+    return adjust
+
+
+def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
+    x, out = shapes[0], _target(shapes[0], shape=shape)
+    groups = _axis_groups(x, out) if elements(x) else {}
+    axes = []
+    for i, size in enumerate(out):
+        source, taken, grain = groups.get(i, (0, 1, size + 1))
+        if grain < size or grain == size == 1:
+            rule = AxisRule(i, "free", (Source(0, source, grain=taken),), (i,), grain)
+        else:
+            rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
+        axes.append(rule)
+    return SliceRules("Transpose", tuple(axes), adjust=_reshaped(out))
+
+
+define(
+    "reshape", ("x",), lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
+    lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
+    "the same elements in row-major order; 0 keeps a size, one size may be -1",
+    attrs={"shape": REQUIRED}, shape_rule=_target, types=TypeRule(ANY), slicing=_reshape_slices,
+    backward=lambda s: (s.net.shaped(s.g, s.shape()),),
+    template=Template(
+        lambda call, chip: rearrange.reshape_launch(
+            chip, call.shapes[0], call.outputs[0], call.dtypes[0]
+        ),
+    ),
+    traits=("moves", "renames"), tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"shape": (1, 1)}), Example(((6, 35),), {"shape": (7, 30)}),
+        Example(((2, 3, 17),), {"shape": (0, -1)}), Example(((129,),), {"shape": (3, 43)}),
+    ),
+)  # fmt: skip
+
+
+# -- expand ---------------------------------------------------------------------------------------
+def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
+    out = forms.broadcast_shape("expand", shapes[0], tuple(shape))
+    return slicing.axis_rules("Broadcast", slicing.following(shapes, out), adjust=_reshaped(out))
+
+
+def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
+    """Return a copy whose source stands still along the repeated axes."""
+    x, out = call.shapes[0], call.outputs[0]
+    wide, dtype = (1,) * (len(out) - len(x)) + x, call.dtypes[0]
+    steps = [0 if n == 1 else step for n, step in zip(wide, layout.row_major(wide), strict=True)]
+    views = out, steps, layout.row_major(out)
+    return layout.copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
+
+
+define(
+    "expand", ("x",),
+    lambda x, *, shape: np.broadcast_to(x, forms.broadcast_shape("", x.shape, tuple(shape))),
+    lambda x, *, shape: te.broadcast(x, forms.broadcast_shape("", x.shape, tuple(shape))),
+    "x repeated to a shape by the broadcasting rule",
+    attrs={"shape": REQUIRED},
+    shape_rule=lambda x, *, shape: forms.broadcast_shape("x and shape", x, tuple(shape)),
+    types=TypeRule(("fp16", "fp32", "bf16", "int32")), slicing=_expand_slices,
+    backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
+    template=Template(_expand_kernel), traits=("moves",), tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"shape": (17,)}), Example(((3, 1),), {"shape": (3, 33)}),
+        Example(((5,),), {"shape": (4, 5)}), Example(((2, 1, 16),), {"shape": (2, 7, 16)}),
+    ),
+)  # fmt: skip
+
+
+# -- slice ----------------------------------------------------------------------------------------
+def _taken(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]:
+    """Return what is taken of each axis; negative bounds count back, bounds beyond are cut."""
+    steps = (1,) * len(x) if step is None else tuple(step)
+    if not len(begin) == len(end) == len(steps) == len(x):
+        needed = f"begin, end and step for each of the {len(x)} axes of {x}"
+        got = f"{tuple(begin)}, {tuple(end)}, {steps}"
+        raise ShapeError(needed, got, "give one number per axis")
+    if not all(map(is_whole, steps)) or min(steps, default=1) < 1:
+        raise ShapeError("whole steps of at least 1", shown(steps), "gather reverses an axis")
+    out = []
+    for size, b, e, s in zip(x, begin, end, steps, strict=True):
+        low, high, _ = slice(b, e).indices(size)
+        if low >= high:
+            needed = f"begin before end within 0 .. {size}"
+            raise ShapeError(needed, f"{b} .. {e}", "mend the bounds")
+        out.append(slice(low, high - (high - low - 1) % s, s))
+    return tuple(out)
+
+
+def _slice(x: te.Tensor, **attrs: Any) -> te.Tensor:
+    parts = _taken(x.shape, **attrs)
+    return te.slice(x, [p.start for p in parts], [p.stop for p in parts], [p.step for p in parts])
+
+
+def _slice_kernel(call: Call, chip: Chip) -> isa.Launch:
+    parts = _taken(call.shapes[0], **call.attrs)
+    begin, end, step = zip(*((p.start, p.stop, p.step) for p in parts), strict=True)
+    return rearrange.slice_launch(chip, call.shapes[0], begin, end, call.dtypes[0], step=step)
+
+
+def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    parts = _taken(shapes[0], **attrs)
+    axes = tuple(
+        AxisRule(i, "halo", (Source(0, i, Window(-p.start, p.start, p.step)),), (i,))
+        for i, p in enumerate(parts)
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        low, high = ranges[0][axis]
+        begin = tuple(0 if i == axis else p.start for i, p in enumerate(parts))
+        end = tuple(high - low if i == axis else p.stop for i, p in enumerate(parts))
+        return {"begin": begin, "end": end}
+
+    return SliceRules("SlidingWindow", axes, adjust=adjust)
+
+
+def _slice_slope(s: Site) -> Grads:
+    """Return the gradient with zeros around it; where the slice skips, added into zeros."""
+    shape, grad = s.shape(), s.g
+    steps = s.attrs["step"] or (1,) * len(shape)
+    ranges = zip(s.attrs["begin"], s.attrs["end"], shape, strict=True)
+    bounds = [slice(b, e).indices(n)[:2] for b, e, n in ranges]
+    for axis, step in enumerate(steps):
+        if step > 1:
+            places = np.arange(*bounds[axis], step, dtype=np.int32)
+            grad = added(s, grad, s.net.constant(places, name="places"), axis, shape[axis])
+            bounds[axis] = (0, shape[axis])
+    pads = tuple((low, n - high) for (low, high), n in zip(bounds, shape, strict=True))
+    return (s.net.pad(grad, pads=pads) if any(map(any, pads)) else grad,)
+
+
+define(
+    "slice", ("x",), lambda x, **attrs: x[_taken(x.shape, **attrs)], _slice,
+    "x[begin:end:step] on every axis; negative bounds count from the end",
+    attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
+    shape_rule=lambda x, **attrs: tuple(
+        len(range(p.start, p.stop, p.step)) for p in _taken(x, **attrs)
+    ),
+    types=TypeRule(ANY), slicing=_slice_slices, backward=_slice_slope,
+    template=Template(_slice_kernel), traits=("moves",), tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"begin": (0,), "end": (1,)}),
+        Example(((33,),), {"begin": (1,), "end": (-1,)}),
+        Example(((7, 32),), {"begin": (0, 16), "end": (7, 32)}),
+        Example(((9, 31),), {"begin": (1, 2), "end": (9, 30), "step": (3, 2)}),
+        Example(((3, 4, 17),), {"begin": (0, -3, 0), "end": (3, 99, 17)}),
+    ),
+)  # fmt: skip
+
+
+# -- pad ------------------------------------------------------------------------------------------
+def _padded(x: Shape, *, pads: Any, value: float) -> Shape:
+    if len(pads) != len(x) or any(len(p) != 2 or min(p) < 0 for p in pads):
+        needed = f"pads: (before, after) >= 0 for each of the {len(x)} axes of {x}"
+        raise ShapeError(needed, str(tuple(pads)), "use slice to cut")
+    return tuple(n + sum(p) for n, p in zip(x, pads, strict=True))
+
+
+def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceRules:
+    x = shapes[0]
+    axes = tuple(
+        AxisRule(i, "halo" if sum(p) else "free", (Source(0, i, Window(p[0], -p[0])),), (i,))
+        for i, p in enumerate(pads)
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        low, high = (n - pads[axis][0] for n in piece)
+        own = max(0, -low), max(0, high - x[axis])
+        return {"pads": tuple(own if i == axis else p for i, p in enumerate(pads))}
+
+    return SliceRules("SlidingWindow", axes, adjust=adjust)
+
+
+def _pad_slope(s: Site) -> Grads:
+    begin = tuple(before for before, _ in s.attrs["pads"])
+    end = tuple(b + n for b, n in zip(begin, s.shape(), strict=True))
+    return (s.net.slice(s.g, begin=begin, end=end),)
+
+
+define(
+    "pad", ("x",), lambda x, *, pads, value: np.pad(x, pads, constant_values=value),
+    lambda x, *, pads, value: te.pad(x, pads, value),
+    "x with (before, after) elements of one value added along each axis",
+    attrs={"pads": REQUIRED, "value": 0}, ranges={"value": forms.NOT_NAN},
+    shape_rule=_padded, types=TypeRule(ANY), slicing=_pad_slices, backward=_pad_slope,
+    template=Template(
+        lambda call, chip: rearrange.pad_launch(
+            chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
+        ),
+    ),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"pads": ((0, 0),)}), Example(((17,),), {"pads": ((3, 12),), "value": 1}),
+        Example(((3, 16),), {"pads": ((1, 0), (0, 16))}),
+        Example(((2, 3, 5),), {"pads": ((0, 0), (1, 2), (3, 3)), "value": -1}),
+    ),
+)  # fmt: skip
+
+
+# -- concat and split ------------------------------------------------------------------------------
+def _concat_shape(*shapes: Shape, axis: int) -> Shape:
+    first = shapes[0]
+    at = axis_of("concat", axis, first)
+    for other in shapes[1:]:
+        if (other[:at], other[at + 1 :]) != (first[:at], first[at + 1 :]):
+            needed = f"inputs equal but for axis {at}"
+            raise ShapeError(needed, f"{first} and {other}", "reshape or pad one")
+    return (*first[:at], sum(s[at] for s in shapes), *first[at + 1 :])
+
+
+def _segments(x: Shape, axis: int, why: str, inputs: int = 1, outputs: int = 1) -> SliceRules:
+    """Return free axes but for the one along which tensors are joined or cut."""
+    at = axis_of("axis", axis, x)
+    sources = [why if i == at else slicing.every_input(i, inputs) for i in range(len(x))]
+    return slicing.axis_rules("Segment", sources, outputs=outputs)
+
+
+def _concat_slopes(s: Site) -> Grads:
+    axis = axis_of("axis", s.attrs["axis"], s.shape())
+    sizes = (s.shape(i)[axis] for i in range(len(s.inputs)))
+    bounds = pairwise(accumulate(sizes, initial=0))
+    parts = (span(s.out_kind().shape, axis, *ends) for ends in bounds)
+    return [s.net.slice(s.g, begin=begin, end=end) for begin, end in parts]
+
+
+define(
+    "concat", ("x",), lambda *x, axis: np.concatenate(x, axis),
+    lambda *x, axis: te.concat(list(x), axis),
+    "the inputs one behind the other along an axis",
+    attrs={"axis": 0}, variadic=True,
+    shape_rule=_concat_shape, types=TypeRule(ANY), backward=_concat_slopes,
+    slicing=lambda shapes, *, axis: _segments(
+        shapes[0], axis, "its pieces come from different inputs", len(shapes)
+    ),
+    template=Template(
+        lambda call, chip: rearrange.concat_launch(
+            chip, call.shapes, call.attrs["axis"], call.dtypes[0]
+        ),
+        reads=(),
+    ),
+    traits=("moves",), tolerances=_EXACT,
+    examples=(
+        Example(((1,),)), Example(((7,), (16,), (1,))), Example(((3, 17), (3, 16)), {"axis": 1}),
+        Example(((2, 5, 4), (1, 5, 4)), {"axis": -3}), Example(((16, 32), (16, 32)), {"axis": 1}),
+    ),
+)  # fmt: skip
+
+
+def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
+    """Return the piece sizes: as given, or a number of equal pieces."""
+    at = axis_of("split", axis, x)
+    if is_whole(sizes):
+        sizes = (x[at] // sizes,) * sizes if 0 < sizes <= x[at] else ()
+    if min(sizes, default=0) < 1 or sum(sizes) != x[at]:
+        needed = f"sizes >= 1 that add up to {x[at]}, axis {at} of {x}"
+        raise ShapeError(needed, str(sizes), "give the sizes, or a number that divides the axis")
+    return tuple(sizes)
+
+
+def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
+    at = axis_of("split", axis, x)
+    return tuple((*x[:at], n, *x[at + 1 :]) for n in _split_sizes(x, sizes, axis))
+
+
+def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
+    at, bounds = axis_of("split", axis, x.shape), accumulate(_split_sizes(x.shape, sizes, axis))
+    return tuple(te.slice(x, *span(x.shape, at, *ends)) for ends in pairwise((0, *bounds)))
+
+
+def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceRules:
+    count = len(_split_sizes(shapes[0], sizes, axis))
+    return _segments(shapes[0], axis, "its pieces go to different outputs", outputs=count)
+
+
+def _split_slope(s: Site) -> Grads:
+    parts = [
+        s.net.number(0.0, s.out_kind(i).shape, s.out_kind(i).dtype) if grad is None else grad
+        for i, grad in enumerate(s.grads)
+    ]
+    return (s.net.concat(*parts, axis=s.attrs["axis"]) if len(parts) > 1 else parts[0],)
+
+
+define(
+    "split", ("x",),
+    lambda x, *, sizes, axis: tuple(
+        np.split(x, list(accumulate(_split_sizes(x.shape, sizes, axis)))[:-1], axis)
+    ),
+    _split,
+    "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
+    attrs={"sizes": REQUIRED, "axis": 0},
+    shape_rule=_split_shapes, types=TypeRule(ANY), slicing=_split_slices, backward=_split_slope,
+    template=Template(
+        lambda call, chip: rearrange.split_launch(
+            chip, call.shapes[0], _split_sizes(call.shapes[0], **call.attrs), call.attrs["axis"],
+            call.dtypes[0],
+        ),
+    ),
+    traits=("moves",), tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"sizes": 1}), Example(((24,),), {"sizes": (7, 16, 1)}),
+        Example(((3, 32),), {"sizes": 2, "axis": 1}),
+        Example(((5, 3, 4),), {"sizes": (2, 3), "axis": -3}),
+    ),
+)  # fmt: skip

@@ -1,0 +1,382 @@
+"""An operator in one place: formula, expression, types, shapes, slices, gradient, tests."""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import Kernel, Launch, as_kernel
+from ascend_lab.machine.layout import AddressMap, pack, unpack
+from ascend_lab.operators.ops import formats as forms
+from ascend_lab.operators.ops.formats import (
+    Attrs,
+    Shape,
+    Shapes,
+    Tolerances,
+    TypeRule,
+    Values,
+    rounded,
+)
+from ascend_lab.operators.ops.slicing import SliceRules, elementwise_rules
+
+Memory = Mapping[str, Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One use of an operator: input shapes, formats and attributes, and the output shapes."""
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kernel written by hand: what builds it, and where its inputs and outputs lie.
+
+    `reads` names its tensors in the order of the inputs (none: x0, x1, ...), which lie in `layout`
+    ("": row-major; NC1HWC0:16 has blocks of 16 in any format), outputs y or y0, y1, ... in
+    `result`. `extra(call)` are small tensors of its own; `feed` and `fetch` replace all that.
+    Where `applies` says no, the operator's expression is scheduled instead.
+
+    Bringing operands into layouts is the work of conversion operators between kernels, not of the
+    kernel, so `run` packs and unpacks on the host and `time` does not count it.
+    """
+
+    build: Callable[[Call, Chip], Kernel | Launch]
+    reads: tuple[str, ...] = ("x",)
+    layout: str = ""
+    result: str = ""
+    extra: Callable[[Call], dict[str, Values]] = lambda call: {}
+    applies: Callable[[Call, Chip], bool] = lambda call, chip: True
+    feed: Callable[[Call, Sequence[Values]], dict[str, Values]] | None = None
+    fetch: Callable[[Call, Memory], tuple[Values, ...]] | None = None
+
+    def kernel(self, call: Call, chip: Chip) -> Kernel:
+        """Return the kernel of a call."""
+        return as_kernel(self.build(call, chip))
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """Return the kernel's names of `count` inputs."""
+        return self.reads[:count] or tuple(f"x{i}" for i in range(count))
+
+    def tensors(self, call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+        """Return the kernel's tensors for input arrays."""
+        if self.feed is not None:
+            return self.feed(call, arrays)
+        laid = [pack(_map(self.layout, a, a.shape), a) if self.layout else a for a in arrays]
+        return {**dict(zip(self.names(len(arrays)), laid, strict=True)), **self.extra(call)}
+
+    def outputs(self, call: Call, memory: Memory) -> tuple[Values, ...]:
+        """Return the outputs from the kernel's tensors."""
+        if self.fetch is not None:
+            return self.fetch(call, memory)
+        shapes = call.outputs
+        names = ("y",) if "y" in memory else tuple(f"y{i}" for i in range(len(shapes)))
+        found = [memory[name].reshape(-1) for name in names]
+        if self.result:
+            pairs = zip(found, shapes, strict=True)
+            return tuple(unpack(_map(self.result, a, shape), a) for a, shape in pairs)
+        return tuple(a.reshape(shape) for a, shape in zip(found, shapes, strict=True))
+
+
+def _map(layout: str, array: Values, shape: Shape) -> AddressMap:
+    return forms.map_of(layout, shape, forms.format_of(array))
+
+
+Grads = Sequence[Any]
+"""One gradient, or None, for each input of an operator."""
+TRAITS = {
+    "lanes": "works lane by lane on tensors in blocks, and makes a finite number of a zero",
+    "pointwise": "one tensor, element by element: does not see where elements lie",
+    "commutes": "f(x, y) = f(y, x)",
+    "broadcasts": "arithmetic of two tensors that are stretched to a common shape",
+    "nonnegative": "results are never below 0",
+    "even": "f(-x) = f(x)",
+    "moves": "puts elements elsewhere and computes nothing",
+    "renames": "a view: the elements stay where they are",
+    "reduction": "each result depends on a whole axis",
+    "product": "a product of matrices on the cube",
+    "convolution": "a sliding window with weights on the cube",
+    "pooling": "the largest or the mean of sliding windows",
+    "largest": "the largest of sliding windows",
+    "pool gradient": "the gradient of a pooling with respect to its image",
+    "channel sums": "sums over images and pixels, one per channel",
+    "image fold": "folds the pixels of each channel of an image",
+    "in place": "its kernel changes an input",
+    "frames": "makes images of raw bytes on their way into the core: no kernel, no launch",
+    "busy": "takes at least one vector operation per result, fused or not",
+}
+"""What the traits of an operator mean."""
+REQUIRED = object()
+"""Default of an attribute that the caller must give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Input shapes and attributes to test an operator with."""
+
+    shapes: tuple[Shape, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Values a test draws for an input: uniform in [low, high).
+
+    `distinct` draws no number twice; with `step` all are its multiples, so that many are equal.
+    """
+
+    low: float = -2.0
+    high: float = 2.0
+    distinct: bool = False
+    step: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """What an operator is; the methods check their arguments and fill in default attributes.
+
+    Needed: `name`, `inputs`, the NumPy `formula` (on fp64 or int64 arrays) and, to run it, the
+    tensor expression `compute`. Everything else has the default of an elementwise operator.
+    `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
+    **attrs)` the slice rules; `backward(site)` the gradients (see `ops.gradients`), computed in
+    fp32 if `wide`; `template` is a hand-written kernel instead of the default schedule.
+    `traits` says what passes ask about (see `TRAITS`), `weights` where trained inputs stand.
+    `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
+    attributes that are one number to the least and the largest (finite ones by default).
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    formula: Callable[..., Any]
+    compute: Callable[..., Any] | None = None
+    summary: str = ""
+    outputs: tuple[str, ...] = ("y",)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, forms.Range] = field(default_factory=dict)
+    optional: int = 0
+    variadic: bool = False
+    shape_rule: Callable[..., Any] = lambda *shapes, **attrs: forms.broadcast_shape(
+        "operands", *shapes
+    )
+    types: TypeRule = field(default_factory=TypeRule)
+    slicing: Callable[..., SliceRules] | None = None
+    backward: Callable[[Any], Grads] | None = None
+    wide: bool = False
+    template: Template | None = None
+    traits: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+    index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
+    tolerances: Tolerances = field(default_factory=rounded)
+    allows_empty: bool = False
+
+    def __repr__(self) -> str:
+        """Return the signature."""
+        return f"Operator({self.name}({', '.join(self.inputs)}) -> {', '.join(self.outputs)})"
+
+    # -- arguments ------------------------------------------------------------------------------
+    def names(self, count: int) -> tuple[str, ...]:
+        """Return one name per input; raise `InputError` if the operator takes no `count` inputs."""
+        most = len(self.inputs)
+        if self.variadic and count > most:
+            return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(most, count)))
+        if not most - self.optional <= count <= most:
+            few = f"{most - self.optional} to " if self.optional else ""
+            more = " or more" if self.variadic else ""
+            needed = f"{self.name}: {few}{most}{more} inputs ({', '.join(self.inputs)})"
+            raise InputError(needed, str(count), "pass every tensor, attributes by name")
+        return self.inputs[:count]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The attributes that the caller must give."""
+        return tuple(key for key, value in self.attrs.items() if value is REQUIRED)
+
+    def settings(self, attrs: Attrs) -> dict[str, Any]:
+        """Return all attributes, defaults filled in; raise `InputError` for wrong or missing."""
+        for key, value in attrs.items():
+            if key not in self.attrs:
+                near = difflib.get_close_matches(key, self.attrs, 1)
+                needed = f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}"
+                raise InputError(needed, key, f"did you mean {near[0]}?" if near else "drop it")
+            where = f"{self.name}: attribute {key}"
+            forms.check_attribute(where, value, self.attrs[key], self.ranges.get(key))
+        full = {**self.attrs, **attrs}
+        for key, value in full.items():
+            if value is REQUIRED:
+                raise InputError(f"{self.name}: attribute {key}", "none", f"give {key}=...")
+        return full
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the operator's name in front of what a rule complains about."""
+        try:
+            yield
+        except AscendLabError as error:
+            if error.needed.startswith(f"{self.name}:"):
+                raise
+            what = f"{self.name}: {error.needed}"
+            raise type(error)(what, error.got, error.remedy) from None
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            own = (f"{n}={'...' if v is REQUIRED else v}" for n, v in self.attrs.items())
+            needed = f"{self.name}: attributes of the kind of {', '.join(own) or '(none)'}"
+            raise InputError(needed, f"values that say: {error}", "mend their kind") from error
+
+    # -- what the operator means ----------------------------------------------------------------
+    def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
+        """Return the output shapes; raise `ShapeError` that shows the shapes."""
+        names = self.names(len(shapes))
+        given = [
+            forms.check_shape(f"{self.name}: {n}", s) for n, s in zip(names, shapes, strict=True)
+        ]
+        settings = self.settings(attrs)
+        empty = [s for s in given if forms.elements(s) == 0]
+        if empty and not self.allows_empty:
+            remedy = "give sizes of at least 1"
+            raise ShapeError(f"{self.name}: tensors that are not empty", str(empty[0]), remedy)
+        with self._named():
+            out = self.shape_rule(*given, **settings)
+        many = out if out and isinstance(out[0], tuple) else (out,)
+        return tuple(forms.check_shape(f"{self.name}: output", shape) for shape in many)
+
+    def dtypes(self, *dtypes: str, **attrs: Any) -> tuple[str, ...]:
+        """Return the output formats; raise `TypeMismatchError` naming the input at fault."""
+        settings = self.settings(attrs)
+        with self._named():
+            main = forms.check_types(
+                self.name, self.types, self.names(len(dtypes)), dtypes, settings
+            )
+            return self.types.outputs(main, settings, len(self.outputs))
+
+    def input_types(self, count: int, main: str, **attrs: Any) -> tuple[str, ...]:
+        """Return the formats of `count` inputs when the operator's main format is `main`."""
+        return self.types.inputs(self.names(count), main, self.settings(attrs))
+
+    def reference(self, *arrays: Values, **attrs: Any) -> Any:
+        """Return the output array (a tuple of several): computed wide, cast once at the end.
+
+        Floats compute in fp64, whole numbers in int64. fp64 inputs, for gradient tests, give
+        fp64 outputs. Raises as `infer`, `dtypes` and `check_indices`.
+        """
+        settings = self.settings(attrs)
+        given = [np.asarray(a) for a in arrays]
+        self.infer(*(a.shape for a in given), **attrs)
+        self.check_indices(given, settings)
+        formats = tuple(forms.format_of(a) for a in given)
+        results = None if "fp64" in formats else self.dtypes(*formats, **attrs)
+        with np.errstate(all="ignore"):
+            wide = self.formula(*(forms.widen(a) for a in given), **settings)
+        many = wide if isinstance(wide, tuple) else (wide,)
+        cast = tuple(np.asarray(values) for values in many)
+        if results is not None:
+            kinds = results if len(results) == len(many) else results[:1] * len(many)
+            cast = tuple(map(forms.round_to, cast, kinds))
+        return cast if len(cast) > 1 else cast[0]
+
+    def expression(self, *tensors: Any, **attrs: Any) -> Any:
+        """Return the operator on DSL tensors: one tensor or a tuple."""
+        if self.compute is None:
+            raise InputError(f"{self.name}: a tensor expression", "none", "set compute=")
+        return self.compute(*tensors, **self.settings(attrs))
+
+    def slice_rules(self, shapes: Shapes, attrs: Attrs | None = None) -> SliceRules:
+        """Return how the output may be cut at these input shapes."""
+        outs = self.infer(*shapes, **(attrs or {}))
+        if self.slicing is None:
+            return elementwise_rules(shapes, outs[0], outputs=len(outs))
+        return self.slicing(tuple(shapes), **self.settings(attrs or {}))
+
+    def has(self, *traits: str) -> bool:
+        """Tell whether the operator has one of some traits."""
+        return any(trait in self.traits for trait in traits)
+
+    # -- checks and tests -----------------------------------------------------------------------
+    def check(self, shapes: Shapes, dtypes: Sequence[str], attrs: Attrs, chip: Chip) -> None:
+        """Raise a typed error before any work: inputs, attributes, shapes, formats, chip."""
+        self.names(len(shapes))
+        if len(shapes) != len(dtypes):
+            needed = f"{self.name}: a number format for each of {len(shapes)} inputs"
+            raise InputError(needed, str(len(dtypes)), "pass as many dtypes as shapes")
+        for dtype in set(dtypes) - DTYPE_BYTES.keys():
+            known = ", ".join(DTYPE_BYTES)
+            raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
+        self.dtypes(*dtypes, **attrs)
+        main = self.types.main(self.names(len(dtypes)), tuple(dtypes))
+        forms.check_chip(self.name, self.types, main, chip)
+        self.infer(*shapes, **attrs)
+
+    def call(self, shapes: Shapes, dtypes: Sequence[str], attrs: Attrs) -> Call:
+        """Return shapes, formats, all attributes and output shapes as one record."""
+        outs = self.infer(*shapes, **attrs)
+        return Call(tuple(shapes), tuple(dtypes), self.settings(attrs), outs)
+
+    def template_for(self, call: Call, chip: Chip) -> Template | None:
+        """Return the template if there is one that applies to a call on a chip."""
+        template = self.template
+        return template if template is not None and template.applies(call, chip) else None
+
+    def index_limits(self, shapes: Shapes, attrs: Attrs) -> dict[int, int]:
+        """Return, for each input that holds indices, the first index that is too large."""
+        names, settings = self.names(len(shapes)), self.settings(attrs)
+        places = [(i, name) for i, name in enumerate(names) if name in self.index_bounds]
+        return {i: self.index_bounds[name](*shapes, **settings) for i, name in places}
+
+    def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
+        """Raise `InputError` naming the first index that points outside its tensor."""
+        for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
+            least = -limit if attrs.get("from_end") else 0
+            wrong = np.argwhere((arrays[i] < least) | (arrays[i] >= limit))
+            if len(wrong):
+                at = tuple(int(n) for n in wrong[0])
+                needed = f"{self.name}: {self.names(len(arrays))[i]} from {least} to {limit - 1}"
+                remedy = "check them first"
+                if not least:
+                    remedy = f"the hardware does not wrap negative indices; {remedy}"
+                raise InputError(needed, f"{arrays[i][at]} at {at}", remedy)
+
+
+OPERATORS: dict[str, Operator] = {}
+"""Every known operator; a plain dict in the order of registration."""
+
+
+def register(operator: Operator, *, replace: bool = False) -> Operator:
+    """Add an operator and return it; raise `InputError` if the name is taken, unless `replace`."""
+    if operator.name in OPERATORS and not replace:
+        remedy = "rename it, or pass replace=True"
+        raise InputError("an operator name that is free", operator.name, remedy)
+    unknown = set(operator.traits) - TRAITS.keys()
+    if unknown:
+        needed = f"{operator.name}: traits of {', '.join(TRAITS)}"
+        raise InputError(needed, ", ".join(sorted(unknown)), "mend it")
+    OPERATORS[operator.name] = operator
+    return operator
+
+
+def get(name: str) -> Operator:
+    """Return an operator by name; raise `InputError` with the nearest names."""
+    if name in OPERATORS:
+        return OPERATORS[name]
+    near = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
+    known = ", ".join(sorted(OPERATORS))
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"give one of {known}"
+    raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
+
+
+def define(*given: Any, **fields: Any) -> Operator:
+    """Register an operator of these fields and return it."""
+    return register(Operator(*given, **fields))
+
+
+def resolve(operator: Operator | str) -> Operator:
+    """Return an operator given itself or its name."""
+    return get(operator) if isinstance(operator, str) else operator

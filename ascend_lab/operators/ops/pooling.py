@@ -1,0 +1,314 @@
+"""Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.machine import layout
+from ascend_lab.machine.chip import Chip
+from ascend_lab.machine.isa import Kernel, as_kernel, renamed, up
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.kernels import conv, conv_windows, epilogue, images, pooling, rows
+from ascend_lab.operators.kernels.conv_shape import ConvShape, pack_weights
+from ascend_lab.operators.kernels.planes import PlaneMeans, ones_and_zeros, plane_means_launch
+from ascend_lab.operators.ops import expressions, formats as forms, reduction
+from ascend_lab.operators.ops.expressions import (
+    NARROW,
+    Pair,
+    in_fp32,
+    narrow,
+    out_size,
+    padded,
+    wide,
+)
+from ascend_lab.operators.ops.formats import Pairs, Shape, TypeRule, Values, exact, rounded
+from ascend_lab.operators.ops.operator import REQUIRED, Call, Domain, Example, Template, define
+from ascend_lab.operators.ops.slicing import AxisRule, Reduction, SliceRules, Source
+
+C0 = 16
+"""Channels of one block of the pooling layout NC1HWC0, bytes aside."""
+MOST_TAPS = 25
+"""Elements of a window that the cube adds: a fractal of weights for each, and channel block."""
+
+
+def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, Pair, Pairs]:
+    """Return kernel, stride (default: the kernel) and padding as pairs; padding < kernel."""
+    size = forms.pair("kernel", kernel)
+    step = size if stride is None else forms.pair("stride", stride)
+    pads = forms.pad_pairs("pool", pad)
+    if any(max(pads[i]) >= size[i] for i in range(2)):
+        needed = f"padding smaller than the kernel {size}"
+        raise errors.ShapeError(needed, str(pads), "a window needs a real element")
+    return size, step, pads
+
+
+def _shape(x: Shape, **attrs: Any) -> Shape:
+    forms.check_rank("x (n, c, h, w)", x, 4)
+    return (*x[:2], *out_size("pool", (x[2], x[3]), *geometry(**attrs)))
+
+
+def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    size, step, pads = geometry(**attrs)
+    rules = (
+        *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2)),
+        *expressions.window_rules(size, step, pads),
+    )
+
+    return SliceRules("SlidingWindow", rules, adjust=partial(expressions.piece_pads, rules, pads))
+
+
+def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
+    """Return how many elements each window averages, (oh, ow)."""
+    axes = []
+    for n, width, stride, (before, after) in zip(size, kernel, step, pads, strict=True):
+        real = np.pad(np.ones(n), (before, after), constant_values=float(include))
+        sums = np.append(0, np.cumsum(real))
+        axes.append((sums[width:] - sums[:-width])[::stride])
+    counts: Values = np.multiply.outer(*axes)
+    return counts
+
+
+# -- values and expressions -----------------------------------------------------------------------
+def _max_values(x: Values, **attrs: Any) -> Values:
+    size, step, pads = geometry(**attrs)
+    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    return expressions.fold_windows(padded(x, pads, least), size, step, np.maximum)
+
+
+def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Values:
+    size, step, pads = geometry(**attrs)
+    counts = window_counts(x.shape[2:], size, step, pads, count_include_pad)
+    result: Values = expressions.fold_windows(padded(x, pads), size, step, np.add) / counts
+    return result
+
+
+def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
+    """Pool in NC1HWC0, the layout of the operation: channels padded to blocks of 16."""
+    n, c, h, w = x.shape
+    c1 = -(-c // C0)
+    blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
+    image = te.transpose(blocks, (0, 1, 3, 4, 2))
+    out = te.pooling2d(image, size, step, (*pads[0], *pads[1]), mode)
+    oh, ow = out.shape[2:4]
+    back = te.reshape(te.transpose(out, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
+    return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
+
+
+def _largest(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
+    """Compare bytes as fp16, which the vector unit can."""
+    if x.dtype != "int8":
+        return _pooled(x, size, step, pads, "max")
+    return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, step, pads, "max"), "int8")
+
+
+def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
+    """Average with zeros counted; without them divide by the average of an image of ones."""
+    size, step, pads = geometry(**attrs)
+    mean = _pooled(x, size, step, pads, "avg")
+    if count_include_pad or not any(map(any, pads)):
+        return mean
+    row = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
+    ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(row, 0.0), 0.0), 0.0), 1.0)
+    share = _pooled(ones, size, step, pads, "avg")
+    return te.vdiv(mean, te.broadcast(share, mean.shape))
+
+
+# -- kernels: images lie as NC1HWC0, so that every window element is one contiguous block ---------
+def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
+    """Return the fold of every window of a padded image (n, c1, h, w, c0)."""
+    n, c1, h, w, c0 = x.shape
+    out = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
+    r, s = te.reduce_axis(size[0], "r"), te.reduce_axis(size[1], "s")
+
+    def formula(b: Any, c: Any, i: Any, j: Any, lane: Any) -> Any:
+        return fold(x[b, c, r + i * step[0], s + j * step[1], lane], (r, s))
+
+    return te.compute(out, formula)
+
+
+def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> ConvShape:
+    """Return the pooling of an image as a convolution with a group per channel."""
+    (size, step, pads), (n, c, h, w) = geometry(**attrs), image
+    return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c, **formats)
+
+
+def _image(call: Call) -> te.Tensor:
+    shape, dtype = call.shapes[0], call.dtypes[0]
+    lanes = None if dtype == "int8" else C0
+    return te.placeholder(
+        layout.address_map("NC1HWC0", shape, dtype, c0=lanes).storage_shape, dtype, "x"
+    )
+
+
+def _max_kernel(call: Call, chip: Chip) -> Kernel:
+    (size, step, pads), x = geometry(**call.attrs), _image(call)
+    if x.dtype == "int8":
+        sizes, out = (x.shape[2], x.shape[3]), (call.outputs[0][2], call.outputs[0][3])
+        planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
+        pool = images.BytePool(planes, sizes, size, step, sides, out)
+        return as_kernel(images.byte_pool_launch(pool, chip))
+    if x.dtype == "fp16":  # the expression takes every window by itself
+        with suppress(errors.CapacityError):
+            return as_kernel(
+                pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
+            )
+    image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
+    values = wide(image) if x.dtype == "bf16" else image
+    y = narrow(_windows(values, size, step, te.max), x.dtype)
+    return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
+
+
+def _counts(call: Call) -> Values:
+    size, include = call.shapes[0][2:], call.attrs["count_include_pad"]
+    return window_counts(size, *geometry(**call.attrs), include)
+
+
+def _average_kernel(call: Call, chip: Chip) -> Kernel:
+    """Divide by a number of the program where all counts are equal, else multiply by `rate`.
+
+    The cube adds, as a depthwise convolution with weights of 1, where the window is small.
+    """
+    (size, step, pads), x, counts = geometry(**call.attrs), _image(call), _counts(call)
+    if shape := _summed(call):
+        return _cube_kernel(call, shape, chip)
+    total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, step, te.sum)
+    if np.ptp(counts) == 0:
+        mean = te.vmuls(total, 1.0 / float(counts.flat[0]))
+    else:
+        rate = te.placeholder((*counts.shape, 1), "fp32", "rate")
+        mean = te.vmul(total, te.broadcast(rate, total.shape))
+    return te.lower(te.auto_schedule(te.renamed(narrow(mean, x.dtype), "y"), chip))
+
+
+def _rates(call: Call) -> dict[str, Values]:
+    """Return what the kernel reads beside the image: 1 / count of each window, weights of 1.
+
+    Lanes that pad the last block have weights too: in C1NHWC0 the kernel, which counts blocks image
+    by image, meets whole blocks where it expects the last one.
+    """
+    counts, shape = _counts(call), _summed(call)
+    found = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
+    if shape:
+        lanes = up(shape.c, C0) * C0
+        every_lane = replace(shape, c=lanes, k=lanes, groups=lanes)
+        ones = np.ones((lanes, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))
+        found["weight"] = pack_weights(every_lane, ones)
+    return found
+
+
+def _summed(call: Call) -> ConvShape | None:
+    """Return the depthwise convolution that adds the windows; None for large ones, and in fp32."""
+    size, dtype = geometry(**call.attrs)[0], call.dtypes[0]
+    if dtype not in NARROW or prod(size) > MOST_TAPS:
+        return None
+    out = "fp32" if np.ptp(_counts(call)) else dtype
+    return as_convolution(call.attrs, call.shapes[0], dtype=dtype, out_dtype=out)
+
+
+def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
+    """Return the mean of each window: sums times a number, or in a second phase times `rate`."""
+    counts, place = _counts(call), conv_windows.dense_placement(shape)
+    if shape.out_dtype != "fp32":
+        scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
+        steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))
+        return as_kernel(
+            conv.conv_launch(shape, chip, None, place, epilogue.Epilogue((), steps, shape.dtype))
+        )
+    first = renamed(conv.conv_launch(shape, chip, None, place), {"y": "sums"})
+    total = te.placeholder((shape.n, shape.blocks[1], *shape.out_hw, C0), "fp32", "sums")
+    rate = te.placeholder((*counts.shape, 1), "fp32", "rate")
+    mean = narrow(te.vmul(total, te.broadcast(rate, total.shape)), shape.dtype)
+    last = as_kernel(te.lower(te.auto_schedule(te.renamed(mean, "y"), chip)))
+    return Kernel("avg_pool2d", (first, *last.phases))
+
+
+# -- registration ---------------------------------------------------------------------------------
+_ATTRS = {"kernel": REQUIRED, "stride": None, "pad": 0}
+_EXAMPLES = (
+    Example(((1, 1, 1, 1),), {"kernel": 1}),
+    Example(((1, 16, 6, 6),), {"kernel": 2}),
+    Example(((2, 3, 7, 5),), {"kernel": 3, "stride": 2, "pad": 1}),
+    Example(((1, 17, 8, 9),), {"kernel": (3, 2), "stride": (1, 2), "pad": ((1, 0), (0, 1))}),
+)
+_SUMS = rounded(fp32_ulps=16, atol=2.0**-18)
+_DISTINCT = {"x": Domain(distinct=True)}
+define(
+    "max_pool2d", ("x",), _max_values,
+    in_fp32(lambda x, **attrs: _largest(x, *geometry(**attrs)), ("bf16",)),
+    "largest element of each window; padding never wins",
+    attrs=_ATTRS, shape_rule=_shape, types=TypeRule((*forms.FLOATS, "int8")), slicing=_slices,
+    backward=lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
+    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"),
+    traits=("pooling", "largest", "busy"),
+    domains=_DISTINCT, tolerances=exact(),
+    examples=_EXAMPLES,
+)  # fmt: skip
+define(
+    "avg_pool2d", ("x",), _average_values, in_fp32(_average),
+    "mean of each window, over real elements only or, with count_include_pad, over padding too",
+    attrs={**_ATTRS, "count_include_pad": False},
+    shape_rule=_shape, types=TypeRule(), slicing=_slices,
+    backward=lambda s: (s.net.avg_pool2d_grad(s.g, size=s.shape()[2:], **s.attrs),),
+    template=Template(_average_kernel, ("x",), "NC1HWC0", "NC1HWC0", extra=_rates),
+    traits=("pooling", "busy"), tolerances=_SUMS,
+    examples=(
+        *_EXAMPLES,
+        Example(_EXAMPLES[2].shapes, {**_EXAMPLES[2].attrs, "count_include_pad": True}),
+    ),
+)  # fmt: skip
+
+
+# -- the whole image ------------------------------------------------------------------------------
+def _global_shape(x: Shape) -> Shape:
+    forms.check_rank("x (n, c, h, w)", x, 4)
+    return (*x[:2], 1, 1)
+
+
+def _global_slices(*ways: Reduction) -> Any:
+    free = tuple(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2))
+    single = tuple(AxisRule(i, "whole", reason="size 1", joins=(i,)) for i in (2, 3))
+    return lambda shapes: SliceRules("Reduce", (*free, *single), ways)
+
+
+def _by_cube(call: Call, chip: Chip) -> bool:
+    """Tell whether the cube adds the pixels: it has the format, and planes for most cores."""
+    (n, c, h, w), dtype = call.shapes[0], call.dtypes[0]
+    many = 4 * n * up(c, C0) >= chip.core_count and h * w > 1
+    return many and dtype in chip.cube and dtype in NARROW
+
+
+def _means_kernel(call: Call, chip: Chip) -> Kernel:
+    n, c, h, w = call.shapes[0]
+    return as_kernel(plane_means_launch(PlaneMeans(n * up(c, C0), h * w, call.dtypes[0]), chip))
+
+
+_GLOBAL = tuple(Example((s,)) for s in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 16, 4, 4), (2, 17, 7, 1)))
+define(
+    "global_max_pool", ("x",), lambda x: x.max(axis=(2, 3), keepdims=True),
+    in_fp32(lambda x: te.reduce_max(x, (2, 3), keepdims=True), ("bf16",)),
+    "largest element of each channel",
+    shape_rule=_global_shape, types=TypeRule(),
+    slicing=_global_slices(*(Reduction(((0, i),), "max") for i in (2, 3))),
+    backward=lambda s: (reduction.shared(s, s.g, s.y(), (2, 3)),), wide=True,
+    traits=("reduction", "image fold"), domains=_DISTINCT, tolerances=exact(),
+    examples=_GLOBAL,
+)  # fmt: skip
+define(
+    "global_avg_pool", ("x",), lambda x: x.mean(axis=(2, 3), keepdims=True),
+    in_fp32(lambda x: te.vmuls(te.reduce_sum(x, (2, 3), True), 1.0 / prod(x.shape[2:]))),
+    "mean of each channel",
+    shape_rule=_global_shape, types=TypeRule(), slicing=_global_slices(),
+    backward=lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
+    template=Template(
+        _means_kernel, ("x",), "NC1HWC0", "NC1HWC0", applies=_by_cube,
+        extra=lambda call: {"ones": ones_and_zeros(forms.numpy_type(call.dtypes[0]))},
+    ),
+    traits=("reduction", "image fold"), tolerances=_SUMS,
+    examples=_GLOBAL,
+)  # fmt: skip

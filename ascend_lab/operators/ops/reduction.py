@@ -1,0 +1,413 @@
+"""Reductions over axes, and what reduces, then rescales: softmax, layer norm and its kin."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from ascend_lab import errors
+from ascend_lab.operators import dsl as te
+from ascend_lab.operators.ops import expressions, formats as forms, gradients, slicing
+from ascend_lab.operators.ops.formats import (
+    EPSILON,
+    Shape,
+    TypeRule,
+    Values,
+    axis_of,
+    exact,
+    rounded,
+)
+from ascend_lab.operators.ops.operator import REQUIRED, Domain, Example, Grads, define
+
+Combine = Literal["sum", "max", "min", "prod"]
+EXAMPLES = (
+    Example(((1,),), {"axis": 0}),
+    Example(((127,),), {"axis": -1}),
+    Example(((5, 33),), {"axis": 1, "keepdims": True}),
+    Example(((5, 33),), {"axis": 0}),
+    Example(((3, 1, 17),), {"axis": (0, -1)}),
+    Example(((2, 31, 16),), {"axis": 1}),
+    Example(((4, 129),), {"axis": None}),
+)
+_EMPTY = Example(((3, 0),), {"axis": 1})
+
+
+def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
+    """Return the shape left after folding the axes; folded ones have size 1 with `keepdims`."""
+    axes = forms.axes_of("reduce", axis, x)
+    return tuple(1 if i in axes else n for i, n in enumerate(x) if keepdims or i not in axes)
+
+
+def _fold_slices(
+    shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool, combine: Any
+) -> slicing.SliceRules:
+    x = shapes[0]
+    folded = forms.axes_of("reduce", axis, x)
+    kept = [own for own in range(len(x)) if keepdims or own not in folded]
+    rules = slicing.axis_rules(
+        "Reduce", ["size 1" if a in folded else (slicing.Source(0, a),) for a in kept]
+    )
+    ways = tuple(slicing.Reduction(((0, a),), combine) for a in folded) if combine else ()
+    return replace(rules, reductions=ways)
+
+
+def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
+    """Return the reduced shape of a fold without an identity: it needs an element."""
+    if 0 in (x[a] for a in forms.axes_of("reduce", axis, x)):
+        raise errors.ShapeError("axes that are not empty", str(x), "there is no value to return")
+    return reduced_shape(x, axis=axis, keepdims=keepdims)
+
+
+def _reduction(
+    name: str,
+    summary: str,
+    formula: Callable[..., Values],
+    compute: Callable[..., te.Tensor],
+    backward: Callable[[gradients.Site], Grads] | None,
+    combine: Combine | None,
+    *,
+    identity: bool = True,
+    lift: tuple[str, ...] = expressions.NARROW,
+    **more: Any,
+) -> None:
+    """Register a reduction; `combine` joins partial results, `identity` allows empty axes."""
+
+    def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
+        return np.asarray(
+            formula(x, axis=forms.axes_of("reduce", axis, x.shape), keepdims=keepdims)
+        )
+
+    def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
+        return compute(x, forms.axes_of("reduce", axis, x.shape), keepdims)
+
+    base: dict[str, Any] = {
+        "types": TypeRule(forms.NUMBERS),
+        "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
+    }
+    define(
+        name, ("x",), values, expressions.in_fp32(expression, lift),
+        summary,
+        attrs={"axis": None, "keepdims": False},
+        shape_rule=reduced_shape if identity else _not_empty,
+        slicing=partial(_fold_slices, combine=combine), backward=backward, traits=("reduction",),
+        allows_empty=True,
+        examples=(*EXAMPLES, _EMPTY) if identity else EXAMPLES,
+        **{**base, **more},
+    )  # fmt: skip
+
+
+def _restored(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
+    """Return a reduced tensor with its folded axes back as size 1, and the input's shape."""
+    kept = reduced_shape(s.shape(), axis=s.attrs["axis"], keepdims=True)
+    return s.net.shaped(value, kept), s.shape()
+
+
+def _reduce_mean(s: gradients.Site) -> Grads:
+    grad, shape = _restored(s, s.g)
+    share = forms.elements(grad.shape) / forms.elements(shape)
+    return (s.net.stretched(s.net.scaled(grad, share), shape),)
+
+
+def shared(s: gradients.Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
+    """Return the gradient shared equally by the elements that are the extreme one."""
+    net = s.net
+    hits = net.equal(s.x(), y)
+    count = net.reduce_sum(hits, axis=axes, keepdims=True)
+    return net.mul(hits, net.div(grad, count))
+
+
+def _reduce_extreme(s: gradients.Site) -> Grads:
+    axes = forms.axes_of("reduce", s.attrs["axis"], s.shape())
+    return (shared(s, _restored(s, s.g)[0], _restored(s, s.y())[0], axes),)
+
+
+def _mean_over(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
+    count = math.prod(x.shape[a] for a in axes)
+    return te.vmuls(te.reduce_sum(x, axes, keepdims), 1.0 / count)
+
+
+_distinct = Domain(distinct=True)
+_reduction(
+    "reduce_sum", "sum over axes", np.sum, te.reduce_sum,
+    lambda s: (s.net.stretched(*_restored(s, s.g)),), "sum",
+)  # fmt: skip
+_reduction(
+    "reduce_mean", "mean over axes", np.mean, _mean_over, _reduce_mean, None,
+    types=TypeRule(), identity=False,
+)  # fmt: skip
+_extreme: dict[str, Any] = {
+    "backward": _reduce_extreme, "lift": ("bf16",), "identity": False, "domains": {"x": _distinct},
+    "wide": True, "tolerances": exact(),
+}  # fmt: skip
+_max, _min = "largest element over axes", "smallest element over axes"
+_reduction("reduce_max", _max, np.max, te.reduce_max, combine="max", **_extreme)
+_reduction("reduce_min", _min, np.min, te.reduce_min, combine="min", **_extreme)
+_reduction(
+    "reduce_prod", "product over axes", np.prod, te.reduce_prod, None, "prod",
+    types=TypeRule(), domains={"x": Domain(0.8, 1.2)},
+    tolerances=rounded(fp32_ulps=600),  # n - 1 roundings of half an ulp each
+)  # fmt: skip
+
+
+_LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
+"""exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""
+
+
+def _same_shape(x: Shape, *, axis: int) -> Shape:
+    axis_of("axis", axis, x)
+    return x
+
+
+def _keep_axis(shapes: tuple[Shape, ...], *, axis: int) -> slicing.SliceRules:
+    at = axis_of("axis", axis, shapes[0])
+    return slicing.elementwise_rules(
+        shapes, shapes[0], whole={at: "each element needs the maximum and sum of the whole axis"}
+    )
+
+
+# -- softmax --------------------------------------------------------------------------------------
+def _shifted(x: te.Tensor, axis: int) -> te.Tensor:
+    """Return x - max(x): no exponential can overflow then."""
+    return te.vsub(x, te.broadcast(te.reduce_max(x, axis, keepdims=True), x.shape))
+
+
+def softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
+    """Return e^(x - max) / sum along an axis, in x's format."""
+    power = te.vexp(_shifted(x, axis))
+    total = te.reduce_sum(power, axis, keepdims=True)
+    return te.vdiv(power, te.broadcast(total, x.shape))
+
+
+def _log_softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
+    shifted = _shifted(x, axis)
+    total = te.vlog(te.reduce_sum(te.vexp(shifted), axis, keepdims=True))
+    return te.vsub(shifted, te.broadcast(total, x.shape))
+
+
+def softmax_values(x: Values, *, axis: int) -> Values:
+    """Return softmax along an axis in NumPy."""
+    power = np.exp(x - x.max(axis=axis, keepdims=True))
+    result: Values = power / power.sum(axis=axis, keepdims=True)
+    return result
+
+
+def _log_softmax_values(x: Values, *, axis: int) -> Values:
+    shifted = x - x.max(axis=axis, keepdims=True)
+    result: Values = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    return result
+
+
+def softmax_grad(s: gradients.Site, grad: Any, y: Any, axis: int) -> Any:
+    """Return y (g - sum(g y)) along an axis."""
+    net = s.net
+    total = net.reduce_sum(net.mul(grad, y), axis=(axis,), keepdims=True)
+    return net.mul(y, net.sub(grad, total))
+
+
+def _log_softmax_slope(s: gradients.Site) -> Grads:
+    """Return g - e^y sum(g)."""
+    net, axis = s.net, axis_of("axis", s.attrs["axis"], s.shape())
+    total = net.reduce_sum(s.g, axis=(axis,), keepdims=True)
+    return (net.sub(s.g, net.mul(net.exp(s.y()), total)),)
+
+
+_AXIS_EXAMPLES = (
+    Example(((1,),)),
+    Example(((127,),)),
+    Example(((3, 16),)),
+    Example(((5, 33),), {"axis": 0}),
+    Example(((2, 3, 17),), {"axis": 1}),
+    Example(((31, 129),)),
+)
+define(
+    "softmax", ("x",), softmax_values, expressions.in_fp32(softmax),
+    "e^x / sum(e^x) along an axis",
+    attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
+    backward=lambda s: (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),),
+    wide=True, traits=("reduction", "nonnegative", "busy"),
+    domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
+    examples=_AXIS_EXAMPLES,
+)  # fmt: skip
+define(
+    "log_softmax", ("x",), _log_softmax_values, expressions.in_fp32(_log_softmax),
+    "x - ln(sum(e^x)) along an axis",
+    attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
+    backward=_log_softmax_slope, wide=True, traits=("reduction",),
+    domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
+    examples=_AXIS_EXAMPLES,
+)  # fmt: skip
+
+
+# -- layer norm -----------------------------------------------------------------------------------
+def _tail_axes(x: Shape, axis: int) -> tuple[int, ...]:
+    return tuple(range(axis_of("axis", axis, x), len(x)))
+
+
+def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
+    wanted = tuple(x[a] for a in _tail_axes(x, axis))
+    for scale in scales:
+        if scale != wanted:
+            needed = f"scale and bias of shape {wanted}, the axes of x {x} from {axis} on"
+            raise errors.ShapeError(needed, str(scale), "reshape them or change axis")
+    return x
+
+
+def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> slicing.SliceRules:
+    why = "mean and variance need the whole axis"
+    return slicing.elementwise_rules(
+        shapes, shapes[0], whole=dict.fromkeys(_tail_axes(shapes[0], axis), why)
+    )
+
+
+def _rows(x: te.Tensor, axis: int) -> te.Tensor:
+    """Return x as (rows, elements of the normalised axes)."""
+    tail = forms.elements(x.shape[axis_of("axis", axis, x.shape) :])
+    return te.reshape(x, (x.elements // tail, tail))
+
+
+def _row_mean(x: te.Tensor) -> te.Tensor:
+    """Return the mean of every row, broadcast back over it."""
+    total = te.reduce_sum(x, 1, keepdims=True)
+    return te.broadcast(te.vmuls(total, 1.0 / x.shape[1]), x.shape)
+
+
+def _beside(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
+    """Return a vector as long as a row of x, repeated for every row."""
+    return te.broadcast(te.reshape(factor, (1, x.shape[1])), x.shape)
+
+
+def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: float) -> te.Tensor:
+    """Return the layer norm, or without a bias the root-mean-square norm, which is not centred.
+
+    All that is computed is folded to rows, casts as well: only views stand at both ends, so that
+    x (16, 256, n) is one nest as x (4096, n) is.
+    """
+    rows = expressions.in_fp32(_norm_of_rows)
+    return te.reshape(rows(_rows(x, axis), scale, *bias, epsilon=epsilon), x.shape)
+
+
+def _norm_of_rows(rows: te.Tensor, scale: te.Tensor, *bias: te.Tensor, epsilon: float) -> te.Tensor:
+    centred = te.vsub(rows, _row_mean(rows)) if bias else rows
+    variance = _row_mean(te.vmul(centred, centred))
+    normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
+    y = te.vmul(normal, _beside(rows, scale))
+    return te.vadd(y, _beside(rows, bias[0])) if bias else y
+
+
+def _norm_values(x: Values, scale: Values, *bias: Values, axis: int, epsilon: float) -> Values:
+    axes = _tail_axes(x.shape, axis)
+    centred = x - x.mean(axis=axes, keepdims=True) if bias else x
+    variance = (centred**2).mean(axis=axes, keepdims=True)
+    result: Values = centred / np.sqrt(variance + epsilon) * scale
+    return result + bias[0] if bias else result
+
+
+def _norm_slopes(s: gradients.Site) -> Grads:
+    """Return r (h - mean(h) - n mean(h n)), sum(g n), sum(g); h = g scale, n = normalised x.
+
+    Without a bias nothing was centred: there is no mean(h), and no sum(g).
+    """
+    net, centre = s.net, len(s.inputs) > 2
+    axes = _tail_axes(s.shape(), s.attrs["axis"])
+
+    def mean(x: Any) -> Any:
+        return net.reduce_mean(x, axis=axes, keepdims=True)
+
+    def over(x: Any) -> Any:
+        return net.reduce_sum(x, axis=tuple(range(axes[0])), keepdims=False) if axes[0] else x
+
+    centred = net.sub(s.x(), mean(s.x())) if centre else s.x()
+    rate = net.rsqrt(net.adds(mean(net.square(centred)), number=s.attrs["epsilon"]))
+    grad, normal = s.g, net.mul(centred, rate)
+    dscale, dbias = over(net.mul(grad, normal)), (over(grad),) if centre else ()
+    scaled = net.mul(grad, s.x(1))
+    share = mean(net.mul(scaled, normal))
+    rest = net.sub(scaled, mean(scaled)) if centre else scaled
+    return net.mul(rate, net.sub(rest, net.mul(normal, share))), dscale, *dbias
+
+
+_SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
+define(
+    "layer_norm", ("x", "scale", "bias"), _norm_values, _norm,
+    "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
+    attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
+    traits=("reduction", "busy"), weights=(1, 2), tolerances=_LOOSE,
+    examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
+)  # fmt: skip
+define(
+    "rms_norm", ("x", "scale"), _norm_values, _norm,
+    "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
+    attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
+    traits=("reduction",), weights=(1,), tolerances=_LOOSE,
+    examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
+)  # fmt: skip
+
+
+# -- local response: divided by a power of the mean of neighbour channels --------------------------
+# Source: Krizhevsky et al. 2012, ImageNet Classification with Deep Convolutional Neural Networks.
+def _sides(size: int) -> tuple[int, int]:
+    """Return how many channels in front and behind count as neighbours."""
+    return (size - 1) // 2, size // 2
+
+
+def _lrn_shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
+    if len(x) < 2 or not forms.is_whole(size) or not 1 <= size <= 2 * x[1] + 1:
+        needed = "x (n, c, ...) and a size from 1 to about 2 c"
+        raise errors.ShapeError(needed, f"{x}, {size}", "check it")
+    return x
+
+
+def _total(x: Values, size: int, alpha: float, bias: float) -> Values:
+    """Return bias + alpha / size times the sum of x^2 over the neighbour channels."""
+    around = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
+    square = np.pad(x * x, around)
+    near = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
+    found: Values = near * (alpha / size) + bias
+    return found
+
+
+def _lrn_values(x: Values, *, size: int, alpha: float, beta: float, bias: float) -> Values:
+    found: Values = x / _total(x, size, alpha, bias) ** beta
+    return found
+
+
+def _lrn(x: te.Tensor, *, size: int, alpha: float, beta: float, bias: float) -> te.Tensor:
+    """Return x e^(-beta ln(total)); the sum of a window of channels is a fold."""
+    n, c = x.shape[:2]
+    inner = int(np.prod(x.shape[2:], dtype=np.int64))
+    flat = te.reshape(x, (n, c, inner))
+    square = te.pad(te.vmul(flat, flat), ((0, 0), _sides(size), (0, 0)))
+    r = te.reduce_axis(size, "r")
+    near = te.compute((n, c, inner), lambda b, k, i: te.sum(square[b, k + r, i], r))
+    total = te.vadds(te.vmuls(near, alpha / size), bias)
+    slope = te.vexp(te.vmuls(te.vlog(total), -beta))
+    return te.reshape(te.vmul(flat, slope), x.shape)
+
+
+def _lrn_slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> slicing.SliceRules:
+    """Return free axes but for the channels, whose pieces need their neighbours."""
+    before, after = _sides(size)
+    sources: list[Any] = [slicing.every_input(i) for i in range(len(shapes[0]))]
+    if size > 1:
+        sources[1] = f"{before} channels before and {after} after count"
+    return slicing.axis_rules("SlidingWindow", sources)
+
+
+define(
+    "lrn", ("x",), _lrn_values, expressions.in_fp32(_lrn),
+    "x / (bias + alpha mean of x^2 over `size` neighbour channels)^beta",
+    attrs={"size": REQUIRED, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
+    shape_rule=_lrn_shape, slicing=_lrn_slices,
+    # exp(-beta ln(total)): the errors of both functions add up
+    tolerances=rounded(fp32_ulps=24, atol=2.0**-20),
+    examples=(
+        Example(((1, 1, 1, 1),), {"size": 1}), Example(((1, 16, 4, 4),), {"size": 5}),
+        Example(((2, 7, 5, 3),), {"size": 3, "alpha": 0.5, "bias": 2.0}),
+        Example(((1, 17, 33, 1),), {"size": 7, "alpha": 1.0, "beta": 0.5}),
+    ),
+)  # fmt: skip

@@ -1,0 +1,218 @@
+"""What a room may import, what an import costs, how long the road of `simulate` is."""
+
+import ast
+import doctest
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import ascend_lab
+from ascend_lab import deploy, machine, operators
+from ascend_lab.compiler import zoo
+from ascend_lab.compiler.onnx import save_onnx
+
+PACKAGE = Path(ascend_lab.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+ROAD = 81
+"""Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements inside a node; neither imports nor functions stand in expressions."""
+    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from statements(child)
+
+
+@cache
+def statements_of(module: Path) -> tuple[ast.AST, ...]:
+    return tuple(statements(ast.parse(module.read_text("utf-8"))))
+
+
+def lines_of(modules: list[Path]) -> int:
+    return sum(module.read_text("utf-8").count("\n") for module in modules)
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Imports inside functions and for types only count as well."""
+    names = {".".join(m.relative_to(PACKAGE.parent).with_suffix("").parts): m for m in MODULES}
+    names = {name.removesuffix(".__init__"): module for name, module in names.items()}
+    needs: dict[str, set[str]] = {}
+    for name, module in names.items():
+        found = set()
+        for node in statements_of(module):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    found.add(whole if whole in names else node.module)
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        needs[name] = {other for other in found if other in names}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        pytest.fail("circle: " + " -> ".join(error.args[1]))
+
+
+TRACED = """
+import sys
+from ascend_lab.cli import ascend_lab as command
+
+seen = set()
+
+def note(frame, event, argument):
+    name = frame.f_code.co_filename
+    if event != "call" or name in seen or frame.f_code.co_name.startswith("<"):
+        return
+    if frame.f_code.co_name == "find_spec":  # Python asks about every module: no step of the road
+        return
+    above = frame.f_back
+    while above is not None and above.f_code.co_name != "<module>":
+        above = above.f_back
+    if above is None or "ascend_lab" not in above.f_code.co_filename:  # not while importing
+        seen.add(name)
+
+sys.setprofile(note)
+code = command(["simulate", sys.argv[1], "--chip", "Ascend310"])
+sys.setprofile(None)
+print("ROAD", code, *seen, sep="|")
+"""
+
+
+def test_the_road_of_simulate_is_short(tmp_path: Path) -> None:
+    model = tmp_path / "resnet18.onnx"
+    save_onnx(zoo.build("resnet18"), model)
+    run = [sys.executable, "-c", TRACED, str(model)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True)
+    code, *files = done.stdout.rstrip().rpartition("ROAD|")[2].split("|")
+    assert code == "0"
+    own = [file for file in files if Path(file).is_relative_to(PACKAGE)]
+    assert ROAD / 2 < len(own) <= ROAD, f"the road runs through {len(own)} files"
+
+
+def test_the_week_has_seven_sittings_that_can_be_sat_through() -> None:
+    page = (PACKAGE.parent / "book" / "code_in_a_week.md").read_text("utf-8")
+    sittings = page.split("\n## ")[1:]
+    assert len(sittings) == 7
+    for sitting in sittings:
+        files = [PACKAGE.parent / name for name in re.findall(r"(?m)^- `([^`]+)`: ", sitting)]
+        assert 4 <= len(files) <= 8
+        assert lines_of(files) <= 3000  # four hours at five seconds a line
+
+
+# -- the order of the packages --------------------------------------------------------------------
+ORDER = (
+    "errors",
+    "data",
+    "output",
+    "limits",
+    "facade",
+    "moved",
+    "machine",
+    "machine.chip",
+    "machine.isa",
+    "machine.sim",
+    "machine.layout",
+    "operators",
+    "operators.kernels",
+    "operators.dsl",
+    "operators.ops",
+    "compiler",
+    "cluster",
+    "cluster.train",
+    "cluster.parallel",
+    "aoe",
+    "deploy",
+    "deploy.compress",
+    "deploy.media",
+    "deploy.runtime",
+    "deploy.serving",
+    "compare",
+)
+"""A package imports only from itself and from those to its left; the rest may import anything."""
+TOP = ("lab", "course", "cli", "__main__")
+"""The book's own room, the course, the commands, their door: nothing in the core imports them."""
+
+
+def package_of(name: str) -> str:
+    """Return the longest name of `ORDER` or `TOP` that a module, without `ascend_lab.`, is in."""
+    return max((p for p in (*ORDER, *TOP) if f"{name}.".startswith(f"{p}.")), key=len, default=name)
+
+
+def name_of(module: Path) -> str:
+    """Return the dotted name of a module below `ascend_lab`."""
+    return ".".join(module.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_packages(module: Path) -> set[str]:
+    """Return the packages of this project that a module imports, also inside functions."""
+    found = set()
+    for node in statements_of(module):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        ours = [n.removeprefix("ascend_lab.") for n in names if n.startswith("ascend_lab.")]
+        found |= {package_of(name) for name in ours if name != "__version__"}
+    return found
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_package_imports_only_what_stands_to_its_left(package: str) -> None:
+    left = {package, *ORDER[: ORDER.index(package)]}
+    modules = [module for module in MODULES if package_of(name_of(module)) == package]
+    assert modules
+    for module in modules:
+        later = imported_packages(module) - left
+        assert not later, f"{module} imports {sorted(later)}"
+
+
+def test_every_module_has_its_place() -> None:
+    assert {package_of(name_of(m)) for m in MODULES} == {"__init__", *ORDER, *TOP}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ascend_lab",
+        "ascend_lab.operators.kernels",
+        "ascend_lab.lab.machines",
+        "ascend_lab.operators.ops",
+    ],
+)
+def test_heavy_packages_wait_until_they_are_used(name: str) -> None:
+    code = f"import json, sys, {name}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {module.split(".")[0] for module in json.loads(done.stdout)}
+    assert not loaded & {"matplotlib", "ipywidgets", "IPython", "numba", "tqdm", "onnx"}
+
+
+# -- doors ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("door", [machine, operators, deploy], ids=lambda door: door.__name__)
+def test_a_door_has_few_names_and_an_example_that_runs(door: ModuleType) -> None:
+    assert len(door.__all__) <= 12
+    for name in door.__all__:
+        assert getattr(door, name) is not None
+    result = doctest.testmod(door)
+    assert result.attempted >= 3
+    assert result.failed == 0
+
+
+def test_an_old_name_is_the_package_itself_and_says_so() -> None:
+    with pytest.warns(DeprecationWarning, match="is ascend_lab.compiler"):
+        old = import_module("ascend_lab.graph.passes")
+    new = import_module("ascend_lab.compiler.passes")
+    assert old is new
+    assert new.__spec__ is not None and new.__spec__.name == "ascend_lab.compiler.passes"
