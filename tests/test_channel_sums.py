@@ -78,7 +78,6 @@ def summed(
         ((2, 16, 24, 24, 16), 1, 1, GemmSchedule(288, 16, 16, 1, 2, 1)),
         ((4, 16, 20, 20, 128), 1, 1, GemmSchedule(208, 16, 128, 1, 2, 1, c_l0_slots=1)),
         ((8, 64, 7, 7, 128), 3, 1, GemmSchedule(32, 48, 64, 4, 4, 2, window="stacked")),
-        ((8, 64, 6, 5, 32), 1, 1, GemmSchedule(16, 32, 32, 2, 8, 1, window="line")),
     ],
 )
 def test_a_convolution_sums_what_it_stores(
@@ -121,7 +120,6 @@ def test_no_image_is_read_for_its_sums(c: int, k: int, least: float) -> None:
     [
         ({}, GemmSchedule(32, 16, 16, 1, 2, 1), SUMMED),  # two tiles of output blocks
         ({"groups": 2}, None, SUMMED),
-        ({"k": 16}, GemmSchedule(32, 16, 16, 1, 2, 1, window="rows"), SUMMED),
         ({}, None, Epilogue((), (Step("vconv", ("sums",), None, "fp32"),), "fp32", totals=True)),
     ],
 )

@@ -290,7 +290,7 @@ class Totals:
         shape, (self.m, self.n), self.k, self.feeds = job.shape, job.sides(own), k, feeds
         self.slots, self.blocks = job.rows, shape.blocks[1]
         plain = (shape.dtype, shape.out_dtype, shape.groups) == ("fp16", "fp16", 1)
-        if own > self.n or not plain or shape.columns or shape.pool:
+        if own > self.n or not plain or shape.pool:
             wanted = f"fp16, one group, no pooling, tiles of all {own} output blocks of a core"
             raise errors.CapacityError(wanted, f"{self.n}", "raise base_n, or sum apart")
         size, source = self.m * self.n * AREA, "MTE3" if k.chip.combined else "FIX"
