@@ -20,10 +20,9 @@ from ascend_lab.operators.kernels import (
     conv_schedule,
     dense_placement,
     pack_conv,
-    window_schedule,
+    stacked_schedule,
 )
 from ascend_lab.operators.kernels.conv_schedules import stage_bytes, takes_strips
-from ascend_lab.operators.kernels.conv_tiles import in_rows
 
 SIDES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 33)
 CHANNELS = (1, 2, 3, 15, 16, 17, 31, 32, 33)
@@ -290,44 +289,18 @@ def test_operands_of_another_size_are_refused():
 def test_images_together_fill_fractals():
     """49 pixels are 3.06 fractals, those of 16 images 49."""
     chip, shape = load_chip("Ascend310"), ConvShape(16, 512, 7, 7, 2048, 1, 1)
-    place, tilings = dense_placement(shape), (window_schedule(shape, chip, "stacked"), None)
+    place, tilings = dense_placement(shape), (stacked_schedule(shape, chip), None)
     together, apart = (simulate(conv_launch(shape, chip, t, place), chip) for t in tilings)
     assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.8 * apart.cycles
     wide = replace(shape, k=512, r=3, s=3, pad=1)
-    for one in (wide, replace(wide, h=14, w=14, stride=2)):  # of that, even and odd rows apart
-        tilings = (window_schedule(one, chip, "stacked"), None)
-        together, apart = (
-            simulate(conv_launch(one, chip, t, dense_placement(one)), chip) for t in tilings
-        )
-        assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.75 * apart.cycles
+    tilings = (stacked_schedule(wide, chip), None)
+    together, apart = (
+        simulate(conv_launch(wide, chip, t, dense_placement(wide)), chip) for t in tilings
+    )
+    assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.75 * apart.cycles
     large = replace(shape, n=2, c=64, h=300, w=300, k=64)
     for none in (replace(shape, n=1), large, replace(large, h=1080, w=1920)):
-        assert window_schedule(none, chip, "stacked") is None
-
-
-def test_rows_of_taps_share_loads():
-    """Three rows of taps share them where a row is whole fractals, of two halves every other."""
-    for pixels, loaded in ((28, 32), (112, 112), (24, 24)):
-        shape = ConvShape(1, 16, pixels, pixels, 16, 3, 3, 1, 1, groups=16)
-        row, chip = in_rows(shape).out_hw[1], load_chip("Ascend910B2")
-        assert row == loaded
-        schedule = GemmSchedule(pixels * row, 16, 16, 1, 1, 1, window="rows")
-        tall = replace(chip, buffers=dict.fromkeys(chip.buffers, 1 << 24))
-        place = dense_placement(shape)
-        times = simulate(conv_launch(shape, tall, schedule, place), tall)
-        plain = simulate(conv_launch(shape, tall, replace(schedule, window="flat"), place), tall)
-        turns = ((pixels + 2) if row % 16 == 0 else 2 * pixels + 2) * 3
-        assert times.path_bytes["L1", "L0A"] == turns * row * 32
-        assert plain.path_bytes["L1", "L0A"] >= 9 * pixels * pixels * 32
-
-
-def test_pixels_in_line_load_no_others():
-    shape, chip = ConvShape(1, 64, 14, 14, 64, 1, 1), load_chip("Ascend910A")
-    schedule, place = GemmSchedule(32, 64, 64, 1, 7, 1), dense_placement(shape)
-    for window, pixels in (("line", 14 * 14), ("flat", 20 * 14)):
-        launch = conv_launch(shape, chip, replace(schedule, window=window), place)
-        moved = simulate(launch, chip).path_bytes["GM", "L1"]
-        assert moved == (pixels + 7 * 64) * 64 * 2
+        assert stacked_schedule(none, chip) is None
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
@@ -339,7 +312,7 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
         compiled = compile_graph(net.build(), chip)
         (task,) = [t for t in compiled.tasks if t.op == "conv2d"]
         shape, own = ConvShape(n, c, size, size, k, 1, 1), load_chip(chip)
-        tilings = (conv_schedule(shape, own), window_schedule(shape, own, "stacked"))
+        tilings = (conv_schedule(shape, own), stacked_schedule(shape, own))
         place = dense_placement(shape)
         near = {"x": 1.0, task.piece.graph.inputs[0]: 1.0}  # the image in L2: so it is timed
         launches = [conv_launch(shape, own, t, place) for t in tilings]
@@ -360,17 +333,3 @@ def test_only_images_that_fill_tiles_better_go_together(changes, dense):
     schedule = GemmSchedule(32, 32, 16, 1, 2, 1, window="stacked")
     with pytest.raises(InputError, match="for stacked tiles"):
         conv_launch(shape, chip, schedule, dense_placement(shape) if dense else None)
-
-
-def test_what_rows_of_taps_share_must_fit():
-    chip = load_chip("Ascend910B2")
-    shape = ConvShape(1, 16, 112, 112, 16, 3, 3, 1, 1, groups=16)
-    schedule, place = GemmSchedule(1024, 16, 16, 1, 1, 1, window="rows"), dense_placement(shape)
-    with pytest.raises(CapacityError, match="L0A for rows of taps"):  # 64 fractals, and 14 more
-        conv_launch(shape, chip, schedule, place)
-    with pytest.raises(InputError, match="for rows tiles"):
-        conv_launch(replace(shape, r=1, pad=(0, 1)), chip, schedule, place)
-    with pytest.raises(InputError, match="planes without gaps for rows tiles"):
-        conv_launch(shape, chip, replace(schedule, base_m=112))
-    with pytest.raises(InputError, match="one tap and a stride of 1 for line tiles"):
-        conv_launch(shape, chip, replace(schedule, window="line"), place)

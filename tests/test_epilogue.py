@@ -1,6 +1,5 @@
 """Fused epilogues against NumPy, step by step: convolutions, products, depthwise; time."""
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -347,23 +346,6 @@ def test_tiles_go_on_in_the_next_image(chip_name, schedule):
     epilogues = [None, *((RESIDUAL, BIAS_RELU) if chip.combined else (WIDE_RELU,))]
     for shape, epilogue in product(TOGETHER, epilogues):
         assert_conv(shape, chip, schedule, epilogue, dense=True, seed=shape.n)
-
-
-SEEN = [
-    ("rows", ConvShape(2, 40, 9, 7, 40, 3, 3, 1, 1, groups=40)),
-    ("rows", ConvShape(1, 33, 11, 14, 33, 5, 3, (2, 1), 1, groups=33)),
-    ("rows", ConvShape(1, 16, 7, 24, 16, 3, 2, 1, 1)),
-    ("line", ConvShape(2, 40, 7, 9, 33, 1, 1)),
-]
-
-
-@pytest.mark.parametrize("chip_name", on("Toy", "Ascend310", "Ascend910B2"))
-@pytest.mark.parametrize("schedule", TILES, ids=str)
-def test_rows_of_taps_share_loads_and_pixels_stand_in_line(chip_name, schedule):
-    chip = load_chip(chip_name)
-    epilogues = [None, *((RESIDUAL, BIAS_RELU) if chip.combined else (WIDE_RELU,))]
-    for (window, shape), epilogue in product(SEEN, epilogues):
-        assert_conv(shape, chip, replace(schedule, window=window), epilogue, dense=True)
 
 
 @pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))

@@ -23,8 +23,8 @@ from ascend_lab.operators.kernels import (
     GemmShape,
     gemm_launch,
     pack_gemm,
+    stacked_schedule,
     unpack_gemm,
-    window_schedule,
 )
 from ascend_lab.operators.kernels.epilogue import Deq, Epilogue, Operand
 from ascend_lab.operators.kernels.mix import share_of
@@ -83,7 +83,6 @@ def test_products_with_any_epilogue_equal_numpy(name: str, order: str) -> None:
 CONV_AFTER = {"relu6": RELU6, "gelu": SIGMOID_GELU, "residual": RESIDUAL, "wide": WIDE_RESIDUAL}
 ODD, EVEN = ConvShape(3, 20, 7, 7, 40, 3, 3, 1, 1), ConvShape(16, 64, 14, 14, 64, 3, 3, 1, 1)
 LOW = GemmSchedule(32, 16, 32, 1, 2, 2)
-ROWS, LINE = ConvShape(2, 40, 9, 7, 40, 5, 5, 1, 2, groups=40), ConvShape(2, 40, 9, 7, 70, 1, 1)
 
 
 @given(conv_shapes(), st.sampled_from(sorted(CONV_AFTER)), st.sampled_from([None, LOW]))
@@ -91,11 +90,7 @@ ROWS, LINE = ConvShape(2, 40, 9, 7, 40, 5, 5, 1, 2, groups=40), ConvShape(2, 40,
 @example(ConvShape(2, 40, 9, 11, 40, 3, 3, 1, 1, groups=40), "relu6", LOW)
 @example(ConvShape(1, 33, 1, 1, 70, 1, 1), "residual", None)
 @example(ODD, "gelu", replace(LOW, order="nm"))
-@example(EVEN, "residual", window_schedule(EVEN, CHIP, "stacked", RESIDUAL))
-@example(ROWS, "relu6", replace(LOW, base_n=16, window="rows"))
-@example(ROWS, "gelu", replace(LOW, base_m=64, order="nm", window="rows"))
-@example(ROWS, "wide", replace(LOW, base_n=16, window="rows"))
-@example(LINE, "residual", replace(LOW, window="line"))
+@example(EVEN, "residual", stacked_schedule(EVEN, CHIP, RESIDUAL))
 @example(replace(SHAPES[2], dtype="fp16"), "wide", replace(LOW, window="strip"))
 def test_convolutions_with_any_epilogue_equal_numpy(
     shape: ConvShape, name: str, schedule: GemmSchedule | None

@@ -29,7 +29,6 @@ from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
 from ascend_lab.machine import isa, layout, sim
 from ascend_lab.machine.chip import Chip
-from ascend_lab.operators.kernels.conv_shape import stacked
 from ascend_lab.operators.kernels.tandem_schedules import TIMED
 from ascend_lab.operators.ops import formats, matmul
 
@@ -117,16 +116,11 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         lowered = lowered or tasks.lowered_once(piece, chip)
         if by_vector(shape) and not _multiplied(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
-        tiling = lowered.tiling
-        window = tiling.window if tiling else ""
-        joint = window == "rows" or (window == "stacked" and stacked(shape).beside)
-        return ("joint" if joint else "cube"), ""
+        return "cube", ""
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
         return ("cube" if is_plain(piece) else "product"), ""
-    if any(node.op in CONVOLUTIONS for node in nodes):
-        return "", "it scales the weights first, per image"
     if mixed_blocks(piece):
         return "", "bytes beside wider numbers: they change blocks in kernels without parameters"
     lowered = lowered or tasks.lowered_once(piece, chip) if op == "layer_norm" else None

@@ -3,7 +3,6 @@
 gemm(a, b, c)          matmul, add
 batch_norm             mul and add by constants per channel
 attention              one kernel that keeps the scores on the core, or products and a softmax
-s (a @ b)              (s a) @ b, or a @ (s b), in a batch of products that are larger
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
@@ -28,7 +27,6 @@ from ascend_lab.compiler.channels import channels_by_cube
 from ascend_lab.compiler.draft import Draft, pruned
 from ascend_lab.compiler.ir import Attrs, Constant, Graph, Node, TensorType, Values, only_reader
 from ascend_lab.compiler.passes import images
-from ascend_lab.compiler.passes.rewrite import settings
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.ops.attention import grouped_heads, seen_keys
 from ascend_lab.operators.ops.formats import is_float
@@ -43,7 +41,7 @@ def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
 
     `joint`: two convolutions that are added may become one kernel.
     """
-    graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip), chip)))
+    graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
     return merged_products(channels_by_cube(graph, chip, joint=joint), chip)
 
 
@@ -162,7 +160,7 @@ def _whole(draft: Draft, mask: str, node: Node) -> str:
 
 
 # -- operators as their parts ---------------------------------------------------------------------
-def _expand(graph: Graph, chip: Chip) -> Graph:
+def _expand(graph: Graph) -> Graph:
     draft = Draft(graph)
     for node in draft:
         made = ""
@@ -171,8 +169,6 @@ def _expand(graph: Graph, chip: Chip) -> Graph:
         elif node.op == "batch_matmul" and (shapes := _batches(draft, node)):
             sides = [draft.stretched(n, s) for n, s in zip(node.inputs, shapes, strict=True)]
             made = draft.insert(node.op, sides, node.attrs, node.name)
-        elif node.op == "muls" and (product := draft.only(node.inputs[0], "batch_matmul")):
-            made = _scaled(draft, product, node, chip)
         elif len(node.inputs) > 2 and (
             node.op == "conv_transpose2d"
             or (node.has("convolution") and node.inputs[2] not in draft.constants)
@@ -197,18 +193,6 @@ def _gemm(draft: Draft, node: Node) -> str:
     if node.attr("beta", 1.0) != 1.0:
         added = draft.insert("muls", bias, {"number": node.attr("beta")}, f"{node.name}_beta")
     return draft.insert("add", (y, added), {}, f"{node.name}_bias")
-
-
-def _scaled(draft: Draft, product: Node, node: Node, chip: Chip) -> str:
-    """Return a product with a scaled factor for a scaled product; "" if a launch takes longer."""
-    whole, sizes = draft.type(node.output), [draft.type(n).elements for n in product.inputs]
-    slow = whole.size_bytes / chip.device_memory.rate_bytes_per_s > chip.queued_launch_s
-    fits = 1 / 256 <= abs(settings(node)["number"]) <= 1  # a factor has less range than wide sums
-    if not slow or not fits or min(sizes) >= whole.elements:
-        return ""
-    sides, at = list(product.inputs), sizes.index(min(sizes))
-    sides[at] = draft.insert("muls", (sides[at],), node.attrs, node.name)
-    return draft.insert(product.op, sides, product.attrs, product.name)
 
 
 def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:

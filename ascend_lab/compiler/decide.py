@@ -175,14 +175,10 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
         return
     if chains := lower.gates_of(graph, group):
         behind, apart = chains[-1], [some for some in chains[:-1] if some]
-        if not behind:
-            yield apart
-        for tail in ([behind], [behind[:1], behind[1:]]) if behind else ():
+        tail = [some for some in (behind[:1], behind[1:]) if some]
+        if behind:  # the gates may still be one kernel
             yield [[n for some in apart for n in some], *tail]
-            yield [*apart, *tail]
-        return
-    if lower.scale_of(graph, group[0]):  # what follows would be one kernel without the scale, too
-        yield [group[:1], group[1:]]
+        yield [*apart, *tail]
         return
     if heads := _added(graph, group):  # the one in front would be one kernel with what follows
         other = heads[0] if group[0] in heads[1] else heads[1]

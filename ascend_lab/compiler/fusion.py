@@ -102,14 +102,6 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     return Rule(name, match)
 
 
-def scaled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose images times a number per channel, their convolution, and elementwise nodes."""
-    conv = only_reader(graph, node) if lower.scale_of(graph, node) else None
-    if conv is None or conv.op != "conv2d" or conv.inputs[0] != node.output:
-        return None
-    return [node, conv, *elementwise_chain(graph, conv)]
-
-
 def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose two convolutions that are added, their sum, and elementwise nodes."""
     heads = lower.added_convolutions(graph, node)
@@ -171,7 +163,6 @@ RULES: list[Rule] = [
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
     Rule("ChannelGatesFusionPass", gates),
-    Rule("ScaledConvolutionFusionPass", scaled_convolution),
     Rule(JOINT, joint_convolutions),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),

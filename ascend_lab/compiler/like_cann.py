@@ -93,7 +93,6 @@ OURS: Mapping[tuple[str, str], str] = {
     (UB, "FlashAttentionTransposeFusionPass"): "no document has moves inside of attention",
     (UB, "TandemConvolutionFusionPass"): "no document fuses a 1x1 and a depthwise convolution",
     (UB, "ChannelGatesFusionPass"): "no document fuses means, two products and what they scale",
-    (UB, "ScaledConvolutionFusionPass"): "no document scales weights per image",
     (UB, "JointConvolutionFusionPass"): "no document adds two convolutions in L0C",
     (UB, "PooledConvolutionFusionPass"): (
         "behind AIPP, of pooling as Caffe and TensorFlow state it; ONNX's is MaxPoolV3, which "

@@ -499,8 +499,6 @@ UNITS = {
     "joint": (graph_of(lambda n, x: n.add(n.conv2d(x, n.numbers(16, 16, 1, 1)),
                                           n.conv2d(x, n.numbers(16, 16, 1, 1))), IMAGE),
               "joint", ""),
-    "stride of 2": (graph_of(lambda n, x: n.conv2d(x, n.numbers(256, 256, 3, 3), stride=2, pad=1),
-                             (16, 256, 14, 14)), "joint", ""),
     "computed weights": (graph_of(lambda n, x, w: n.conv2d(x, w), IMAGE, (16, 16, 3, 3)),
                          "", "computed, not constant"),
     "pool": (graph_of(lambda n, x: n.max_pool2d(x, kernel=2, stride=2), IMAGE), "", ""),

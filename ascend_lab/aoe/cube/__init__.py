@@ -21,7 +21,6 @@ from ascend_lab.machine.sim.timeline import start_cycles
 from ascend_lab.operators.dsl.auto import share_of
 from ascend_lab.operators.kernels import conv_launch, conv_shape, conv_windows, gemm, gemm_schedule
 from ascend_lab.operators.kernels.conv_schedules import (
-    CHANGED,
     conv_candidates,
     conv_estimate,
     conv_schedule,
@@ -181,8 +180,7 @@ class CubeJob:
 
     def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
         """Return the points closest to tilings of other shapes."""
-        found = (c.tiling for c in choices if c.tiling and c.tiling.window != "rows")
-        return [point_of(self.space, tiling) for tiling in found]
+        return [point_of(self.space, c.tiling) for c in choices if c.tiling]
 
     def choice(self, point: Point) -> lower.Choice:
         """Return the tiling of a point."""
@@ -389,7 +387,7 @@ class ProductJob(TableJob):
 
 
 class JointJob(TableJob):
-    """Two convolutions whose sums are added, or one in `rows`, and what follows."""
+    """Two convolutions whose sums are added, and what follows."""
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
@@ -397,8 +395,7 @@ class JointJob(TableJob):
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
         found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
-        kinds = {change(shape): window for window, change in CHANGED.items()}
-        for one, window in (kinds | {shape: ""}).items():
+        for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
             some = conv_candidates(one, chip)
             some = some.take(fitting(demand, chip, some.tilings))
             cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings

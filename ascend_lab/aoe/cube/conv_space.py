@@ -30,7 +30,7 @@ CONV_NAMES = (
 )
 
 
-STRIP, STACKED, LINE = map(space.TEXTS["window"].index, ("strip", "stacked", "line"))
+STRIP, STACKED = map(space.TEXTS["window"].index, ("strip", "stacked"))
 """Kinds of windows by number, after flat ones."""
 
 
@@ -84,10 +84,7 @@ def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Ar
 def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
     found = set()
-    together = stacked(shape)
-    joint = together == shape or together.beside
-    line = seen_as(shape, LINE)[0] != shape
-    possible = {0: True, STRIP: not shape.lanes, STACKED: not joint, LINE: line}
+    possible = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
     for window in (kind for kind, is_one in possible.items() if is_one):
         own, strip = seen_as(shape, window)
         for m in pixel_tiles(own, most, ratio, strip=strip):
@@ -161,8 +158,7 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
 
 def seen_as(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
     """Return what a kind of window makes of a convolution, and whether its tiles are strips."""
-    change = conv_schedules.CHANGED.get(space.TEXTS["window"][window])
-    return change(shape) if change else shape, window in (STRIP, LINE)
+    return stacked(shape) if window == STACKED else shape, window == STRIP
 
 
 def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:

@@ -40,7 +40,7 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
     "order": ("mn", "nm"),
     "keep": ("", "a", "b"),
     "bypass": ("", "a", "ab", "b"),
-    "window": ("flat", "strip", "stacked", "line"),
+    "window": ("flat", "strip", "stacked"),
 }
 """Genes that are words; a table holds their places in these tuples."""
 MOST = 1 << 19

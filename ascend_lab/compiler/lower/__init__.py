@@ -1,7 +1,6 @@
 """Lowering: from a piece of a graph to its kernel, by default or as a tuner chose.
 
-A pointwise and a depthwise convolution may be one kernel: what lies between stays in L1; so may a
-convolution and the scale of its images.
+A pointwise and a depthwise convolution may be one kernel: what lies between stays in L1.
 """
 
 import math
@@ -74,10 +73,8 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
         return _by_steps(piece, chip, choice)
-    chains = gates_of(piece.graph, nodes)
-    scaled = len(nodes) > 1 and nodes[1].op == "conv2d" and scale_of(piece.graph, nodes[0])
-    if chains or scaled:
-        return lower_gated(piece, chip, chains)
+    if chains := gates_of(piece.graph, nodes):
+        return lower_gated(piece, chip, *chains[1:])
     if op in CONVOLUTIONS:
         _refuse_packed_twice(piece)
         two = bool(halves_of(nodes)[1])

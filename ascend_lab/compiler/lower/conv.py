@@ -124,17 +124,16 @@ def _by_cube(piece: Piece, chip: Chip, tiling: kernels.GemmSchedule | None) -> L
 
 
 def _promising(piece: Piece, chip: Chip) -> Iterator[kernels.GemmSchedule]:
-    """Yield tilings of a convolution beside the default: for an image in L2, for other windows."""
+    """Yield tilings of a convolution beside the default: for an image in L2, for all together."""
     shape, epilogue, _ = conv_job(piece, chip)
     image = piece.type(piece.graph.nodes[0].inputs[0])
     if 2 * image.size_bytes <= chip.l2.size_bytes:
         near = conv_schedules.near_schedule(shape, chip, epilogue)
         if near is not None:
             yield near
-    for window in conv_schedules.CHANGED:
-        found = conv_schedules.window_schedule(shape, chip, window, epilogue)
-        if found is not None:
-            yield found
+    together = conv_schedules.stacked_schedule(shape, chip, epilogue)
+    if together is not None:
+        yield together
 
 
 def _timed(way: Lowered, piece: Piece, chip: Chip) -> Lowered:

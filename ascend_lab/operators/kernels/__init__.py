@@ -8,7 +8,7 @@ from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
 from ascend_lab.machine.isa import KernelBuilder, Launch, Program, spread
 from ascend_lab.operators.kernels.conv import conv_launch
-from ascend_lab.operators.kernels.conv_schedules import conv_schedule, window_schedule
+from ascend_lab.operators.kernels.conv_schedules import conv_schedule, stacked_schedule
 from ascend_lab.operators.kernels.conv_shape import (
     ConvShape, pack_conv, pack_gemm, unpack_conv, unpack_gemm,
 )
@@ -46,8 +46,9 @@ __all__ = [
     "elementwise_launch", "elementwise_program", "flash_launch", "flash_pipeline_launch",
     "gather_launch", "gemm_launch", "one_hot_launch", "pack_conv", "pack_deconv",
     "pack_depthwise", "pack_gemm", "pad_launch", "reshape_launch", "scatter_launch",
-    "slice_launch", "split_launch", "tandem_launch", "tandem_launches", "tile_bytes",
-    "transpose_launch", "unpack_conv", "unpack_deconv", "unpack_gemm", "window_schedule",
+    "slice_launch", "split_launch", "stacked_schedule", "tandem_launch", "tandem_launches",
+    "tile_bytes", "transpose_launch", "unpack_conv", "unpack_deconv",
+    "unpack_gemm",
 ]  # fmt: skip
 
 

@@ -66,8 +66,8 @@ def conv_launch(
     check_epilogue(head, chip, sums)
     check_pool(shape, chip, epilogue)
     schedule = schedule or conv_schedules.conv_schedule(shape, chip, epilogue)
-    if schedule.window in conv_schedules.CHANGED:
-        shape, place = conv_schedules.as_seen(shape, place, schedule.window)
+    if schedule.window == "stacked":
+        shape, place = conv_schedules.as_stacked(shape, place)
     left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
@@ -141,11 +141,7 @@ class _AfterWriter(Walk):
     def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
         """Do the steps on a share of a tile."""
         before = bundle.index * self.bundle.n1
-        area = self.area(at, n, before)
-        if self.shape.columns:  # what arrives is in one piece
-            pixels = sum(length for _, _, length in area.pieces)
-            area = replace(area, pieces=((0, area.pieces[0][1], pixels),), pixels=pixels)
-        self.write.tile(area, n, before, held.channels)
+        self.write.tile(self.area(at, n, before), n, before, held.channels)
 
 
 class _Writer(Walk):
@@ -159,7 +155,7 @@ class _Writer(Walk):
         self.fractal, (tile_m, tile_n) = isa.FRACTAL * self.c0, job.sides(n_own)
         stage = self.stage = conv_schedules.c1_stage(shape, schedule)
         units = self.units = units_of(shape)
-        self.tile_k = min(schedule.base_k // self.c0, 1 if shape.columns else stage * units.depth)
+        self.tile_k = min(schedule.base_k // self.c0, stage * units.depth)
         each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         self.image, image = stage * each, stage * (each + more)
         weights = stage * units.depth * tile_n * self.fractal
@@ -171,11 +167,10 @@ class _Writer(Walk):
             self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
         a, b = schedule.a_l0_slots, schedule.b_l0_slots
         left, right = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
-        left += conv_tiles.more_fractals(shape) * self.fractal
         bias = job.epilogue.bias if job.epilogue else ""
         every = (units.every + bool(bias)) * tile_n * self.fractal
         fits = (b or 2) * every * DTYPE_BYTES[dtype] <= chip.buffers["L0B"]
-        self.near = max(job.turns - 1, shape.columns) > 0 and stage >= units.count and fits
+        self.near = job.turns > 1 and stage >= units.count and fits
         right = max(right, every) if self.near else right
         self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
         self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
@@ -195,12 +190,10 @@ class _Writer(Walk):
         """Declare the tensors of images, weights and, unless others store it, the result."""
         k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
         (c1, n1), last, after = shape.blocks, bundle.last_c1 * bundle.last_n1, self.job.after
-        taps = shape.phase[0] * shape.s or shape.taps
-        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * taps
+        fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * shape.taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
-        self.other_x, self.other_weight = self.x, self.weight
-        if other and not shape.phase[0]:
+        if other:
             blocks = other.blocks[0]
             self.other_x = k.tensor("beside", shape.dtype, other.images * blocks * other.plane)
             self.other_weight = k.tensor("beside_weight", shape.dtype, blocks * n1 * self.fractal)
@@ -240,14 +233,8 @@ class _Writer(Walk):
                     self._begin_sums(c, bundle, at, (n, col), held.near)
                 feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
                 sources, sizes, begun = (x, w, held.near), (n[1], *stage), bool(self.bias)
-                if self.shape.columns:
-                    assert held.near is not None
-                    view = conv_tiles.view_of(self.shape, x, at.window, 0, stage[1])
-                    sides = view, held.near
-                    add_rows(self.k, self.shape, self.left, c, at.window, sides, bias, begun=begun)
-                else:
-                    places = at.windows, sources, sizes, bias, starts
-                    conv_tiles.add_stage(self.k, self.shape, feeds, c, *places, begun=begun)
+                places = at.windows, sources, sizes, bias, starts
+                conv_tiles.add_stage(self.k, self.shape, feeds, c, *places, begun=begun)
                 if held.rows is None:
                     self.rows.free()
                 if held.weights is None and not self.with_rows:
@@ -350,13 +337,9 @@ class _Writer(Walk):
         parts = [(self.weight, shape, units.c1)]
         parts += [(self.other_weight, other, units.beside)] if other else []
         for tensor, one, blocks in parts:
-            depth, (rows, tap, _), line = blocks * one.taps, one.phase, one.s * row
-            first += stage[0] * (blocks * (rows * one.s or one.taps) * row) + n[0] * self.fractal
+            depth = blocks * one.taps
+            first += stage[0] * (depth * row) + n[0] * self.fractal
             weights = tensor.region(first, (stage[1] * depth, width), (row, 1))
-            if rows:
-                sizes = stage[1] * blocks, one.r, one.s, width
-                strides = rows * line, one.stored[1] * line, row, 1
-                weights = tensor.region(first + tap * line, sizes, strides)
             self.k.copy(to.region(start, weights.sizes), weights)
             first, start = isa.Affine(), start + stage[1] * depth * width
 
@@ -367,8 +350,7 @@ class _Writer(Walk):
         place, acc, out = self.job.place, self.acc, self.out
         if self.ring:
             sizes = (at.window.fractals, n[1])
-            parted = self.area(at, n, before) if self.shape.columns else None
-            to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels, parted)
+            to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels)
             return
         if self.pooled:
             where, tile = self.plane(at, n, before), (n[1], at.window.fractals, at.windows[1])
@@ -383,36 +365,3 @@ class _Writer(Walk):
             store_area(self.k, acc, out, self.y, area)
         else:
             epilogue_emit.drain(self.finish, acc, self.y, area, n[0], channels)
-
-
-def add_rows(
-    k: isa.KernelBuilder,
-    shape: ConvShape,
-    left: isa.Queue,
-    c: isa.Tile,
-    window: conv_windows.Window,
-    sides: tuple[isa.Region, isa.Tile],
-    bias: isa.Region | None,
-    *,
-    begun: bool,
-) -> None:
-    """Add the products of one channel block: a load for each column of taps that share rows."""
-    view, near = sides
-    m, c0, ow = window.fractals, isa.c0_of(shape.dtype), shape.out_hw[1]
-    area, first = isa.FRACTAL * c0, not begun
-    for taps in conv_tiles.tap_rows(shape):
-        below = taps[-1][1]
-        windows = conv_tiles.windows_of(shape, window, below)
-        with tiles.repeat(k, "column", shape.s) as column:
-            to = left.alloc().region(0, (m + below * ow // isa.FRACTAL, 1, isa.FRACTAL, c0))
-            start = (taps[0][0] * shape.s + column) * c0
-            k.emit(isa.load3d(k.chip, to, view, **windows, k_start=start))
-            left.enqueue()
-            a = left.dequeue()
-            for tap, down in taps:
-                own = a.region(down * ow * c0, (m, 1, isa.FRACTAL, c0))
-                b = near.region((tap * shape.s + column) * area, (1, 1, isa.FRACTAL, c0))
-                sums = c.region(0, (1, m, isa.FRACTAL, isa.FRACTAL))
-                k.mmad(sums, own, b, accumulate=column if first else 1, bias=bias)
-                first = False
-            left.free()

@@ -15,7 +15,7 @@ from ascend_lab import errors
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import ACCUMULATOR, FRACTAL, up
-from ascend_lab.operators.kernels import conv_tiles, conv_windows, default_schedules, gemm_schedule
+from ascend_lab.operators.kernels import conv_windows, default_schedules, gemm_schedule
 from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of, stacked, units_of
 from ascend_lab.operators.kernels.epilogue import Epilogue
 from ascend_lab.operators.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
@@ -28,19 +28,6 @@ from ascend_lab.operators.kernels.gemm_schedule import (
 )
 
 STAGES = (1, 2, 4, 8, 16, 32)
-CHANGED = {"stacked": stacked, "rows": conv_tiles.in_rows, "line": conv_tiles.as_line}
-"""Kinds of windows of a convolution that is seen as another one."""
-FOR = {
-    "stacked": "images that fill tiles better together, one group, no bytes",
-    "rows": "several rows of taps, a channel block to a bundle,",
-    "line": "one tap and a stride of 1",
-}
-"""What they are for."""
-ROWS_SHARE, LINE_PIXELS = 0.85, 1024
-"""Defaults have rows of taps for an estimate of at most that share, lines for so small images.
-
-Beyond, in the zoo, kernels gained 2 % at most. The tuner has no such limits.
-"""
 
 
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
@@ -83,10 +70,10 @@ def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
     A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
     A schedule that names the window decides; pixels of few lanes stay whole rows.
     """
-    if shape.lanes or shape.pool or shape.columns:
+    if shape.lanes or shape.pool:
         return False
     if schedule.window:
-        return schedule.window in ("strip", "line")
+        return schedule.window == "strip"
     long_rows = shape.out_hw[1] >= 2 * schedule.base_m or shape.out_hw[0] == 1
     return long_rows or stage_bytes(shape, schedule) > chip.buffers["L1"]
 
@@ -105,8 +92,6 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
     if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
         wanted = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
         raise errors.CapacityError(wanted, str(schedule.base_m), "use two kernels")
-    if shape.columns:
-        _check_rows(shape, schedule, chip)
     needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
@@ -116,18 +101,6 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
         other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
         raise errors.CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
-
-
-def _check_rows(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
-    """Raise `CapacityError` if what rows of taps share, or all weights, do not fit L0."""
-    pixels = up(shape.out_hw[0] * shape.out_hw[1], FRACTAL)
-    high = min(schedule.base_m // FRACTAL, pixels) + conv_tiles.more_fractals(shape)
-    weights = (schedule.b_l0_slots or 2) * (units_of(shape).every + 1)
-    for space, fractals in (("L0A", schedule.a_l0_slots * high), ("L0B", weights)):
-        needed = fractals * area_bytes(shape)
-        if needed > chip.buffers[space]:
-            wanted = f"{space} for rows of taps that share loads: {needed} bytes"
-            raise errors.CapacityError(wanted, str(chip.buffers[space]), "use a smaller base_m")
 
 
 # -- the default of a convolution -----------------------------------------------------------------
@@ -204,44 +177,43 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
                    instructions=demand.instructions + HEADS * (pool.r - 1))  # fmt: skip
 
 
-def window_schedule(
-    shape: ConvShape, chip: Chip, window: str, epilogue: Epilogue | None = None
+def stacked_schedule(
+    shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the best candidate with windows of a kind of `CHANGED`, or None.
+    """Return the best candidate with images together, None where they stay apart.
 
-    None for what they leave as it is, and where even the estimate is no better than that of tiles
-    that end with their image.
+    So they do where even the estimate is no better than that of tiles that end with their image.
     """
-    demand, one = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), CHANGED[window](shape)
-    if one != shape and (window != "line" or shape.h * shape.w <= LINE_PIXELS):
-        with suppress(errors.CapacityError):  # of large images, each a row then
-            left = chip_left(chip, demand)
-            least, place = _least(one, left, demand)
-            found = _fitting(one, left, demand).tilings.schedule(place, one.dtype)
-            check_conv(one, found, left)
-            plain, _ = _least(shape, left, demand)
-            if least < plain * (ROWS_SHARE if window == "rows" else 1.0):
-                return replace(found, window=window)
+    demand, together = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
+    if together == shape:
+        return None
+    with suppress(errors.CapacityError):  # of large images, each a row then
+        left = chip_left(chip, demand)
+        least, place = _least(together, left, demand)
+        found = _fitting(together, left, demand).tilings.schedule(place, together.dtype)
+        check_conv(together, found, left)
+        if least < _least(shape, left, demand)[0]:
+            return replace(found, window="stacked")
     return None
 
 
-def as_seen(
-    shape: ConvShape, place: conv_windows.Placement | None, window: str
+def as_stacked(
+    shape: ConvShape, place: conv_windows.Placement | None
 ) -> tuple[ConvShape, conv_windows.Placement]:
-    """Return what a kind of windows makes of a convolution, and where its pixels go.
+    """Return a convolution of all images together, and where its pixels go.
 
-    Raises `InputError` for a convolution it leaves as it is, or planes with gaps.
+    Raises `InputError` where they do not fill tiles better so, or planes have gaps.
     """
-    one = CHANGED[window](shape)
-    if one == shape:
-        wanted = f"{FOR[window]} for {window} tiles"
+    together = stacked(shape)
+    if together == shape:
+        wanted = "images that fill tiles better together, one group, no bytes, for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
         raise errors.InputError(wanted, got, "leave the window out")
     if place != conv_windows.dense_placement(shape):
         remedy = "pass place=dense_placement(shape)"
-        raise errors.InputError(f"planes without gaps for {window} tiles", str(place), remedy)
-    return one, conv_windows.dense_placement(one)
+        raise errors.InputError("planes without gaps for stacked tiles", str(place), remedy)
+    return together, conv_windows.dense_placement(together)
 
 
 @lru_cache(256)
@@ -293,18 +265,17 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     if shape.pool:  # what so many rows of windows see
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
     m, n = np.minimum(m, pixels), np.minimum(n, default_schedules.each_up(bundle.n1, inside))
-    m = _evenly(shape, m, pixels) if shape.mixed > 1 or shape.columns else m
+    if shape.mixed > 1:  # as even heights as can be
+        m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
     stage = np.minimum(stage, units.count)
     new, _ = default_schedules.distinct(len(STAGES), m, n, stage)
     m, n, stage, rows, cols = (x[new] for x in (m, n, stage, rows, cols))
     shares = np.minimum(cols, bundle.count)
     inside = cols // shares
-    high = m + conv_tiles.more_fractals(shape)
-    room = np.minimum(chip.buffers["L0A"] // high, chip.buffers["L0B"] // n) // (2 * area)
+    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     # with taps several to a fractal, or something beside, the last step may be short
     uneven = bool(shape.lanes or shape.beside)
     depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
-    depths = depths[:1] if shape.columns else depths
     place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
     step = default_schedules.each_up(stage * taps, k)
@@ -313,24 +284,13 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
         2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
     )
     strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"]) | (oh == 1)
-    strips &= not (shape.lanes or shape.mixed > 1 or shape.pool or shape.columns)
+    strips &= not (shape.lanes or shape.mixed > 1 or shape.pool)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
     cols = shares * np.minimum(inside, default_schedules.each_up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
     fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
     every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
     return every.take(np.flatnonzero(fits))
-
-
-def _evenly(shape: ConvShape, m: Array, pixels: int) -> Array:
-    """Return heights that cut the pixels as evenly as can be; of a tap that shares loads, rows."""
-    if shape.columns:
-        m = np.minimum(2 * m, pixels)  # L0A holds one tap's
-    m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
-    if shape.columns:
-        row = np.array(shape.out_hw[1] // np.gcd(shape.out_hw[1], FRACTAL))
-        m = np.minimum(default_schedules.each_up(m, row) * row, pixels)
-    return m
 
 
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
@@ -384,8 +344,6 @@ def conv_estimate(
     down = default_schedules.each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
     tiles = down * default_schedules.each_up(bundle.count, shares) * across
     cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
-    if shape.columns:
-        mte1 = _row_loads(shape, chip, t.m)
     mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1, near)
     mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
@@ -401,16 +359,6 @@ def conv_estimate(
     cycles: Floats = (
         tiles * pace + first + drain + sum(default_schedules.after_cycles(chip, t, demand))
     )
-    return cycles
-
-
-def _row_loads(shape: ConvShape, chip: Chip, m: Array) -> Floats:
-    """Cycles of loads of rows of taps that see the same rows, for one tile on MTE1."""
-    path, ow = chip.path("L1", "L0A"), shape.out_hw[1]
-    cycles: Floats = np.zeros(len(m))
-    for taps in conv_tiles.tap_rows(shape):
-        size = (m + taps[-1][1] * ow // FRACTAL) * area_bytes(shape)
-        cycles += shape.s * (path.startup_cycles + size / path.rate_bytes_per_cycle)
     return cycles
 
 

@@ -42,10 +42,8 @@ class ConvShape:
     (rows, step) a channel block has so many rows in memory, not h, and what is read are rows `step`
     apart (see `thinned`). With `mixed` m, every image is m images whose rows take turns (see
     `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
-    With `phase` (taps, tap, row) only every step-th row of taps is this one's, from `tap` on, and
-    of the image, from `row` on: `beside` has the others (`in_phases`). What `pool`, windows as of a
-    depthwise convolution, reads of the result stays on the core (`pooling`). With `columns` rows of
-    the result are whole fractals, so many pixels of each wanted (`in_rows`). Raises `InputError`.
+    What `pool`, windows as of a depthwise convolution, reads of the result stays on the core
+    (`pooling`). Raises `InputError`.
     """
 
     n: int
@@ -67,9 +65,7 @@ class ConvShape:
     stored: Pair = (0, 1)
     mixed: int = 1
     beside: "ConvShape | None" = None
-    phase: tuple[int, int, int] = (0, 0, 0)
     pool: "ConvShape | None" = None
-    columns: int = 0
     strides: Pair = field(init=False, repr=False, compare=False)
     dilations: Pair = field(init=False, repr=False, compare=False)
     pads: Pads = field(init=False, repr=False, compare=False)
@@ -122,7 +118,6 @@ class ConvShape:
             return
         kinds = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, other)]
         lone = (other.r, other.s, other.strides[0], other.pad, other.beside) == (1, 1, 1, 0, None)
-        lone |= self.phase[0] == other.phase[0] > 0
         if kinds[0] != kinds[1] or self.groups > 1 or self.lanes or not lone:
             needed = f"{self.n} images {self.out_hw} of {self.k} channels, of one tap each"
             raise InputError(needed, str(other), "add them by a kernel of their own")
@@ -209,43 +204,21 @@ def stacked(shape: ConvShape) -> ConvShape:
     Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
     instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
     are dilated, and zeros above and below are those of each image. As many images as leave the
-    fewest fractals and fill a large tile, and no more, are one. With a stride of 2 even rows and
-    odd rows are convolved apart, and added.
+    fewest fractals and fill a large tile, and no more, are one. With a vertical
+    stride there is none: windows would move by one row from image to image, by more to a next turn.
     """
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too or shape.pool:
         return shape
     (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
-    step, few = shape.strides[0], min(oh, shape.h, shape.r) == 1 or shape.pads[0] >= shape.r
-    few |= shape.dilations[0] > 1 or shape.beside is not None
-    if step > 2 or min(shape.pads) < 0 or (step == 2 and few):
+    if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
     least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
     ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
     mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
-    if step == 2 and mixed > 1:
-        shape = in_phases(shape)
     other = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
     return replace(shape, n=shape.n // mixed, mixed=mixed, beside=other)
-
-
-def in_phases(shape: ConvShape) -> ConvShape:
-    """Return a convolution of stride 2 as two that are added: output row i sees row 2 i + t - top
-    by tap t, which is row i + e of the even rows, or of the odd ones.
-    """
-    (top, _, left, right), (oh, _) = shape.pads, shape.out_hw
-
-    def phase(row: int) -> ConvShape:
-        taps = range((row + top) % 2, shape.r, 2)
-        low, high = ((tap - top - row) // 2 for tap in (taps[0], taps[-1]))
-        rows = min(up(shape.h - row, 2), oh + high)
-        pads = (-low, oh + high - rows, left, right)
-        one = replace(shape, h=rows, r=len(taps), stride=(1, shape.strides[1]), pad=pads)
-        return replace(one, stored=(shape.h, 2), phase=(shape.r, taps[0], row))
-
-    other, one = sorted(map(phase, (0, 1)), key=lambda part: part.r)
-    return replace(one, beside=other)
 
 
 def pair(value: int | Pair) -> Pair:

@@ -6,13 +6,13 @@ brings rows of the image to sums in L0C.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.kernels import conv_windows, epilogue_emit, gemm_schedule, mix
-from ascend_lab.operators.kernels.conv_shape import LARGEST, ConvShape, bundles_of, units_of
+from ascend_lab.operators.kernels.conv_shape import ConvShape, bundles_of, units_of
 from ascend_lab.operators.kernels.conv_windows import Pixels, Window, area_of
 from ascend_lab.operators.kernels.epilogue import Epilogue
 from ascend_lab.operators.kernels.tiles import Area, Span, chunks, repeat, segments
@@ -299,14 +299,13 @@ def add_stage(
         add_products(k, other, feeds, c, windows[1], view, (*weights,), own, None, places)
 
 
-def windows_of(shape: ConvShape, window: Window, below: int = 0) -> dict[str, Any]:
-    """Return how load3d sees the rows of a window, with zeros for `below` more rows of results."""
+def windows_of(shape: ConvShape, window: Window) -> dict[str, Any]:
+    """Return how load3d sees the rows of a window."""
     rows, columns = window.rows, window.columns
-    after = rows.after + below * shape.strides[0]
     return {
         "kernel": (shape.r, shape.s),
         "stride": shape.strides,
-        "pad": (rows.before, after, columns.before, columns.after),
+        "pad": (rows.before, rows.after, columns.before, columns.after),
         "dilation": (shape.dilations[0] * shape.mixed, shape.dilations[1]),
         "m_start": window.m_start,
         "pad_value": shape.pad_value,
@@ -357,56 +356,3 @@ def add_products(
         left.free()
         if near is None:
             right.free()
-
-
-# -- a convolution seen as another ----------------------------------------------------------------
-def as_line(shape: ConvShape) -> ConvShape:
-    """Return a convolution of one tap with all pixels in one row: tiles load no pixel of others."""
-    pixels, own = shape.h * shape.w, (shape.r, shape.s, shape.strides, shape.pad, shape.stored)
-    plain = not (shape.lanes or shape.beside or shape.pool or shape.columns) and shape.mixed == 1
-    if own != (1, 1, (1, 1), 0, (0, 1)) or not plain or pixels > LARGEST:
-        return shape
-    return replace(shape, h=1, w=pixels)
-
-
-LONGER = 1.25
-"""Times that a row may be as long, so that each row of taps is whole fractals from the next."""
-
-
-def in_rows(shape: ConvShape) -> ConvShape:
-    """Return a convolution with longer rows of results, of which rows of taps share loads, if any.
-
-    What a row of taps reads for a row of results, another reads for one further up: where that is
-    whole fractals away, both are parts of one tile of L0A, loaded once. That is for bundles of one
-    channel block, as those of depthwise convolutions: the cube is quicker than their loads.
-    """
-    bundle, ow = bundles_of(shape), shape.out_hw[1]
-    (top, bottom, left, right), plain = shape.pads, not (shape.lanes or shape.beside or shape.pool)
-    lone = plain and (bundle.c1, bundle.n1, shape.mixed) == (1, 1, 1) and min(shape.pads) >= 0
-    if not lone or shape.columns:
-        return shape
-    unit = isa.FRACTAL if isa.up(ow, isa.FRACTAL) * isa.FRACTAL <= LONGER * ow else isa.FRACTAL // 2
-    more = isa.up(ow, unit) * unit - ow
-    pad = (top, bottom, left, right + more * shape.strides[1])
-    one = replace(shape, pad=pad, columns=ow)
-    return one if more_fractals(one) else shape
-
-
-def tap_rows(shape: ConvShape) -> list[list[tuple[int, int]]]:
-    """Return rows of taps that share loads, each with how many rows of results it is further down.
-
-    Row t of the taps sees for row y of the results what row 0 sees for row y + t d / s, with
-    dilation d and stride s: if that is whole, and so many rows are whole fractals.
-    """
-    period = 2 if shape.out_hw[1] % isa.FRACTAL else 1  # rows are whole or half fractals
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for tap in range(shape.r):
-        down, phase = divmod(tap * shape.dilations[0], shape.strides[0])
-        found.setdefault((phase, down % period), []).append((tap, down))
-    return [[(tap, down - taps[0][1]) for tap, down in taps] for taps in found.values()]
-
-
-def more_fractals(shape: ConvShape) -> int:
-    """Return how many fractals higher than a tile what is loaded for it is."""
-    below = max(taps[-1][1] for taps in tap_rows(shape)) if shape.columns else 0
-    return below * shape.out_hw[1] // isa.FRACTAL

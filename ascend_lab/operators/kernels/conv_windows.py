@@ -187,7 +187,7 @@ def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Aff
     Rows of mixed images are the first of each, then the second.
     """
     rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
-    row = (divided(down + rows.first, shape.mixed) * step + shape.phase[2]) * wide
+    row = divided(down + rows.first, shape.mixed) * (step * wide)
     start = blocks[0] * shape.plane + row + columns.first * shape.c0
     if shape.mixed > 1:
         turns, pitch = rows.count // shape.mixed, shape.blocks[0] * shape.plane
@@ -341,8 +341,7 @@ class Placement:
 
     A plain convolution fills its plane; one phase of a transposed convolution fills every step-th
     pixel of every other row. `weight` names the tensor of weights: several launches of one kernel
-    need several. Rows of `mixed` images (count, pixels from one to the next) take turns. Of a row
-    `columns` are stored, 0: all.
+    need several. Rows of `mixed` images (count, pixels from one to the next) take turns.
     """
 
     start: int
@@ -351,7 +350,6 @@ class Placement:
     plane: int
     weight: str = "weight"
     mixed: Pair = (1, 0)
-    columns: int = 0
 
 
 def plain_placement(shape: ConvShape) -> Placement:
@@ -367,8 +365,7 @@ def dense_placement(shape: ConvShape) -> Placement:
     """
     oh, ow = (shape.pool or shape).out_hw
     if shape.mixed == 1:
-        wide = shape.columns or ow
-        return Placement(0, wide, 1, oh * wide, columns=shape.columns)
+        return Placement(0, ow, 1, oh * ow)
     plane = oh // shape.mixed * ow
     return Placement(0, ow, 1, plane, mixed=(shape.mixed, shape.blocks[1] * plane))
 
@@ -393,11 +390,10 @@ def area_of(
     while done < window.pixels:
         at, left = pixel + done, window.pixels - done
         size = left if whole else min(ow - at % ow, left)
-        kept = min(size, place.columns - at % ow) if place.columns and not whole else size
         turn, image = divmod(at // ow, images)
         to = (divided(row, images) + turn) * place.row_pitch + image * pitch
         to += at % ow * place.step + place.start
-        pieces += [(done, to, kept)] if kept > 0 else []
+        pieces.append((done, to, size))
         done += size
     blocks = blocks * FRACTAL // width
     sizes = (place.plane, place.step, window.fractals, window.pixels, width)

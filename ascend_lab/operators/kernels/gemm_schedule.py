@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
     "a_l0_slots": (1, 2),
     "b_l0_slots": (1, 2),
     "c_l0_slots": (0, 1, 2),
-    "window": ("", "flat", "strip", "stacked", "rows", "line"),
+    "window": ("", "flat", "strip", "stacked"),
     "bypass": ("", "a", "b", "ab"),
 }
 """What the fields of a schedule beyond its six numbers may be; the default is the first or 2."""
@@ -38,9 +38,8 @@ class GemmSchedule:
     tile's rows once for all n tiles (order mn), "b" all K of an n tile's columns (order nm).
     The slots of L1 and L0 are 2 (loads and use overlap) or 1 (they alternate, tiles may be larger);
     c_l0_slots 0 takes two where they fit. `window` (convolutions only): "flat" or "strip" pixel
-    tiles, "stacked" ones of images together, "rows" whose taps share loads, all pixels as a "line",
-    "" chooses. `bypass` (products only, where the chip has the path): "a", "b" or "ab" go from GM
-    straight to L0. `split_k` (products without an
+    tiles, "stacked" ones of images together, "" chooses. `bypass` (products only, where the chip
+    has the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an
     epilogue only): so many grids of cores divide K, and each writes a tensor of partial sums, which
     a second phase adds. `rest` (products only): a tiling of the columns (order "mn") or rows ("nm")
     behind the last whole turn of the grid, for a phase of their own in which no core is idle.

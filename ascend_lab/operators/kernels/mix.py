@@ -58,24 +58,12 @@ def to_ring(
     finish: epilogue_emit.Finish | None,
     sizes: tuple[int, int],
     rows: int,
-    parted: Area | None = None,
 ) -> None:
-    """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring.
-
-    Of a tile `parted` in pieces, one block wide, only these.
-    """
+    """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring."""
     (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
-    c, slot, at = acc.dequeue(), ring.alloc(), 0
-    lines = [(0, rows, n, m * isa.FRACTAL)]
-    if parted:
-        found = parted.lines(alone=False)
-        lines = [(done, length, count, here) for done, _, length, count, (here, _) in found]
-    for done, length, count, here in lines:
-        wanted = count, length * isa.FRACTAL
-        source = c.region(done * isa.FRACTAL, wanted, (here * isa.FRACTAL, 1))
-        to = slot.region(at * isa.FRACTAL, wanted)
-        k.fixpipe(to, source, relu=fix.relu, scale=fix.scale)
-        at += count * length
+    wanted = n, rows * isa.FRACTAL
+    source = acc.dequeue().region(0, wanted, (m * AREA, 1))
+    k.fixpipe(ring.alloc().region(0, wanted), source, relu=fix.relu, scale=fix.scale)
     acc.free()
     ring.enqueue()
 
