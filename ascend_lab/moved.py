@@ -3,13 +3,15 @@
 A notebook or a hand-in of a reader that names an old package finds the new one, and is told so.
 """
 
+from __future__ import annotations
+
 import sys
-import warnings
-from collections.abc import Sequence
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+
+TYPE_CHECKING = False  # `typing` would be imported for it, before the guard of the commands stands
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 MOVED = {
     "chip": "machine.chip",
@@ -30,7 +32,7 @@ MOVED = {
 """Old name of a package of `ascend_lab` -> its new name."""
 
 
-class _Moved(MetaPathFinder, Loader):
+class _Moved:
     """Finds `ascend_lab.OLD` and modules below it: each is the module of the new name itself."""
 
     def find_spec(
@@ -40,9 +42,14 @@ class _Moved(MetaPathFinder, Loader):
         old = rest.partition(".")[0]
         if package != "ascend_lab" or old not in MOVED:
             return None
-        return ModuleSpec(name, self, is_package=True)
+        from importlib.machinery import ModuleSpec
+
+        return ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        import warnings
+        from importlib import import_module
+
         _, old, *below = spec.name.split(".")
         new = ".".join(("ascend_lab", MOVED[old], *below))
         warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
@@ -59,4 +66,5 @@ class _Moved(MetaPathFinder, Loader):
 def find_old_names() -> None:
     """Let imports of old names find the packages where they are now."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Moved())  # before the finder of files, which knows no old name
+        # before the finder of files, which knows no old name
+        sys.meta_path.insert(0, _Moved())

@@ -115,6 +115,7 @@ def test_the_guard_is_there_before_anything_else_is_imported():
         "ascend_lab",
         "ascend_lab.cli",
         "ascend_lab.errors",
+        "ascend_lab.moved",
     ]
 
 

@@ -216,7 +216,7 @@ def fake(batch: int) -> StepProfile:
 
 
 def test_the_published_numbers_agree_with_each_other() -> None:
-    rows = {row["name"]: row for row in published("train")["row"]}
+    rows = {row["name"]: row for row in published("cluster.train")["row"]}
     for batch in (32, 256):
         one, eight = (rows[f"ResNet-50, {n} x 910, batch {batch}"] for n in (1, 8))
         share = eight["images_per_s"] / (8 * one["images_per_s"])
@@ -236,7 +236,7 @@ def test_the_table_holds_every_row_against_the_model() -> None:
     assert 0.2 < eight.model_efficiency < 1.0
     assert 8 * 32 / eight.model_s == pytest.approx(8 * 20_000 * eight.model_efficiency)
     text = training_validation_table(rows)
-    assert len(rows) == len(published("train")["row"]) == 5
+    assert len(rows) == len(published("cluster.train")["row"]) == 5
     assert all(row.name in text for row in rows) and "-89%" in text and "norms" in text
     assert " 0.958" in text.splitlines()[-1]  # 13689 / (8 x 1787), not the source's 0.95
     assert all(len(line) <= 88 for line in text.splitlines())

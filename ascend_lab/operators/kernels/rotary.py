@@ -38,25 +38,25 @@ class Rotary:
 
     rows: int
     heads: tuple[int, int]
-    size: int
+    head_columns: int
     dtype: str
     neighbours: bool = False
 
     @property
     def halves(self) -> tuple[int, int]:
         """Runs of a head and the length of each: its halves, or the whole one of neighbours."""
-        return (1, self.size) if self.neighbours else (2, self.size // 2)
+        return (1, self.head_columns) if self.neighbours else (2, self.head_columns // 2)
 
 
 def rotary_launch(shape: Rotary, chip: Chip) -> isa.Launch:
-    """Return the launch, which changes q and k in place; cos and sin are (rows, size).
+    """Return the launch, which changes q and k in place; cos and sin are (rows, head_columns).
 
     Raises `UnsupportedError` for neighbours in heads that end within a block of 32 bytes,
     `PathError` for coupled cores, `CapacityError` where no head fits UB.
     """
-    if shape.neighbours and shape.size * DTYPE_BYTES[shape.dtype] % BLOCK_BYTES:
+    if shape.neighbours and shape.head_columns * DTYPE_BYTES[shape.dtype] % BLOCK_BYTES:
         needed = f"rotary: heads of whole blocks of {BLOCK_BYTES} bytes for neighbours"
-        raise UnsupportedError(needed, f"{shape.size} {shape.dtype}", "turn halves instead")
+        raise UnsupportedError(needed, f"{shape.head_columns} {shape.dtype}", "turn halves instead")
     axes = {"row": chunks(shape.rows, 1, chip.cores_of("vector"))}
     return isa.spread("rotary", axes, lambda own: _Writer(shape, chip, own).program())
 
@@ -75,9 +75,9 @@ class _Writer:
         self.head = runs * self.pitch
         self.lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[self.compute]
         self.rows, self.heads = self._tile(chip)
-        sizes = [shape.rows * n * shape.size for n in shape.heads]
+        sizes = [shape.rows * n * shape.head_columns for n in shape.heads]
         self.given = [k.tensor(n, shape.dtype, size) for n, size in zip("qk", sizes, strict=True)]
-        table = shape.rows * shape.size
+        table = shape.rows * shape.head_columns
         self.tables = [k.tensor(name, shape.dtype, table) for name in ("cos", "sin")]
         self._allocate()
 
@@ -94,7 +94,9 @@ class _Writer:
             heads = isa.up(heads, 2)
         rows = min(room // (of_table + heads * of_head), MOST_ROWS, self.own[0])
         if not rows:
-            needed = f"rotary: {of_table + of_head} bytes of UB for a head of {self.shape.size}"
+            needed = (
+                f"rotary: {of_table + of_head} bytes of UB for a head of {self.shape.head_columns}"
+            )
             raise CapacityError(needed, f"{room} bytes", "use smaller heads")
         return rows, heads
 
@@ -131,13 +133,13 @@ class _Writer:
             slot = self.angles.alloc().slot
             buffers = (self.angles.buffer, *self.angles.members)
             for tensor, buffer in zip(self.tables, buffers, strict=True):
-                self._move(Tile(buffer, slot), tensor, row * self.shape.size, (rows, 1, 1))
+                self._move(Tile(buffer, slot), tensor, row * self.shape.head_columns, (rows, 1, 1))
             self.angles.enqueue()
             slot = self.angles.dequeue().slot
             tables = self._tables([Tile(buffer, slot) for buffer in buffers], rows)
             for place, heads in enumerate(self.shape.heads):
                 for head, some in segments(k, f"head{place}", heads, self.heads):
-                    start = (row * heads + head) * self.shape.size
+                    start = (row * heads + head) * self.shape.head_columns
                     self._turn(place, start, (rows, some, heads), tables)
             self.angles.free()
         return k.finish()
@@ -158,7 +160,7 @@ class _Writer:
         """Return heads in a tile, and in GM."""
         rows, some, heads = sizes
         runs, length = self.shape.halves
-        size = self.shape.size
+        size = self.shape.head_columns
         shape = (rows, some, runs, length)
         near = tile.region(0, shape, (some * self.head, self.head, self.pitch, 1))
         far = tensor.region(start, shape, (heads * size, size, length, 1))
@@ -210,7 +212,7 @@ class _Writer:
         """Turn element i of each head with i + d / 2."""
         cos, sin = tables
         other = self.other
-        for at, lanes in self._runs(self.shape.size // 2):
+        for at, lanes in self._runs(self.shape.head_columns // 2):
             for own, pair, op in (
                 (at, at + self.pitch, "vsub"),
                 (at + self.pitch, at, "vadd"),
