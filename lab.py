@@ -8,7 +8,8 @@ makes lies in `.venv`, `_build` and `my_notebooks`; only `refresh` writes to the
 
 import sys
 
-OLDEST, NEWEST = (3, 11), (3, 13)
+OLDEST = (3, 11)
+NEWEST = (3, 13)
 
 
 def python_problem(version: tuple) -> str:
@@ -168,7 +169,9 @@ def pip_install(*arguments: str) -> None:
     process = subprocess.Popen(
         command, cwd=str(ROOT), env=child_environment(), stdout=subprocess.PIPE, text=True
     )
-    count, live, said = 0, sys.stdout.isatty(), deque(maxlen=12)
+    count = 0
+    live = sys.stdout.isatty()
+    said = deque(maxlen=12)
     try:
         for line in process.stdout:
             said.append(line)
@@ -274,7 +277,8 @@ def do_test(arguments: list[str]) -> int:
         raise LabError("test takes these steps: " + " ".join(STEPS))
     chains = [[name for name in chain if name in (arguments or STEPS)] for chain in CHAINS]
     own, *others = filter(None, chains)
-    started, results = time.perf_counter(), {}
+    started = time.perf_counter()
+    results = {}
     last = {" + ".join(names): beside(names) for names in others}
     for name, step in {**{name: STEPS[name] for name in own}, **last}.items():
         print(f"lab: --- {name}", flush=True)

@@ -16,7 +16,9 @@ class AscendLabError(Exception):
 
     def __init__(self, needed: str, got: str = "", remedy: str = "") -> None:
         """Build the message from `needed`, `got` and `remedy`; empty parts are left out."""
-        self.needed, self.got, self.remedy = needed, got, remedy
+        self.needed = needed
+        self.got = got
+        self.remedy = remedy
         parts = [needed]
         if got:
             parts.append(f"got {got}")

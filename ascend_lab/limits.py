@@ -35,7 +35,8 @@ ITEMS = 64
 """Of one list in a TOML file."""
 COUNT = 10**6
 """Of anything that a command line counts: cores, trials, seeds, plans."""
-ROWS, COLUMNS = 2**18, 64
+ROWS = 2**18
+COLUMNS = 64
 """Of a recorded space."""
 SEEDS = 1000
 LINKS = 2**17
@@ -46,14 +47,17 @@ WINDOWS = 2**32
 """Elements in all windows of one pooling."""
 PROCESSES = 32
 WHOLE = 2**53
-TINY, HUGE = 1e-30, 1e30
+TINY = 1e-30
+HUGE = 1e30
 """A number that is not 0 lies between these, whatever its unit."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60
+_SHORT.maxlevel = 3
+_SHORT.maxstring = 60
+_SHORT.maxother = 60
 
 
 def refuse_above(
@@ -242,11 +246,14 @@ def decoded(kind: Any, value: Any, where: str = "", most: int = ITEMS) -> Any:
     if isinstance(kind, list):
         if isinstance(value, list) and 0 < len(value) <= most:
             return tuple(decoded(kind[0], v, f"{where}[{n}]", most) for n, v in enumerate(value))
-        needed, fine = f"a list of 1 to {most}", False
+        needed = f"a list of 1 to {most}"
+        fine = False
     elif isinstance(kind, Range):
-        needed, fine = str(kind), value in kind
+        needed = str(kind)
+        fine = value in kind
     elif isinstance(kind, tuple):
-        needed, fine = f"one of {', '.join(kind)}", value in kind
+        needed = f"one of {', '.join(kind)}"
+        fine = value in kind
     else:
         needed = "true or false" if kind is bool else "a text"
         fine = type(value) is kind and (kind is bool or value.isprintable())

@@ -39,7 +39,8 @@ class Case:
 
 def case_of(name: str, batch: int, chip_name: str, tuned_s: float = 0.0) -> Case:
     """Return a network of the zoo, compiled by default, or tuned for so many seconds."""
-    chip, graph = load_chip(chip_name), zoo.build(name, batch=batch)
+    chip = load_chip(chip_name)
+    graph = zoo.build(name, batch=batch)
     stages = compile_stages(graph, chip)
     cube_s = 2 * macs(stages.rewritten) / chip.peak_ops_per_s("fp16")
     memory_s = weight_bytes(stages.rewritten) / chip.device_memory.rate_bytes_per_s
@@ -48,7 +49,8 @@ def case_of(name: str, batch: int, chip_name: str, tuned_s: float = 0.0) -> Case
         found = tune(graph, chip, "1,2", settings=Settings(time_limit_s=tuned_s))
         return Case(name, batch, chip_name, found.result_s, trivial_s, found.bound_s,
                     dict(found.ledger_after))  # fmt: skip
-    line, bound = stages.timeline(), bound_of(stages.rewritten, chip)
+    line = stages.timeline()
+    bound = bound_of(stages.rewritten, chip)
     return Case(name, batch, chip_name, line.time_s, trivial_s, bound.time_s, ledger(line, bound))
 
 

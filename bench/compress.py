@@ -83,7 +83,8 @@ def session(model: Any) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     options.add_session_config_entry("session.x64quantprecision", "1")
     data = model.read_bytes() if isinstance(model, Path) else model.SerializeToString()
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -91,7 +92,8 @@ def session(model: Any) -> Any:
 
 def named_rightly(model: Any, rows: Any, labels: Sequence[int]) -> float:
     """Return the share of files that a model in ONNX Runtime names rightly."""
-    run, right = session(model), 0
+    run = session(model)
+    right = 0
     for i in range(0, len(rows) - BATCH + 1, BATCH):
         (found,) = run.run(None, {"bytes": rows[i : i + BATCH]})
         right += int(np.sum(found.argmax(axis=1) == labels[i : i + BATCH]))
@@ -113,7 +115,8 @@ def magika_drops(
     graph = import_onnx(path, batch=BATCH)
     samples = np.random.default_rng(0).permutation(rows[mine])[: 2 * BATCH]
     feeds = [{"bytes": samples[i : i + BATCH]} for i in (0, BATCH)]
-    before, drops = named_rightly(path, rows[~mine], labels[~mine]), {}
+    before = named_rightly(path, rows[~mine], labels[~mine])
+    drops = {}
     for method in methods:
         model = qdq_model(quantise_graph(graph, feeds, Plan(LayerPlan(method))))
         drops[method] = 100 * (before - named_rightly(model, rows[~mine], labels[~mine]))
@@ -124,7 +127,9 @@ def steps_apart(found: Quantised, feed: Mapping[str, Any]) -> float:
     """Return how many steps ONNX Runtime and we are apart at most, in what any layer reads."""
     from onnx import ValueInfoProto
 
-    mine, model, most = evaluate_all(fake_quantised(found), feed), qdq_model(found), 0.0
+    mine = evaluate_all(fake_quantised(found), feed)
+    model = qdq_model(found)
+    most = 0.0
     reads = {found.graph.node(layer.name).inputs[0]: layer.scale for layer in found.layers}
     model.graph.output.extend(ValueInfoProto(name=f"{name}_dequantised") for name in reads)
     theirs = session(model).run([f"{name}_dequantised" for name in reads], dict(feed))
@@ -147,7 +152,9 @@ def compression_figures() -> Iterator[Figure]:
     learn, test = load_digits()
     for make in (convolutional, transformer):
         graph = trained(make(), learn)
-        before, drops, apart = accuracy(graph, test), {}, 0.0
+        before = accuracy(graph, test)
+        drops = {}
+        apart = 0.0
         for method in METHODS:
             found = quantise_graph(graph, learn.feeds[:4], Plan(LayerPlan(method)))
             fake = fake_quantised(found)

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[1]
 COURSES = {"A0": ROOT / "tests/course_toy"}
 """Where an assignment lies that is not in the project's course."""
 SECRET = "a secret of the bench"
-MOST_S, JOBS = 300.0, 2
+MOST_S = 300.0
+JOBS = 2
 
 
 def course_figures(rows: Sequence[Row] = (*HOSTILE, *HONEST)) -> Iterator[Figure]:
@@ -91,7 +92,8 @@ def _temporary_files_in(home: str) -> Iterator[None]:
     """Let this process, and those that it starts, lay temporary files into one folder."""
     before = os.environ.get("TMPDIR")
     Path(home).chmod(0o711)  # a hand-in's account goes through it to its own folder
-    os.environ["TMPDIR"], tempfile.tempdir = home, None
+    os.environ["TMPDIR"] = home
+    tempfile.tempdir = None
     try:
         yield
     finally:

@@ -40,14 +40,16 @@ def _resnet50() -> Iterator[Figure]:
     found = at_batch(small, zoo.build("resnet50", batch=BATCH), Plan())
     for chip in CHIPS:
         half, byte = ledger(found.graph, found.layers, chip)
-        ratio, weights = half.time_s / byte.time_s, byte.weight_bytes / half.weight_bytes
+        ratio = half.time_s / byte.time_s
+        weights = byte.weight_bytes / half.weight_bytes
         title = f"ResNet-50 int8 of fp16, batch {BATCH}, {chip}"
         yield Figure(title, f"{ratio:.3f}x", ">= 1.5", ratio >= 1.5)
         yield Figure("  bytes of weights", f"{weights:.2f}x", "<= 0.51", weights <= 0.51)
 
 
 def _mixed(chip: str = "Ascend310P3", share: float = 0.3) -> Iterator[Figure]:
-    never, gains = True, []
+    never = True
+    gains = []
     learn, _ = load_digits()
     cases = [(name, zoo.build(name)) for name in NETWORKS]
     cases += [(make.__name__, trained(make(), learn)) for make in (convolutional, transformer)]

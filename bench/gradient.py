@@ -57,7 +57,8 @@ def chain(count: int, seed: int = 0) -> tuple[Gradient, ...]:
 
 def plan_s(count: int, max_segments: int | None = None) -> float:
     """Return the seconds of the dynamic program alone, median."""
-    table, price = table_of(chain(count)), price_of(ALPHA_BETA)
+    table = table_of(chain(count))
+    price = price_of(ALPHA_BETA)
     return median_s(lambda: best_split(table, price, max_segments), 9)
 
 
@@ -67,7 +68,8 @@ def exact_cases(count: int = 200) -> int:
     for seed in range(count):
         rows = chain(2 + seed % 10, seed)
         cost = AlphaBeta(ALPHA_BETA.alpha_s * 2.0 ** (seed % 12), ALPHA_BETA.beta_s_per_byte)
-        table, price = table_of(rows), price_of(cost)
+        table = table_of(rows)
+        price = price_of(cost)
         undisturbed = scorer(table, Scenario(cost))
         _, best = brute_force(table, undisturbed)
         wrong += abs(best_split(table, price)[1] / best - 1) > 1e-9
@@ -79,7 +81,8 @@ def beyond(cases: int = 12, count: int = 9) -> tuple[float, float]:
 
     Small cases with two streams, slowed backward and noise.
     """
-    planned, searched = [], []
+    planned = []
+    searched = []
     for seed in range(cases):
         rows = chain(count, seed)
         cost = AlphaBeta(ALPHA_BETA.alpha_s * 10, ALPHA_BETA.beta_s_per_byte)
@@ -155,7 +158,9 @@ def table(names: Sequence[str], file: Path = PROFILES) -> list[dict[str, Any]]:
 
 def gradient_figures() -> list[Figure]:
     """Return what `lab.py bench` prints; prints the table of networks and clusters."""
-    free_s, eight_s, wrong = plan_s(1000), plan_s(1000, 8), exact_cases()
+    free_s = plan_s(1000)
+    eight_s = plan_s(1000, 8)
+    wrong = exact_cases()
     plan_gap, worst_gap = beyond()
     whole_s = median_s(lambda: plan(chain(1000), ALPHA_BETA), 1)
     print()

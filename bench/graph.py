@@ -81,7 +81,8 @@ def savings_table() -> str:
     heads = f"{'kernels':>12}{'ms':>18}{'GM MB':>16}{'memory MB':>16}"
     lines = [f"{'batch 1':<13}{'chip':<13}{heads}"]
     for network, chip in product(NETWORKS, CHIPS):
-        graph, target = zoo.build(network), load_chip(chip)
+        graph = zoo.build(network)
+        target = load_chip(chip)
         plain, fused = (
             simulate_graph(compile_stages(graph, target, fusion=on).compiled)
             for on in (False, True)
@@ -137,7 +138,8 @@ def measure(names: Sequence[str] = "ABCDEF", time_limit_s: float = TIME_LIMIT_S)
         taken = time.perf_counter() - start
         verify(found, buffers)
         simulate_writes(buffers, found)
-        high, bound = found.height_bytes, found.lower_bound_bytes
+        high = found.height_bytes
+        bound = found.lower_bound_bytes
         rows.append(Packing(name, len(buffers), high, bound, found.method, found.optimal, taken))
     return rows
 

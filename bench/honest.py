@@ -364,7 +364,8 @@ def main(words: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             for row in rows:
                 row.write(Path(folder), row.student)
-            task, secret = load(name, COURSE), "a secret of the bench"
+            task = load(name, COURSE)
+            secret = "a secret of the bench"
             marks = grade(task, Path(folder), secret=secret) if rows else []
         totals = {mark.student: mark.total for mark in marks}
         for row in rows:

@@ -25,7 +25,8 @@ def light_figures() -> list[Figure]:
         print("\n" + "\n".join([f"light networks on {chip}, batch 1 (model)", *why_lines(rows)]))
         for name in NETWORKS:
             found += not simulate_graph(compile_graph(zoo.build(name), chip)).on_ai_cpu
-        plain, light = rows[0], rows[NETWORKS.index("mobilenet_v2")]
+        plain = rows[0]
+        light = rows[NETWORKS.index("mobilenet_v2")]
     print()
     wanted = len(NETWORKS) * len(CHIPS)
     return [

@@ -18,13 +18,15 @@ from bench.table import CHIPS, median_s
 
 def product(side: int) -> te.Tensor:
     """Return a square fp16 matrix product."""
-    a, b = te.placeholder((side, side), name="a"), te.placeholder((side, side), name="b")
+    a = te.placeholder((side, side), name="a")
+    b = te.placeholder((side, side), name="b")
     return te.renamed(te.matmul(a, b), "c")
 
 
 def chain(elements: int) -> te.Tensor:
     """Return relu(2 (a + b)) on vectors."""
-    a, b = te.placeholder((elements,), name="a"), te.placeholder((elements,), name="b")
+    a = te.placeholder((elements,), name="a")
+    b = te.placeholder((elements,), name="b")
     return te.renamed(te.vrelu(te.vmuls(te.vadd(a, b), 2.0)), "y")
 
 
@@ -74,7 +76,8 @@ def softmax(x: te.Tensor) -> te.Tensor:
 
 def layer_norm(x: te.Tensor) -> te.Tensor:
     """Return rows with mean 0 and variance 1, in fp32 inside."""
-    wide, scale = te.cast_to(x, "fp32"), 1.0 / x.shape[-1]
+    wide = te.cast_to(x, "fp32")
+    scale = 1.0 / x.shape[-1]
     mean = te.vmuls(te.reduce_sum(wide, -1, True), scale)
     centred = te.vsub(wide, te.broadcast(mean, x.shape))
     variance = te.vmuls(te.reduce_sum(te.vmul(centred, centred), -1, True), scale)
@@ -84,9 +87,11 @@ def layer_norm(x: te.Tensor) -> te.Tensor:
 
 def elementwise_cases() -> dict[str, te.Tensor]:
     """Return operators without folds."""
-    line, other = te.placeholder((1 << 24,), name="a"), te.placeholder((1 << 24,), name="b")
+    line = te.placeholder((1 << 24,), name="a")
+    other = te.placeholder((1 << 24,), name="b")
     wide = te.placeholder((1 << 23,), "fp32", name="w")
-    rows, bias = te.placeholder((8192, 1024), name="x"), te.placeholder((1024,), name="bias")
+    rows = te.placeholder((8192, 1024), name="x")
+    bias = te.placeholder((1024,), name="bias")
     image = te.placeholder((32, 64, 56 * 56), name="x")
     channel = te.placeholder((64, 1), name="bias")
     short = te.placeholder((1 << 20,), name="s")
@@ -109,8 +114,10 @@ def elementwise_cases() -> dict[str, te.Tensor]:
 
 def row_cases() -> dict[str, te.Tensor]:
     """Return folds, and operators with folds inside."""
-    rows, cube = te.placeholder((8192, 1024), name="x"), te.placeholder((64, 512, 256), name="x")
-    long, odd = te.placeholder((64, 32768), name="x"), te.placeholder((1000, 1000), name="x")
+    rows = te.placeholder((8192, 1024), name="x")
+    cube = te.placeholder((64, 512, 256), name="x")
+    long = te.placeholder((64, 32768), name="x")
+    odd = te.placeholder((1000, 1000), name="x")
     return {
         "max of rows 8192x1024": te.reduce_max(rows, 1),
         "max of columns 8192x1024": te.reduce_max(rows, 0),

@@ -283,7 +283,8 @@ def environment(peer: Peer, folder: Path) -> Path:
     Raises `PeerSkippedError` where it cannot be made: no network, no wheel for this Python.
     """
     home = folder / peer.name.lower()
-    python, stamp = home / "bin" / "python", home / "pins.txt"
+    python = home / "bin" / "python"
+    stamp = home / "pins.txt"
     wanted = "\n".join(peer.pins)
     if python.exists() and stamp.exists() and stamp.read_text("utf-8") == wanted:
         return python
@@ -321,7 +322,9 @@ def counts_of(output: str) -> tuple[int, int]:
 
 def row_of(network: str, tool: str, macs_per_cycle: int, about: dict[str, int], run: Run) -> Row:
     """Return a run as a row of the table; `about` has the network's nodes and macs."""
-    cycles, covered, problem = None, 0, ""
+    cycles = None
+    covered = 0
+    problem = ""
     try:
         if run.over_limit:
             problem = f"stopped at the limit of {run.time_s:.0f} s"

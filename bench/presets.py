@@ -50,7 +50,8 @@ class Row:
 
 def tuned_row(network: str, chip: str, batch: int, settings: Settings, knowledge: Knowledge) -> Row:
     """Tune one network by either job and by both; raises as `tune`."""
-    graph, started = zoo.build(network, batch=batch), time.monotonic()
+    graph = zoo.build(network, batch=batch)
+    started = time.monotonic()
     operator, subgraph, both = (
         tune(graph, chip, job, settings=settings, bank=knowledge) for job in ("2", "1", "1,2")
     )

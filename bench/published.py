@@ -12,8 +12,10 @@ def published_figures() -> Iterator[Figure]:
     """Yield the error of the time of each published network, and its largest cause."""
     yield Figure("published rates of networks", "time, model - published", "", None)
     for row in network_rows():
-        goal, name = GOALS[row.kind], f"  {row.name} x{row.batch} {row.chip.removeprefix('Ascend')}"
-        got, limit = f"{row.time_error:+.0%}, {row.cause}", f"within {goal:g} times"
+        goal = GOALS[row.kind]
+        name = f"  {row.name} x{row.batch} {row.chip.removeprefix('Ascend')}"
+        got = f"{row.time_error:+.0%}, {row.cause}"
+        limit = f"within {goal:g} times"
         yield Figure(name, got, limit, not row.misses)
 
 

@@ -35,8 +35,10 @@ MISSING = (
     "  .venv/bin/python -m pip install torch     (large), or\n"
     "  .venv/bin/python -m pip install mpi4py    and an MPI (Debian: sudo apt install openmpi-bin)"
 )
-POLL_S, GRACE_S = 0.05, 3.0
-MOST_RANKS, LONGEST_S = 16, 3600.0
+POLL_S = 0.05
+GRACE_S = 3.0
+MOST_RANKS = 16
+LONGEST_S = 3600.0
 
 
 class RealClusterError(AscendLabError):

@@ -29,7 +29,8 @@ FLOAT_BYTES = 4
 READY_BYTES = 4
 SIZES_BYTES = tuple(2**k for k in range(12, 24))
 """4 KiB to 8 MiB."""
-WARM_UP, REPEATS = 2, 15
+WARM_UP = 2
+REPEATS = 15
 WIDTHS = (256, 512, 512, 512, 512, 512, 10)
 BATCH = 64
 CAPS_BYTES = (0, 2**21, 2**40)
@@ -113,7 +114,8 @@ class Model:
 
     def __init__(self, rank: int) -> None:
         """Draw weights alike on all ranks and a batch of this rank's own."""
-        rng, own = np.random.default_rng(0), np.random.default_rng(1 + rank)
+        rng = np.random.default_rng(0)
+        own = np.random.default_rng(1 + rank)
         shapes = list(pairwise(WIDTHS))
         self.weights = [
             rng.standard_normal(s, np.float32) / np.float32(s[0] ** 0.5) for s in shapes
@@ -139,7 +141,8 @@ class Model:
 
     def buckets(self, cap_bytes: int) -> list[slice]:
         """Return slices of the gradients, each closed once it holds `cap_bytes`."""
-        found, start = [], 0
+        found = []
+        start = 0
         for edge in self.edges[1:]:
             if (edge - start) * FLOAT_BYTES >= cap_bytes or edge == self.edges[-1]:
                 found.append(slice(start, edge))
@@ -198,7 +201,8 @@ def _mpi(settings: Settings) -> tuple[int, AllReduce, Callable[[], None]]:
     """Join by MPI, whose launcher gave every process its rank."""
     from mpi4py import MPI
 
-    kinds, world = {"sum": MPI.SUM, "max": MPI.MAX}, MPI.COMM_WORLD
+    kinds = {"sum": MPI.SUM, "max": MPI.MAX}
+    world = MPI.COMM_WORLD
 
     def reduce(values: Floats, kind: str) -> None:
         world.Allreduce(MPI.IN_PLACE, values, kinds[kind])

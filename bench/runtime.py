@@ -17,14 +17,16 @@ from ascend_lab.output import write_whole
 from bench.table import Figure, below, median_s
 
 CHIP = "Ascend310"
-COMPILE_S, LOAD_S = 3.0, 0.05
+COMPILE_S = 3.0
+LOAD_S = 0.05
 
 
 def runtime_figures() -> list[Figure]:
     """Return the rows: ResNet-50 from its ONNX file to a file that is loaded, both on disk."""
     chip = load_chip(CHIP)
     with tempfile.TemporaryDirectory() as name:
-        model, file = Path(name, "resnet50.onnx"), Path(name, "resnet50.alm")
+        model = Path(name, "resnet50.onnx")
+        file = Path(name, "resnet50.alm")
         save_onnx(zoo.build("resnet50"), model)
         start = time.perf_counter()
         write_whole(file, compile_offline({None: load_model(str(model))}, chip))
@@ -47,7 +49,8 @@ def runtime_figures() -> list[Figure]:
 
 def _kernels() -> Figure:
     """Return whether kernels from a file compute what those just compiled do."""
-    chip, found = load_chip(CHIP), load_model("zoo:mobilevit_block")
+    chip = load_chip(CHIP)
+    found = load_model("zoo:mobilevit_block")
     with tempfile.TemporaryDirectory() as name:
         file = Path(name, "block.alm")
         write_whole(file, compile_offline({None: found}, chip))

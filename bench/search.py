@@ -160,7 +160,8 @@ def recorded_cases(folder: str | Path) -> list[Case]:
 
 def curve(costs: Iterable[float], budget: int, optimum: float) -> list[float]:
     """Return best so far / optimum for every number of trials, level after the last one."""
-    best, found = math.inf, []
+    best = math.inf
+    found = []
     for cost in costs:
         best = min(best, cost)
         found.append(best / optimum)
@@ -179,10 +180,8 @@ def run_ours(case: Case, name: str, search: Search, budget: int, seeds: Iterable
 
 def run_peer(case: Case, peer: Peer, python: Path, budget: int, seeds: Iterable[int]) -> Result:
     """Return what a peer does on a space; it runs in a process that asks for costs line by line."""
-    space, words = (
-        case[1],
-        [int(not all(isinstance(v, int | float) for v in vs)) for vs in case[1].values],
-    )
+    space = case[1]
+    words = [int(not all(isinstance(v, int | float) for v in vs)) for vs in case[1].values]
     about = {"words": words, "rows": space.codes.tolist(), "sizes": [len(v) for v in space.values]}
     command = [str(python), "-c", peer.program]
     with subprocess.Popen(

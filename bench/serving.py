@@ -34,7 +34,9 @@ from ascend_lab.deploy.serving.opened import open_model
 from bench.table import Figure, below
 
 EXPONENTIAL = Service("exponential", 1.0)
-RATE_PER_S, REQUESTS, WIDTH = 50, 500, 3072
+RATE_PER_S = 50
+REQUESTS = 500
+WIDTH = 3072
 
 
 def _served(rate: float, service: Service, policy: Policy, n: int = 200_000) -> Served:

@@ -65,7 +65,8 @@ def bench_candidates() -> list[Figure]:
 
 def bench_lowering() -> list[Figure]:
     """What one candidate costs through the DSL: lower a schedule, time the program."""
-    split, coupled = load_chip("Ascend910B2"), load_chip("Ascend910A")
+    split = load_chip("Ascend910B2")
+    coupled = load_chip("Ascend910A")
     cube = operators.cube_candidate_s(1024, split)
     ratio = operators.cube_candidate_s(4096, split) / cube
     product, chain = operators.execute_s()
@@ -130,7 +131,8 @@ def bench_graphs() -> list[Figure]:
     """A network from file to time, cold and warm; growth with nodes; prints what fusion saves."""
     chip = load_chip("Ascend310")
     cold_s, memory_bytes = graphs.cold_simulate("resnet50")
-    half, whole = graphs.chain_s(500, chip), graphs.chain_s(1000, chip)
+    half = graphs.chain_s(500, chip)
+    whole = graphs.chain_s(1000, chip)
     print("\n" + graphs.savings_table() + "\n")
     megabytes = memory_bytes / 1e6
     return [
@@ -147,7 +149,9 @@ def bench_chapters() -> list[Figure]:
     import nbformat
     from nbclient import NotebookClient
 
-    folder, rows, first = Path(__file__).parent.parent / "notebooks", [], 0.0
+    folder = Path(__file__).parent.parent / "notebooks"
+    rows = []
+    first = 0.0
     for file in sorted(folder.glob("[012]*.ipynb")):
         notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
         resources = {"metadata": {"path": str(folder)}}

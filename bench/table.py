@@ -51,7 +51,8 @@ def median_s(action: Callable[[], object], repeats: int = 41) -> float:
 
 def closing(figures: Sequence[Figure]) -> str:
     """Return the last lines: every target that was missed, under what it belongs to, or none."""
-    lines, above = [], ""
+    lines = []
+    above = ""
     for figure in figures:
         name = figure.name.strip()
         above, name = (above, f"{above}, {name}") if figure.name[0] == " " else (name, name)

@@ -30,7 +30,8 @@ from bench.table import CHIPS, Figure, below
 
 NETWORKS = ("resnet50", "mobilenet_v2", "bert_base")
 PROOF_S = 10.0
-CONTEST, RECORDED = FOLDER / "mlsys2026", FOLDER / "autotune_bruteforce"
+CONTEST = FOLDER / "mlsys2026"
+RECORDED = FOLDER / "autotune_bruteforce"
 ROWS = Path("_build") / "networks.jsonl"
 MOST_POINTS = 3000
 """Spaces are enumerated up to this size."""
@@ -105,17 +106,21 @@ def network_table(rows: Sequence[dict[str, float]]) -> str:
         groups.setdefault(key, []).append(row["default_s"] / row["both_s"])
     for (chip, batch), ratios in sorted(groups.items(), key=str):
         mean = float(np.exp(np.mean(np.log(ratios)))) - 1
-        best, worst = max(ratios) - 1, min(ratios) - 1
+        best = max(ratios) - 1
+        worst = min(ratios) - 1
         lines.append(f"{chip:<13}{batch:>6}{len(ratios):>9}{mean:>8.1%}{best:>8.1%}{worst:>8.1%}")
     return "\n".join(lines)
 
 
 def tuner_figures() -> list[Figure]:
     """Return what `lab.py bench` prints of the tuners: name, measured, target, met."""
-    chip, graph = "Ascend310", zoo.build("resnet50", batch=16)
+    chip = "Ascend310"
+    graph = zoo.build("resnet50", batch=16)
     # in its network the stem is pooled on the core and the norm is the cube's: neither has a space
-    net, other = GraphBuilder("stem", "fp16"), GraphBuilder("norm", "fp16")
-    x, rows_of = net.input("x", (16, 3, 224, 224)), other.input("x", (2048, 768))
+    net = GraphBuilder("stem", "fp16")
+    other = GraphBuilder("norm", "fp16")
+    x = net.input("x", (16, 3, 224, 224))
+    rows_of = other.input("x", (2048, 768))
     net.output(net.relu(net.conv2d(x, net.weight((64, 3, 7, 7)), stride=2, pad=3)))
     other.output(other.layer_norm(rows_of, other.weight((768,)), other.weight((768,))))
     stem, norm = (
@@ -151,10 +156,12 @@ def _seconds(action: Callable[[], object]) -> float:
 def report(seeds: int, json_file: str | None) -> int:
     """Print proofs, the comparison of searches, and the table of networks; return 0."""
     for network, chip in product(NETWORKS, CHIPS):
-        gaps, seconds = [], []
+        gaps = []
+        seconds = []
         for operator in operators(network, chip):
             if operator.unit == "cube":
-                start, job = time.perf_counter(), CubeJob(operator)
+                start = time.perf_counter()
+                job = CubeJob(operator)
                 gaps.append(prove(job.space, job.measure, time_limit_s=PROOF_S).gap)
                 seconds.append(time.perf_counter() - start)
         proven = sum(gap <= 0 for gap in gaps)

@@ -19,7 +19,8 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.sim import execute
 from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 
-CHANNELS, SIDE = 64, 8
+CHANNELS = 64
+SIDE = 8
 VALUE_BYTES = 2 * CHANNELS * SIDE**2
 UNITS = ("cycles a norm", "cycles a convolution", "bytes moved", "bytes of memory")
 # To `groups` a convolution is a matmul, and a norm stands alone as a transpose does.
@@ -35,7 +36,10 @@ class Block:
     """The four artefacts of a student, asked for one after another, and what they are worth."""
 
     def __init__(self, student, sources):
-        self.student, self.sources, self.judged, self.error = student, sources, {}, ""
+        self.student = student
+        self.sources = sources
+        self.judged = {}
+        self.error = ""
         self.norm = self.stage("A1", lambda t, d: t.case(d, CHANNELS, SIDE**2), self.plain_kernel)
         self.tiling = self.stage(
             "A2",
@@ -57,7 +61,8 @@ class Block:
         case = case_of(task.public, task.instance(self.student))
         if name in self.sources:
             (answer,) = answers_of(self.sources[name], [case.call], task.limits, task.denied)
-            self.error, value = answer.error, answer.value
+            self.error = answer.error
+            value = answer.value
         else:
             value = plain(task.public, case)
         if not self.error:
@@ -79,7 +84,8 @@ class Block:
     def plain_kernel(self, task, case):
         given = case.call.arguments
         problem = [given[name] for name in ("rows", "width", "dtype", "norm", "eps")]
-        chip, adds = task.chip_of(case.known["chip"]), case.known["adds"]
+        chip = task.chip_of(case.known["chip"])
+        adds = case.known["adds"]
         return [str(p) for p in task.plain(chip, *problem, adds)]
 
     def graph_case(self, task, drawn):
@@ -119,7 +125,8 @@ class Block:
                     inside[name] = self.compute(op, given)
             for name in set(inside) & set(at):
                 place(name)[:] = inside[name].ravel()
-        got, right = place("y").reshape(CHANNELS, -1), self.wanted(values)
+        got = place("y").reshape(CHANNELS, -1)
+        right = self.wanted(values)
         off = np.argwhere(~(np.abs(got - right) <= 2e-2 * (1 + np.abs(right))))
         return f"y[{off[0][0]}, {off[0][1]}] of the block is wrong" if len(off) else ""
 
@@ -160,7 +167,9 @@ class Block:
 def in_order(groups):
     """Return the groups in an order in which each finds what it reads."""
     needs = {name: {a for a in args if a in {n for n, *_ in NODES}} for name, _, args in NODES}
-    left, done, steps = [set(group) for group in groups[2]], set(), []
+    left = [set(group) for group in groups[2]]
+    done = set()
+    steps = []
     while left:
         ready = next(g for g in left if set().union(*(needs[n] for n in g)) <= done | g)
         left.remove(ready)

@@ -52,7 +52,8 @@ def lines_in(cell: Cell) -> int:
 
 def told_cells(cells: list[Cell]) -> list[Cell]:
     """Return the code cells that tell a chapter: those of exercises and of glue alone left out."""
-    told, solved = [], False
+    told = []
+    solved = False
     for cell in cells:
         if cell["cell_type"] == "markdown":
             gates = re.findall(r"^[`:]{3,}\{solution-(start|end)\}", source_of(cell), re.MULTILINE)
@@ -183,7 +184,8 @@ def resolved(text: str, glued: dict[str, str]) -> str:
 
 def answers_of(cells: list[Cell]) -> list[tuple[int, float, str]]:
     """Return (place of the `predict` cell, value that `compare` printed, unit) in order."""
-    places, answers = {}, []
+    places = {}
+    answers = []
     for place, cell in enumerate(cells):
         if cell["cell_type"] != "code":
             continue
@@ -231,7 +233,8 @@ def prediction_complaints(cells: list[Cell]) -> list[str]:
     The answer is what `compare` printed, to two or three digits; or a ratio or difference within
     2 % of it, of two numbers of one paragraph or of one printed text.
     """
-    found, glued = [], glued_in(cells)
+    found = []
+    glued = glued_in(cells)
     for cell in code_of(cells):
         found += [
             "predict(...) comes with a guess; the reader makes it"
@@ -398,7 +401,8 @@ def figure_complaints(cell: Cell) -> list[str]:
         kind.startswith("image/") for data in shown if WIDGET_VIEW not in data for kind in data
     )
     options = cell["metadata"].get("mystnb", {})
-    figure, alt = options.get("figure", {}), options.get("image", {}).get("alt", "")
+    figure = options.get("figure", {})
+    alt = options.get("image", {}).get("alt", "")
     if not pictured:
         return [f"{figure.get('name')}: a figure cell without a picture"] if figure else []
     found = []
@@ -617,7 +621,8 @@ def link_terms(texts: list[str], terms: list[str]) -> list[str]:
     done: set[str] = set()
     linked = []
     for text in (TERM.sub(plain, text) for text in texts):
-        pieces, last = [], 0
+        pieces = []
+        last = 0
         for start, end, term, is_linked in uses_of(text, pattern, named):
             if term not in done and not is_linked:
                 words = text[start:end]

@@ -156,7 +156,8 @@ def assert_conv(shape, chip, schedule=None, epilogue=None, *, dense=None, seed=0
 
 def assert_gemm(shape, chip, schedule=None, epilogue=None, *, seed=0):
     """Run a product, compare it with NumPy, look for races; return the launch, or its phases."""
-    rng, draw = np.random.default_rng(seed), numbers if epilogue else bytes_or_numbers
+    rng = np.random.default_rng(seed)
+    draw = numbers if epilogue else bytes_or_numbers
     a, b = (draw(rng, s, shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
     extra = operands_of(epilogue, rng, shape.n, (shape.m, shape.n))
     phased = schedule is not None and schedule.in_phases

@@ -139,8 +139,10 @@ def unary(op: str, a: Known) -> Known:
         exact = UNARY[op](up(a))
         slack = a.slack
         if op in (*FUNCTIONS, "vsqrt"):
-            x, formula = a.value.astype(np.float64), UNARY[op]
-            low, high = np.maximum(x - a.slack, 1e-6) if op != "vexp" else x - a.slack, x + a.slack
+            x = a.value.astype(np.float64)
+            formula = UNARY[op]
+            low = np.maximum(x - a.slack, 1e-6) if op != "vexp" else x - a.slack
+            high = x + a.slack
             moved = np.maximum(abs(formula(low) - formula(x)), abs(formula(high) - formula(x)))
             slack = np.where(a.slack > 0, moved, 0.0)
         if op in FUNCTIONS:

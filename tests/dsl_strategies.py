@@ -127,7 +127,8 @@ def assert_values(
 
 def assert_close(found: Values, out: Known) -> None:
     """|found - value| <= slack; infinities and NaN in the same places."""
-    have, want = found.astype(np.float64), out.value.astype(np.float64)
+    have = found.astype(np.float64)
+    want = out.value.astype(np.float64)
     with np.errstate(invalid="ignore"):
         same = (have == want) | (np.isnan(have) & np.isnan(want))
         good = same | (np.abs(have - want) <= out.slack)
@@ -210,7 +211,8 @@ class Program:
     """Outputs and inputs of a random program; prints as the reader of a failed test wants it."""
 
     def __init__(self, outputs: list[Known], arrays: dict[str, Values]) -> None:
-        self.outputs, self.arrays = outputs, arrays
+        self.outputs = outputs
+        self.arrays = arrays
 
     def __repr__(self) -> str:
         state = te.create_schedule([o.tensor for o in self.outputs], chip_of("Toy")).state
@@ -231,7 +233,8 @@ class _Writer:
     """Grows a program by one random step after another."""
 
     def __init__(self, draw: st.DrawFn, limit: int) -> None:
-        self.draw, self.limit = draw, limit
+        self.draw = draw
+        self.limit = limit
         self.rng = np.random.default_rng(draw(st.integers(0, 2**16)))
         self.arrays: dict[str, Values] = {}
         self.pool: list[Known] = []
@@ -331,7 +334,8 @@ class _Writer:
         return transpose(a, self.draw(st.permutations(range(len(a.shape)))))
 
     def _reshape(self, a: Known) -> Known:
-        total, first = math.prod(a.shape), self.pick((1, 2, 3, 7, 16))
+        total = math.prod(a.shape)
+        first = self.pick((1, 2, 3, 7, 16))
         shapes = [(total,), (1, *a.shape), (*a.shape, 1)]
         shapes += [(first, total // first)] if total % first == 0 else []
         return reshape(a, self.pick(shapes))
@@ -375,10 +379,12 @@ def programs(
     results: list[Known] = []
     outputs: dict[str, Known] = {}
     for _ in range(draw(st.integers(1, most))):
-        before, inputs = list(writer.pool), dict(writer.arrays)
+        before = list(writer.pool)
+        inputs = dict(writer.arrays)
         value = writer.step(draw(st.sampled_from(tuple(kinds))))
         if not tame(value, limit) or value.tensor.body is None or _is_known(value, writer.pool):
-            writer.pool, writer.arrays = before, inputs
+            writer.pool = before
+            writer.arrays = inputs
             continue
         if draw(st.integers(0, 3)) == 0 and len(outputs) < 2:
             value = value.named(f"y{len(outputs)}")
@@ -418,8 +424,10 @@ def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
 
     stages = [x for x in s.state.stages if isinstance(x, Stage)]
     stage = pick(stages)
-    name, loops = stage.name, [x.name for x in stage.loops]
-    loop, few = pick(loops), [x.name for x in stage.loops if x.extent <= s.chip.core_count]
+    name = stage.name
+    loops = [x.name for x in stage.loops]
+    loop = pick(loops)
+    few = [x.name for x in stage.loops if x.extent <= s.chip.core_count]
     at = draw(st.integers(0, len(loops) - 1))
     host = pick([x for x in stages if name in x.sources] or stages)
     factors = (
@@ -462,7 +470,8 @@ class Scheduled:
     """A program and one of its schedules; prints both."""
 
     def __init__(self, program: Program, schedule: te.Schedule) -> None:
-        self.program, self.schedule = program, schedule
+        self.program = program
+        self.schedule = schedule
 
     def __repr__(self) -> str:
         return f"{self.program}\n{self.schedule}"

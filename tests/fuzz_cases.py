@@ -370,7 +370,8 @@ def _within(limit_s: int) -> Iterator[None]:
 def run(words: Sequence[str]) -> tuple[int, str, str]:
     """Run a command in this process; return its exit code, what it printed and its errors."""
     main = aoe if words[0] == "aoe" else lab
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _within(HANG_S):
         code = main(words[1:])
     return code, out.getvalue(), err.getvalue()

@@ -87,7 +87,9 @@ class Net:
         return self.pick(same) if kind == "other" and same else self.constant(x.shape)
 
     def convolution(self, x):
-        channels, size, pad = x.shape[1], self.pick((1, 2, 3)), self.pick((0, 1))
+        channels = x.shape[1]
+        size = self.pick((1, 2, 3))
+        pad = self.pick((0, 1))
         if min(x.shape[2:]) + 2 * pad < size:
             size = 1
         how = {"stride": self.pick((1, 2)), "pad": pad if pad < size else 0}
@@ -129,7 +131,8 @@ class Net:
         return self.net.transpose(x, perm=tuple(self.draw(st.permutations(range(len(x.shape))))))
 
     def shape_anew(self, x):
-        total, last = math.prod(x.shape), x.shape[-1]
+        total = math.prod(x.shape)
+        last = x.shape[-1]
         shapes = [(total // last, last), (1, total), (x.shape[0], total // x.shape[0])]
         shapes += [(2, total // last // 2, last)] if total // last % 2 == 0 else []
         shapes += [(1, total // last, 1, last)] if total < 2000 else []

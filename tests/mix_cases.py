@@ -57,7 +57,8 @@ class Relay:
     ) -> Program:
         k = KernelBuilder(name, CHIP)
         core = k.param("core", len(self.tiles))
-        start, width = (0, self.cut), (self.cut, AREA - self.cut)
+        start = (0, self.cut)
+        width = (self.cut, AREA - self.cut)
         side: Any = (start[number], width[number])
         if name != "cube" and self.cut == AREA // 2:
             side = (k.param("aiv", 2) * self.cut, self.cut)
@@ -131,14 +132,16 @@ def _cube_stage(
             queue.free()
             near.enqueue()
         shape = (1, 1, 16, 16)
-        left, right = a.dequeue(), b.dequeue()
+        left = a.dequeue()
+        right = b.dequeue()
         sums = c.alloc()
         for _ in range(case.delays[0] + 1):
             k.mmad(sums.region(0, shape), left.region(0, shape), right.region(0, shape))
         a.free()
         b.free()
         c.enqueue()
-        sums, slot = c.dequeue(), out.alloc()
+        sums = c.dequeue()
+        slot = out.alloc()
         k.fixpipe(slot.region(), sums.region())
         c.free()
         out.enqueue()
@@ -163,7 +166,8 @@ def _vector_stage(
         k.copy(near.alloc().region(), source.dequeue().region(start, width))
         source.free()
         near.enqueue()
-        tile, done = near.dequeue(), out.alloc()
+        tile = near.dequeue()
+        done = out.alloc()
         for _ in range(case.delays[1]):
             k.each("vadds", width, (tile, 0), (tile, 0), scalar=0.0)
         if last:

@@ -377,7 +377,8 @@ def squeeze_and_excite(net: Grower, x: str) -> Made:
 @step(1.5, 4)
 def inverted_residual(net: Grower, x: str) -> Made:
     """Add a pointwise, a depthwise and a pointwise convolution around a sum."""
-    kind, c = dtype(net, x), net.shape(x)[1]
+    kind = dtype(net, x)
+    c = net.shape(x)[1]
     wide = c * net.pick((1, 2))
     y = net.add("Conv", x, net.weight((wide, c, 1, 1), kind, c))
     y = activated(net, normed(net, y) if net.chance(0.6) else y)
@@ -391,7 +392,8 @@ def inverted_residual(net: Grower, x: str) -> Made:
 @step(1, 4)
 def branches(net: Grower, x: str) -> Made:
     """Join convolutions of the same image, as Inception does, or shuffle their channels."""
-    kind, c = dtype(net, x), net.shape(x)[1]
+    kind = dtype(net, x)
+    c = net.shape(x)[1]
     made = []
     for _ in range(net.whole(2, 3)):
         size = net.pick((1, 3))
@@ -460,7 +462,8 @@ def local_response(net: Grower, x: str) -> Made:
 @step(2.5, 2, 3)
 def layer_norm(net: Grower, x: str) -> Made:
     """Add a layer norm: one node since opset 17, or the nodes exporters write for one."""
-    kind, width = dtype(net, x), net.shape(x)[-1]
+    kind = dtype(net, x)
+    width = net.shape(x)[-1]
     if width < 4:
         raise UnfitError("rows too short")
     scale = net.constant(net.rng.uniform(0.5, 1.5, width).astype(kind))
@@ -524,7 +527,8 @@ def attention(net: Grower, x: str) -> Made:
 
 @step(1, 2, 3)
 def feed_forward(net: Grower, x: str) -> Made:
-    kind, width = dtype(net, x), net.shape(x)[-1]
+    kind = dtype(net, x)
+    width = net.shape(x)[-1]
     wide = net.pick((8, 24))
     y = net.add("MatMul", x, net.weight((width, wide), kind, width))
     y = activated(net, net.add("Add", y, net.weight((wide,), kind)))
@@ -546,7 +550,8 @@ def recurrent(net: Grower, x: str) -> Made:
     both = 2 if way == "bidirectional" else 1
     reads = [net.weight((both, gates * hidden, width), kind, width)]
     reads.append(net.weight((both, gates * hidden, hidden), kind, hidden))
-    has_bias, has_state = net.chance(0.7), net.chance(0.4)
+    has_bias = net.chance(0.7)
+    has_state = net.chance(0.4)
     if has_bias or has_state:
         reads.append(net.weight((both, 2 * gates * hidden), kind) if has_bias else "")
     if has_state:
@@ -569,7 +574,8 @@ def recurrent(net: Grower, x: str) -> Made:
 # -- products --------------------------------------------------------------------------------------
 @step(3, 2)
 def gemm(net: Grower, x: str) -> Made:
-    kind, (m, k) = dtype(net, x), net.shape(x)
+    kind = dtype(net, x)
+    (m, k) = net.shape(x)
     n = net.pick((1, 3, 10, 17))
     attrs: dict[str, Any] = {}
     if net.chance(0.5):
@@ -590,8 +596,10 @@ def gemm(net: Grower, x: str) -> Made:
 @step(2, 1, 2, 3, 4)
 def product(net: Grower, x: str) -> Made:
     """Multiply by weights with broadcast batches, by a vector, or by a tensor of the network."""
-    kind, shape = dtype(net, x), net.shape(x)
-    k, n = shape[-1], net.pick((1, 3, 8, 17))
+    kind = dtype(net, x)
+    shape = net.shape(x)
+    k = shape[-1]
+    n = net.pick((1, 3, 8, 17))
     way = net.pick(("weight", "batched", "vector", "left", "gram", "square"))
     if way == "batched":
         batch = [net.pick((1, size)) for size in shape[:-2]]
@@ -616,7 +624,8 @@ def product(net: Grower, x: str) -> Made:
 def einsum(net: Grower, x: str) -> Made:
     if net.opset < 12:
         raise UnfitError("no Einsum yet")
-    kind, k = dtype(net, x), net.shape(x)[-1]
+    kind = dtype(net, x)
+    k = net.shape(x)[-1]
     letters = "bik"[-rank(net, x) :]
     way = net.pick((f"{letters},kn->{letters[:-1]}n", f"{letters},nk->n{letters[:-1]}"))
     shape = (k, 5) if "kn" in way else (5, k)
@@ -626,7 +635,8 @@ def einsum(net: Grower, x: str) -> Made:
 # -- elementwise with broadcasting -----------------------------------------------------------------
 def operand(net: Grower, x: str) -> str:
     """Return what broadcasts with x: a number, some axes, more axes, or another tensor."""
-    kind, shape = dtype(net, x), net.shape(x)
+    kind = dtype(net, x)
+    shape = net.shape(x)
     way = net.pick(("scalar", "axes", "axes", "last", "full", "wider", "other", "other", "fold"))
     if way == "scalar":
         return net.constant(net.like(kind, net.pick(((), (1,), (1,) * len(shape)))))
@@ -721,7 +731,8 @@ REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "
 
 @step(2.5)
 def reduction(net: Grower, x: str) -> Made:
-    op, keep = net.pick(REDUCTIONS), net.whole(0, 1)
+    op = net.pick(REDUCTIONS)
+    keep = net.whole(0, 1)
     ndim = rank(net, x)
     if net.chance(0.15) or not ndim:
         return net.add(op, x, keepdims=keep)
@@ -926,7 +937,8 @@ def positions(net: Grower, x: str) -> Made:
     """Add a row of a table for each place, places counted by Shape and Range."""
     if net.opset < 11:
         raise UnfitError("no Range yet")
-    kind, (_, count, width) = dtype(net, x), net.shape(x)
+    kind = dtype(net, x)
+    (_, count, width) = net.shape(x)
     shape = net.add("Shape", x)
     last = net.add("Gather", shape, net.constant(np.array(1, np.int64)), axis=0)
     ends = [net.constant(np.array(number, np.int64)) for number in (0, 1)]
@@ -1006,7 +1018,8 @@ def gathered(net: Grower, x: str) -> Made:
 def scattered(net: Grower, x: str) -> Made:
     if net.opset < 11:
         raise UnfitError("no ScatterElements yet")
-    kind, shape = dtype(net, x), net.shape(x)
+    kind = dtype(net, x)
+    shape = net.shape(x)
     axis = net.whole(0, len(shape) - 1)
     count = net.whole(1, shape[axis])
     if net.chance(0.5):
@@ -1141,7 +1154,8 @@ def random_network(seed: int, most: int = 9) -> Network:
     """Return the network of a seed: three steps to `most`, each of one node to twenty."""
     net = Grower(seed)
     first_inputs(net)
-    wanted, taken = net.whole(3, most), 0
+    wanted = net.whole(3, most)
+    taken = 0
     for _ in range(10 * most):
         x = net.open[-1] if net.chance(0.8) else net.pick(net.open)
         fitting = [(weight, function) for weight, function, takes in STEPS if takes(net, x)]

@@ -40,7 +40,8 @@ RUNS = (1.0,) * 4 + (4.0,) * 3
 
 The latter find steps, such as a cast to whole numbers, that a value is nearly at.
 """
-FP32, FP16 = 2.0**-21, 2.0**-10
+FP32 = 2.0**-21
+FP16 = 2.0**-10
 """Rounding errors behind a node: an operator of several steps rounds some times."""
 SPREADS = 6.0
 """Largest error allowed, in spreads: of few runs, the largest difference is no bound."""
@@ -127,7 +128,8 @@ class Truth:
                     return "wrong", f"{name}: {_first(got, wanted, (got != wanted) & settled)}"
                 is_open |= not settled.all()
                 continue
-            wide, mine = wanted.astype(np.float64), got.astype(np.float64)
+            wide = wanted.astype(np.float64)
+            mine = got.astype(np.float64)
             scale = float(np.abs(wide).max(initial=0.0))
             spreads = [float(np.abs(run - wide).max(initial=0.0)) for run in runs]
             spread = max(one / share for one, share in zip(spreads, RUNS, strict=True))
@@ -228,9 +230,11 @@ def judged(network: Network, folder: Path, ways: tuple[str, ...] = ()) -> Outcom
             found = WAYS[way](truth.network if truth else network, chip, folder)
             verdict, message = truth.compare(found, units[way]) if truth else ("open", "")
         except (UnsupportedError, CapacityError) as error:
-            verdict, message = "refused", str(error)
+            verdict = "refused"
+            message = str(error)
         except Exception as error:
-            verdict, message = "crash", f"{type(error).__name__}: {error}"
+            verdict = "crash"
+            message = f"{type(error).__name__}: {error}"
         outcome.verdicts[way] = verdict
         outcome.messages[way] = f"{chip}: {message}"
     return outcome

@@ -60,7 +60,8 @@ class Page:
     def __init__(
         self, cells: Sequence[CodeCell], where: str = "nb", exercises: Sequence[str] | None = None
     ) -> None:
-        self.cells, self.where = cells, where
+        self.cells = cells
+        self.where = where
         self.exercises = exercises_of(cells) if exercises is None else exercises
         self.names: dict[str, object] = {"__name__": "__main__"}
         self.done = -1
@@ -69,7 +70,8 @@ class Page:
         """Run one side (`STUB` or `SOLUTION`) of an exercise and check it under each seed."""
         own, call = self._own(exercise, side)
         if own[0].index <= self.done:
-            self.names, self.done = {"__name__": "__main__"}, -1
+            self.names = {"__name__": "__main__"}
+            self.done = -1
         with redirect_stdout(StringIO()):
             for cell in self._needed():
                 if self.done < cell.index < own[0].index:

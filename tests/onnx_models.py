@@ -12,7 +12,9 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-FLOAT, INT64, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+FLOAT = onnx.TensorProto.FLOAT
+INT64 = onnx.TensorProto.INT64
+BOOL = onnx.TensorProto.BOOL
 
 
 def node(text: str) -> onnx.NodeProto:
@@ -75,7 +77,8 @@ def one_node(
 def run_onnx(model: onnx.ModelProto | bytes, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the outputs ONNX Runtime computes, by name; on one thread, silent."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     data = model if isinstance(model, bytes) else model.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
@@ -98,7 +101,8 @@ def with_random_weights(path: Path, seed: int = 0) -> onnx.ModelProto:
     The files hold the same number everywhere, so that every class is equally likely: a test of
     nothing. Normal weights of variance 2 / inputs keep the values in range.
     """
-    model, rng = onnx.load(path), np.random.default_rng(seed)
+    model = onnx.load(path)
+    rng = np.random.default_rng(seed)
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     kept = []
     for one in model.graph.node:

@@ -345,7 +345,8 @@ def _matmul(draw: Draw) -> Drawn:
 def _gemm(draw: Draw) -> Drawn:
     m, k, n = draw.sizes(3, 1, 5)
     kind = draw.type()
-    trans_a, trans_b = draw.size(0, 1), draw.size(0, 1)
+    trans_a = draw.size(0, 1)
+    trans_b = draw.size(0, 1)
     a = draw.numbers((k, m) if trans_a else (m, k), kind)
     b = draw.numbers((n, k) if trans_b else (k, n), kind)
     c = draw.numbers(draw.pick((m, n), (n,), (1, n), (m, 1), ()), kind)
@@ -453,7 +454,8 @@ def _deform_conv(draw: Draw) -> Drawn:
     image, attrs = _window(draw, 2)
     attrs.pop("auto_pad", None)
     kernel = attrs["kernel_shape"]
-    strides, dilations = attrs.get("strides", (1, 1)), attrs.get("dilations", (1, 1))
+    strides = attrs.get("strides", (1, 1))
+    dilations = attrs.get("dilations", (1, 1))
     pads = attrs.get("pads", (0,) * 4)
     out = [
         (n + pads[i] + pads[i + 2] - (k - 1) * d - 1) // s + 1
@@ -518,7 +520,10 @@ def _max_unpool(draw: Draw) -> Drawn:
 @family("MaxRoiPool", "RoiAlign")
 def _roi(draw: Draw) -> Drawn:
     kind = draw.type()
-    n, c, h, w = draw.size(1, 2), draw.size(1, 3), draw.size(3, 8), draw.size(3, 8)
+    n = draw.size(1, 2)
+    c = draw.size(1, 3)
+    h = draw.size(3, 8)
+    w = draw.size(3, 8)
     count = draw.size(1, 3)
     x = draw.numbers((n, c, h, w), kind)
     low = draw.rng.uniform(0, 3, (count, 2))
@@ -573,7 +578,8 @@ def _resize(draw: Draw) -> Drawn:
         low = draw.rng.uniform(-0.2, 0.5, rank)
         roi = np.concatenate((low, low + draw.rng.uniform(0.2, 0.8, rank))).astype(np.float32)
         if whole:
-            roi[[0, 1]], roi[[rank, rank + 1]] = 0, 1
+            roi[[0, 1]] = 0
+            roi[[rank, rank + 1]] = 1
     empty = np.zeros(0, np.float32) if draw.opset < 13 else None
     roi = empty if roi is None else roi
     if draw.chance():
@@ -611,7 +617,8 @@ def _grid_sample(draw: Draw) -> Drawn:
 
 @family("AffineGrid", stored=(1,))
 def _affine_grid(draw: Draw) -> Drawn:
-    rank, n = draw.size(2, 3), draw.size(1, 2)
+    rank = draw.size(2, 3)
+    n = draw.size(1, 2)
     theta = draw.numbers((n, rank, rank + 1), draw.pick("float32", "float64"))
     size = np.array([n, 1, *draw.sizes(rank, 2, 5)], np.int64)
     return [theta, size], {"align_corners": draw.size(0, 1)}, 1
@@ -623,7 +630,8 @@ def _col2im(draw: Draw) -> Drawn:
     image, attrs = _window(draw, rank)
     attrs.pop("auto_pad", None)
     kernel = attrs.pop("kernel_shape")
-    strides, dilations = attrs.get("strides", (1,) * rank), attrs.get("dilations", (1,) * rank)
+    strides = attrs.get("strides", (1,) * rank)
+    dilations = attrs.get("dilations", (1,) * rank)
     pads = attrs.get("pads", (0,) * (2 * rank))
     out = [
         (n + pads[i] + pads[i + rank] - (k - 1) * d - 1) // s + 1
@@ -720,13 +728,17 @@ def _rotary(draw: Draw) -> Drawn:
 
 @family("TensorScatter")
 def _tensor_scatter(draw: Draw) -> Drawn:
-    n, h, most, d = draw.size(1, 3), draw.size(1, 2), draw.size(2, 5), draw.size(1, 3)
+    n = draw.size(1, 3)
+    h = draw.size(1, 2)
+    most = draw.size(2, 5)
+    d = draw.size(1, 3)
     count = draw.size(1, most)
     mode = draw.pick("linear", "circular")
     kind = draw.type()
     top = most - count if mode == "linear" else most - 1
     at = draw.rng.integers(0, top + 1, n)
-    cache, update = draw.numbers((n, h, most, d), kind), draw.numbers((n, h, count, d), kind)
+    cache = draw.numbers((n, h, most, d), kind)
+    update = draw.numbers((n, h, count, d), kind)
     return [cache, update, at if draw.chance(0.8) else None], {"mode": mode}, 1
 
 
@@ -854,7 +866,9 @@ def _slice(draw: Draw) -> Drawn:
     shape = draw.shape(1)
     rank = len(shape)
     axes = [int(a) for a in draw.rng.permutation(rank)[: draw.size(1, rank)]]
-    starts, ends, steps = [], [], []
+    starts = []
+    ends = []
+    steps = []
     for axis in axes:
         step = draw.pick(1, 1, 2, -1, -2) if draw.opset >= 10 else 1
         begin, end = sorted((draw.size(0, shape[axis] - 1), draw.size(0, shape[axis])))
@@ -961,7 +975,9 @@ def _unique(draw: Draw) -> Drawn:
 
 @family("NonMaxSuppression", stored=(2, 3, 4))
 def _non_max_suppression(draw: Draw) -> Drawn:
-    n, classes, count = draw.size(1, 2), draw.size(1, 2), draw.size(1, 8)
+    n = draw.size(1, 2)
+    classes = draw.size(1, 2)
+    count = draw.size(1, 8)
     low = draw.rng.uniform(0, 5, (n, count, 2))
     boxes = np.concatenate((low, low + draw.rng.uniform(0.5, 4, (n, count, 2))), 2)
     if draw.chance(0.3):  # any two opposite corners describe a box
@@ -1049,7 +1065,8 @@ def _range(draw: Draw) -> Drawn:
 @family("DFT", stored=(1, 2))
 def _dft(draw: Draw) -> Drawn:
     parts = draw.size(1, 2)
-    n, size = draw.size(1, 3), draw.size(2, 8)
+    n = draw.size(1, 3)
+    size = draw.size(2, 8)
     inverse = draw.size(0, 1)
     onesided = int(parts == 1 and not inverse and draw.chance())
     x = draw.numbers((n, size, parts))
@@ -1060,7 +1077,8 @@ def _dft(draw: Draw) -> Drawn:
 
 @family("STFT", stored=(1, 2, 3))
 def _stft(draw: Draw) -> Drawn:
-    step, frame = draw.size(1, 4), draw.size(3, 6)
+    step = draw.size(1, 4)
+    frame = draw.size(3, 6)
     x = draw.numbers((draw.size(1, 2), frame + draw.size(0, 9), 1))
     window = draw.numbers((frame,)) if draw.chance() else None
     values = [x, np.array(step, np.int64), window, np.array(frame, np.int64)]
@@ -1129,7 +1147,8 @@ def _qlinear_conv(draw: Draw) -> Drawn:
 
 @family("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 def _loss(draw: Draw) -> Drawn:
-    n, c = draw.size(1, 3), draw.size(2, 4)
+    n = draw.size(1, 3)
+    c = draw.size(2, 4)
     rest = draw.shape(0, 2)
     x = draw.numbers((n, c, *rest))
     target = draw.rng.integers(0, c, (n, *rest))

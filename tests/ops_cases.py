@@ -93,7 +93,8 @@ def transpose(draw):
 
 def reshape(draw):
     x = shape(draw)
-    total, target = math.prod(x), []
+    total = math.prod(x)
+    target = []
     for _ in range(draw(st.integers(0, 2))):
         divisor = draw(st.sampled_from([d for d in (1, 2, 3, 5, 7, 16) if total % d == 0]))
         target.append(divisor)
@@ -189,25 +190,30 @@ def matmul(draw, batches=False):
     b = (n, k) if flags["trans_b"] else (k, n)
     if batches:
         lead = tuple(draw(st.lists(size((1, 2, 3)), min_size=1, max_size=2)))
-        a, b = (*lead, *a), (*(x if draw(st.booleans()) else 1 for x in lead), *b)
+        a = (*lead, *a)
+        b = (*(x if draw(st.booleans()) else 1 for x in lead), *b)
     return (a, b), flags
 
 
 def gemm(draw):
     (a, b), flags = matmul(draw)
-    m, n = a[1 if flags["trans_a"] else 0], b[0 if flags["trans_b"] else 1]
+    m = a[1 if flags["trans_a"] else 0]
+    n = b[0 if flags["trans_b"] else 1]
     bias = draw(st.sampled_from(((n,), (1, n), (m, 1), (m, n), (1,))))
     return (a, b, bias), {**flags, "alpha": draw(st.sampled_from((1.0, 0.5)))}
 
 
 def conv(draw):
-    groups, kind = 1, draw(st.integers(0, 3))
+    groups = 1
+    kind = draw(st.integers(0, 3))
     n, c, h, w = image(draw)
     k = draw(size(CHANNELS))
     if kind == 0:
         groups = k = c
     elif kind == 1:
-        groups, c, k = 2, 2 * draw(size((1, 3))), 2 * draw(size((1, 3)))
+        groups = 2
+        c = 2 * draw(size((1, 3)))
+        k = 2 * draw(size((1, 3)))
     r, s = (draw(st.integers(1, min(3, m))) for m in (h, w))
     dilation = draw(st.sampled_from((1, 1, 2)))
     spans = [(k0 - 1) * dilation + 1 for k0 in (r, s)]
@@ -244,11 +250,14 @@ def depthwise(draw):
 
 def deconv(draw):
     n, c, h, w = image(draw)
-    h, w = min(h, 5), min(w, 5)
+    h = min(h, 5)
+    w = min(w, 5)
     groups = c if draw(st.integers(0, 3)) == 0 else 1
     k = draw(size((1, 2, 5)))
-    r, s = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    stride, dilation = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2)))
+    r = draw(st.integers(1, 3))
+    s = draw(st.integers(1, 3))
+    stride = draw(st.integers(1, 3))
+    dilation = draw(st.sampled_from((1, 1, 2)))
     extra = draw(st.integers(0, stride - 1))
     most = [(m - 1) * stride + (k0 - 1) * dilation >= 2 for m, k0 in ((h, r), (w, s))]
     pads = tuple(tuple(draw(st.integers(0, int(m))) for _ in range(2)) for m in most)

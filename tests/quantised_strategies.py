@@ -64,7 +64,8 @@ class Drawn:
     # -- eight bits ---------------------------------------------------------------------------
     def grid(self, values: Array) -> tuple[str, str]:
         """Return the names of a scale and a zero point for what a tensor holds."""
-        low, high = float(min(values.min(), 0)), float(max(values.max(), 0))
+        low = float(min(values.min(), 0))
+        high = float(max(values.max(), 0))
         kind = self.pick(np.int8, np.int8, np.uint8)
         least = np.iinfo(kind).min
         if self.chance(0.5):
@@ -89,7 +90,8 @@ class Drawn:
 
     def weight(self, shape: tuple[int, ...], axis: int) -> tuple[str, Array]:
         """Return dequantised whole weights, and their scales."""
-        each, unsigned = self.chance(0.6), self.chance(0.15)
+        each = self.chance(0.6)
+        unsigned = self.chance(0.15)
         odd = self.chance(0.1)
         count = shape[axis] if each else 1
         fan_in = int(np.prod(shape)) // shape[axis]
@@ -129,7 +131,8 @@ class Drawn:
 
     # -- layers -------------------------------------------------------------------------------
     def conv(self, name: str) -> str:
-        x, size = self.pair(name), self.shape(name)
+        x = self.pair(name)
+        size = self.shape(name)
         channels = size[1]
         groups = self.pick(1, 1, 1, channels, 2 if channels % 2 == 0 else 1)
         out = channels if groups == channels and self.chance(0.7) else groups * self.pick(2, 5, 8)
@@ -154,7 +157,8 @@ class Drawn:
     def product(self, name: str) -> str:
         x = self.pair(name)
         rows = self.shape(name)[-1]
-        out, turned = self.pick(3, 10, 16), self.chance(0.5)
+        out = self.pick(3, 10, 16)
+        turned = self.chance(0.5)
         spread = float(np.std(self.known[x].value)) + 1e-12
         if len(self.shape(name)) == 2 and self.chance(0.7):
             w, scales = self.weight((out, rows) if turned else (rows, out), 0 if turned else 1)

@@ -92,7 +92,8 @@ def along(numbers: Array, axis: int, rank: int) -> Array:
 def quantised(
     form: Format, attrs: dict[str, Any], x: Tensor, scale: Tensor, zero: Tensor
 ) -> Tensor:
-    limits, rank = attrs["range"], x.value.ndim
+    limits = attrs["range"]
+    rank = x.value.ndim
     step, offset = (along(t.value, attrs.get("axis", 1), rank) for t in (scale, zero))
     # a zero point is added before numbers are rounded to whole ones, at up to 128 in size
     slack = x.bound + form.rounding(x.value) + form.share * 64 * step
@@ -130,7 +131,8 @@ def _usual(step: Array, value: Array) -> Array:
 def windows(x: Array, attrs: dict[str, Any], kernel: tuple[int, ...], fill: float) -> Array:
     """Return (n, c, *out, taps): the elements under each place of a window."""
     rank = len(kernel)
-    pads, strides = attrs.get("pads", [0] * 2 * rank), attrs.get("strides", [1] * rank)
+    pads = attrs.get("pads", [0] * 2 * rank)
+    strides = attrs.get("strides", [1] * rank)
     dilations = attrs.get("dilations", [1] * rank)
     around = [(0, 0), (0, 0), *((pads[i], pads[rank + i]) for i in range(rank))]
     padded = np.pad(x, around, constant_values=fill)
@@ -147,7 +149,8 @@ def windows(x: Array, attrs: dict[str, Any], kernel: tuple[int, ...], fill: floa
 
 
 def convolved(x: Array, w: Array, attrs: dict[str, Any]) -> Array:
-    groups, kernel = attrs.get("group", 1), w.shape[2:]
+    groups = attrs.get("group", 1)
+    kernel = w.shape[2:]
     seen = windows(x, attrs, kernel, 0.0)
     n, c, *out, taps = seen.shape
     seen = seen.reshape(n, groups, c // groups, -1, taps)
@@ -198,12 +201,14 @@ def _less(q: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def matmul_integer(form, attrs, a, b, a_zero=None, b_zero=None):
-    x, w = _less(a, a_zero), _less(b, b_zero)
+    x = _less(a, a_zero)
+    w = _less(b, b_zero)
     return Tensor(x.value @ w.value, x.bound @ np.abs(w.value))
 
 
 def conv_integer(form, attrs, x, w, x_zero=None, w_zero=None):
-    a, b = _less(x, x_zero), _less(w, w_zero)
+    a = _less(x, x_zero)
+    b = _less(w, w_zero)
     return Tensor(convolved(a.value, b.value, attrs), convolved(a.bound, np.abs(b.value), attrs))
 
 

@@ -64,7 +64,9 @@ class Case:
     """A program or launch and its chip; prints as the reader of a failed test wants it."""
 
     def __init__(self, program: Program | Launch, chip: Chip, plan: Plan = ()) -> None:
-        self.program, self.chip, self.plan = program, chip, plan
+        self.program = program
+        self.chip = chip
+        self.plan = plan
 
     def __repr__(self) -> str:
         parts = self.program.parts if isinstance(self.program, Launch) else ()
@@ -130,7 +132,8 @@ def through(
     """
     queues = []
     for number, source in enumerate(sources):
-        name, buffer = f"{target.buffer.name}{number}_ub", source.buffer
+        name = f"{target.buffer.name}{number}_ub"
+        buffer = source.buffer
         dst = "V" if work else "MTE3"
         queues.append(
             k.queue(name, "UB", buffer.dtype, source.elements, src="MTE2", dst=dst, depth=depth)
@@ -138,7 +141,8 @@ def through(
         k.copy(queues[-1].alloc().region(0, source.sizes), source)
         queues[-1].enqueue()
     if work:
-        name, tiles = f"{target.buffer.name}_ub", [queue.dequeue() for queue in queues]
+        name = f"{target.buffer.name}_ub"
+        tiles = [queue.dequeue() for queue in queues]
         args = (target.buffer.dtype, target.elements)
         out = k.queue(name, "UB", *args, src="V", dst="MTE3", depth=depth)
         work(out.alloc(), *tiles)
@@ -192,7 +196,8 @@ class _Vector(_Writer):
 
     def __init__(self, chip: Chip, depths: tuple[int, ...], cores: int) -> None:
         super().__init__("vectors", chip, depths, cores)
-        k, depths = self.k, self.depths
+        k = self.k
+        depths = self.depths
         self.x, self.w = (k.tensor(name, "fp16", TILES * TILE) for name in "xw")
         self.y = k.tensor("y", "fp16", TILES * TILE * cores)
         self.sums = k.tensor("sums", "fp16", TILE * cores)
@@ -202,7 +207,9 @@ class _Vector(_Writer):
         self.total = k.buffer("total", "UB", "fp16", TILE).region(0, (1, TILE))
 
     def step(self, step: Step, at: Affine) -> None:
-        k, size, shape = self.k, step.lanes, (1, step.lanes)
+        k = self.k
+        size = step.lanes
+        shape = (1, step.lanes)
         if step.kind == "sum":
             k.vector("vdup", self.total, scalar=float(step.base))
             k.barrier()
@@ -236,7 +243,8 @@ class _Cube(_Writer):
 
     def __init__(self, chip: Chip, depths: tuple[int, ...], cores: int) -> None:
         super().__init__("cubes", chip, depths, cores)
-        k, d = self.k, self.depths
+        k = self.k
+        d = self.depths
         self.a, self.b = (k.tensor(name, "fp16", 256 * TILES) for name in "ab")
         self.c = k.tensor("c", "fp16", 256 * TILES * cores)
         self.l1 = [

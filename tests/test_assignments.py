@@ -21,7 +21,8 @@ def reference(name):
     "name", [pytest.param(n, marks=pytest.mark.full if n in "A1 A2 A4" else ()) for n in NAMES]
 )
 def test_the_draw_moves_a_mark_by_less_than_half_a_point(name):
-    task, points = load(name, COURSE), []
+    task = load(name, COURSE)
+    points = []
     for seed in "abcde":
         cases = cases_of(task, f"student {seed}", f"term {seed}")
         points.append(mark_of(task, try_cases(task, reference(name), cases))["performance"])

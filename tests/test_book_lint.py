@@ -387,7 +387,8 @@ def test_measure_rule_bites() -> None:
     assert len(measure_complaints([code_cell("x = 1\n" * 26)] * 3)) == 5
     told = [code_cell("# why\n\nx = 1")] * 15
     assert measure_complaints(told) == []
-    start, end = prose("````{solution-start} e\n````"), prose("````{solution-end}\n````")
+    start = prose("````{solution-start} e\n````")
+    end = prose("````{solution-end}\n````")
     aside = [code_cell("y", exercise="ex_01_1"), code_cell("check_ex_01_1(f)"), gluing("a", "1")]
     assert measure_complaints([*told, start, code_cell("x"), end, *aside * 9]) == []
     assert measure_complaints([*told[1:], start, code_cell("x"), end, *aside])

@@ -114,7 +114,8 @@ def test_a_queue_made_inside_a_loop_rotates_too():
 def test_software_pipelining_by_hand_is_possible():
     """Fetch one tile ahead: an alloc before the loop, the last dequeue behind it."""
     k = KernelBuilder("ahead", TOY)
-    x, y = k.tensor("x", "fp16", 1024), k.tensor("y", "fp16", 1024)
+    x = k.tensor("x", "fp16", 1024)
+    y = k.tensor("y", "fp16", 1024)
     q = k.queue("q", "UB", "fp16", 128, src="MTE2", dst="MTE3", depth=2)
 
     def fetch(place: Affine | int) -> None:
@@ -161,7 +162,8 @@ def test_event_ids_do_not_overlap():
 def test_params_are_variables_of_the_launch():
     k = KernelBuilder("param", TOY)
     core = k.param("core", 4)
-    x, t = k.tensor("x", "fp16", 64), k.buffer("t", "UB", "fp16", 16)
+    x = k.tensor("x", "fp16", 64)
+    t = k.buffer("t", "UB", "fp16", 16)
     k.copy(t.region(), x.region(core * 16, 16))
     program = k.finish()
     assert program.params == (("core", 4),)
@@ -220,7 +222,8 @@ def hidden_param() -> None:
 def cube_and_vector() -> None:
     k = KernelBuilder("mixed", load_chip("Ascend910B2"))
     x = k.tensor("x", "fp16", 256)
-    ub, l1 = k.buffer("ub", "UB", "fp16", 16), k.buffer("l1", "L1", "fp16", 16)
+    ub = k.buffer("ub", "UB", "fp16", 16)
+    l1 = k.buffer("l1", "L1", "fp16", 16)
     k.copy(ub.region(), x.region(0, 16))
     k.copy(l1.region(), x.region(0, 16))
     k.finish()
@@ -299,7 +302,8 @@ def test_instructions_of_another_chip_do_not_slip_in():
     with pytest.raises(PathError, match="L0C->UB on Ascend910B2"):
         k.copy(t.region(), c.region())
     toy = builder()
-    acc, ub = toy.buffer("c", "L0C", "fp32", 256), toy.buffer("t", "UB", "fp16", 256)
+    acc = toy.buffer("c", "L0C", "fp32", 256)
+    ub = toy.buffer("t", "UB", "fp16", 256)
     with pytest.raises(PathError, match="FIX"):
         instructions.fixpipe(TOY, ub.region(), acc.region())
 
@@ -334,7 +338,8 @@ def test_spread_gives_every_core_its_share_and_bands_a_program_of_their_own():
         return k.finish()
 
     launch = spread("s", {"row": [4, 4, 1], "column": [2]}, program, apart=[3, 2])
-    whole, tail = (4, 4, 2), (1, 4, 3)
+    whole = (4, 4, 2)
+    tail = (1, 4, 3)
     assert seen == [(r, (2, 2, 1), b) for r in (whole, tail) for b in ((0, 0, 3), (1, 3, 5))]
     bound = [[dict(b)["row"] for b in part.bindings] for part in launch.parts]
     assert bound == [[0, 1], [0, 1], [2], [2]]

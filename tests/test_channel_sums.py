@@ -16,11 +16,13 @@ SHAPES = [(5, 70, 13, 9), (33, 35, 6, 5), (2, 600, 3, 3), (1, 16, 160, 130)]
 @pytest.mark.parametrize("name", ["Ascend910A", "Ascend910B2"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_statistics_and_gradients_equal_the_formulas(name: str, shape: tuple[int, ...]) -> None:
-    chip, rng = load_chip(name), np.random.default_rng(sum(shape))
+    chip = load_chip(name)
+    rng = np.random.default_rng(sum(shape))
     x = (1.5 * rng.standard_normal(shape) + 0.7).astype(np.float16)
     grad = rng.standard_normal(shape).astype(np.float16)
     mean, variance = ops.run("bn_training_reduce", x, chip=chip)
-    wide, slope = x.astype(np.float64), grad.astype(np.float64)
+    wide = x.astype(np.float64)
+    slope = grad.astype(np.float64)
     over = {"axis": (0, 2, 3), "keepdims": True}
     np.testing.assert_allclose(mean, wide.mean(**over), atol=1e-5)
     np.testing.assert_allclose(variance, wide.var(**over), rtol=1e-5)
@@ -34,7 +36,8 @@ def test_statistics_and_gradients_equal_the_formulas(name: str, shape: tuple[int
 @pytest.mark.parametrize("epsilon", [None, 1e-5])
 def test_a_kernel_takes_hardly_longer_than_its_vector_work(epsilon: float | None) -> None:
     """Statistics: widen, add, square, add, 2 cycles per 64 lanes each; gradients widen two."""
-    chip, passes = load_chip("Ascend910A"), 4 if epsilon is None else 5
+    chip = load_chip("Ascend910A")
+    passes = 4 if epsilon is None else 5
     run = simulate_kernel(channel_sums_kernel(ChannelSums(32, 256, 56, 56, "fp16", epsilon), chip),
                           chip)  # fmt: skip
     least = 32 * 256 * 56 * 56 / 64 / chip.core_count * passes * 2
@@ -55,7 +58,8 @@ def _scaled(shape: tuple[int, ...]) -> tuple[te.Tensor, list[te.Tensor]]:
 
 @pytest.mark.parametrize("shape", [(2, 3, 49, 16), (1, 1, 7, 16), (3, 2, 8, 16), (32, 4, 98, 16)])
 def test_rows_of_sixteen_channels_have_the_right_values(shape: tuple[int, ...]) -> None:
-    chip, rng = load_chip("Ascend910A"), np.random.default_rng(0)
+    chip = load_chip("Ascend910A")
+    rng = np.random.default_rng(0)
     y, tensors = _scaled(shape)
     schedule = te.auto_schedule(y, chip)
     x, scale, bias = (rng.uniform(0.5, 2, t.shape).astype(np.float32) for t in tensors)
@@ -66,7 +70,8 @@ def test_rows_of_sixteen_channels_have_the_right_values(shape: tuple[int, ...]) 
 
 def test_rows_of_sixteen_channels_fill_the_lanes() -> None:
     """A product and a sum, 2 cycles per 64 lanes each, though 14 x 14 pixels share a channel."""
-    chip, shape = load_chip("Ascend910A"), (32, 64, 196, 16)
+    chip = load_chip("Ascend910A")
+    shape = (32, 64, 196, 16)
     kernel = te.lower(te.auto_schedule(_scaled(shape)[0], chip))
     text = "".join(str(p.program) for phase in kernel.phases for p in phase.parts)
     assert "S    scalar" not in text  # whole blocks move, no single elements

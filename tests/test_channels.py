@@ -53,7 +53,8 @@ def same_values(graph: Graph, made: Graph) -> None:
     """Compare all outputs to the bit, on whole numbers."""
     rng = np.random.default_rng(5)
     x = {"x": rng.integers(-2, 3, graph.types["x"].shape).astype(np.float16)}
-    got, want = evaluate(made, x), evaluate(graph, x)
+    got = evaluate(made, x)
+    want = evaluate(graph, x)
     for mine, name in zip(made.outputs, graph.outputs, strict=True):
         np.testing.assert_array_equal(got[mine], want[name])
 
@@ -173,7 +174,8 @@ def test_an_image_of_one_number_may_lose_its_axes(shape: tuple[int, ...]) -> Non
 def test_a_chip_without_room_moves_channels_as_before() -> None:
     net = GraphBuilder("tight", "fp16")
     net.output(deep(net, net.concat(*images(net, 20, 20), axis=1)))
-    graph, tight = net.build(), replace(CHIP, buffers={**CHIP.buffers, "L0C": 64})
+    graph = net.build()
+    tight = replace(CHIP, buffers={**CHIP.buffers, "L0C": 64})
     assert channels_by_cube(graph, CHIP) is not graph
     assert channels_by_cube(graph, tight) is graph
 

@@ -130,13 +130,15 @@ def test_path_figure_refuses_what_does_not_fit_or_does_not_exist() -> None:
 # -- the checks of the exercises ---------------------------------------------------------------
 def relu_with_a_queue(tiles: int) -> object:
     k = KernelBuilder("relu", load_chip("Toy"))
-    x, y = k.tensor("x", "fp16", 256 * tiles), k.tensor("y", "fp16", 256 * tiles)
+    x = k.tensor("x", "fp16", 256 * tiles)
+    y = k.tensor("y", "fp16", 256 * tiles)
     loads = k.queue("loads", "UB", "fp16", 256, src="MTE2", dst="V")
     stores = k.queue("stores", "UB", "fp16", 256, src="V", dst="MTE3")
     with k.loop("i", tiles) as i:
         k.copy(loads.alloc().region(), x.region(i * 256, 256))
         loads.enqueue()
-        source, target = loads.dequeue(), stores.alloc()
+        source = loads.dequeue()
+        target = stores.alloc()
         k.vector("vrelu", target.region(0, (2, 128)), source.region(0, (2, 128)))
         loads.free()
         stores.enqueue()
@@ -151,7 +153,8 @@ def test_a_program_with_queues_keeps_all_orders() -> None:
 
 def test_largest_k_leaves_room_for_two_and_not_for_one_block_more() -> None:
     for name, dtype, m, n in product(PRESETS, ("fp16", "int8"), (16, 64, 128), (16, 128, 256)):
-        chip, (itemsize, c0) = load_chip(name), {"fp16": (2, 16), "int8": (1, 32)}[dtype]
+        chip = load_chip(name)
+        (itemsize, c0) = {"fp16": (2, 16), "int8": (1, 32)}[dtype]
         k = chapter02.largest_k(name, dtype, m, n)
         if 4 * m * n > chip.buffers["L0C"]:
             assert k == 0

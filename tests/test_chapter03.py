@@ -54,7 +54,8 @@ def stream(chip: Chip, size: int, passes: int, cores: int) -> Timeline:
 
 # --- levels and dots ------------------------------------------------------------------------------
 def test_the_layer_of_the_question_is_on_both_sides() -> None:
-    dot, levels = rf.level_dot("layer", layer()), rf.levels_of(layer())
+    dot = rf.level_dot("layer", layer())
+    levels = rf.levels_of(layer())
     above = [dot.ops_per_byte(lv.name) / rf.ridge_point(PEAK, lv) for lv in levels]
     assert above[0] > 1.5
     assert above[2] < 0.5
@@ -76,7 +77,9 @@ def test_a_convolution_reuses_l1() -> None:
 
 def test_intensity_at_memory_is_that_of_three_matrices() -> None:
     dot = rf.level_dot("", layer())
-    m, k, n = 64, 4096, 16384
+    m = 64
+    k = 4096
+    n = 16384
     assert dot.ops_per_byte(rf.INTO_L2) == pytest.approx(m * k * n / (m * k + k * n + m * n))
 
 
@@ -121,7 +124,8 @@ def test_a_launch_without_a_matmul_has_no_levels() -> None:
 def test_the_sum_on_mte2_explains_what_the_roofs_do_not() -> None:
     for m, k, n in ((32, 256, 32), (64, 256, 64), (128, 128, 128), (128, 64, 256)):
         run = matmul(CHIP, 4096, 4096, 4096, m, k, n, 4, 4, 8)
-        dot, (l0, l1, memory) = rf.level_dot("", run), rf.levels_of(run)
+        dot = rf.level_dot("", run)
+        (l0, l1, memory) = rf.levels_of(run)
         _, roof = rf.binding_level(dot, PEAK, (l0, l1, memory))
         fresh = run.path_bytes["GM", "L1"] - run.l2_bytes
         mte2_s = fresh / memory.rate_bytes_per_s + run.l2_bytes / l1.rate_bytes_per_s

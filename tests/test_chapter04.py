@@ -25,14 +25,16 @@ def with_latency(cycles: int) -> Chip:
     return replace(TOY, device_memory=memory, l2=replace(TOY.l2, latency_cycles=0))
 
 
-QUIET, FAR = with_latency(0), with_latency(200)
+QUIET = with_latency(0)
+FAR = with_latency(200)
 
 
 def work(chip: Chip, degrees: Sequence[int] = (3,), depth: int = 2, rounds: int = 8) -> Program:
     """Load, `degree` pairs of vector instructions, store: the chapter's kernel in short."""
     k = KernelBuilder("work", chip)
     size = rounds * len(degrees) * TILE
-    x, y = k.tensor("x", "fp16", size), k.tensor("y", "fp16", size)
+    x = k.tensor("x", "fp16", size)
+    y = k.tensor("y", "fp16", size)
     x_in = k.queue("x_in", "UB", "fp16", TILE, src="MTE2", dst="V", depth=depth)
     y_out = k.queue("y_out", "UB", "fp16", TILE, src="V", dst="MTE3", depth=depth)
     with k.loop("i", rounds) as i:

@@ -108,7 +108,8 @@ def test_a_formula_is_called_once_and_broadcasts_are_explicit() -> None:
 
 
 def test_sums_of_fp16_overflow_unless_cast_first() -> None:
-    x, values = te.placeholder((16, 16384), name="x"), np.full((16, 16384), 10, np.float16)
+    x = te.placeholder((16, 16384), name="x")
+    values = np.full((16, 16384), 10, np.float16)
     means = []
     for total in (te.reduce_sum(x, -1), te.reduce_sum(te.cast_to(x, "fp32"), -1)):
         y = te.renamed(te.vmuls(total, 1 / 16384), "y")
@@ -125,7 +126,8 @@ def test_an_operator_in_the_published_form() -> None:
         return te.vrelu(te.vadd(te.broadcast(x, shape), te.broadcast(y, shape)))
 
     assert fusion_manager.get("test_add_relu") is compute
-    x, y = te.placeholder((8, 1), name="x"), te.placeholder((48,), name="y")
+    x = te.placeholder((8, 1), name="x")
+    y = te.placeholder((48,), name="y")
     out = te.renamed(compute(x, y), "out")
     rng = np.random.default_rng(3)
     feed = {t.name: rng.normal(size=t.shape).astype(np.float16) for t in (x, y)}

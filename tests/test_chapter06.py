@@ -26,8 +26,11 @@ def normal(shape, dtype="fp16", seed=0, scale=1.0):
 # -- the interpreter --------------------------------------------------------------------------
 @pytest.mark.parametrize(("dtype", "out"), [("fp16", "fp32"), ("fp16", "fp16"), ("int8", "int32")])
 def test_the_cube_walks_padded_fractals(dtype: str, out: str) -> None:
-    m, k, n = 33, 90, 17
-    a, b = te.placeholder((m, k), dtype, "a"), te.placeholder((k, n), dtype, "b")
+    m = 33
+    k = 90
+    n = 17
+    a = te.placeholder((m, k), dtype, "a")
+    b = te.placeholder((k, n), dtype, "b")
     c = te.renamed(te.matmul(a, b, out_dtype=out), "c")
     feed = {"a": normal((m, k), dtype, scale=3), "b": normal((k, n), dtype, 1, 3)}
     wide = np.int64 if dtype == "int8" else np.float64
@@ -60,7 +63,8 @@ def test_operations_are_rounded_like_the_hardware(name: str) -> None:
 
 
 def test_comparison_selection_and_casts() -> None:
-    a, b = te.placeholder((40,), name="a"), te.placeholder((40,), name="b")
+    a = te.placeholder((40,), name="a")
+    b = te.placeholder((40,), name="b")
     y = te.renamed(te.cast_to(te.select(te.vcmp(a, b, "gt"), a, te.vmuls(b, -3.0)), "int8"), "y")
     feed = {"a": normal(40, scale=90), "b": normal(40, seed=1, scale=90)}
     exact = np.where(feed["a"] > feed["b"], feed["a"], feed["b"] * np.float16(-3))

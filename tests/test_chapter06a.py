@@ -72,7 +72,8 @@ def straight_line(work, pairs):
 
 
 def test_implied_flags_are_those_the_sanitizer_does_not_miss() -> None:
-    draw, seen = random.Random(5), 0
+    draw = random.Random(5)
+    seen = 0
     for _ in range(25):
         work = []
         for _ in range(draw.randint(3, 6)):
@@ -108,7 +109,8 @@ def test_the_opening_keeps_its_answer() -> None:
 
 
 def test_the_goal_of_the_small_lowering_is_within_reach_and_no_gift() -> None:
-    steps, n = chapter.CHAINS[0], 64 * 56 * 56
+    steps = chapter.CHAINS[0]
+    n = 64 * 56 * 56
     goal = chapter.goal_cycles(steps, n, CHIP)
     slow = simulate(residual_sum(n, 256, 1, "Ascend910B2"), CHIP).cycles
     assert goal < slow / 3

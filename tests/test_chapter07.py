@@ -46,7 +46,8 @@ def test_what_overflows_is_red_and_named(chip_name: str) -> None:
 # --- the nest -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_computes_the_product(order: str) -> None:
-    trips, rng = {"m": 2, "k": 3, "n": 4}, np.random.default_rng(3)
+    trips = {"m": 2, "k": 3, "n": 4}
+    rng = np.random.default_rng(3)
     full = {
         x: rng.integers(-4, 5, (16 * trips[p], 16 * trips[q])) for x, ((p, q), *_) in AXES.items()
     }

@@ -91,6 +91,7 @@ def test_what_the_chapter_says_holds_on_the_chips_it_names(name: str) -> None:
     assert cycles(dense) / cycles(depthwise) < 16
     share = depthwise.ops / cycles(depthwise) * chip.clock_hz / chip.peak_ops_per_s("fp16")
     assert share < 1 / 16
-    stem, small = ConvShape(8, 3, 224, 224, 64, 7, 7, 2, 3), ConvShape(8, 12, 115, 115, 64, 4, 4)
+    stem = ConvShape(8, 3, 224, 224, 64, 7, 7, 2, 3)
+    small = ConvShape(8, 12, 115, 115, 64, 4, 4)
     assert stem.out_hw == small.out_hw
     assert cycles(stem) > 2 * cycles(small)

@@ -18,7 +18,8 @@ from ascend_lab.lab.kernels.split_conflict import Points, case_graph
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import simulate_kernel
 
-TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
+TOY = load_chip("Toy")
+A910 = load_chip("Ascend910A")
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -27,7 +28,8 @@ TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
 @pytest.mark.parametrize(("chip", "elements"), [(TOY, 2**20), (A910, 2**22), (A910, 2**24)])
 def test_the_columns_add_up_to_what_the_kernel_moves(chip, elements, length, each):
     for kernel in chain_kernels(chip, length, elements, each):
-        way, run = crossings(kernel, chip), simulate_kernel(kernel, chip)
+        way = crossings(kernel, chip)
+        run = simulate_kernel(kernel, chip)
         assert sum(c.path_bytes for c in way) == sum(run.path_bytes.values())
         assert sum(c.memory_bytes for c in way) == run.memory_bytes
         assert {c.port_bytes for c in way} == {2 * elements}

@@ -95,12 +95,17 @@ def test_odd_numbers_of_results_and_cores(rows, cores):
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 12, 32])
 def test_bytes_and_phases_follow_the_formulas(parts):
-    rows, columns = 8, 12288
-    big, small, y = 2 * rows * columns, 4 * rows, folded((rows, columns), 1, wide=True)
-    rounds, left = 0, parts
+    rows = 8
+    columns = 12288
+    big = 2 * rows * columns
+    small = 4 * rows
+    y = folded((rows, columns), 1, wide=True)
+    rounds = 0
+    left = parts
     written = parts
     while left > 2 and left % 2 == 0:
-        left, rounds = left // 2, rounds + 1
+        left = left // 2
+        rounds = rounds + 1
         written += left
     if parts == 32:
         assert written == 2 * parts - 2
@@ -180,7 +185,8 @@ def test_thirty_one_cores_are_as_fast_as_twenty_one():
 
 def test_elementwise_bytes_do_not_depend_on_the_cut():
     y = te.renamed(te.vrelu(te.placeholder((256, 256), name="x")), "y")
-    runs, columns = {}, ("j_o", "i", "j_i")
+    runs = {}
+    columns = ("j_o", "i", "j_i")
     for loops, part in ((("i_o", "i_i", "j"), 8), (columns, 16), (columns, 9)):
         s = te.split(te.create_schedule(y, A910), "y", loops[0][0], part)
         runs[part] = timed(te.bind(te.reorder(s, "y", *loops), "y", loops[0]))

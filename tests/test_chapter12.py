@@ -10,7 +10,8 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.sim import simulate
 from ascend_lab.operators.kernels import scatter_launch, transpose_launch
 
-TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
+TOY = load_chip("Toy")
+A910 = load_chip("Ascend910A")
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -42,7 +43,8 @@ def test_single_elements_have_a_wire_block_each(shape):
 
 @pytest.mark.parametrize("times", [1, 2, 8, 64])
 def test_bytes_of_the_ways_follow_the_formulas(times):
-    picks, columns = 1024, 64
+    picks = 1024
+    columns = 64
     rows = picks // times
     index = np.random.default_rng(0).permutation(np.arange(picks) % rows)
     table = (rows, columns, picks, "fp32")

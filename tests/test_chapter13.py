@@ -49,7 +49,8 @@ def test_no_edge_runs_through_a_box_of_another_node(make):
             assert (xs[0], ys[0]) == places[name]
             assert (xs[-1], ys[-1]) == places[node.output]
             own = {places[name], places[node.output]}
-            lane, between = xs[1], range(ys[1] + 1, ys[2])
+            lane = xs[1]
+            between = range(ys[1] + 1, ys[2])
             assert not {(lane, row) for row in between} & set(places.values()) - own
 
 

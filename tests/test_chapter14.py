@@ -31,7 +31,8 @@ def test_the_exported_block_keeps_its_values_and_few_of_its_operators():
 def test_the_spelled_layers_have_as_many_operators_as_the_prose_says():
     names = [node.name for node in exported_block().nodes]
     assert sum(name.startswith("norm1") for name in names) == 9
-    before, after = names.index("up"), names.index("down.turned")
+    before = names.index("up")
+    after = names.index("down.turned")
     assert after - before - 1 == 8  # gelu, its two unnamed products among them
 
 
@@ -78,7 +79,8 @@ def test_resnet_loses_its_batch_norms_and_a_fifth_of_its_bytes():
 
 def test_two_orders_can_end_in_two_graphs():
     net = GraphBuilder("branches")
-    x, w = net.input("x", (1, 16, 32, 32)), net.weight((16, 16, 3, 3))
+    x = net.input("x", (1, 16, 32, 32))
+    w = net.weight((16, 16, 3, 3))
     norms = [
         net.batch_norm(
             net.conv2d(x, w, pad=1), *(net.weight((16,)) for _ in range(3)), net.fill((16,), 1.0)
@@ -99,7 +101,8 @@ def test_a_dead_channel_folds_in_fp32_only():
     c = net.conv2d(x, net.constant(np.ones((1, 1, 1, 1), np.float16)))
     rows = [net.constant(np.array([v], np.float32)) for v in (1, 1, 0, 0)]
     net.output(net.batch_norm(c, *rows, epsilon=1e-12, name="y"))
-    dead, zero = net.build(), {"x": np.zeros((1, 1, 1, 1), np.float16)}
+    dead = net.build()
+    zero = {"x": np.zeros((1, 1, 1, 1), np.float16)}
     wide = convert(PASSES[FOLD].run(convert(dead, "fp32", "fp16")[0]), "fp16")[0]
     assert evaluate(dead, zero)["y"].item() == evaluate(wide, zero)["y"].item() == 1
     assert np.isnan(evaluate(PASSES[FOLD].run(dead), zero)["y"]).all()

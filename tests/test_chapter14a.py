@@ -26,7 +26,8 @@ def test_the_table_agrees_with_all_choices(name: str) -> None:
 
 
 def test_random_graphs_keep_their_values_and_the_table_its_word() -> None:
-    rng, gains = np.random.default_rng(DEFAULT_SEED), 0
+    rng = np.random.default_rng(DEFAULT_SEED)
+    gains = 0
     for _ in range(8):
         graph = layouts.random_graph(rng)
         best = layouts.cheapest(graph)

@@ -110,7 +110,8 @@ def test_placing_for_l2_helps_and_harms():
 
 
 def test_joins_are_buffers_with_what_is_written_into_them():
-    one, two = network("unet", 1), network("unet", 2)
+    one = network("unet", 1)
+    two = network("unet", 2)
     kernels = [[t.op for t in x.tasks if t.lowered is not None] for x in (one, two)]
     assert [ops.count("concat") for ops in kernels] == [0, 0]
     lives = {b.id: b for b in buffers_of(one)}
@@ -154,7 +155,8 @@ def test_published_instances_fit_only_by_search():
 
 def test_depth_first_finishes_a_branch_before_the_next():
     net = GraphBuilder("branches")
-    x, parts = net.input("x", (2, 16, 16, 16)), []
+    x = net.input("x", (2, 16, 16, 16))
+    parts = []
     for _ in range(3):
         wide = net.conv2d(x, net.weight((256, 16, 1, 1)))
         parts.append(net.relu(net.conv2d(wide, net.weight((16, 256, 1, 1)))))
@@ -203,7 +205,9 @@ def test_shared_memory_runs_as_separate_memory_where_it_is_safe():
     rng = np.random.default_rng(3)
     for _ in range(40):
         case = chapter15.draw_nodes(rng)
-        nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
+        nodes = case["nodes"]
+        sizes = case["sizes"]
+        outputs = case["outputs"]
         pairs = chapter15.pairs_in_place(nodes, sizes, outputs)
         shared, wrong = chapter15.run_shared(nodes, sizes, pairs)
         apart, none = chapter15.run_shared(nodes, sizes, [])

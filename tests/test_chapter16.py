@@ -19,7 +19,8 @@ HEAD = FlashShape(1, 4096, 4096, 64, 64, 0.125)
 def test_merging_is_associative():
     rng = np.random.default_rng(0)
     a, b, c = ((float(m), 1.5, rng.normal(size=2)) for m in (1, -3, 2))
-    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
+    left = merge(merge(a, b), c)
+    right = merge(a, merge(b, c))
     assert left[:2] == pytest.approx(right[:2])
     np.testing.assert_allclose(left[2], right[2])
 
@@ -36,7 +37,8 @@ def test_the_toy_ends_with_the_softmax():
 
 # -- claims ----------------------------------------------------------------------------------------
 def test_bytes_and_cycles_of_the_introduction():
-    apart, flash = separate_traffic(HEAD, A910), flash_traffic(HEAD, A910)
+    apart = separate_traffic(HEAD, A910)
+    flash = flash_traffic(HEAD, A910)
     least = 4 * 2 * 4096 * 64
     assert least * 16 == 2 * 4096 * 4096
     assert apart.gm_bytes > 200 * least

@@ -35,7 +35,8 @@ def test_figures_say_what_they_show():
 
 def test_four_taps_a_step_give_the_same_sum():
     rng = np.random.default_rng(4)
-    image, weights = rng.standard_normal((1, 3, 5, 9)), rng.standard_normal((2, 3, 1, 5))
+    image = rng.standard_normal((1, 3, 5, 9))
+    weights = rng.standard_normal((2, 3, 1, 5))
     taps = four_taps(weights)
     # lane 4d + c of a pixel is channel c of the pixel d to the right
     ahead = [np.pad(image[..., d : d + 9], ((0, 0), (0, 1), (0, 0), (0, d))) for d in range(4)]

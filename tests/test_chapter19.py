@@ -60,7 +60,9 @@ def test_nests_add_up():
     x = dsl.placeholder((8, 64), "fp16", "x")
     mean = dsl.vmuls(dsl.reduce_sum(x, -1, True), 1 / 64)
     measure = VectorMeasure((dsl.vsub(x, dsl.broadcast(mean, (8, 64))),), TOY)
-    space, rng, costs = measure.space(), np.random.default_rng(0), NestCosts(measure)
+    space = measure.space()
+    rng = np.random.default_rng(0)
+    costs = NestCosts(measure)
     points = [space.sample(rng) for _ in range(12)]
     assert [costs(point) for point in points] == [measure(point) for point in points]
     assert len(costs.rest) > 1

@@ -75,7 +75,8 @@ def test_it_starts_from_what_it_is_given(small):
 
 # -- claims ----------------------------------------------------------------------------------------
 def test_the_toy_has_sixteen_tilings_of_which_three_do_not_fit():
-    cycles, refused = {}, []
+    cycles = {}
+    refused = []
     for m in (1, 2, 3, 6):
         for n in (1, 2, 3, 6):
             schedule = GemmSchedule(16 * m, 16, 16 * n, 2, 1, 1)
@@ -114,9 +115,11 @@ def test_breeding_beats_random_order_and_stops_without_mutation(layer):
 
 def test_crossing_keeps_a_tiling_legal_and_mixing_does_not(layer):
     space, _ = layer
-    rng, legal = np.random.default_rng(20), 0
+    rng = np.random.default_rng(20)
+    legal = 0
     for _ in range(100):
-        one, two = space.sample(rng), space.sample(rng)
+        one = space.sample(rng)
+        two = space.sample(rng)
         assert space.row(crossed(space, one, two, rng)) >= 0
         assert space.row(mutated(space, one, rng)) >= 0
         mixed = [a if p else b for a, b, p in zip(one, two, rng.random(12) < 0.5, strict=True)]

@@ -58,7 +58,11 @@ def test_the_formula_of_the_halo_is_what_slice_rules_say(net):
 @pytest.mark.parametrize("l2_rows", [4, 7, 9, 12, 40])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
 def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
-    l2, sizes, first, found, moved = L2(l2_rows * KIB, KIB), even(12, count), 0, 0, 0
+    l2 = L2(l2_rows * KIB, KIB)
+    sizes = even(12, count)
+    first = 0
+    found = 0
+    moved = 0
     low = max(sizes)
 
     def touch(row, write=False):

@@ -8,7 +8,8 @@ from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_b
 
 # -- exercises -------------------------------------------------------------------------------------
 def test_the_crossover_is_where_the_simulated_times_meet():
-    size, net = crossover_bytes(8, 1e-5, 1e-10), star(8, 1e-5, 1e-10)
+    size = crossover_bytes(8, 1e-5, 1e-10)
+    net = star(8, 1e-5, 1e-10)
     times = [
         time_collective(make("all_reduce", name, 8), net, size).time_s
         for name in ("ring", "recursive-doubling")
@@ -51,7 +52,8 @@ def test_the_leader_is_slow_for_large_and_quicker_than_the_ring_for_small():
 
 
 def test_contention_is_why_the_ring_exists():
-    circle, size = ring(8, 1e-5, 1e-10), 1e8
+    circle = ring(8, 1e-5, 1e-10)
+    size = 1e8
     times = {
         name: time_collective(make("all_reduce", name, 8), circle, size).time_s
         for name in ("ring", "halving-doubling")

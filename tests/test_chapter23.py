@@ -34,7 +34,10 @@ def test_least_micro_batches_by_trying_all() -> None:
 # -- the closed forms, and messages between arrays -------------------------------------------------
 def test_closed_bytes_are_those_of_executed_messages() -> None:
     """A layer more of the small transformer (fp64, biases and norms beside the matrices)."""
-    width, length, batch, layers = 16, 8, 8, 1
+    width = 16
+    length = 8
+    batch = 8
+    layers = 1
     plan = Plan(2, 2)
     more, less = (train(transformer(n), sentences(1), Sgd(), plan).traffic for n in (3, 2))
     wanted = sent_bytes(2, 2, 1, layers, width, length, batch)
@@ -53,7 +56,8 @@ def test_a_stage_in_the_middle_sends_both_ways(stages: int, ways: int) -> None:
 
 
 def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkeypatch) -> None:
-    model, data = transformer(), sentences(1)
+    model = transformer()
+    data = sentences(1)
     one = train_single(model, data, Sgd())
     monkeypatch.setattr(pieces, "copy_in", lambda tape, x, group: x)
     with pytest.raises(ClusterError, match="copies that differ"):

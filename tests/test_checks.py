@@ -113,7 +113,8 @@ def raises(error: BaseException):
     ],
 )
 def test_nonsense_is_not_yet_and_never_an_exception(fn: object) -> None:
-    first, second = check_ex_90_1(fn), check_ex_90_1(fn)
+    first = check_ex_90_1(fn)
+    second = check_ex_90_1(fn)
     assert not first.passed
     assert repr(first) == repr(second)
     assert " at 0x" not in repr(first)

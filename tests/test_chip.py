@@ -376,7 +376,8 @@ def test_empty_and_deep_files_are_refused(tmp_path):
 def test_any_accepted_chip_can_be_simulated(number):
     """Whatever single number a student changes: a time, or an error of the family."""
     facts = load_chip("Toy").facts
-    shape, finished = GemmShape(70, 50, 90), 0
+    shape = GemmShape(70, 50, 90)
+    finished = 0
     for key in facts:
         whole = deepcopy(toy_sections())
         entry = whole
@@ -411,7 +412,8 @@ def test_data_from_elsewhere_is_checked_alike():
 
 # -- figures of other chips ------------------------------------------------------------------------
 def test_a_figure_of_another_chip_is_borrowed(tmp_path):
-    chips, vector = presets(), "vector_op.vadd.slope_cycles"
+    chips = presets()
+    vector = "vector_op.vadd.slope_cycles"
     levels = {name: chip.facts[vector].trust for name, chip in chips.items()}
     assert levels.pop("Ascend910B2") == "published" and set(levels.values()) == {"borrowed"}
     assert chips["Ascend910A"].facts["cube.fp16.m"].trust == "published"

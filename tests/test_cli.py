@@ -86,7 +86,8 @@ def test_text_output_names_what_bounds_it(capsys):
 
 
 def test_json_and_trace_go_to_files(capsys, tmp_path):
-    target, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    target = tmp_path / "out.json"
+    trace = tmp_path / "trace.json"
     files = ("--json", target, "--trace", trace)
     assert run(capsys, "gemm", 64, 64, 64, "--chip", "Toy", *files) == (0, "", "")
     assert json.loads(target.read_text("utf-8")).keys() >= GEMM_KEYS

@@ -10,14 +10,17 @@ from command_lines import refused, run, run_json
 from ascend_lab.cli.cluster import parse_bytes
 from ascend_lab.errors import InputError
 
-ALPHA_S, BETA_S_PER_BYTE = 5e-6, 1e-10
+ALPHA_S = 5e-6
+BETA_S_PER_BYTE = 1e-10
 
 
 # -- collective -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", ["star", "mesh"])
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_flat_collectives_take_what_the_textbook_says(capsys, shape, p):
-    n, log, share = 3.3e7, math.ceil(math.log2(p)), (p - 1) / p
+    n = 3.3e7
+    log = math.ceil(math.log2(p))
+    share = (p - 1) / p
     expected_s = {
         ("allreduce", "ring"): 2 * (p - 1) * ALPHA_S + 2 * share * n * BETA_S_PER_BYTE,
         ("reduce_scatter", "ring"): (p - 1) * ALPHA_S + share * n * BETA_S_PER_BYTE,
@@ -156,7 +159,8 @@ def table(file, sizes, ranks):
 def test_a_table_of_many_sizes_is_fitted(capsys, tmp_path):
     sizes = [float(round(1e3 * 10 ** (i / 20))) for i in range(121)]
     found = run_json(capsys, "fit-collective", table(tmp_path / "many.csv", sizes, [2, 8]))
-    low, high = found["bands"][0], found["bands"][-1]
+    low = found["bands"][0]
+    high = found["bands"][-1]
     assert low["alpha_s"] == pytest.approx(3e-6, rel=0.02)
     assert high["beta_s_per_byte"] == pytest.approx(1e-10, rel=0.02)
     assert found["rows"] == 242 and 0 <= found["held_out_mape"] < 0.05

@@ -103,10 +103,8 @@ def test_equal_kernels_are_one_row(capsys):
 
 def test_no_fusion_costs_launches(capsys, tiny):
     base = (tiny, "--chip", "Ascend910A", "--batch", 2)
-    fused, apart = (
-        run_json(capsys, "simulate", *base),
-        run_json(capsys, "simulate", *base, "--no-fusion"),
-    )
+    fused = run_json(capsys, "simulate", *base)
+    apart = run_json(capsys, "simulate", *base, "--no-fusion")
     assert "conv2d+relu" in {row["type"] for row in fused["operators"]}
     assert not any("+" in row["type"] for row in apart["operators"])
     assert apart["totals"]["kernels"] > fused["totals"]["kernels"]
@@ -202,7 +200,8 @@ def test_the_memory_limit_that_a_message_names_is_enough(capsys, tiny):
 
 
 def test_trace_and_json_files(capsys, tiny, tmp_path):
-    trace, numbers = tmp_path / "t.json", tmp_path / "n.json"
+    trace = tmp_path / "t.json"
+    numbers = tmp_path / "n.json"
     words = ("simulate", tiny, "--chip", "Toy", "--batch", 1)
     assert run(capsys, *words, "--trace", trace, "--json", numbers) == (0, "", "")
     data = json.loads(numbers.read_text())

@@ -66,7 +66,8 @@ def test_a_kernel_is_without_the_launch_of_the_host_and_a_wall_clock_with_it(
     tmp_path: Path,
 ) -> None:
     line = ops.time("add", SHAPES, ("fp16", "fp16"), B2)
-    kernel, wall = one(tmp_path), one(tmp_path, timing="wall")
+    kernel = one(tmp_path)
+    wall = one(tmp_path, timing="wall")
     assert wall.model_s == pytest.approx(line.time_s)
     assert kernel.model_s == pytest.approx(line.task_s)
     by_host_s = B2.launch_overhead_s - B2.queued_launch_s
@@ -187,7 +188,8 @@ def test_a_network_takes_its_batch_and_its_sizes(tmp_path: Path) -> None:
     whole, short, kernels, *others = compare(table(tmp_path, *rows)).rows
     chip = load_chip("Ascend310")
     stages = compile_stages(zoo.build("squeezenet", batch=2), chip)
-    times, bound = stages.timeline(), bound_of(stages.rewritten, chip)
+    times = stages.timeline()
+    bound = bound_of(stages.rewritten, chip)
     assert whole.model_s == short.model_s == pytest.approx(times.time_s)
     by_host_s = chip.launch_overhead_s - chip.queued_launch_s
     assert kernels.model_s == pytest.approx(times.time_s - by_host_s)
@@ -325,7 +327,8 @@ def test_a_causal_row_skips_whole_tiles_and_masks_the_others(tmp_path: Path) -> 
     in_full = one(tmp_path, **masked, attributes="causal=False")
     assert causal.model_s == with_mask.model_s
     assert with_mask.marks == (attention.SKIPPED, attention.LIBRARY)
-    q, seen = (4, 8, 2048, 128), (4, 8, 1280, 128)
+    q = (4, 8, 2048, 128)
+    seen = (4, 8, 1280, 128)
     dealt = replace(B2, core_count=22)  # 128 blocks of 512 rows in 6 turns
     line = ops.time("flash_attention", (q, seen, seen, (2048, 1280)), ("fp16",) * 4, dealt)
     assert causal.model_s == pytest.approx(line.task_s + READ_S)

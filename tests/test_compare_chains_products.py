@@ -131,7 +131,8 @@ def fractals(layout: str, x: np.ndarray, dtype: str, c0: int | None = None) -> n
 
 def grouped(found: groups.Groups, beside: int, x: np.ndarray, w: np.ndarray, **columns: np.ndarray):
     """Return what the kernel makes of x and w: rows of groups, one after another."""
-    shape, dtype = found.shape, found.shape.dtype
+    shape = found.shape
+    dtype = found.shape.dtype
     kernel = grouped_kernel(shape, B2, beside, found.epilogue)
     filled = np.zeros((shape.whole.m, shape.k), x.dtype)
     kept = [
@@ -160,7 +161,8 @@ def many_groups(rows: tuple[int, ...], x: np.ndarray, w: np.ndarray) -> np.ndarr
 
 @pytest.mark.parametrize("beside", [1, 2, 3, 4])
 def test_groups_of_rows_have_a_matrix_each(beside):
-    rows, rng = (22, 0, 17, 1, 40), np.random.default_rng(beside)
+    rows = (22, 0, 17, 1, 40)
+    rng = np.random.default_rng(beside)
     row = work("grouped_matmul", "80x70;5x70x40;5x40", "fp16;fp16;fp32", groups=5, rows=rows)
     found = groups.grouped_matmul(row)
     x, w = (rng.standard_normal(shape).astype(np.float16) for shape in ((80, 70), (5, 70, 40)))
@@ -172,7 +174,8 @@ def test_groups_of_rows_have_a_matrix_each(beside):
 
 @pytest.mark.parametrize("beside", [1, 2])
 def test_gated_groups_in_bytes(beside):
-    rows, rng = (16, 5), np.random.default_rng(beside)
+    rows = (16, 5)
+    rng = np.random.default_rng(beside)
     shapes = "21x64;2x64x64;2x64;21"
     row = work("grouped_matmul_swiglu_quant", shapes, "int8;int8;fp32;fp32", groups=2, rows=rows)
     found = groups.swiglu_quant(row)
@@ -209,12 +212,14 @@ WEIGHTS = [
 @pytest.mark.parametrize(("shapes", "dtypes"), WEIGHTS)
 def test_weights_in_bytes_are_made_wide_while_the_cube_multiplies(shapes, dtypes):
     found = groups.weight_quant(work("weight_quant_batch_matmul", shapes, dtypes))
-    shape, rng = found.shape, np.random.default_rng(len(shapes))
+    shape = found.shape
+    rng = np.random.default_rng(len(shapes))
     kinds = dtypes.split(";")
     assert shape.offset == (len(kinds) == 5 or kinds[3:] == ["fp16"])
     assert shape.bias == (len(kinds) == 5 or kinds[3:] == ["fp32"])
     main = numpy_type(shape.dtype)
-    (_, k1, n1), (m, k, n) = shape.fractals, (shape.m, shape.k, shape.n)
+    (_, k1, n1) = shape.fractals
+    (m, k, n) = (shape.m, shape.k, shape.n)
     x = rng.standard_normal((m, k)).astype(main)
     w = rng.integers(-127, 128, (k, n), np.int8)
     columns = {
@@ -258,7 +263,8 @@ def test_bytes_of_weights_cross_the_memory_interface_once():
 
 
 def test_converted_weights_are_found_in_l2_or_cross_the_interface_three_times():
-    shapes, dtypes = "32x512;2x512x4096;2x4096;32", "int8;int8;fp32;fp32"
+    shapes = "32x512;2x512x4096;2x4096;32"
+    dtypes = "int8;int8;fp32;fp32"
     row = replace(
         work("grouped_matmul_swiglu_quant", shapes, dtypes, groups=2, rows=(16, 16)),
         timing="kernel",
@@ -291,7 +297,8 @@ def test_groups_in_rows_of_no_whole_blocks_are_converted_in_their_launch():
         made = work("grouped_matmul", f"49x{k};2x{sides}", "bf16", **words)
         return replace(made, timing="kernel")
 
-    whole, ragged = row(512, 512), row(511, 511)
+    whole = row(512, 512)
+    ragged = row(511, 511)
     assert groups.grouped_matmul(whole).before is None
     found = groups.grouped_matmul(ragged)
     assert found.before is not None and found.together

@@ -94,7 +94,8 @@ def test_masked_and_scaled(shape, dtype, mask_dtype):
 @given(st.lists(SHAPES, min_size=1, max_size=3), DTYPES)
 def test_lists_of_quotients(shapes, dtype):
     count = sum(int(np.prod(shape)) for shape in shapes)
-    x1, x2 = numbers((count,), dtype), numbers((count,), dtype, 1)
+    x1 = numbers((count,), dtype)
+    x2 = numbers((count,), dtype, 1)
     x3 = numbers((count,), dtype, 2, low=0.5)
     work = work_of("foreach_addcdiv_scalar", shapes * 3, [dtype], scalar=-0.5)
     (y,) = values_of(work, x1, x2, x3, np.array([-0.5], np.float32))
@@ -106,7 +107,8 @@ def test_lists_of_quotients(shapes, dtype):
 def test_gated_halves(shape, dtype, axis, kernels):
     axis %= len(shape)
     shape = tuple(n + (n == 1 and at == axis) for at, n in enumerate(shape))
-    half, x = shape[axis] // 2, numbers(shape, dtype)
+    half = shape[axis] // 2
+    x = numbers(shape, dtype)
     work = replace(work_of("swi_glu", [shape], [dtype], axis=axis - len(shape)), kernels=kernels)
     longer = kernels and shape[axis] % 2 == 0  # what the Slice cuts off
     given = np.concatenate((x, x[..., -1:]), -1) if longer else x
@@ -175,7 +177,8 @@ def test_a_row_of_zeros_stays_zeros():
 @settings(max_examples=12, deadline=None)
 @given(SIZES, SIZES, st.sampled_from((*FLOATS, "int32")), st.booleans(), st.booleans())
 def test_gated_rows_in_bytes(rows, half, dtype, left, smooth):
-    shapes, dtypes = [(rows, 2 * half)], [dtype]
+    shapes = [(rows, 2 * half)]
+    dtypes = [dtype]
     if dtype == "int32":
         x = np.random.default_rng(0).integers(-3000, 3000, shapes[0]).astype(np.int32)
         factors = [
@@ -184,7 +187,8 @@ def test_gated_rows_in_bytes(rows, half, dtype, left, smooth):
         ]
         y = wide(x) * wide(factors[0]) * wide(factors[1])[:, None]
     else:
-        x, factors = numbers(shapes[0], dtype), []
+        x = numbers(shapes[0], dtype)
+        factors = []
         y = wide(x)
     gate, linear = (y[:, :half], y[:, half:])[:: 1 if left else -1]
     y = gate / (1 + np.exp(-gate)) * linear

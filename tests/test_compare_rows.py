@@ -113,7 +113,8 @@ def test_add_rms_norm_dynamic_quant(seed, dtype):
 def test_cross_entropy_loss(seed, reduction):
     rng = np.random.default_rng(seed)
     rows, classes = rng.integers(2, 60, 2).tolist()
-    x, labels = normal(rng, (rows, classes)), rng.integers(0, classes, rows, dtype=np.int32)
+    x = normal(rng, (rows, classes))
+    labels = rng.integers(0, classes, rows, dtype=np.int32)
     work = work_of("cross_entropy_loss", (x.shape, labels.shape), reduction=reduction)
     found = run(work, x=x, labels=labels)
     shifted = np.float64(x) - x.max(1, keepdims=True)
@@ -145,7 +146,8 @@ def test_apply_rotary_pos_emb(batch, length, heads, half, layout, mode, dtype):
     inner = [(length, n) if layout == "BSND" else (n, length) for n in heads]
     q, k = (rng.normal(size=(batch, *axes, 2 * half)).astype(kind) for axes in inner)
     angles = rng.uniform(0, 2 * np.pi, (length, half))
-    cos, sin = np.cos(angles).astype(kind), np.sin(angles).astype(kind)
+    cos = np.cos(angles).astype(kind)
+    sin = np.sin(angles).astype(kind)
     shapes = (q.shape, k.shape, cos.shape, sin.shape)
     work = work_of("apply_rotary_pos_emb", shapes, dtype, layout=layout, mode=mode)
     found = run(work, q=q, k=k, cos=cos, sin=sin)
@@ -237,7 +239,8 @@ def test_a_token_beyond_ub_is_refused():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_moe_finalize_routing(seed, bias, scaled, skips):
     rng = np.random.default_rng(seed)
-    tokens, experts = 5 + seed, 3
+    tokens = 5 + seed
+    experts = 3
     picks = int(rng.integers(1, 5))
     hidden = int(rng.integers(8, 40))
     x = normal(rng, (picks * tokens, hidden))
@@ -312,7 +315,8 @@ def test_unsorted_segment_sum(seed, dtype):
 
 def test_sums_of_segments_write_their_zeros(tmp_path):
     said = {"operator": "scatter_add", "inputs": "512x1024;512;512x1024", "dtype": "fp32"}
-    plain, segments = one(tmp_path, **said), one(tmp_path, attributes="segments=512", **said)
+    plain = one(tmp_path, **said)
+    segments = one(tmp_path, attributes="segments=512", **said)
     assert segments.model_s > plain.model_s
     assert "kernels of ours" in segments.marks[-1]
     wrong = one(tmp_path, attributes="segments=100", **said)

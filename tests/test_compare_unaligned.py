@@ -27,7 +27,8 @@ PRODUCTS = [
 
 @pytest.mark.parametrize(("a", "b", "turned", "converted"), PRODUCTS)
 def test_what_is_brought_into_blocks_is_multiplied(a, b, turned, converted):
-    rng, dtype = np.random.default_rng(len(a)), "bf16"
+    rng = np.random.default_rng(len(a))
+    dtype = "bf16"
     arrays = {"a": rng.standard_normal(a), "b": rng.standard_normal(b)}
     arrays = {name: x.astype(bfloat16) for name, x in arrays.items()}
     attributes = {turned: True} if turned else {}
@@ -36,7 +37,8 @@ def test_what_is_brought_into_blocks_is_multiplied(a, b, turned, converted):
     whole = with_conversions(kernel, (a, b), (dtype, dtype), attributes, B2)
     given = {buffer.name for buffer in whole.tensors}
     assert {n for n in "ab" if f"{n}_rows" in given} == set(converted)
-    right, left = "FRACTAL_NZ" if turned == "trans_b" else "FRACTAL_ZN", "FRACTAL_NZ"
+    right = "FRACTAL_NZ" if turned == "trans_b" else "FRACTAL_ZN"
+    left = "FRACTAL_NZ"
     layouts = {"a": "FRACTAL_ZN" if turned == "trans_a" else left, "b": right}
     feed = {}
     for n, x in arrays.items():

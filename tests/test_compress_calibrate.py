@@ -92,7 +92,8 @@ def test_scales_of_ranges_are_those_of_onnx_runtime():
 
 @pytest.mark.parametrize("ends", [(-1.0, 1.0), (-2.0, 1.0), (-1.0, 2.0), (0.0, 3.0), (-3.0, 0.0)])
 def test_symmetric_scales_hold_both_ends_and_are_the_finest_that_do(ends):
-    found, values = scale_between(*ends, 4), np.array(ends, np.float32)
+    found = scale_between(*ends, 4)
+    values = np.array(ends, np.float32)
     np.testing.assert_allclose(found.fake(values), values, atol=found.scale / 2)
     largest = values[np.argmax(np.abs(values))]
     finer = replace(found, scale=found.scale * 0.99)
@@ -205,7 +206,8 @@ def test_hfmg_merges_histograms_and_depends_on_the_batches():
     )
     ends = tuple((float(v.min()), float(v.max())) for v in (one, two))
     before = rules.histogram(one, 64, *ends[0])[0]
-    moved, direct = rules.rebinned(before, *ends), rules.histogram(one, 64, *ends[1])[0]
+    moved = rules.rebinned(before, *ends)
+    direct = rules.histogram(one, 64, *ends[1])[0]
     assert moved.sum() == direct.sum() == one.size
     assert not np.array_equal(moved, direct), "spread evenly inside old bins"
     assert np.abs(np.cumsum(moved - direct)).max() <= before.max()

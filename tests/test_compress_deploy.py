@@ -31,7 +31,8 @@ class Model:
             np.dtype(kind),
             per_channel,
         )
-        self.nodes, self.tensors = [], []
+        self.nodes = []
+        self.tensors = []
 
     def number(self, name, values):
         self.tensors.append(numpy_helper.from_array(np.asarray(values), name))
@@ -55,10 +56,8 @@ class Model:
         whole = self.rng.integers(-127, 128, shape).astype(np.int8)
         count = shape[axis] if self.per_channel else 1
         scales = self.rng.uniform(0.5, 1.5, count).astype(np.float32) / 1000
-        q, s = (
-            self.number(name, whole),
-            self.number(f"{name}_s", scales if count > 1 else scales[0]),
-        )
+        q = self.number(name, whole)
+        s = self.number(f"{name}_s", scales if count > 1 else scales[0])
         z = self.number(f"{name}_z", np.zeros(count, np.int8) if count > 1 else np.int8(0))
         return self.node("DequantizeLinear", q, s, z, **({"axis": axis} if count > 1 else {}))
 
@@ -90,7 +89,8 @@ def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8", width=18):
     y = m.pair(m.node("Relu", m.node("Add", z, y)), 0.04, -128)
     y = m.pair(m.node("GlobalAveragePool", y), 0.02, zero)
     y = m.pair(m.node("Flatten", y), 0.02, zero)
-    w, b = m.weight((10, 20)), m.number("fc", m.rng.normal(size=10).astype(np.float32))
+    w = m.weight((10, 20))
+    b = m.number("fc", m.rng.normal(size=10).astype(np.float32))
     y = m.pair(m.node("Gemm", y, w, b, transB=1), 0.02, 3)
     return m.bytes("x", y, [2, 3, 19, width]), 0.02
 
@@ -144,7 +144,8 @@ def whole_conv(
     w = net.constant(rng.integers(-127, 128, (k, c // groups, r, r)).astype(np.int8))
     s = net.constant((rng.uniform(0.5, 1, (k, 1, 1)) * 3e-4).astype(np.float32))
     bias = rng.integers(-most, most, (k, 1, 1)).astype(np.int32)
-    bias[0], bias[-1] = most, -most
+    bias[0] = most
+    bias[-1] = -most
     b = net.constant(bias)
     y = net.conv2d(x, w, pad=r // 2, pad_value=offset, groups=groups)
     moved = 3 if residual else -7
@@ -170,7 +171,8 @@ def test_int8_convolutions_are_exact_in_any_number_of_channels(sizes, chip):
     feed = {n: rng.integers(-128, 128, graph.types[n].shape).astype(np.int8) for n in graph.inputs}
     compiled = compile_stages(graph, chip).compiled
     assert sum(task.op.startswith("conv2d+requantise") for task in compiled.tasks) == 1
-    got, wanted = run_tasks(compiled, feed), evaluate(graph, feed)
+    got = run_tasks(compiled, feed)
+    wanted = evaluate(graph, feed)
     for name, own in zip(graph.outputs, got.values(), strict=True):
         assert np.abs(own.astype(int) - wanted[name]).max() <= (1 if residual else 0)
         assert np.unique(own).size > 15
@@ -185,7 +187,8 @@ def test_int8_convolutions_are_exact_in_any_number_of_channels(sizes, chip):
 def test_the_cube_adds_a_whole_bias_exactly(chip, c, k, groups, residual):
     """As digits of 127 in one more step of depth, up to the largest that a fractal holds."""
     seed = np.random.default_rng
-    macs, found = [], []
+    macs = []
+    found = []
     for small in (True, False):
         graph = whole_conv(seed(7), c, k, groups=groups, size=16, r=1, residual=residual,
                            small=small, most=MOST_WHOLE)  # fmt: skip
@@ -212,10 +215,8 @@ def test_the_sum_of_two_layers_is_in_steps_of_its_bytes(chip):
     sums = [n for n in graph.nodes if n.op == "quantise" and n.inputs[0] != "x"]
     assert not any(node.attr("scale") for node in sums)
     x = drawn((1, 16, 9, 8), 3)
-    got, wanted = (
-        next(iter(evaluate(graph, {"x": x}).values())),
-        onnx_runtime(model, {"x": x}, plain=True),
-    )
+    got = next(iter(evaluate(graph, {"x": x}).values()))
+    wanted = onnx_runtime(model, {"x": x}, plain=True)
     assert np.abs(got - wanted).max() <= 1.001 * 0.05
     stages = compile_stages(import_onnx(model), chip)
     ops = [sorted(task.op.split("+")) for task in stages.compiled.tasks]
@@ -226,7 +227,8 @@ def test_the_sum_of_two_layers_is_in_steps_of_its_bytes(chip):
 
 
 def test_bytes_halve_the_traffic_of_a_convolution():
-    rng, chip = np.random.default_rng(0), load_chip("Ascend310P3")
+    rng = np.random.default_rng(0)
+    chip = load_chip("Ascend310P3")
     net = GraphBuilder("half", "fp16")
     x = net.input("x", (4, 64, 28, 28))
     y = net.relu(net.conv2d(x, net.constant(rng.normal(size=(64, 64, 3, 3)).astype(np.float16)),
@@ -269,14 +271,17 @@ def test_an_image_is_quantised_into_blocks_in_one_kernel(shape, chip):
     x = net.input("x", shape)
     w = np.random.default_rng(4).integers(-127, 128, (32, shape[1], 3, 3)).astype(np.int8)
     sums = net.conv2d(net.quantise(x, scale=0.02, offset=-9), net.constant(w), pad=1, pad_value=-9)
-    scales, bias = np.full((32, 1, 1), 1e-3, np.float32), np.arange(32, dtype=np.int32)
+    scales = np.full((32, 1, 1), 1e-3, np.float32)
+    bias = np.arange(32, dtype=np.int32)
     net.output(net.requantise(sums, net.constant(scales), net.constant(bias.reshape(32, 1, 1))))
-    graph, feed = net.build(), {"x": drawn(shape).astype(np.float16)}
+    graph = net.build()
+    feed = {"x": drawn(shape).astype(np.float16)}
     compiled = compile_stages(graph, chip).compiled
     assert compiled.tasks[0].op == "quantise+trans_data"
     small = any(t.layout == "NC1HWC0:4" for t in compiled.graph.types.values())
     assert small == (shape[1] <= 4 and shape[3] % 8 == 0)  # rows of whole blocks of 32 bytes
-    (got,), (wanted,) = run_tasks(compiled, feed).values(), evaluate(graph, feed).values()
+    (got,) = run_tasks(compiled, feed).values()
+    (wanted,) = evaluate(graph, feed).values()
     assert np.abs(got.astype(int) - wanted).max() <= 1 and (got == wanted).mean() > 0.9
 
 

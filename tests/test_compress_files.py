@@ -231,7 +231,8 @@ def residual(size=1.0):
 
 def test_a_residual_is_bytes_only_where_the_file_says_so():
     """Sixteen times what was calibrated on: a layer's bytes end, a residual in floats does not."""
-    graph, calm = import_onnx(residual()), {"x": numbers(4, 16, 6, 6)}
+    graph = import_onnx(residual())
+    calm = {"x": numbers(4, 16, 6, 6)}
     loud = {"x": numbers(4, 16, 6, 6, seed=3, size=16.0)}
     for method, shared in (("minmax", True), ("percentile", False)):
         options = {} if shared else {"percent": 90.0}

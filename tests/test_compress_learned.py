@@ -52,10 +52,12 @@ def test_the_loss_of_labels():
 )
 def test_slopes_of_losses_are_their_differences(make):
     rng = np.random.default_rng(0)
-    z, loss = rng.normal(size=(4, 3)), make(rng.normal(size=(4, 3)))
+    z = rng.normal(size=(4, 3))
+    loss = make(rng.normal(size=(4, 3)))
     slope = loss(z, 0)[1]
     for place in np.ndindex(z.shape):
-        up, down = z.copy(), z.copy()
+        up = z.copy()
+        down = z.copy()
         up[place], down[place] = z[place] + 1e-5, z[place] - 1e-5
         assert slope[place] == pytest.approx((loss(up, 0)[0] - loss(down, 0)[0]) / 2e-5, abs=1e-7)
 

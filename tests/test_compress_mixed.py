@@ -45,7 +45,8 @@ def test_the_knapsack_equals_brute_force(problem):
 
 def two_ways(count, seed=0):
     rng = np.random.default_rng(seed)
-    times, errors = rng.lognormal(size=count), rng.lognormal(0, 2, count)
+    times = rng.lognormal(size=count)
+    errors = rng.lognormal(0, 2, count)
     shares = rng.uniform(0.4, 1.1, count)
     return [
         mixed.Layer(

@@ -69,13 +69,15 @@ def test_onnx_runtime_computes_the_fake_quantised_values(name):
     graph = network()
     feeds = c.batches_of(graph, ROWS)
     found = c.quantise_graph(graph, feeds, c.Plan(PLANS[name]))
-    fake, model = c.fake_quantised(found), c.qdq_model(found)
+    fake = c.fake_quantised(found)
+    model = c.qdq_model(found)
     onnx.checker.check_model(model, full_check=True)
     kinds = [node.op_type for node in model.graph.node]
     assert kinds.count("QuantizeLinear") == 5
     assert "BatchNormalization" not in kinds
     for feed in feeds:
-        (mine,), theirs = evaluate(fake, feed).values(), onnx_runtime(model, feed)
+        (mine,) = evaluate(fake, feed).values()
+        theirs = onnx_runtime(model, feed)
         close = 3e-7 if PLANS[name].bits == 8 else 2e-5  # sixteen bits are not summed exactly
         assert np.abs(mine - theirs).max() <= close * np.abs(mine).max()
     error = c.output_error(graph, fake, feeds)
@@ -86,7 +88,8 @@ def test_every_tensor_between_layers_equals_the_runtimes_to_one_step():
     graph = network()
     feed = c.batches_of(graph, ROWS)[0]
     found = c.quantise_graph(graph, [feed], c.Plan(c.LayerPlan("ifmr")))
-    fake, model = evaluate_all(c.fake_quantised(found), feed), c.qdq_model(found)
+    fake = evaluate_all(c.fake_quantised(found), feed)
+    model = c.qdq_model(found)
     for layer in found.layers:
         source = found.graph.node(layer.name).inputs[0]
         name = f"{source}_dequantised"
@@ -346,7 +349,8 @@ def files(tmp_path):
 
 def test_the_command_writes_a_model_that_runs(files, capsys):
     words = ("quantize", files / "net.onnx", "--calibration", files / "x.npz")
-    out_file, records = files / "q.onnx", files / "r.txt"
+    out_file = files / "q.onnx"
+    records = files / "r.txt"
     more = ("--method", "kl", "--output", out_file, "--records", records)
     data = run_json(capsys, *words, *more)
     assert [row["op"] for row in data["layers"]] == ["conv2d"] * 2 + [
@@ -380,7 +384,9 @@ def test_a_model_of_any_batch_stays_one(files, capsys):
 
 
 def test_the_command_refuses_in_one_line_and_leaves_files_alone(files, capsys):
-    net, samples, target = files / "net.onnx", files / "x.npz", files / "q.onnx"
+    net = files / "net.onnx"
+    samples = files / "x.npz"
+    target = files / "q.onnx"
     target.write_bytes(b"mine")
     (files / "bad.cfg").write_text("batch_num: 0")
     (files / "ifmr.cfg").write_text("common_config { ifmr_quantize { } }")

@@ -35,8 +35,11 @@ def conv_shapes(draw):
     groups = draw(st.sampled_from((1, 1, 2, 3, 5)))
     dtype = draw(st.sampled_from(("fp16", "fp16", "int8")))
     each = st.sampled_from(CHANNELS if groups == 1 else (1, 3, 8, 16, 17))
-    c, k = draw(each) * groups, draw(each) * groups
-    kernel, stride, dilation = draw(pair), draw(pair), draw(pair)
+    c = draw(each) * groups
+    k = draw(each) * groups
+    kernel = draw(pair)
+    stride = draw(pair)
+    dilation = draw(pair)
     pads = tuple(draw(st.integers(0, 3)) for _ in range(4))
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     h = max(draw(st.sampled_from(SIDES)), reach[0] - pads[0] - pads[1], 1)
@@ -103,7 +106,8 @@ def test_cores_that_differ_by_a_shift_share_a_program():
 def test_rows_stay_in_l1_for_all_output_channels_and_weights_for_all_pixels():
     chip = load_chip("Ascend910A")
     shape = ConvShape(1, 16, 28, 28, 64, 3, 3, 1, 1)
-    weights, window = 9 * 16 * 64 * 2, 28 * 16 * 2
+    weights = 9 * 16 * 64 * 2
+    window = 28 * 16 * 2
     loaded = {}
     for base_n in (16, 64):
         launch = assert_conv(shape, chip, GemmSchedule(112, 16, base_n, 9, 1, 1))
@@ -208,7 +212,8 @@ def sum_of_parts(launch, chip):
 
 def test_default_schedules_beat_simple_ones():
     """Against one row of tiles of 64x64 on all cores: never slower, mostly much faster."""
-    chip, gains = load_chip("Ascend910A"), []
+    chip = load_chip("Ascend910A")
+    gains = []
     for shape in TIMED[:5]:
         simple = GemmSchedule(64, 16, 64, 9, chip.core_count, 1)
         ours, theirs = (simulate(conv_launch(shape, chip, s), chip).cycles for s in (None, simple))
@@ -278,7 +283,8 @@ def test_a_window_that_no_tiling_fits_is_refused_with_its_bytes():
 
 def test_operands_of_another_size_are_refused():
     shape = ConvShape(1, 4, 8, 8, 4, 3, 3, groups=2)
-    x, weight = np.zeros((1, 4, 8, 8)), np.zeros((4, 4, 3, 3))
+    x = np.zeros((1, 4, 8, 8))
+    weight = np.zeros((4, 4, 3, 3))
     with pytest.raises(InputError, match="c / groups"):
         pack_conv(shape, x, weight)
     with pytest.raises(InputError, match=r"c/2"):
@@ -288,8 +294,10 @@ def test_operands_of_another_size_are_refused():
 # -- all images as one ----------------------------------------------------------------------------
 def test_images_together_fill_fractals():
     """49 pixels are 3.06 fractals, those of 16 images 49."""
-    chip, shape = load_chip("Ascend310"), ConvShape(16, 512, 7, 7, 2048, 1, 1)
-    place, tilings = dense_placement(shape), (stacked_schedule(shape, chip), None)
+    chip = load_chip("Ascend310")
+    shape = ConvShape(16, 512, 7, 7, 2048, 1, 1)
+    place = dense_placement(shape)
+    tilings = (stacked_schedule(shape, chip), None)
     together, apart = (simulate(conv_launch(shape, chip, t, place), chip) for t in tilings)
     assert together.macs == 49 / 64 * apart.macs and together.cycles < 0.8 * apart.cycles
     wide = replace(shape, k=512, r=3, s=3, pad=1)
@@ -311,7 +319,8 @@ def test_a_compiler_takes_the_quicker_tiles(chip):
         net.output(net.conv2d(net.input("x", (n, c, size, size)), net.weight((k, c, 1, 1))))
         compiled = compile_graph(net.build(), chip)
         (task,) = [t for t in compiled.tasks if t.op == "conv2d"]
-        shape, own = ConvShape(n, c, size, size, k, 1, 1), load_chip(chip)
+        shape = ConvShape(n, c, size, size, k, 1, 1)
+        own = load_chip(chip)
         tilings = (conv_schedule(shape, own), stacked_schedule(shape, own))
         place = dense_placement(shape)
         near = {"x": 1.0, task.piece.graph.inputs[0]: 1.0}  # the image in L2: so it is timed

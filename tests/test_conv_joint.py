@@ -34,7 +34,8 @@ def small(rng, *shape):
 
 def both(chip, step, taps, sizes, k, seed, window=""):
     """Check the kernel of two convolutions on small numbers; return its launch."""
-    (n, c, d, h, w), rng = sizes, np.random.default_rng(seed)
+    (n, c, d, h, w) = sizes
+    rng = np.random.default_rng(seed)
     whole = ConvShape(n, d, (h - 1) * step + 1, w * step, k, 1, 1, step)
     shape = ConvShape(n, c, h, w, k, taps, taps, 1, taps // 2)
     images = small(rng, n, c, h, w), small(rng, n, d, whole.h, whole.w)
@@ -72,7 +73,8 @@ def test_sums_of_two_images_equal_numpy(chip_name, step, taps, sizes, k, seed, w
 
 
 def test_what_cannot_be_beside_is_refused():
-    shape, one = ConvShape(1, 16, 8, 8, 16, 1, 1), ConvShape(1, 32, 8, 8, 16, 1, 1)
+    shape = ConvShape(1, 16, 8, 8, 16, 1, 1)
+    one = ConvShape(1, 32, 8, 8, 16, 1, 1)
     for other in (replace(one, r=3, pad=1), replace(one, k=32), replace(one, h=16, stride=(2, 1))):
         with pytest.raises(InputError, match="one tap each"):
             replace(shape, beside=other)
@@ -99,7 +101,8 @@ def block(size):
     """A residual block's end: a convolution of z and a strided one of x, with biases."""
     n, c, d, h, k = size
     net = GraphBuilder("block", "fp16")
-    z, x = net.relu(net.input("z", (n, c, h, h))), net.relu(net.input("x", (n, d, 2 * h, 2 * h)))
+    z = net.relu(net.input("z", (n, c, h, h)))
+    x = net.relu(net.input("x", (n, d, 2 * h, 2 * h)))
     one = net.conv2d(z, net.weight((k, c, 1, 1)), net.weight((k,), scale=1.0))
     two = net.conv2d(x, net.weight((k, d, 1, 1)), net.weight((k,), scale=1.0), stride=2)
     net.output(net.relu(net.add(one, two)))
@@ -108,17 +111,17 @@ def block(size):
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A", "Ascend910B2"])
 def test_a_residual_block_ends_in_one_kernel(chip):
-    graph, off = (
-        block((2, 32, 64, 14, 128)),
-        Switches({("UBFusion", "JointConvolutionFusionPass"): False}),
-    )
-    stages, apart = compile_stages(graph, chip), compile_stages(graph, chip, switches=off)
+    graph = block((2, 32, 64, 14, 128))
+    off = Switches({("UBFusion", "JointConvolutionFusionPass"): False})
+    stages = compile_stages(graph, chip)
+    apart = compile_stages(graph, chip, switches=off)
     kernels = [task.op for task in stages.compiled.tasks]
     assert "conv2d+conv2d+add+relu" in kernels and "conv2d" not in kernels
     assert not any("conv2d+conv2d" in task.op for task in apart.compiled.tasks)
     assert stages.timeline().time_s < apart.timeline().time_s
     feeds = random_inputs(graph, 1)
-    got, want = run_compiled(graph, feeds, chip), evaluate(graph, feeds)
+    got = run_compiled(graph, feeds, chip)
+    want = evaluate(graph, feeds)
     for name in graph.outputs:
         np.testing.assert_allclose(
             got[name], want[name], rtol=4e-3, atol=4e-3 * np.abs(want[name]).max()
@@ -128,7 +131,8 @@ def test_a_residual_block_ends_in_one_kernel(chip):
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_sum_that_repeats_one_convolution_stays_a_sum(swapped):
     net = GraphBuilder("attention over channels and pixels")
-    x, seen = net.input("x", (2, 32, 8, 8)), net.input("seen", (2, 32, 1, 1))
+    x = net.input("x", (2, 32, 8, 8))
+    seen = net.input("seen", (2, 32, 1, 1))
     both = [
         net.conv2d(image, net.weight((channels, 32, 1, 1)), net.weight((channels,)))
         for image, channels in ((x, 1), (seen, 16))

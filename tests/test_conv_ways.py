@@ -48,7 +48,8 @@ def test_the_matrix_in_memory_is_im2col(shape, chip_name, seed):
     packed = pack_explicit(shape, x, weight)
     a = execute(launch, {"x": packed["x"]}, chip, seed=seed)["a"]
     c0 = 32 if shape.dtype == "int8" else 16
-    c1, pixels = shape.blocks[0], explicit_gemm(shape).m
+    c1 = shape.blocks[0]
+    pixels = explicit_gemm(shape).m
     wide = np.zeros((shape.n, c1 * c0, shape.h, shape.w), x.dtype)
     wide[:, : shape.c] = x
     rows = im2col_reference(wide, (shape.r, shape.s), shape.strides, shape.pads, shape.dilations)
@@ -195,7 +196,9 @@ def test_1x1_is_free_under_conditions_only(change):
 def deconv_shapes(draw):
     """Transposed convolutions of any stride, pads, dilation and groups that leave an output."""
     pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
-    kernel, stride, dilation = draw(pair), draw(pair), draw(pair)
+    kernel = draw(pair)
+    stride = draw(pair)
+    dilation = draw(pair)
     groups = draw(st.sampled_from((1, 1, 2, 5)))
     c, k = (draw(st.sampled_from((1, 3, 16, 17))) * groups for _ in range(2))
     image = draw(st.sampled_from(SIDES[:7])), draw(st.sampled_from(SIDES[:7]))
@@ -318,7 +321,8 @@ CASES = [
 @pytest.mark.parametrize(("x", "weight", "stride", "pads", "dilation", "groups"), CASES)
 def test_the_reference_is_the_definition(x, weight, stride, pads, dilation, groups):
     rng = np.random.default_rng(0)
-    x, weight = rng.standard_normal(x), rng.standard_normal(weight)
+    x = rng.standard_normal(x)
+    weight = rng.standard_normal(weight)
     expected = loops(x, weight, stride, pads, dilation, groups)
     got = conv2d_reference(x, weight, stride, pads, dilation, groups)
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
@@ -334,7 +338,8 @@ def test_the_reference_is_the_definition(x, weight, stride, pads, dilation, grou
 def test_the_transposed_reference_is_the_adjoint(x, weight, stride, pads, dilation, groups):
     """<y, conv(x)> = <conv_transpose(y), x> for every x and y."""
     rng = np.random.default_rng(1)
-    x, weight = rng.standard_normal(x), rng.standard_normal(weight)
+    x = rng.standard_normal(x)
+    weight = rng.standard_normal(weight)
     out = conv2d_reference(x, weight, stride, pads, dilation, groups)
     y = rng.standard_normal(out.shape)
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
@@ -346,7 +351,8 @@ def test_the_transposed_reference_is_the_adjoint(x, weight, stride, pads, dilati
 
 
 def test_references_keep_whole_numbers_exact_and_refuse_other_shapes():
-    x, weight = np.full((1, 8, 4, 4), -128, np.int8), np.full((2, 8, 3, 3), -128, np.int8)
+    x = np.full((1, 8, 4, 4), -128, np.int8)
+    weight = np.full((2, 8, 3, 3), -128, np.int8)
     got = conv2d_reference(x, weight)
     assert got.dtype == np.int64
     assert (got == 8 * 9 * 128 * 128).all()

@@ -52,7 +52,8 @@ def test_nothing_of_the_books_machinery_is_left(made, file: Path) -> None:
 
 @each_notebook
 def test_solutions_are_closed_and_stubs_have_no_answer(made, file: Path) -> None:
-    source, copy = nbformat.read(file, as_version=4), made[file.name]
+    source = nbformat.read(file, as_version=4)
+    copy = made[file.name]
     folded = [c.source for c in copy.cells if "<summary>Solution of " in c.source]
     assert len(folded) == len(SOLUTION.findall(text_of(source)))
     for text in folded:
@@ -74,7 +75,8 @@ def test_solutions_are_closed_and_stubs_have_no_answer(made, file: Path) -> None
 
 @each_notebook
 def test_titles_and_captions_are_there(made, file: Path) -> None:
-    source, copy = nbformat.read(file, as_version=4), made[file.name]
+    source = nbformat.read(file, as_version=4)
+    copy = made[file.name]
     titles = re.findall(r"^### Exercise (\d+[a-z]?)\.(\d+): (.+)$", text_of(copy), re.MULTILINE)
     listed = EXERCISE.findall(text_of(source))
     assert [(a, b) for a, b, _ in titles] == [(a.lstrip("0"), b) for _, a, b in listed]
@@ -201,7 +203,8 @@ def test_what_the_reader_put_there_is_never_replaced(
 ) -> None:
     few = {"references.ipynb": made["references.ipynb"]}
     monkeypatch.setattr(copies, "all_copies", lambda: json_copy(few))
-    path, other = tmp_path / "in" / "references.ipynb", tmp_path / "elsewhere.ipynb"
+    path = tmp_path / "in" / "references.ipynb"
+    other = tmp_path / "elsewhere.ipynb"
     path.parent.mkdir()
     if kind == "folder":
         path.mkdir()

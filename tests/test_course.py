@@ -30,7 +30,8 @@ from ascend_lab.errors import InputError
 from bench.hostile import ATTACKS, GOOD
 
 ROOT = Path(__file__).parent.parent
-COURSE, TOY = ROOT / "course", Path(__file__).parent / "course_toy"
+COURSE = ROOT / "course"
+TOY = Path(__file__).parent / "course_toy"
 NAMES = ("A1", "A2", "A3", "A4", "A5")
 SECRET = "a secret of this test"
 
@@ -405,7 +406,8 @@ def test_the_same_error_is_said_once_with_the_student_s_line(tmp_path, capsys):
 
 
 def test_regrading_says_what_was_run_anew(tmp_path, capsys):
-    work, out = tmp_path / "ada.py", tmp_path / "out"
+    work = tmp_path / "ada.py"
+    out = tmp_path / "out"
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text(f'secret = "{8 * name}"')
     work.write_text(GOOD)

@@ -215,7 +215,9 @@ def test_what_a_function_changes_is_changed_here():
         table.clear()
 
     near, _ = linked({"spoil": spoil})
-    values, array, table = [5], np.zeros(2), {"a": 1}
+    values = [5]
+    array = np.zeros(2)
+    table = {"a": 1}
     near.ask(0, "spoil", (values, array, table))
     assert (values, array.tolist(), table) == ([5, 1], [9, 0], {})
 

@@ -79,7 +79,8 @@ def test_a_number_of_each_row_is_stored_beside_the_row(chip, shape):
 def test_a_large_add_runs_at_the_speed_of_memory(chip):
     chip = chip_of(chip)
     for count, dtype in ((1 << 27, "fp16"), (1 << 26, "fp32"), (130_000_001, "fp16")):
-        a, b = tensor(count, dtype=dtype, name="a"), tensor(count, dtype=dtype, name="b")
+        a = tensor(count, dtype=dtype, name="a")
+        b = tensor(count, dtype=dtype, name="b")
         assert 0.85 <= memory_share(te.vadd(a, b), chip) <= 1.0 + 1e-9
 
 
@@ -115,7 +116,8 @@ def test_other_streams_keep_memory_busy(name):
 @pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
 def test_a_large_product_keeps_the_cube_busy(chip):
     chip = chip_of(chip)
-    a, b = tensor(4096, 4096, name="a"), tensor(4096, 4096, name="b")
+    a = tensor(4096, 4096, name="a")
+    b = tensor(4096, 4096, name="b")
     timeline = simulate_kernel(te.lower(te.auto_schedule(te.matmul(a, b), chip)), chip)
     rate = 2 * 4096**3 / (timeline.cycles / chip.clock_hz)
     assert 0.7 <= rate / chip.peak_ops_per_s("fp16") <= 1.0
@@ -125,7 +127,8 @@ def test_a_large_product_keeps_the_cube_busy(chip):
 def test_fusing_moves_fewer_bytes_and_saves_time():
     """exp(a + b) * 2 + relu(a + b) in one nest against one phase an operation."""
     chip = chip_of("Ascend910A")
-    a, b = tensor(1 << 22, name="a"), tensor(1 << 22, name="b")
+    a = tensor(1 << 22, name="a")
+    b = tensor(1 << 22, name="b")
     total = te.vadd(a, b)
     y = te.renamed(te.vadd(te.vmuls(te.vexp(total), 2.0), te.vrelu(total)), "y")
     fused = te.auto_schedule(y, chip)
@@ -238,7 +241,8 @@ AWKWARD = {
     ),
     "convolution": lambda: te.vrelu(te.conv2d(tensor(1, 32, 14, 14), tensor(48, 32, 3, 3), pad=1)),
 }
-X, Y = tensor(60, 100, name="x"), tensor(60, 100, name="y")
+X = tensor(60, 100, name="x")
+Y = tensor(60, 100, name="y")
 
 
 def centred(x, axis):

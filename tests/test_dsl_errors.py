@@ -26,7 +26,8 @@ def tensor(*shape, dtype="fp16", name=""):
     return te.placeholder(shape, dtype, name)
 
 
-X, Y = tensor(4, 6, name="x"), tensor(4, 6, name="y")
+X = tensor(4, 6, name="x")
+Y = tensor(4, 6, name="y")
 WIDE = tensor(4, 6, dtype="fp32", name="wide")
 WHOLE = tensor(4, 6, dtype="int32", name="whole")
 BYTES = tensor(4, 6, dtype="uint8", name="bytes")
@@ -167,7 +168,8 @@ def start(chip=TOY):
 
 
 def product(m=64, k=64, n=64, chip=TOY):
-    a, b = te.placeholder((m, k), name="a"), te.placeholder((k, n), name="b")
+    a = te.placeholder((m, k), name="a")
+    b = te.placeholder((k, n), name="b")
     return te.create_schedule(te.renamed(te.matmul(a, b, out_dtype="fp32"), "c"), chip)
 
 
@@ -347,9 +349,11 @@ def test_the_message_of_a_full_buffer_names_the_bytes_needed():
 
 
 def tiny(kind, index):
-    x, picks = tensor(5, 16, name="x"), tensor(3, dtype="int32", name="index")
+    x = tensor(5, 16, name="x")
+    picks = tensor(3, dtype="int32", name="index")
     if kind == "gather":
-        y, rest = te.gather(x, picks), {}
+        y = te.gather(x, picks)
+        rest = {}
     else:
         y = te.scatter(x, picks, tensor(3, 16, name="u"))
         rest = {"u": np.ones((3, 16), np.float16)}
@@ -379,7 +383,8 @@ def test_run_refuses_wrong_matrices():
     s = te.auto_schedule(
         te.renamed(te.matmul(tensor(4, 6, name="a"), tensor(6, 3, name="b")), "c"), TOY
     )
-    a, b = np.ones((4, 6), np.float16), np.ones((6, 3), np.float16)
+    a = np.ones((4, 6), np.float16)
+    b = np.ones((6, 3), np.float16)
     check(InputError, lambda: te.run(s, {"a": a, "b": b.T[:2]}), "b")
     check(InputError, lambda: te.run(s, {"a": a, "b": b, "d": a}), "d")
     check(LayoutError, lambda: te.run(s, {"a": a.astype(np.float32), "b": b}), "fp16")

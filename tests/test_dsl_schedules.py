@@ -439,7 +439,8 @@ def test_matmul_by_primitives_is_the_kernel(case):
     shape, tiling, chip = case
     a, b, c = matrices(shape)
     schedule = te.auto_schedule(c, chip, tiling)
-    kernel, launch = te.lower(schedule), gemm_launch(shape, chip, tiling)
+    kernel = te.lower(schedule)
+    launch = gemm_launch(shape, chip, tiling)
     assert simulate_kernel(kernel, chip).cycles == simulate(launch, chip).cycles
     stored = pack_gemm(shape, a, b)
     got = unpack_gemm(shape, execute(kernel, stored, chip))
@@ -452,8 +453,10 @@ def test_matmul_by_primitives_is_the_kernel(case):
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (4096, 4096, 4096), (1000, 3000, 500)])
 def test_large_products_by_primitives_take_the_cycles_of_the_kernel(sizes, chip):
-    shape, chip = GemmShape(*sizes), chip_of(chip)
-    x, y = te.placeholder(sizes[:2], name="a"), te.placeholder(sizes[1:], name="b")
+    shape = GemmShape(*sizes)
+    chip = chip_of(chip)
+    x = te.placeholder(sizes[:2], name="a")
+    y = te.placeholder(sizes[1:], name="b")
     c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
     own = simulate_kernel(te.lower(te.auto_schedule(c, chip)), chip).cycles
     assert own == simulate(gemm_launch(shape, chip, default_schedule(shape, chip)), chip).cycles
@@ -462,7 +465,8 @@ def test_large_products_by_primitives_take_the_cycles_of_the_kernel(sizes, chip)
 @pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 def test_batched_products_by_primitives(dtype, chip):
-    shape, chip = GemmShape(40, 70, 33, dtype), chip_of(chip)
+    shape = GemmShape(40, 70, 33, dtype)
+    chip = chip_of(chip)
     for batch in ((3,), (2, 2)):
         a, b, c = matrices(shape, batch)
         schedule = te.auto_schedule(c, chip, GemmSchedule(16, 32, 32, 2, 2, 1))
@@ -487,7 +491,8 @@ def test_programs_do_not_grow_with_the_tensors(chip):
     chip = chip_of(chip)
 
     def chain_of(rows):
-        x, b = te.placeholder((rows, 1024), name="x"), te.placeholder((1024,), name="b")
+        x = te.placeholder((rows, 1024), name="x")
+        b = te.placeholder((1024,), name="b")
         y = te.vexp(te.vadd(x, te.broadcast(b, x.shape)))
         return te.vmul(y, te.vrelu(x))
 

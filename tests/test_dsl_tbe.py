@@ -48,7 +48,8 @@ def add_relu_compute(input_x, input_y, output_z=None, kernel_name="fuse_add_relu
 
 @util.check_input_type(dict, dict, dict, str)
 def add_relu(input_x, input_y, output_z, kernel_name="add_relu"):
-    shape_x, shape_y = input_x.get("shape"), input_y.get("shape")
+    shape_x = input_x.get("shape")
+    shape_y = input_y.get("shape")
     for shape in (shape_x, shape_y):
         util.check_shape_rule(shape)
         util.check_shape_size(shape, SHAPE_SIZE_LIMIT)
@@ -76,7 +77,8 @@ def add_relu(input_x, input_y, output_z, kernel_name="add_relu"):
 def test_the_fused_operator_of_the_slides_runs(dtype: str, kind: Any, shapes: Any) -> None:
     entries = [{"shape": shape, "dtype": dtype} for shape in shapes]
     add_relu(entries[0], entries[1], {}, "add_relu_test")
-    kernel, chip = built("add_relu_test"), load_chip("Ascend310")
+    kernel = built("add_relu_test")
+    chip = load_chip("Ascend310")
     rng = np.random.default_rng(5)
     x, y = (rng.integers(-9, 9, size=shape).astype(kind) for shape in shapes)
     memory = execute(kernel, {"data_1": x, "data_2": y}, chip)

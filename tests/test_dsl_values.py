@@ -265,7 +265,8 @@ def test_gather(shape, dtype, data):
         "x": array(rng, shape, dtype),
         "index": rng.integers(0, shape[axis], picks).astype(np.int32),
     }
-    x, index = known(arrays["x"], dtype, "x"), known(arrays["index"], "int32", "index")
+    x = known(arrays["x"], dtype, "x")
+    index = known(arrays["index"], "int32", "index")
     tensor = te.gather(x.tensor, index.tensor, axis)
     y = made(tensor, np.take(x.value, index.value, axis), np.zeros(tensor.shape)).named("y")
     for chip in CHIPS:
@@ -278,14 +279,16 @@ def test_gather(shape, dtype, data):
 def test_scatter_with_repeated_indices(mode, dtype, rows, tail, picks):
     """update: the last row wins; add: rows are added one after another, rounded each time."""
     rng = np.random.default_rng(picks)
-    x, updates = array(rng, (rows, *tail), dtype), array(rng, (picks, *tail), dtype)
+    x = array(rng, (rows, *tail), dtype)
+    updates = array(rng, (picks, *tail), dtype)
     index = rng.integers(0, rows, picks).astype(np.int32)
     index[-1] = index[0]
     tensors = [
         te.placeholder(a.shape, d, name=n)
         for a, d, n in ((x, dtype, "x"), (index, "int32", "index"), (updates, dtype, "updates"))
     ]
-    want, slack = x.copy(), np.zeros(x.shape)
+    want = x.copy()
+    slack = np.zeros(x.shape)
     for at, row in zip(index, updates, strict=True):
         want[at] = row if mode == "update" else want[at] + row
     if mode == "add" and dtype != "int32":
@@ -359,11 +362,13 @@ def test_pooling(size, window, stride, border, mode, chip):
 
 def pooled(x, window, stride, border, mode):
     """Window by window, from the definition; fp16 sums may round at every step."""
-    (kh, kw), (sh, sw) = np.broadcast_to(window, 2), np.broadcast_to(stride, 2)
+    (kh, kw) = np.broadcast_to(window, 2)
+    (sh, sw) = np.broadcast_to(stride, 2)
     ph, pw = np.broadcast_to(border, 2)
     edges = ((0, 0), (0, 0), (ph, ph), (pw, pw), (0, 0))
     wide = np.pad(x, edges, constant_values=-np.inf if mode == "max" else 0.0)
-    oh, ow = (wide.shape[2] - kh) // sh + 1, (wide.shape[3] - kw) // sw + 1
+    oh = (wide.shape[2] - kh) // sh + 1
+    ow = (wide.shape[3] - kw) // sw + 1
     out = np.zeros((*x.shape[:2], oh, ow, 16))
     size = np.zeros_like(out)
     for i, j in itertools.product(range(oh), range(ow)):
@@ -396,7 +401,8 @@ def test_matmul(sizes, dtype, chip):
 def operands(sizes, dtype, batch=()):
     m, k, n = sizes
     rng = np.random.default_rng(m + k + n)
-    a, b = ((*batch, m, k), (*batch, k, n))
+    a = (*batch, m, k)
+    b = (*batch, k, n)
     if dtype == "int8":
         return tuple(rng.integers(-128, 128, s).astype(np.int8) for s in (a, b))
     return tuple(rng.normal(size=s).astype(numpy_type(dtype)) for s in (a, b))
@@ -458,7 +464,8 @@ def test_matmul_between_vector_stages(chip):
 @pytest.mark.parametrize("chip", CHIP_CASES)
 def test_relu_behind_a_product(chip):
     a, b = operands((33, 50, 20), "fp16")
-    x, y = te.placeholder(a.shape, name="a"), te.placeholder(b.shape, name="b")
+    x = te.placeholder(a.shape, name="a")
+    y = te.placeholder(b.shape, name="b")
     c = te.renamed(te.vrelu(te.matmul(x, y, out_dtype="fp32")), "c")
     got = te.run(te.auto_schedule(c, chip_of(chip)), {"a": a, "b": b})["c"]
     want = np.maximum(product(a, b), 0)

@@ -99,7 +99,8 @@ def test_every_candidate_of_a_batch_equals_the_reference(case, seed):
         return rng.integers(0, high, (count, batch))
 
     cycles = numbers(len(code.steps), 300)
-    latency, tails = numbers(len(code.steps), 90), numbers(len(code.pipes), 90)
+    latency = numbers(len(code.steps), 90)
+    tails = numbers(len(code.pipes), 90)
     # The builder leaves out the flags of a queue that never runs, so loops of 0 turns stay so.
     runs = np.array(code.counts).reshape(-1, 1) > 0
     counts = rng.choice([0, 1, 2, 3, 6], (len(code.counts), batch)) * runs

@@ -60,7 +60,8 @@ def test_the_published_rule_ignores_copies() -> None:
         Work("c", {HOST: US}, ("u", "t"), ("v",)),
     ]
     problem = Problem(works, dict.fromkeys("tuv", 10 * US))
-    rule, exact = problem.cheapest_engine(), problem.exact()
+    rule = problem.cheapest_engine()
+    exact = problem.exact()
     assert rule.engines["b"] == CORE
     assert rule.copies == (("t", False), ("u", True))
     assert rule.time_s == pytest.approx(23 * US)
@@ -133,7 +134,8 @@ def test_a_model_with_sizes_that_values_decide_runs_and_is_timed() -> None:
     model = detector()
     x = np.random.default_rng(1).standard_normal((1, 3, 64, 64)).astype(np.float32)
     hosted = place_model(model, CHIP, given={"x": x})
-    theirs, ours = run_onnx(model, {"x": x}), hosted.run()
+    theirs = run_onnx(model, {"x": x})
+    ours = hosted.run()
     np.testing.assert_array_equal(ours["found"], theirs["found"])
     np.testing.assert_allclose(ours["kept"], theirs["kept"], rtol=1e-4, atol=1e-5)
     engines = hosted.placement.engines
@@ -149,7 +151,8 @@ def test_a_model_with_sizes_that_values_decide_runs_and_is_timed() -> None:
 
 def test_every_node_is_in_one_part_after_all_it_reads() -> None:
     hosted = place_model(detector(), CHIP)
-    there, seen = {"x"}, []
+    there = {"x"}
+    seen = []
     constants = {name for name in hosted.values if name not in there}
     for part in hosted.parts:
         for node in part.nodes:
@@ -240,7 +243,8 @@ def test_a_model_that_nobody_computes_is_refused() -> None:
 
 # -- the command line ------------------------------------------------------------------------------
 def test_simulate_and_run_name_what_is_off_the_core(tmp_path, capsys) -> None:
-    file, out = tmp_path / "detector.onnx", tmp_path / "out.npz"
+    file = tmp_path / "detector.onnx"
+    out = tmp_path / "out.npz"
     onnx.save(detector(), file)
     assert main(["simulate", str(file), "--chip", "Ascend310", "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -292,7 +296,8 @@ def test_complex_numbers_run_on_the_host_and_have_no_order(tmp_path, capsys):
 
 def test_a_chip_without_a_host_says_so(tmp_path, capsys):
     """A convolution of three dimensions has no kernel, and Toy has no link to a processor."""
-    file, kind = tmp_path / "solid.onnx", TensorProto.FLOAT
+    file = tmp_path / "solid.onnx"
+    kind = TensorProto.FLOAT
     weights = [("w", np.ones((2, 1, 3, 3, 3), np.float32))]
     solid = helper.make_node("Conv", ["x", "w"], ["y"], name="solid")
     onnx.save(model_of([solid], [("x", (1, 1, 4, 4, 4))], [("y", kind)], weights), file)

@@ -189,7 +189,8 @@ def test_sums_of_bytes_are_scaled_to_fp16(chip_name):
 
 
 def test_refusals_give_the_reason():
-    split, coupled = load_chip("Ascend910B2"), load_chip("Ascend910A")
+    split = load_chip("Ascend910B2")
+    coupled = load_chip("Ascend910A")
     wanted = {
         "bias": "once each, in order",
         "residual": "once each, in order",
@@ -261,7 +262,8 @@ def test_a_first_relu_is_done_on_the_way_out_of_the_cube():
         plan = drain_plan(Epilogue((), (NARROW, *steps), "fp16"), "fp32")
         return plan.relu, [s.op for s in plan.steps]
 
-    relu, limit = Step("vrelu", (0,)), Step("vmins", (1,), 6.0)
+    relu = Step("vrelu", (0,))
+    limit = Step("vmins", (1,), 6.0)
     assert drained(relu) == (True, [])
     assert drained(relu, limit) == drained(Step("vmaxs", (0,), 0.0), limit) == (True, ["vmins"])
     assert drained(Step("vmaxs", (0,), 0.5)) == (False, ["vmaxs"])
@@ -298,7 +300,8 @@ def test_numbers_per_channel_stay_in_ub_where_they_fit():
 
 def test_a_tile_of_many_blocks_is_done_in_pieces():
     """A schedule whose tile of sums fits L0C, but not UB with all it needs."""
-    chip, shape = load_chip("Toy"), ConvShape(1, 16, 8, 8, 128, 1, 1)
+    chip = load_chip("Toy")
+    shape = ConvShape(1, 16, 8, 8, 128, 1, 1)
     launch = assert_conv(shape, chip, GemmSchedule(32, 16, 128, 1, 1, 1), WIDE_RESIDUAL)
     program = launch.parts[0].program
     (tile,) = [b for b in program.buffers if b.name == "y_ub"]
@@ -307,8 +310,10 @@ def test_a_tile_of_many_blocks_is_done_in_pieces():
 
 def test_dense_outputs_are_the_next_layers_input():
     """Two convolutions in a row, 49 pixels a plane: what the first leaves the second reads."""
-    chip, rng = load_chip("Ascend910A"), np.random.default_rng(3)
-    first, second = ConvShape(2, 5, 7, 7, 20, 3, 3, 1, 1), ConvShape(2, 20, 7, 7, 9, 3, 3, 2, 1)
+    chip = load_chip("Ascend910A")
+    rng = np.random.default_rng(3)
+    first = ConvShape(2, 5, 7, 7, 20, 3, 3, 1, 1)
+    second = ConvShape(2, 20, 7, 7, 9, 3, 3, 2, 1)
     x = numbers(rng, (2, 5, 7, 7), "fp16")
     weights = [numbers(rng, (s.k, s.c, 3, 3), "fp16") for s in (first, second)]
     bias = numbers(rng, 20, "fp16")
@@ -352,7 +357,8 @@ def test_tiles_go_on_in_the_next_image(chip_name, schedule):
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("wide", [True, False])
 def test_depthwise_convolutions_finish_in_ub(chip_name, dense, wide):
-    chip, rng = few_cores(chip_name), np.random.default_rng(1)
+    chip = few_cores(chip_name)
+    rng = np.random.default_rng(1)
     for stride, sizes in ((1, (9, 11)), (2, (15, 14)), ((2, 1), (8, 9)), (1, (3, 3))):
         shape = ConvShape(2, 40, *sizes, 40, 3, 3, stride, 1, groups=40)
         steps = (Step("vadd", ("sums", "bias")), Step("vmaxs", (0,), 0.0), Step("vmins", (1,), 6.0))
@@ -387,9 +393,11 @@ def test_depthwise_refusals_give_the_reason():
 
 
 def test_a_pointwise_product_takes_an_epilogue():
-    chip, rng = load_chip("Ascend910A"), np.random.default_rng(5)
+    chip = load_chip("Ascend910A")
+    rng = np.random.default_rng(5)
     shape = ConvShape(1, 40, 8, 6, 50, 1, 1)
-    x, weight = numbers(rng, (1, 40, 8, 6), "fp16"), numbers(rng, (50, 40, 1, 1), "fp16")
+    x = numbers(rng, (1, 40, 8, 6), "fp16")
+    weight = numbers(rng, (50, 40, 1, 1), "fp16")
     extra = operands_of(RESIDUAL, rng, 50, (1, 50, 8, 6))
     tensors = pack_pointwise(shape, x, weight)
     tensors |= {
@@ -418,7 +426,8 @@ def test_engines_agree(chip_name, epilogue):
 @st.composite
 def epilogues(draw):
     """A straight line of steps on values of two formats; every operand may be read or not."""
-    wide, more = Operand("wide", "channel", "fp32"), Operand("more", "tile", "fp32")
+    wide = Operand("wide", "channel", "fp32")
+    more = Operand("more", "tile", "fp32")
     operands = (BIAS16, wide, OLD16, more)
     formats = {"sums": "fp32", **{o.name: o.dtype for o in operands}}
     steps: list[Step] = []
@@ -477,7 +486,8 @@ def separate(shape, chip, *, residual):
 )
 @pytest.mark.parametrize("chip_name", on("Ascend310", "Ascend910A"))
 def test_fusing_costs_little_and_saves_much(chip_name, sizes, residual, limit):
-    chip, shape = load_chip(chip_name), ConvShape(*sizes)
+    chip = load_chip(chip_name)
+    shape = ConvShape(*sizes)
     epilogue = RESIDUAL if residual else BIAS_RELU
     launch = conv_launch(shape, chip, place=dense_placement(shape), epilogue=epilogue)
     alone, apart = separate(shape, chip, residual=residual)

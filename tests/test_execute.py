@@ -28,7 +28,8 @@ from ascend_lab.machine.isa import (
 from ascend_lab.machine.sim import execute
 from ascend_lab.operators.kernels import elementwise_program
 
-TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
+TOY = load_chip("Toy")
+SPLIT = load_chip("Ascend910B2")
 FORMATS = {"float16": "fp16", "float32": "fp32", "int32": "int32", "int8": "int8", "uint8": "uint8"}
 SEEDS = (None, 1, 2, 3, 4, 5)
 
@@ -42,7 +43,9 @@ def same(a, b) -> None:
 def run_vector(op, out, *arrays, chip=TOY, **options):
     """Run one vector instruction on (repeat, lanes) arrays; `out` is the destination before it."""
     k = KernelBuilder(op, chip)
-    buffers, regions, tensors = [], [], {}
+    buffers = []
+    regions = []
+    tensors = {}
     for index, array in enumerate((out, *arrays)):
         dtype = FORMATS[array.dtype.name]
         pitch = max(array.shape[1], 32 // array.itemsize)
@@ -170,13 +173,16 @@ SCALAR = {"vadds": np.add, "vmuls": np.multiply, "vmaxs": np.maximum, "vmins": n
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("op", [*BINARY, *UNARY, *SCALAR])
 def test_floating_vector_ops_round_once_from_fp32(op, dtype):
-    a, b = numbers(dtype, seed=1), numbers(dtype, seed=2)
+    a = numbers(dtype, seed=1)
+    b = numbers(dtype, seed=2)
     wide = [v.astype(np.float32) for v in (a, b)]
     with np.errstate(all="ignore"):
         if op in BINARY:
-            expected, got = BINARY[op](*wide), run_vector(op, a, a, b)
+            expected = BINARY[op](*wide)
+            got = run_vector(op, a, a, b)
         elif op in UNARY:
-            expected, got = UNARY[op](wide[0]), run_vector(op, a, a)
+            expected = UNARY[op](wide[0])
+            got = run_vector(op, a, a)
         else:
             expected = SCALAR[op](wide[0], np.float32(2.5))
             got = run_vector(op, a, a, scalar=2.5)
@@ -192,7 +198,8 @@ def test_whole_number_vector_ops_are_exact(op):
 @pytest.mark.parametrize(("op", "function"), [("vand", np.bitwise_and), ("vor", np.bitwise_or)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32, np.int8])
 def test_bitwise_ops_see_bits_not_numbers(op, function, dtype):
-    a, b = numbers(dtype, seed=1), numbers(dtype, seed=2)
+    a = numbers(dtype, seed=1)
+    b = numbers(dtype, seed=2)
     bits = f"u{a.itemsize}"
     expected = function(a.view(bits), b.view(bits)).view(dtype)
     same(np.ascontiguousarray(run_vector(op, a, a, b)), expected)
@@ -204,7 +211,8 @@ def test_vnot_flips_every_bit():
 
 
 def test_a_mask_leaves_the_other_lanes_alone():
-    a, old = numbers(np.float16, seed=1), numbers(np.float16, seed=2)
+    a = numbers(np.float16, seed=1)
+    old = numbers(np.float16, seed=2)
     mask = 0b1011 | 1 << 63
     lanes = np.array([mask >> i & 1 for i in range(64)], bool)
     got = run_vector("vadds", old, a, scalar=1.0, mask=mask)
@@ -212,7 +220,8 @@ def test_a_mask_leaves_the_other_lanes_alone():
 
 
 def test_vsel_chooses_by_the_mask():
-    a, b = numbers(np.float32, seed=1), numbers(np.float32, seed=2)
+    a = numbers(np.float32, seed=1)
+    b = numbers(np.float32, seed=2)
     got = run_vector("vsel", a, a, b, mask=0xFF)
     np.testing.assert_array_equal(got, np.where(np.arange(64) < 8, a, b))
 
@@ -289,7 +298,8 @@ def test_vconv_rounds_half_to_even_and_saturates(source, values, target, expecte
 def test_a_stride_of_zero_broadcasts():
     k = KernelBuilder("bias", TOY)
     x, bias, y = (k.tensor(n, "fp16", e) for n, e in (("x", 512), ("bias", 128), ("y", 512)))
-    tile, row = k.buffer("tile", "UB", "fp16", 512), k.buffer("row", "UB", "fp16", 128)
+    tile = k.buffer("tile", "UB", "fp16", 512)
+    row = k.buffer("row", "UB", "fp16", 128)
     k.copy(tile.region(), x.region())
     k.copy(row.region(), bias.region())
     k.barrier()
@@ -309,7 +319,8 @@ def test_a_strided_copy_is_a_layout_change(rows, columns, skip):
     """ND (16 rows, 16 columns of fractals) to fractal columns: what strides are for."""
     k = KernelBuilder("nd2nz", TOY)
     width = (columns + skip) * 16
-    x, y = k.tensor("x", "fp16", rows * 16 * width), k.tensor("y", "fp16", rows * columns * 256)
+    x = k.tensor("x", "fp16", rows * 16 * width)
+    y = k.tensor("y", "fp16", rows * columns * 256)
     tile = k.buffer("tile", "UB", "fp16", rows * columns * 256)
     sizes = (columns, rows * 16, 16)
     k.copy(tile.region(0, sizes), x.region(0, sizes, (16, width, 1)))
@@ -323,7 +334,8 @@ def test_a_strided_copy_is_a_layout_change(rows, columns, skip):
 
 def test_a_padding_copy_takes_ragged_ends():
     k = KernelBuilder("ragged", SPLIT)
-    x, y = k.tensor("x", "fp16", 77), k.tensor("y", "fp16", 77)
+    x = k.tensor("x", "fp16", 77)
+    y = k.tensor("y", "fp16", 77)
     tile = k.buffer("tile", "UB", "fp16", 80)
     k.copy(tile.region(0, 77), x.region(), pad=True)
     k.barrier()
@@ -340,7 +352,8 @@ def cube_program(chip, dtype, a_sizes, load_a, *, transpose_b=False, bias=False,
     a = k.tensor("a", dtype, int(np.prod(a_sizes)))
     b = k.tensor("b", dtype, 16 * c0)
     c = k.tensor("c", drain.pop("out", "fp16"), 256)
-    l1a, l1b = k.buffer("l1a", "L1", dtype, a.elements), k.buffer("l1b", "L1", dtype, b.elements)
+    l1a = k.buffer("l1a", "L1", dtype, a.elements)
+    l1b = k.buffer("l1b", "L1", dtype, b.elements)
     l0a, l0b = (k.buffer(n, n.upper(), dtype, 16 * c0) for n in ("l0a", "l0b"))
     acc = k.buffer("acc", "L0C", wide, 256).region(0, (1, 1, 16, 16))
     k.copy(l1a.region(), a.region())
@@ -378,7 +391,8 @@ def load_plain(k, l0a, l1a):
 @pytest.mark.parametrize("transpose", [False, True])
 def test_load2d_can_transpose_a_fractal(transpose):
     program = cube_program(TOY, "fp16", (16, 16), load_plain, transpose_b=transpose)
-    a, b = numbers(np.float16, (16, 16), 1), numbers(np.float16, (16, 16), 2)
+    a = numbers(np.float16, (16, 16), 1)
+    b = numbers(np.float16, (16, 16), 2)
     got = execute(program, {"a": a, "b": b}, TOY)["c"].reshape(16, 16)
     # A fractal of L0B is stored with n before k, so plain means A @ B.T.
     expected = a.astype(np.float32) @ (b if transpose else b.T).astype(np.float32)
@@ -387,7 +401,8 @@ def test_load2d_can_transpose_a_fractal(transpose):
 
 def test_mmad_adds_the_bias_table():
     program = cube_program(SPLIT, "fp16", (16, 16), load_plain, bias=True, out="fp32")
-    a, b = numbers(np.float16, (16, 16), 1), numbers(np.float16, (16, 16), 2)
+    a = numbers(np.float16, (16, 16), 1)
+    b = numbers(np.float16, (16, 16), 2)
     bias = numbers(np.float32, (16,), 3)
     got = execute(program, {"a": a, "b": b, "bias": bias}, SPLIT)["c"].reshape(16, 16)
     np.testing.assert_array_equal(got, a.astype(np.float32) @ b.T.astype(np.float32) + bias)
@@ -398,7 +413,8 @@ def test_mmad_adds_the_bias_table():
 )
 def test_fixpipe_scales_rectifies_and_casts(out, relu, scale):
     program = cube_program(SPLIT, "fp16", (16, 16), load_plain, out=out, relu=relu, scale=scale)
-    a, b = numbers(np.float16, (16, 16), 1), numbers(np.float16, (16, 16), 2)
+    a = numbers(np.float16, (16, 16), 1)
+    b = numbers(np.float16, (16, 16), 2)
     got = execute(program, {"a": a, "b": b}, SPLIT)["c"].reshape(16, 16)
     expected = (a.astype(np.float64) @ b.T.astype(np.float64)) * scale
     if relu:
@@ -467,7 +483,8 @@ def test_load3d_is_im2col(sizes, kernel, stride, pad, dilation, k_at, m_at):
 
 def test_scalar_copies_one_element():
     k = KernelBuilder("scalar", TOY)
-    x, y = k.tensor("x", "fp16", 8), k.tensor("y", "fp16", 8)
+    x = k.tensor("x", "fp16", 8)
+    y = k.tensor("y", "fp16", 8)
     with k.loop("i", 8) as i:
         k.emit(instructions.scalar(TOY, y.region(i * -1 + 7, 1), x.region(i, 1), steps=3))
     x_values = numbers(np.float16, (8,))
@@ -518,7 +535,8 @@ def test_too_long_programs_are_refused():
 
 
 def hand_made(offset: int, count: int, chip=TOY) -> Program:
-    x, t = Buffer("x", "GM", "fp16", 64), Buffer("t", "UB", "fp16", 64)
+    x = Buffer("x", "GM", "fp16", 64)
+    t = Buffer("t", "UB", "fp16", 64)
     region = x.region(offset, 16)
     copy = Instruction("data_copy", "MTE2", t.region(0, 16), (region,))
     return Program("hand", (x, t), (Loop("i", count, (copy,)),))
@@ -538,7 +556,8 @@ def test_a_program_for_another_chip_is_refused():
 
 def test_loop_variables_must_be_in_scope():
     k = KernelBuilder("late", TOY)
-    x, t = k.tensor("x", "fp16", 128), k.buffer("t", "UB", "fp16", 16)
+    x = k.tensor("x", "fp16", 128)
+    t = k.buffer("t", "UB", "fp16", 16)
     with k.loop("i", 4) as i:
         pass
     k.copy(t.region(), x.region(i * 16, 16))

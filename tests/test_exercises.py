@@ -80,7 +80,8 @@ def tried(
     notebook: Path, exercise: str, old: str, new: str, seeds: Sequence[int]
 ) -> tuple[CheckResult, ...]:
     """Return what the check says of the solution with one edit."""
-    page, cells = page_of(notebook), cells_of(notebook)
+    page = page_of(notebook)
+    cells = cells_of(notebook)
     for place, cell in enumerate(cells):
         if cell.exercise == exercise and SOLUTION in cell.tags and old in cell.source:
             edited = replace(cell, source=definitions(cell.source.replace(old, new, 1)))

@@ -43,7 +43,8 @@ def test_figure_carries_its_alt_text_in_text_and_metadata() -> None:
 
 
 def test_svg_has_the_book_width_and_the_same_text_each_time() -> None:
-    first, second = fig_line().to_svg(), fig_line().to_svg()
+    first = fig_line().to_svg()
+    second = fig_line().to_svg()
     assert first == second
     assert f'width="{72 * style.WIDTH_IN:g}pt"' in first.splitlines()[0]
     assert first != fig_line(height=3.0).to_svg()

@@ -86,7 +86,8 @@ def test_any_sizes(sizes, mask, chip):
 
 @pytest.mark.parametrize(("rows", "keys"), [(16, 16), (16, 48), (48, 16), (32, 64), (64, 32)])
 def test_every_tiling_gives_the_same_values(rows, keys):
-    chip, shape = load_chip("Ascend310"), FlashShape(1, 70, 150, 32, 32, 32**-0.5)
+    chip = load_chip("Ascend310")
+    shape = FlashShape(1, 70, 150, 32, 32, 32**-0.5)
     arrays = case((1, 70, 32), (1, 150, 32), (1, 150, 32))
     ready = prepare(FLASH, *arrays, chip=chip)
     launch = flash_launch(shape, chip, FlashTiling(rows, keys, 1, 2))
@@ -122,7 +123,8 @@ def test_a_weight_is_off_by_what_is_rounded_before_and_behind_its_exponential(
     x = q @ k.T * scale + mask
     x -= x.max(axis=1, keepdims=True)
     weights = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
-    y, tail = weights @ v, np.where(np.isfinite(x), -x, 0.0)
+    y = weights @ v
+    tail = np.where(np.isfinite(x), -x, 0.0)
     far = np.abs(v[None] - y[:, None])
     bound = np.einsum("ij,ije->ie", weights * (1 + roundings * tail) * 2**-11, far)
     got = ops.run(FLASH, *arrays, chip=load_chip(chip), scale=scale)
@@ -188,7 +190,8 @@ def fractals(array, joined):
     ids=str,
 )
 def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, chip):
-    (b, h, n, t, d, e), chip = sizes, load_chip(chip)
+    (b, h, n, t, d, e) = sizes
+    chip = load_chip(chip)
     near, far = (flash_kernel(shape, chip) for shape in with_heads(sizes, names, mask))
     masks = {"": [], "rows": [(b, h, 1, t)], "full": [(b, h, n, t)]}[mask]
     q, k, v, *masked = case((b, h, n, d), (b, h, t, d), (b, h, t, e), *masks)
@@ -210,7 +213,8 @@ def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, c
     st.sampled_from(((16, 16), (32, 48), (160, 32))),
 )  # fmt: skip
 def test_any_entries_and_heads_on_any_cores(entries, heads, chip, sides):
-    sizes, chip = (entries, heads, *sides, 16, 16), load_chip(chip)
+    sizes = (entries, heads, *sides, 16, 16)
+    chip = load_chip(chip)
     arrays = case(*((entries, heads, n, 16) for n in (sides[0], sides[1], sides[1])))
     given = {x: fractals(a, True) for x, a in zip("qkv", arrays, strict=True)}
     got = execute(flash_kernel(with_heads(sizes, "qkvy")[1], chip), given, chip)["y"]
@@ -236,7 +240,8 @@ def test_programs_are_free_of_races(shapes, chip):
 @pytest.mark.parametrize("chip", on(*COUPLED))
 @pytest.mark.parametrize("mask", ["", "rows", "full"])
 def test_both_engines_give_the_same_cycles(chip, mask):
-    chip, shape = load_chip(chip), FlashShape(3, 200, 333, 48, 64, 0.1, mask)
+    chip = load_chip(chip)
+    shape = FlashShape(3, 200, 333, 48, 64, 0.1, mask)
     launch = flash_launch(shape, chip)
     fast = simulate(launch, chip)
     assert fast.cycles == simulate(launch, chip, engine="reference").cycles > 0
@@ -257,7 +262,8 @@ def test_no_tensor_in_gm_is_as_large_as_the_scores(mask):
 @pytest.mark.parametrize("mask", ["", "rows", "full"])
 @pytest.mark.parametrize("chip", on(*COUPLED))
 def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
-    chip, shape = load_chip(chip), FlashShape(1, 256, 256, 32, 48, 1.0, mask)
+    chip = load_chip(chip)
+    shape = FlashShape(1, 256, 256, 32, 48, 1.0, mask)
     tiling = default_tiling(shape, chip)
     program = flash_launch(shape, chip, tiling).parts[0].program
     used = dict.fromkeys(tile_bytes(shape, tiling), 0)
@@ -268,7 +274,8 @@ def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
 
 
 def test_program_size_does_not_grow_with_the_sequence():
-    chip, counts = load_chip("Ascend910A"), set()
+    chip = load_chip("Ascend910A")
+    counts = set()
     for n in (1024, 4096, 16384):
         launch = flash_launch(replace(SQUARE, rows=n, keys=n), chip, FlashTiling(64, 64, 1, 4))
         (part,) = launch.parts
@@ -283,7 +290,8 @@ def test_program_size_does_not_grow_with_the_sequence():
     st.sampled_from(((16, 16), (32, 64), (64, 32))),
 )
 def test_bytes_of_the_program_are_those_of_the_formula(sizes, mask, tile):
-    shape, tiling = FlashShape(*sizes, 1.0, mask), FlashTiling(*tile)
+    shape = FlashShape(*sizes, 1.0, mask)
+    tiling = FlashTiling(*tile)
     got = flash_traffic(shape, load_chip("Ascend910A"), tiling)
     assert got.gm_bytes == traffic_bytes(shape, tiling)
 
@@ -315,8 +323,10 @@ def test_bytes_follow_the_law_of_the_paper(depth):
 
 
 def test_flash_beats_three_kernels_on_long_sequences():
-    chip, shape = load_chip("Ascend910A"), FlashShape(1, 4096, 4096, 64, 64, 0.125)
-    flash, three = flash_traffic(shape, chip), separate_traffic(shape, chip)
+    chip = load_chip("Ascend910A")
+    shape = FlashShape(1, 4096, 4096, 64, 64, 0.125)
+    flash = flash_traffic(shape, chip)
+    three = separate_traffic(shape, chip)
     assert flash.gm_bytes == 68_157_440
     assert three.gm_bytes > 7 * flash.gm_bytes
     assert three.memory_bytes > 100 * flash.memory_bytes
@@ -356,7 +366,10 @@ PIPELINES = {
 @pytest.mark.parametrize("tiling", PIPELINES, ids=str)
 def test_every_pipeline_gives_the_same_values(tiling):
     """Several blocks and tiles, the last of each ragged."""
-    b, n, t, mask = 2, tiling.rows + 24, 3 * tiling.keys + 10, PIPELINES[tiling]
+    b = 2
+    n = tiling.rows + 24
+    t = 3 * tiling.keys + 10
+    mask = PIPELINES[tiling]
     masks = {"": [], "rows": [(t,)], "full": [(b, n, t)]}[mask]
     arrays = case((b, n, 16), (b, t, 16), (b, t, 32), *masks)
     shape = FlashShape(b, n, t, 16, 32, 0.25, mask, ("mask",) if mask == "rows" else ())
@@ -451,14 +464,16 @@ def test_the_pipeline_does_not_grow_with_the_sequence():
 def test_short_matrices_run_ahead_of_each_other():
     """One tile of keys: what is in flight are whole matrices, and no core waits for the others."""
     shape = FlashShape(240, 128, 128, 64, 64, 0.125)
-    one, ten = warm(replace(shape, batch=24)).cycles, warm(shape).cycles
+    one = warm(replace(shape, batch=24)).cycles
+    ten = warm(shape).cycles
     assert ten < 5 * one
 
 
 @pytest.mark.parametrize(("length", "times"), [(512, 1.3), (4096, 2.5)])
 def test_flash_beats_three_kernels_on_separate_cores(length, times):
     shape = FlashShape(4, length, length, 64, 64, 0.125)
-    flash, three = flash_traffic(shape, FAR), separate_traffic(shape, FAR)
+    flash = flash_traffic(shape, FAR)
+    three = separate_traffic(shape, FAR)
     assert three.cycles > times * flash.cycles
     assert three.memory_bytes > 1.5 * flash.memory_bytes
 
@@ -488,7 +503,8 @@ def test_latent_heads_come_in_parts(rows):
 
 
 def test_a_matrix_too_wide_is_refused():
-    chip, wide = load_chip("Ascend910B2"), replace(SQUARE, width=4112)
+    chip = load_chip("Ascend910B2")
+    wide = replace(SQUARE, width=4112)
     with pytest.raises(CapacityError, match="width 4112 on chip"):
         flash_pipeline_launch(wide, chip)
     with pytest.raises(CapacityError, match="halve rows or keys"):
@@ -497,7 +513,8 @@ def test_a_matrix_too_wide_is_refused():
 
 
 def test_what_does_not_fit_says_so_and_runs_as_attention():
-    chip, wide = load_chip("Toy"), replace(SQUARE, depth=256, width=256)
+    chip = load_chip("Toy")
+    wide = replace(SQUARE, depth=256, width=256)
     with pytest.raises(CapacityError, match=r"width 256: 77824 bytes.*65536 on Toy"):
         flash_launch(wide, chip)
     with pytest.raises(CapacityError, match="halve a block"):

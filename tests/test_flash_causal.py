@@ -129,7 +129,8 @@ SIZES = st.tuples(*(st.integers(1, n) for n in (3, 5, 60, 80, 40)))
 def test_any_causal_pipeline_is_right_and_timed_alike(sizes, cut, cores):
     chip = replace(B2, core_count=cores)
     b, heads, s, more, e = sizes
-    rows, t = s * heads, s + more - 1
+    rows = s * heads
+    t = s + more - 1
     q, k, v = drawn((b, rows, 16), (b, t, 16), (b, t, e))
     shape = FlashShape(b, rows, t, 16, e, 0.25, causal=heads)
     tiling = SplitTiling(16 * cut[0], 16 * cut[1], *cut[2:])
@@ -180,7 +181,8 @@ def test_long_causal_rows_cost_about_half(batch, length):
 
 def test_heads_of_one_query_read_their_keys_once():
     """16 heads with 4 queries on one key head take about as long as one head: keys are the work."""
-    q, kv = (64, 1, 4, 128), (64, 1, 2048, 128)
+    q = (64, 1, 4, 128)
+    kv = (64, 1, 2048, 128)
     many = ops.time(FLASH, ((64, 16, 4, 128), kv, kv), ("fp16",) * 3, B2, causal=True)
     one = ops.time(FLASH, (q, kv, kv), ("fp16",) * 3, B2, causal=True)
     assert many.total_cycles < 1.3 * one.total_cycles

@@ -85,7 +85,8 @@ def test_dominators_are_those_of_the_definition(data):
     found = immediate_post_dominators(graph)
 
     def escapes(start: str, without: str) -> bool:
-        ahead, seen = [start], set()
+        ahead = [start]
+        seen = set()
         while ahead:
             name = ahead.pop()
             if name == without or name in seen:
@@ -329,18 +330,21 @@ def test_groups_end_at_the_longest():
 
 
 def test_a_group_that_does_not_pay_as_a_whole_is_split(monkeypatch):
-    graph, inputs = adds(12), random_inputs(adds(12), 0)
+    graph = adds(12)
+    inputs = random_inputs(adds(12), 0)
     monkeypatch.setattr(fusion, "pays", lambda _, group, *__: len(group) <= 5)
     stages = compile_stages(graph, TOY)
     assert [len(group) for group in stages.fused.groups] == [5, 5, 2]
-    got, wanted = run_tasks(stages.compiled, inputs), evaluate(graph, inputs)
+    got = run_tasks(stages.compiled, inputs)
+    wanted = evaluate(graph, inputs)
     np.testing.assert_array_equal(got["a11"], wanted["a11"])
 
 
 @pytest.mark.parametrize(("chip", "within"), [("Ascend910B2", "across"), ("Ascend310", "inside")])
 def test_inside_a_launch_borders_cost_a_barrier(chip, within):
     """The vector unit's convolution saves a later start; a barrier buys the cube's before it."""
-    net, chip = GraphBuilder("depthwise", "fp16"), load_chip(chip)
+    net = GraphBuilder("depthwise", "fp16")
+    chip = load_chip(chip)
     y = net.depthwise_conv2d(net.input("x", (1, 64, 28, 28)), net.weight((64, 1, 3, 3)), pad=1)
     net.output(net.silu(y, name="y"))
     graph = net.build()
@@ -367,10 +371,12 @@ BINARY = ("add", "sub", "mul", "max")
 
 def step(net, rng, live):
     """Append a random node of images or matrices."""
-    v, choice = rng.choice(live[-2:]), rng.random()
+    v = rng.choice(live[-2:])
+    choice = rng.random()
     image = len(v.shape) == 4
     if choice < 0.25 and image:
-        k, side = rng.choice((8, 16, 24)), rng.choice((1, 3))
+        k = rng.choice((8, 16, 24))
+        side = rng.choice((1, 3))
         return net.conv2d(v, net.weight((k, v.shape[1], side, side)), pad=side // 2)
     if choice < 0.25:
         return net.matmul(v, net.weight((v.shape[1], rng.choice((16, 24, 32))), scale=0.2))
@@ -402,7 +408,8 @@ def random_net(rng):
 @given(st.randoms(use_true_random=False), st.sampled_from([A910, B2]))
 def test_fused_values_are_right_and_never_slower(rng, chip):
     graph = random_net(rng)
-    together, apart = compile_stages(graph, chip), compile_stages(graph, chip, fusion=False)
+    together = compile_stages(graph, chip)
+    apart = compile_stages(graph, chip, fusion=False)
     inputs = random_inputs(graph, rng.randint(0, 99))
     wanted = evaluate(graph, inputs)
     for stages in (together, apart):
@@ -424,7 +431,8 @@ def _cycles(stages) -> int:
 def test_outputs_keep_the_models_names():
     graph = conv_net("add relu")
     inputs = random_inputs(graph, 1)
-    found, wanted = run_compiled(graph, inputs, TOY), evaluate(graph, inputs)
+    found = run_compiled(graph, inputs, TOY)
+    wanted = evaluate(graph, inputs)
     assert list(found) == list(graph.outputs)
     scale = np.abs(wanted[graph.outputs[0]]).max()
     for name in graph.outputs:
@@ -433,11 +441,10 @@ def test_outputs_keep_the_models_names():
 
 @pytest.mark.parametrize(("channels", "size", "kernel"), [(16, 28, 3), (64, 7, 1), (40, 56, 3)])
 def test_what_the_fix_pipe_does_in_passing_takes_no_cycle(channels, size, kernel):
-    net, chip = GraphBuilder("net", "fp16"), load_chip("Ascend910B2")
-    x, weight = (
-        net.input("x", (2, channels, size, size)),
-        net.weight((48, channels, kernel, kernel)),
-    )
+    net = GraphBuilder("net", "fp16")
+    chip = load_chip("Ascend910B2")
+    x = net.input("x", (2, channels, size, size))
+    weight = net.weight((48, channels, kernel, kernel))
     net.output(net.relu(net.conv2d(x, weight, net.weight((48,)), pad=kernel // 2)))
     graph = compile_stages(net.build(), chip).compiled.graph
     group = tuple(node for node in graph.nodes if node.op in ("conv2d", "relu"))

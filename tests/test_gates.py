@@ -28,7 +28,8 @@ from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Step
 from ascend_lab.operators.kernels.excitation import Excitation, excitation_launches
 
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
-RULE, INSIDE = "ChannelGatesFusionPass", Road(start="inside")
+RULE = "ChannelGatesFusionPass"
+INSIDE = Road(start="inside")
 
 
 def limited(most):
@@ -41,10 +42,13 @@ def run(job, chip, plain=False, seed=0):
     rng = np.random.default_rng(seed)
     after = (PLAIN, PLAIN) if plain else (limited(90.0), limited(1.0))
     job = replace(job, after=after)
-    (n, c, mid), wide = (job.n, job.c, job.mid), job.blocks * 16
+    (n, c, mid) = (job.n, job.c, job.mid)
+    wide = job.blocks * 16
     x = rng.integers(-3, 4, (n, c, job.h, job.w)).astype(np.float16)
-    one, two = rng.integers(-2, 3, (mid, c)), rng.integers(-2, 3, (c, mid)) / 256
-    b1, b2 = rng.integers(-2, 3, mid), rng.integers(-2, 3, c) / 8
+    one = rng.integers(-2, 3, (mid, c))
+    two = rng.integers(-2, 3, (c, mid)) / 256
+    b1 = rng.integers(-2, 3, mid)
+    b2 = rng.integers(-2, 3, c) / 8
     weight = rng.integers(-4, 5, (job.blocks, max(job.rows, 1), 16))
     sides = {
         "squeeze": (one, (job.hidden, wide), "f2"), "excite": (two, (wide, job.hidden), "f2"),
@@ -111,7 +115,8 @@ def squeezed(n=1, c=192, size=14, *, behind=True, shared=False, act="silu", mid=
     net = GraphBuilder("squeezed", "fp16")
     x = net.input("x", (n, c, size, size))
     y = net.silu(net.conv2d(x, net.weight((c, 1, 3, 3)), net.weight((c,)), pad=1, groups=c))
-    one, two = net.weight((mid, c, 1, 1)), net.weight((c, mid, 1, 1))
+    one = net.weight((mid, c, 1, 1))
+    two = net.weight((c, mid, 1, 1))
     inner = net.conv2d(net.global_avg_pool(y), one, net.weight((mid,)))
     scale = net.sigmoid(net.conv2d(getattr(net, act)(inner), two, net.weight((c,))))
     y = net.mul(y, scale)
@@ -127,7 +132,8 @@ def squeezed(n=1, c=192, size=14, *, behind=True, shared=False, act="silu", mid=
 def check(stages, graph):
     """Values of kernels on poisoned memory equal the formulas, the time is above the bound."""
     feeds = random_inputs(graph, 1)
-    found, wanted = run_tasks(stages.compiled, feeds), evaluate(graph, feeds)
+    found = run_tasks(stages.compiled, feeds)
+    wanted = evaluate(graph, feeds)
     for got, exact in zip(found.values(), wanted.values(), strict=True):
         np.testing.assert_allclose(got, exact, rtol=0, atol=0.01 * np.abs(exact).max())
     bound = bound_of(stages.rewritten, stages.compiled.chip)
@@ -139,7 +145,8 @@ def check(stages, graph):
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("road", [Road(), INSIDE])
 def test_gates_scale_the_weights_of_the_convolution_behind(name, road):
-    chip, graph = load_chip(name), squeezed()
+    chip = load_chip(name)
+    graph = squeezed()
     stages = road.stages(graph, chip)
     check(stages, graph)
     (task,) = (task for task in stages.compiled.tasks if "sigmoid" in task.op)

@@ -38,9 +38,11 @@ def cut_net(sizes=(3, 1), channels=20):
     x = net.input("x", (sum(sizes), channels, 6, 6))
     weight = net.constant(np.eye(channels, dtype=np.float16).reshape(channels, channels, 1, 1))
     y = net.relu(net.conv2d(x, weight), name="y")
-    low, parts = 0, []
+    low = 0
+    parts = []
     for i, size in enumerate(sizes):
-        begin, end = (low, 0, 0, 0), (low + size, channels, 6, 6)
+        begin = (low, 0, 0, 0)
+        end = (low + size, channels, 6, 6)
         part = net.slice(y, begin=begin, end=end, name=f"cut{i}")
         parts.append(net.abs(net.conv2d(part, weight), name=f"part{i}"))
         low += size
@@ -108,7 +110,8 @@ def test_values_survive_in_planned_memory(sizes, channels, fusion, in_place):
 def matrices():
     """Batches of matrices between products: FRACTAL_NZ, cut and joined along the batch."""
     net = GraphBuilder("matrices", "fp16")
-    a, b = net.input("a", (3, 16, 32)), net.input("b", (3, 32, 48))
+    a = net.input("a", (3, 16, 32))
+    b = net.input("b", (3, 32, 48))
     y = net.batch_matmul(a, b, name="y")
     first = net.slice(y, begin=(0, 0, 0), end=(2, 16, 48), name="first")
     last = net.slice(y, begin=(2, 0, 0), end=(3, 16, 48), name="last")
@@ -138,7 +141,8 @@ def test_what_cannot_be_a_view():
     net = GraphBuilder("g", "fp16")
     x = net.input("x", (4, 32))
     k = net.constant(np.ones((4, 32), np.float16), name="k")
-    a, b = net.abs(x), net.neg(x)
+    a = net.abs(x)
+    b = net.neg(x)
     net.output(
         net.concat(a, x, axis=0, name="input"),
         net.concat(a, k, axis=0, name="constant"),
@@ -216,7 +220,8 @@ def test_slices_of_images_stay_in_blocks(axis):
     assert network.graph.types["cut"].layout == "NC1HWC0"
     assert ("slice" in kernels(network)) == (axis == 2)
     inputs = random_inputs(graph)
-    (got,), (wanted,) = run_tasks(network, inputs).values(), evaluate(graph, inputs).values()
+    (got,) = run_tasks(network, inputs).values()
+    (wanted,) = evaluate(graph, inputs).values()
     np.testing.assert_array_equal(got, wanted)
 
 
@@ -309,7 +314,10 @@ def test_a_chain_is_a_view_exactly_if_all_bytes_stay(data):
     sizes = st.lists(st.sampled_from([1, 2, 16, 32]), min_size=2, max_size=3)
     array = np.arange(np.prod(shape := data.draw(sizes)), dtype=np.float32).reshape(shape)
     kind = TensorType(tuple(shape), "fp32", data.draw(st.sampled_from(["ND", "FRACTAL_NZ"])))
-    types, nodes, stay, pads = {"t0": kind}, [], [], [kind.map.padding_bytes]
+    types = {"t0": kind}
+    nodes = []
+    stay = []
+    pads = [kind.map.padding_bytes]
     start = packed(kind, array)
     for i in range(data.draw(st.integers(1, 4))):
         op, attrs, kind, array = moved(data.draw, kind, array)

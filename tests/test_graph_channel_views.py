@@ -28,7 +28,8 @@ CHIP = load_chip("Ascend310")
 
 def few(shape, axis=0):
     """Return weights of which two of an output channel are 1 or -1: sums of them stay exact."""
-    rng, weights = np.random.default_rng(sum(shape)), np.zeros(shape, np.float16)
+    rng = np.random.default_rng(sum(shape))
+    weights = np.zeros(shape, np.float16)
     for channel in np.moveaxis(weights, axis, 0):
         for place in rng.choice(channel.size, 2, replace=False):
             channel[np.unravel_index(place, channel.shape)] = rng.choice([-1, 1])
@@ -124,7 +125,8 @@ def clobbered(network, places, shared=()):
     Every tensor counts from the task that makes it, views included, to its last reader. What a
     kernel itself reads for the last time it may overwrite if the pair is `shared`.
     """
-    graph, tasks = network.graph, network.tasks
+    graph = network.graph
+    tasks = network.tasks
     born = dict.fromkeys(graph.inputs, -1) | {n: i for i, t in enumerate(tasks) for n in t.writes}
     last = {n: i for i, t in enumerate(tasks) for n in t.reads if n not in graph.constants}
     last |= dict.fromkeys(graph.outputs, len(tasks))
@@ -246,7 +248,9 @@ def moved(region, ranges):
 
 
 def where(address):
-    image, block, place = address // 512, address // 256 % 2, address % 256
+    image = address // 512
+    block = address // 256 % 2
+    place = address % 256
     return block * 768 + image * 256 + place
 
 
@@ -265,10 +269,8 @@ def where(address):
     ],
 )
 def test_addresses_move_digit_by_digit(offset, sizes, strides, may):
-    region, ranges = (
-        Buffer("x", "GM", "fp16", 1536).region(offset, sizes, strides),
-        {"i": 3, "j": 2},
-    )
+    region = Buffer("x", "GM", "fp16", 1536).region(offset, sizes, strides)
+    ranges = {"i": 3, "j": 2}
     found = moved(region, ranges)
     assert (found is not None) == may
     if may:
@@ -302,8 +304,10 @@ def test_what_moves_goes_where_its_images_are(data):
 )
 def test_values_are_equal_bit_for_bit_and_survive_in_planned_memory(name, batch, fusion):
     graph = BLOCKS[name](batch)
-    network, inputs = compiled(graph, fusion), whole_numbers(graph)
-    own, wanted = run_tasks(network, inputs), evaluate(graph, inputs)
+    network = compiled(graph, fusion)
+    inputs = whole_numbers(graph)
+    own = run_tasks(network, inputs)
+    wanted = evaluate(graph, inputs)
     for got, output in zip(own.values(), graph.outputs, strict=True):
         assert np.any(wanted[output] != 0)
         np.testing.assert_array_equal(got, wanted[output])
@@ -332,7 +336,8 @@ def test_no_kernel_writes_over_what_is_read_later(name, batch, fusion):
 
 def test_pairs_in_place_leave_parts_of_joins_alone():
     network = compiled(unet(), fusion=False)
-    pairs, views = in_place_pairs(network), aliases_of(network)
+    pairs = in_place_pairs(network)
+    views = aliases_of(network)
     assert pairs
     assert not {target for _, target in pairs} & set(views)
     assert any(source == "join" for source, _ in pairs)  # the whole join, read for the last time
@@ -357,13 +362,15 @@ def ragged(widths, batch=1):
 )
 def test_ragged_parts_are_never_views_of_blocks(widths, fusion):
     graph = ragged(widths)
-    network, inputs = compiled(graph, fusion), whole_numbers(graph)
+    network = compiled(graph, fusion)
+    inputs = whole_numbers(graph)
     whole = all(n % 16 == 0 for n in widths)
     joined = network.graph.types.get("join")  # the cube may move what breaks blocks
     assert (joined is not None and joined.layout == "NC1HWC0") == whole
     if whole:
         assert not moving(network)
-    (got,), (wanted,) = run_tasks(network, inputs).values(), evaluate(graph, inputs).values()
+    (got,) = run_tasks(network, inputs).values()
+    (wanted,) = evaluate(graph, inputs).values()
     np.testing.assert_array_equal(got, wanted)
     (planned,) = run_in_arena(network, plan_network(network), inputs).values()
     np.testing.assert_array_equal(planned.reshape(got.shape), got)
@@ -379,7 +386,8 @@ def run_by_addresses(whole, part, axis, span):
     inside = np.moveaxis(taken[span[0] : span[1]], 0, axis)
     shift = np.unique(inside - addresses(part.map))
     outside = np.concatenate([taken[: span[0]].ravel(), taken[span[1] :].ravel()])
-    low, size = int(shift[0]), part.map.elements
+    low = int(shift[0])
+    size = part.map.elements
     if len(shift) > 1 or np.any((outside >= low) & (outside < low + size)):
         return None
     fits = low + size <= whole.map.elements and low * 2 % BLOCK_BYTES == 0
@@ -454,7 +462,8 @@ def siblings(widths, batch=1, taps=1, alike=True, joined=False, added=False, spr
     for i, k in enumerate(widths):
         size = taps if alike or not i else taps + 2
         weight = net.constant(few((k, 20, size, size)))
-        far, bias = 1 + spread * i, net.weight((k,), scale=1.0)
+        far = 1 + spread * i
+        bias = net.weight((k,), scale=1.0)
         y = net.conv2d(x, weight, bias, pad=size // 2 * far, dilation=far)
         parts.append(y if added else net.relu(y, name=f"part{i}"))
     if added:
@@ -486,6 +495,7 @@ def test_convolutions_of_one_image_are_one(settings, merged, name):
     assert sorted(network.graph.types[t.writes[-1]].shape[1] for t in made) == sorted(merged)
     assert not any(t.op == "slice" and t.lowered for t in network.tasks)
     inputs = whole_numbers(graph)
-    wanted, got = evaluate(graph, inputs), run_tasks(network, inputs)
+    wanted = evaluate(graph, inputs)
+    got = run_tasks(network, inputs)
     for one, other in zip(wanted.values(), got.values(), strict=True):
         np.testing.assert_allclose(one, other, rtol=2**-9, atol=2**-6)

@@ -116,7 +116,8 @@ def test_any_order_can_be_sorted(graph, data):
     assert sorted(n.name for n in found.nodes) == sorted(n.name for n in graph.nodes)
     assert ordered(graph) is graph
     inputs = whole_inputs(graph)
-    one, two = evaluate(graph, inputs), evaluate(found, inputs)
+    one = evaluate(graph, inputs)
+    two = evaluate(found, inputs)
     assert all(np.array_equal(one[n], two[n], equal_nan=True) for n in graph.outputs)
 
 
@@ -129,7 +130,8 @@ def test_pruning_keeps_values_and_leaves_nothing_unread(graph):
     assert small.constants.keys() <= read and small.inputs == graph.inputs
     assert to_text(pruned(small)) == to_text(small)
     inputs = whole_inputs(graph)
-    one, two = evaluate(graph, inputs), evaluate(small, inputs)
+    one = evaluate(graph, inputs)
+    two = evaluate(small, inputs)
     assert all(np.array_equal(one[n], two[n], equal_nan=True) for n in graph.outputs)
 
 

@@ -366,7 +366,8 @@ def test_text_may_hold_comments_and_empty_lines():
 def test_builder_names_tensors_apart():
     net = GraphBuilder("g")
     x = net.input("x", (4,))
-    first, second = net.relu(x), net.relu(x)
+    first = net.relu(x)
+    second = net.relu(x)
     one, two = net.split(second, sizes=(1, 3), axis=0, name="cut")
     assert [v.name for v in (first, second, one, two)] == ["relu", "relu_1", "cut", "cut_1"]
     net.output(one, two)

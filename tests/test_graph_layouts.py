@@ -115,7 +115,8 @@ def test_a_conversion_serves_all_readers_and_is_never_undone():
 )
 def test_what_elementwise_work_follows_beside_another_activation(other, layout):
     net = GraphBuilder("g", "fp16")
-    x, z = net.input("x", (1, 17, 4, 4)), net.input("z", other)
+    x = net.input("x", (1, 17, 4, 4))
+    z = net.input("z", other)
     net.output(net.mul(net.max_pool2d(x, kernel=1), z, name="y"))
     assert assign_layouts(net.build()).types["y"].layout == layout
 
@@ -186,7 +187,8 @@ def test_matrices_follow_where_no_column_pads_or_zeros_stay():
 
 def test_products_choose_by_how_their_operands_are_stored():
     net = GraphBuilder("g", "fp16")
-    a, b = net.input("a", (16, 32)), net.input("b", (32, 16))
+    a = net.input("a", (16, 32))
+    b = net.input("b", (32, 16))
     net.output(net.matmul(a, b), net.matmul(b, a, trans_a=True, trans_b=True))
     laid = assign_layouts(net.build())
     back = [("matmul", "ND"), ("matmul_1", "ND")]
@@ -230,7 +232,8 @@ COUNTS = {"following": 0, "alone": 0}
 
 @given(graph=whole_graphs(most=8))
 def test_layouts_change_no_value(graph):
-    laid, lonely = assign_layouts(graph), assign_layouts(graph, follow=False)
+    laid = assign_layouts(graph)
+    lonely = assign_layouts(graph, follow=False)
     short = cancel_trans_data(laid)
     inputs = whole_inputs(graph)
     wanted = list(evaluate(graph, inputs).values())
@@ -301,7 +304,8 @@ def test_chains_become_one_conversion(layouts, shape, left):
     assert [v.tolist() for v in evaluate(short, inputs).values()] == [
         v.tolist() for v in evaluate(graph, inputs).values()
     ]
-    (got,), (wanted,) = compiled(short, inputs).values(), evaluate(graph, inputs).values()
+    (got,) = compiled(short, inputs).values()
+    (wanted,) = evaluate(graph, inputs).values()
     assert np.array_equal(got, wanted)
 
 

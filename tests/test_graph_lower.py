@@ -141,9 +141,11 @@ def test_a_bias_is_added_before_the_only_rounding_on_split_chips():
     """One rounding where the nodes alone make two: the kernel is nearer to the true sum."""
     net = GraphBuilder("fc", "fp16")
     x = net.input("x", (17, 33))
-    w, bias = half(33, 16), half(16)
+    w = half(33, 16)
+    bias = half(16)
     net.output(net.gemm(x, net.constant(w), net.constant(bias)))
-    graph, inputs = net.build(), {"x": half(17, 33)}
+    graph = net.build()
+    inputs = {"x": half(17, 33)}
     exact = inputs["x"].astype(np.float64) @ w.astype(np.float64) + bias
     errors = {}
     for chip in NAMES:
@@ -229,7 +231,8 @@ def test_rows_that_pad_do_not_become_columns_that_count(batch, fusion):
     op = net.batch_matmul if batch else net.matmul
     x, a, b = (net.input(n, (*batch, rows, 16)) for n, rows in (("x", 5), ("a", 7), ("b", 9)))
     e = net.adds(op(x, net.constant(whole(16, 16))), number=1.0)
-    c, d = op(a, e, trans_b=True), op(b, e, trans_b=True)
+    c = op(a, e, trans_b=True)
+    d = op(b, e, trans_b=True)
     net.output(op(c, d, trans_b=True), op(d, net.constant(whole(5, 3))))
     inputs = {n: whole(*batch, rows, 16) for n, rows in (("x", 5), ("a", 7), ("b", 9))}
     for chip in NAMES:
@@ -291,7 +294,8 @@ def test_one_kernel_of_attention_on_operands_with_dirty_padding(n, chip):
 
 def test_layers_of_attention_share_one_mask_for_all_heads():
     net = GraphBuilder("layers", "fp16")
-    x, mask = net.input("x", (2, 3, 32, 16)), net.input("mask", (2, 1, 1, 32))
+    x = net.input("x", (2, 3, 32, 16))
+    mask = net.input("mask", (2, 1, 1, 32))
     net.output(net.attention(net.attention(x, x, x, mask), x, x, mask))
     feed = {"x": half(2, 3, 32, 16), "mask": np.float16(-8) * (half(2, 1, 1, 32) > 0)}
     laid = assert_close(net.build(), feed, "Ascend910B2", share=1e-2)
@@ -302,7 +306,8 @@ def test_layers_of_attention_share_one_mask_for_all_heads():
 def by_heads(moved, batch=2, heads=3, rows=32, keys=48, width=32, masks=()):
     """Return attention whose operands, or result, as `moved` says are columns of a matrix."""
     net = GraphBuilder("heads", "fp16")
-    given, both = [], heads * width
+    given = []
+    both = heads * width
     for name, length in (("q", rows), ("k", keys), ("v", keys)):
         if name in moved:
             x = net.matmul(net.input(name, (batch * length, both)), net.weight((both, both)))
@@ -418,7 +423,8 @@ def test_a_scale_per_image_and_channel_goes_into_the_weights(sizes, kernel, chip
     """Channels that pad, several images with weights of their own, a bias and a shortcut."""
     n, c, k = sizes
     net = GraphBuilder("scaled", "fp16")
-    x, s = net.input("x", (n, 16, 9, 9)), net.input("s", (n, 16, 1, 1))
+    x = net.input("x", (n, 16, 9, 9))
+    s = net.input("s", (n, 16, 1, 1))
     x, s = (net.conv2d(v, net.weight((c, 16, 1, 1), scale=0.2)) for v in (x, s))
     weight = net.weight((k, c, kernel, kernel), scale=0.2)
     y = net.mul(net.relu(x), net.sigmoid(s))
@@ -448,7 +454,8 @@ def test_joins_and_cuts_along_channels(parts, chip):
     ends = net.split(net.abs(y), sizes=parts[::-1], axis=1)
     rows = net.split(net.concat(y, y, axis=2), sizes=(2, 4), axis=2)
     net.output(*(net.neg(v) for v in (*ends, *rows)))
-    graph, inputs = net.build(), {"x": whole(2, 8, 3, 5)}
+    graph = net.build()
+    inputs = {"x": whole(2, 8, 3, 5)}
     laid, wanted, got = compiled_values(graph, inputs, chip)
     assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
     found = {laid.types[n.output].layout for n in laid.nodes if n.op in ("concat", "split")}
@@ -462,10 +469,12 @@ def test_both_ways_of_a_depthwise_convolution_agree(fixed):
     by_cube = set()
     for channels, side, kernel in ((16, 20, 3), (33, 4, 3), (512, 7, 5), (3, 9, 2)):
         net = GraphBuilder("depthwise", "fp16")
-        x, shape = net.input("x", (1, channels, side, side)), (channels, 1, kernel, kernel)
+        x = net.input("x", (1, channels, side, side))
+        shape = (channels, 1, kernel, kernel)
         weight = net.constant(whole(*shape)) if fixed else net.input("w", shape)
         net.output(net.depthwise_conv2d(x, weight))
-        graph, inputs = net.build(), {"x": whole(1, channels, side, side)}
+        graph = net.build()
+        inputs = {"x": whole(1, channels, side, side)}
         inputs |= {} if fixed else {"w": whole(*shape)}
         for chip in ("Ascend910A", "Ascend910B2"):
             stages = compile_stages(graph, CHIPS[chip], passes=())
@@ -480,7 +489,8 @@ def test_both_ways_of_a_depthwise_convolution_agree(fixed):
 
 def test_weights_that_are_computed():
     net = GraphBuilder("net", "fp16")
-    x, w = net.input("x", (1, 17, 5, 4)), net.input("w", (33, 17, 3, 3))
+    x = net.input("x", (1, 17, 5, 4))
+    w = net.input("w", (33, 17, 3, 3))
     b = net.input("b", (33,))
     net.output(net.relu(net.conv2d(x, net.neg(w), b, pad=1)))
     inputs = {"x": whole(1, 17, 5, 4), "w": whole(33, 17, 3, 3), "b": whole(33)}
@@ -572,8 +582,10 @@ def test_products_of_a_tensor_with_itself(fixed):
 def test_a_constant_that_is_packed_in_two_ways():
     """A fused kernel would read weights as an operand of the cube and of the vector unit."""
     net = GraphBuilder("net", "fp16")
-    x, w = net.input("x", (16, 16)), net.constant(whole(16, 16))
-    image, b = net.input("i", (1, 16, 2, 2)), net.constant(whole(16))
+    x = net.input("x", (16, 16))
+    w = net.constant(whole(16, 16))
+    image = net.input("i", (1, 16, 2, 2))
+    b = net.constant(whole(16))
     y = net.conv2d(image, net.constant(whole(16, 16, 1, 1)), b)
     net.output(net.relu(net.add(net.matmul(x, w), w)), net.mul(net.reshape(y, shape=(4, 16)), b))
     inputs = {"x": whole(16, 16), "i": whole(1, 16, 2, 2)}
@@ -591,7 +603,8 @@ def chains(draw):
     y = x = net.input("x", shape)
     for _ in range(draw(st.integers(2, 5))):
         kind = draw(st.sampled_from(("transpose", "reshape", "trans_data")))
-        total, sizes = math.prod(y.shape), y.shape
+        total = math.prod(y.shape)
+        sizes = y.shape
         if kind == "transpose":
             y = net.transpose(y, perm=tuple(draw(st.permutations(range(len(sizes))))))
         elif kind == "reshape":
@@ -699,7 +712,8 @@ def test_equal_pieces_share_one_kernel():
 
 def test_a_piece_writes_what_is_read_outside():
     net = GraphBuilder("net", "fp16")
-    x, z = net.input("x", (4,)), net.input("z", (4,))
+    x = net.input("x", (4,))
+    z = net.input("z", (4,))
     a = net.add(z, x)
     b = net.mul(a, x)
     c = net.relu(b)
@@ -723,11 +737,13 @@ def test_nodes_that_nobody_needs_are_not_compiled():
 
 
 def test_an_operator_registered_anew_is_lowered_anew():
-    chip, old = load_chip("Toy"), ops.get("relu")
+    chip = load_chip("Toy")
+    old = ops.get("relu")
     net = GraphBuilder("own", "fp16")
     x = net.input("x", (32,))
     net.output(net.relu(x))
-    graph, inputs = net.build(), {"x": np.full(32, -3, np.float16)}
+    graph = net.build()
+    inputs = {"x": np.full(32, -3, np.float16)}
     assert run_compiled(graph, inputs, chip)["relu"].max() == 0
     ops.register(replace(ops.get("abs"), name="relu"), replace=True)
     try:

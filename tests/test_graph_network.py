@@ -95,7 +95,8 @@ def test_vector_cores_that_wait_for_their_cube_hide_no_less_of_a_barrier():
 @pytest.mark.parametrize("chip", [A910, B910], ids=lambda chip: chip.name)
 def test_only_the_first_kernel_is_started_cold_and_a_super_kernel_once(chip):
     compiled = stages_of(small_net(), chip).compiled
-    apart, count = simulate_graph(compiled), len(compiled.tasks)
+    apart = simulate_graph(compiled)
+    count = len(compiled.tasks)
     clock = chip.clock_hz
     assert [op.timeline.start for op in apart.operators] == ["cold"] + ["queued"] * (
         apart.kernels - 1
@@ -114,7 +115,8 @@ def test_only_the_first_kernel_is_started_cold_and_a_super_kernel_once(chip):
     ]
     for op in one.operators[1:]:
         barriers = {"inside": 1, "across": 2, "both": 3}[op.timeline.start]
-        t, whole = op.timeline, round(barriers * chip.barrier_s * clock)
+        t = op.timeline
+        whole = round(barriers * chip.barrier_s * clock)
         assert t.launch_cycles == max(0, whole - t.early_cycles)
         assert (t.early_cycles > 0) == ("conv" in op.type or op.type == "matmul")  # have weights
     assert "across" in {op.timeline.start for op in one.operators} or chip.combined
@@ -239,7 +241,8 @@ def test_views_take_no_time():
 def test_networks_without_a_kernel():
     """Inputs, constants and views of inputs as outputs: no time, and the values they have."""
     net = GraphBuilder("nothing", "fp16")
-    x, c = net.input("x", (4,)), net.constant(np.arange(4).astype(np.float16))
+    x = net.input("x", (4,))
+    c = net.constant(np.arange(4).astype(np.float16))
     net.output(x, c)
     for _ in range(2):
         stages = stages_of(net.build())
@@ -272,7 +275,8 @@ def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
     """Equal blocks are lowered and timed once, however many there are."""
     calls = {"lower": 0, "time": 0}
     simulate = import_module("ascend_lab.machine.sim")
-    lower, time_launch = tasks.lower, simulate.time_launch
+    lower = tasks.lower
+    time_launch = simulate.time_launch
 
     def counted(name, function):
         def call(*args, **kwargs):

@@ -56,7 +56,9 @@ def test_a_node_with_several_outputs_lists_their_types():
 
 # -- dispatch --------------------------------------------------------------------------------------
 def test_three_kernels_by_hand():
-    times, launch, task = [2.0, 9.0, 1.0], 5.0, 1.0
+    times = [2.0, 9.0, 1.0]
+    launch = 5.0
+    task = 1.0
     found = {way: dispatch(times, way, launch, task) for way in WAYS}
     assert found["waits"].device == ((5, 7), (12, 21), (26, 27))
     assert found["waits"].host == ((0, 4), (7, 11), (21, 25))
@@ -98,7 +100,8 @@ def test_wrong_ways_are_refused():
 def test_kernel_times_are_the_networks_without_launches():
     chip = load_chip("Ascend910A")
     net = compile_stages(zoo.build("resnet18", size=32), chip, passes=(), fusion=False).compiled
-    times, network = kernel_times(net), simulate_graph(net)
+    times = kernel_times(net)
+    network = simulate_graph(net)
     assert len(times) == len(network.operators)
     assert sum(times.values()) + network.launch_s == pytest.approx(network.time_s, rel=1e-9)
     sink = dispatch(list(times.values()), "sink", chip.launch_overhead_s, chip.queued_launch_s)

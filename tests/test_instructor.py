@@ -22,7 +22,8 @@ from ascend_lab.course import check, load
 from bench import honest
 
 ROOT = Path(__file__).resolve().parent.parent
-COURSE, A1 = ROOT / "course", ROOT / "course" / "A1_kernel"
+COURSE = ROOT / "course"
+A1 = ROOT / "course" / "A1_kernel"
 PAGE = (ROOT / "book" / "instructor.md").read_text("utf-8")
 STUDENT = (ROOT / "book" / "student.md").read_text("utf-8")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[012]*.ipynb"))
@@ -59,7 +60,8 @@ def test_the_commands_say_what_the_pages_show(tmp_path, monkeypatch, capsys):
     (roster,) = (text for text in fenced(PAGE, "text") if text.startswith("id,"))
     (tmp_path / "roster.csv").write_text(roster)
     (tmp_path / "practice").mkdir()
-    sums, where = answer_to("ex_01_2"), answer_to("ex_05_2")
+    sums = answer_to("ex_01_2")
+    where = answer_to("ex_05_2")
     for name, answer in {"ada": where[1], "bob": mistakes_in("ex_05_2")[0][0]}.items():
         chunks = [*sums, where[0], answer]
         (tmp_path / "practice" / f"{name}.py").write_text("\n\n".join(chunks), "utf-8")
@@ -233,14 +235,19 @@ def test_nothing_of_a_solution_is_handed_out(path, script):
     prose = "\n\n".join(source_of(rest, "markdown"))
     assert "{solution" not in prose
     # What goes and what stays, found by other means: line by line.
-    open_fence, gone, stays, inside = "", [], [], False
+    open_fence = ""
+    gone = []
+    stays = []
+    inside = False
     for line in page.splitlines():
         start = re.match(r"(`{3,}|:{3,})\{solution(-start|-end)?\}", line)
         if start and not open_fence:
-            open_fence, kind = start[1], start[2]
+            open_fence = start[1]
+            kind = start[2]
         (gone if inside or open_fence else stays).append(line)
         if open_fence and line.rstrip() == open_fence:
-            open_fence, inside = "", kind == "-start"
+            open_fence = ""
+            inside = kind == "-start"
     assert [line for line in prose.splitlines() if line] == [line for line in stays if line]
     assert any(gone)
     solved = {c.source for c in whole.cells if "exercise-solution" in c.metadata.get("tags", [])}

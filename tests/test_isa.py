@@ -40,7 +40,8 @@ from ascend_lab.machine.isa import (
     wait_flag,
 )
 
-TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
+TOY = load_chip("Toy")
+SPLIT = load_chip("Ascend910B2")
 NAMES = ("i", "j", "k")
 
 affines = st.builds(
@@ -91,7 +92,8 @@ def test_affine_refuses_what_is_no_whole_number(factor):
     st.integers(0, 30),
 )
 def test_extent_is_the_lowest_and_highest_element(dims, offset):
-    sizes, strides = tuple(n for n, _ in dims), tuple(s for _, s in dims)
+    sizes = tuple(n for n, _ in dims)
+    strides = tuple(s for _, s in dims)
     region = Buffer("x", "GM", "fp16", 1000).region(offset, sizes, strides)
     points = [offset]
     for size, stride in dims:
@@ -179,7 +181,9 @@ def good_mmad(chip=TOY, **changes):
 
 
 def test_instructions_know_their_pipe():
-    ub, gm, l1 = tile("UB", 64), tile("GM", 64), tile("L1", 64)
+    ub = tile("UB", 64)
+    gm = tile("GM", 64)
+    l1 = tile("L1", 64)
     fractal = tile("L1", 1, 256)
     assert data_copy(TOY, ub, gm).pipe == "MTE2"
     assert data_copy(TOY, gm, ub).pipe == "MTE3"
@@ -209,7 +213,8 @@ def test_shapes_and_formats():
 ROOMY = replace(TOY, buffers={**TOY.buffers, "L0A": 1 << 20, "L1": 1 << 20})
 UB64 = tile("UB", 1, 64)
 
-copy, compute = partial(data_copy, TOY), partial(vector, TOY)
+copy = partial(data_copy, TOY)
+compute = partial(vector, TOY)
 REFUSED = {
     PathError: {
         "GM->L0C": lambda: copy(tile("L0C", 64), tile("GM", 64)),

@@ -35,7 +35,8 @@ from ascend_lab.machine.isa import (
 from ascend_lab.machine.isa.memory import numpy_type
 from ascend_lab.machine.sim import Surroundings, analyse, execute, instruction_cost, simulate
 
-TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
+TOY = load_chip("Toy")
+SPLIT = load_chip("Ascend910B2")
 BF16 = ml_dtypes.bfloat16
 ALONE = Surroundings()
 
@@ -46,7 +47,9 @@ def lanes(dtype, count, repeats=1):
 
 def vector_program(chip, op, dtype, *, sources=1, row=(1, 64), to=None, out=None, **options):
     """x0 .. -> one vector instruction -> y, on one core, every pipe told by flags."""
-    k, to, out = KernelBuilder(op, chip), to or row, out or dtype
+    k = KernelBuilder(op, chip)
+    to = to or row
+    out = out or dtype
     xs = [k.tensor(f"x{i}", dtype, math.prod(row)).region() for i in range(sources)]
 
     def work(result, *tiles):
@@ -128,7 +131,8 @@ def test_select_takes_a_condition_tile_or_a_mask():
 @pytest.mark.parametrize("out", ["int32", "int8"])
 def test_vconv_rounds_as_asked_and_saturates(rounding, f, out):
     x = np.concatenate([np.arange(-8, 8) / 4, np.full(48, 1e9)]).astype(np.float32)
-    x[20], x[21] = -1e9, 300.5
+    x[20] = -1e9
+    x[21] = 300.5
     program = vector_program(TOY, "vconv", "fp32", out=out, rounding=rounding)
     got = run_once(TOY, program, {"x0": x})
     info = np.iinfo(out)
@@ -179,7 +183,8 @@ def test_costs_count_repeats_of_eight_blocks():
 
 
 def test_a_run_takes_whole_blocks_of_the_path():
-    x, q = Buffer("x", "GM", "fp16", 4096), Buffer("q", "UB", "fp16", 4096)
+    x = Buffer("x", "GM", "fp16", 4096)
+    q = Buffer("q", "UB", "fp16", 4096)
     one, two, whole = (
         instruction_cost(SPLIT, data_copy(SPLIT, *ends, pad=True), ALONE).occupancy_cycles
         for ends in ([b.region(0, (64, n), (32, 1)) for b in (q, x)] for n in (16, 17, 32))
@@ -199,7 +204,8 @@ def adding_launch(chip, dtype, cores=2, *, atomic="add", everywhere=True):
     """Every core adds its row of x (cores, 64) to the 64 numbers of y."""
     k = KernelBuilder("adding", chip)
     core = k.param("core", cores)
-    x, y = k.tensor("x", dtype, 64 * cores), k.tensor("y", dtype, 64 * (1 if everywhere else cores))
+    x = k.tensor("x", dtype, 64 * cores)
+    y = k.tensor("y", dtype, 64 * (1 if everywhere else cores))
     place = 0 if everywhere else core * 64
     through(k, y.region(place, 64), x.region(core * 64, 64), atomic=atomic)
     bindings = tuple(binding_of({"core": i}) for i in range(cores))
@@ -227,7 +233,8 @@ def test_the_sanitizer_knows_what_an_atomic_add_may_meet():
     empty = sanitize(adds, TOY, filled={"x"})
     assert [f.kind for f in empty] == ["uninitialised-read"]
     k = KernelBuilder("reader", TOY)
-    y, z = k.tensor("y", "fp32", 64), k.tensor("z", "fp32", 64)
+    y = k.tensor("y", "fp32", 64)
+    z = k.tensor("z", "fp32", 64)
     through(k, z.region(), y.region())
     reader = Part(k.finish())
     for parts in ((*adds.parts, reader), (reader, *adds.parts)):
@@ -238,14 +245,16 @@ def test_the_sanitizer_knows_what_an_atomic_add_may_meet():
 
 
 def test_an_atomic_add_moves_as_many_bytes_as_a_copy():
-    add, plain = adding_launch(TOY, "fp32"), adding_launch(TOY, "fp32", atomic=None)
+    add = adding_launch(TOY, "fp32")
+    plain = adding_launch(TOY, "fp32", atomic=None)
     assert analyse(add, TOY) == analyse(plain, TOY)
     assert simulate(add, TOY).cycles == simulate(plain, TOY).cycles
 
 
 def test_atomic_places_may_repeat():
     k = KernelBuilder("fold", TOY)
-    x, y = k.tensor("x", "fp32", 64), k.tensor("y", "fp32", 8)
+    x = k.tensor("x", "fp32", 64)
+    y = k.tensor("y", "fp32", 8)
     through(k, y.region(0, (8, 8), (0, 1)), x.region(), atomic="add")
     x0 = np.arange(64, dtype=np.float32)
     got = execute(k.finish(), {"x": x0, "y": np.zeros(8, np.float32)}, TOY)["y"]
@@ -341,19 +350,22 @@ def test_cores_may_store_by_index_into_ranges_of_their_own_only():
 def test_an_indexed_store_makes_no_row_initialised():
     launch = pick_launch(TOY, 4, 8, store=True)
     k = KernelBuilder("reader", TOY)
-    y, z = k.tensor("y", "fp32", 32), k.tensor("z", "fp32", 32)
+    y = k.tensor("y", "fp32", 32)
+    z = k.tensor("z", "fp32", 32)
     through(k, z.region(), y.region())
     found = sanitize(Launch("both", (*launch.parts, Part(k.finish()))), TOY)
     assert {f.kind for f in found} == {"uninitialised-read", "race"}
 
 
 def test_a_copy_by_index_touches_at_most_its_rows():
-    few, many = pick_launch(TOY, 1000, 8), pick_launch(TOY, 4, 8)
+    few = pick_launch(TOY, 1000, 8)
+    many = pick_launch(TOY, 4, 8)
     assert analyse(few, TOY).memory_read_bytes == 8 * 32 + 8 * 4
     assert analyse(many, TOY).memory_read_bytes == 4 * 32 + 8 * 4
     assert analyse(many, TOY).path_bytes["GM", "UB"] == 8 * 32 + 8 * 4
     row = Buffer("q", "UB", "fp32", 8)
-    table, i = Buffer("x", "GM", "fp32", 8000), Buffer("i", "UB", "int32", 1, address=64)
+    table = Buffer("x", "GM", "fp32", 8000)
+    i = Buffer("i", "UB", "int32", 1, address=64)
     plain = data_copy(TOY, row.region(), table.region(0, 8))
     picked = data_copy(TOY, row.region(), table.region(0, 8), index=i.region(), pitch=8, bound=1000)
     assert instruction_cost(TOY, plain, ALONE) == instruction_cost(TOY, picked, ALONE)
@@ -362,7 +374,8 @@ def test_a_copy_by_index_touches_at_most_its_rows():
 def test_the_rows_must_lie_inside_the_tensor():
     k = KernelBuilder("far", TOY)
     x = k.tensor("x", "fp32", 80)
-    q, i = k.buffer("q", "UB", "fp32", 8), k.buffer("i", "UB", "int32", 1)
+    q = k.buffer("q", "UB", "fp32", 8)
+    i = k.buffer("i", "UB", "int32", 1)
     k.copy_row(q.region(), x.region(8, 8), i.region(), 8, 10)
     with pytest.raises(CapacityError, match=r"elements 0..79 of x; got 8..87"):
         k.finish()
@@ -383,7 +396,9 @@ BLOCK = UB16.region(0, (16, 16))
 R32 = UB32.region(0, 8)
 PICK = {"index": INDEX.region(0, 1), "pitch": 8, "bound": 4}
 
-G32, copy, compute = GM32.region(0, 8), partial(data_copy, TOY), partial(vector, TOY)
+G32 = GM32.region(0, 8)
+copy = partial(data_copy, TOY)
+compute = partial(vector, TOY)
 BAD = {
     ProgramError: {
         "op as one": lambda: compute("vcmp", ROW, ROW, ROW),

@@ -31,7 +31,8 @@ def double(source: str, target: str, chip=TOY, cores: int = CORES) -> Launch:
     """target = source + source, one tile per core; core i writes the tile it read."""
     k = KernelBuilder(f"{target}=2{source}", chip)
     total = LANES * cores
-    x, y = k.tensor(source, "fp16", total), k.tensor(target, "fp16", total)
+    x = k.tensor(source, "fp16", total)
+    y = k.tensor(target, "fp16", total)
     at = k.param("core", cores) * LANES
 
     def twice(out, tile):
@@ -46,7 +47,8 @@ def double(source: str, target: str, chip=TOY, cores: int = CORES) -> Launch:
 def total(source: str, target: str, chip=TOY) -> Launch:
     """One core adds the tiles of all cores of `source`."""
     k = KernelBuilder("total", chip)
-    x, y = k.tensor(source, "fp16", LANES * CORES), k.tensor(target, "fp16", LANES)
+    x = k.tensor(source, "fp16", LANES * CORES)
+    y = k.tensor(target, "fp16", LANES)
     loads = k.queue("in_ub", "UB", "fp16", LANES, src="MTE2", dst="V", depth=2)
     stores = k.queue("sum_ub", "UB", "fp16", LANES, src="V", dst="MTE3", depth=1)
     out = stores.alloc().region(0, (1, LANES))
@@ -148,7 +150,8 @@ def test_cycles_are_those_of_the_phases_and_of_the_barrier():
 
 def test_one_phase_takes_what_its_launch_takes():
     launch = gemm_launch(GemmShape(96, 96, 96), TOY)
-    one, whole = simulate(launch, TOY), simulate_kernel(launch, TOY)
+    one = simulate(launch, TOY)
+    whole = simulate_kernel(launch, TOY)
     for name in ("cycles", "total_cycles", "time_s", "busy", "macs", "energy_j", "bound_by"):
         assert getattr(whole, name) == getattr(one, name)
     assert whole.ops_per_s == one.ops_per_s

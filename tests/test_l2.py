@@ -40,9 +40,11 @@ class Bytewise:
     def touch(self, accesses, unit=1):
         steps = []
         for rank, a in enumerate(accesses):
-            first, count = a.address_bytes // unit, a.size_bytes // unit
+            first = a.address_bytes // unit
+            count = a.size_bytes // unit
             steps += [(i / count, a.is_write, rank, first + i) for i in range(count)]
-        hit, written = {a.name: 0 for a in accesses if not a.is_write}, 0
+        hit = {a.name: 0 for a in accesses if not a.is_write}
+        written = 0
         for _, is_write, rank, where in sorted(steps):
             if where in self.order:
                 self.order.remove(where)
@@ -74,7 +76,8 @@ def phases(draw: st.DrawFn, unit: int = 1) -> list[list[Access]]:
         accesses = []
         for is_write in (False, True):
             for slot in draw(st.lists(st.integers(0, 3), max_size=4, unique=True)):
-                name, low = f"{'out' if is_write else 'in'}{slot}", slot * SLOT
+                name = f"{'out' if is_write else 'in'}{slot}"
+                low = slot * SLOT
                 last = not is_write and draw(st.booleans())
                 accesses.append(Access(name, low * unit, sizes[slot] * unit, is_write, last))
         found.append(accesses)
@@ -82,9 +85,11 @@ def phases(draw: st.DrawFn, unit: int = 1) -> list[list[Access]]:
 
 
 def assert_same(case: list[list[Access]], size: int, unit: int) -> None:
-    l2, plain = L2(size * unit, unit), Bytewise(size * unit)
+    l2 = L2(size * unit, unit)
+    plain = Bytewise(size * unit)
     for accesses in case:
-        got, (hits, written) = l2.touch(accesses), plain.touch(accesses, unit)
+        got = l2.touch(accesses)
+        (hits, written) = plain.touch(accesses, unit)
         assert got.hits == hits
         assert got.write_back_bytes == written
         assert l2.held_bytes == len(plain.order) * unit
@@ -107,7 +112,8 @@ def test_it_is_an_lru_of_whole_pieces(case, size):
 @settings(max_examples=100)
 @given(phases(), st.integers(1, 150), st.lists(st.tuples(*[st.integers(0, 4 * SLOT)] * 2)))
 def test_what_is_discarded_is_neither_held_nor_written(case, size, ranges):
-    l2, plain = L2(size, 7 if size > 7 else 1), Bytewise(size)
+    l2 = L2(size, 7 if size > 7 else 1)
+    plain = Bytewise(size)
     large = L2(size, 1)
     for accesses, (low, count) in zip(case, ranges, strict=False):
         large.touch(accesses), plain.touch(accesses), l2.touch(accesses)
@@ -137,7 +143,8 @@ def test_what_is_skipped_in_the_middle_of_a_large_phase_is_counted():
         replace(a, address_bytes=a.address_bytes * MIB, size_bytes=a.size_bytes * MIB)
         for a in case[1]
     ]
-    l2, visited = L2.of(TOY), []
+    l2 = L2.of(TOY)
+    visited = []
     run = l2._keys
     l2._keys = lambda *given: (visited.append(len(run(*given))), run(*given))[1]
     assert l2.touch(big).write_back_bytes > 598 * MIB
@@ -147,9 +154,11 @@ def test_what_is_skipped_in_the_middle_of_a_large_phase_is_counted():
 @settings(max_examples=100)
 @given(phases(), st.integers(1, 80), st.integers(0, 80))
 def test_a_larger_cache_never_hits_less(case, size, more):
-    small, large = L2(size, 1), L2(size + more, 1)
+    small = L2(size, 1)
+    large = L2(size + more, 1)
     for accesses in case:
-        few, many = small.touch(accesses), large.touch(accesses)
+        few = small.touch(accesses)
+        many = large.touch(accesses)
         assert all(few.hits[n] <= many.hits[n] for n in few.hits)
 
 
@@ -208,7 +217,8 @@ def test_read_twice_half_of_l2_hits_and_twice_l2_does_not(name):
 
 
 def test_data_overwritten_in_l2_never_gets_to_memory():
-    l2, half = L2.of(TOY), TOY.l2.size_bytes // 2
+    l2 = L2.of(TOY)
+    half = TOY.l2.size_bytes // 2
     assert [l2.touch([Access("t", 0, half, True)]).write_back_bytes for _ in range(5)] == [0] * 5
     spread = [l2.touch([Access("t", i * half, half, True)]).write_back_bytes for i in range(1, 5)]
     assert spread == [0, half, half, half]
@@ -258,7 +268,8 @@ def test_warmer_is_never_slower(data):
 
 def test_a_launch_that_finds_everything_in_l2_reads_no_memory():
     launch = gemm_launch(GemmShape(256, 256, 256), TOY)
-    cold, warm = simulate(launch, TOY), simulate(launch, TOY, warm={"a": 1.0, "b": 1.0, "w": 1.0})
+    cold = simulate(launch, TOY)
+    warm = simulate(launch, TOY, warm={"a": 1.0, "b": 1.0, "w": 1.0})
     assert warm.memory_bytes == 0 < cold.memory_bytes
     assert warm.cycles < cold.cycles
     half = analyse(launch, TOY).warmed({"a": 0.5})
@@ -306,8 +317,10 @@ def test_a_first_kernel_on_a_cold_memory_takes_what_it_takes_alone(case):
 
 def two_in_a_row(elements: int, chip=TOY) -> tuple[KernelTimeline, KernelTimeline]:
     """Return y = relu(x), and x = relu(y) after it."""
-    kernel, size = elementwise_launch(chip, elements, op="vrelu"), 2 * elements
-    memory, (low, high) = DeviceMemory.of(chip), ((0, size), (size, size))
+    kernel = elementwise_launch(chip, elements, op="vrelu")
+    size = 2 * elements
+    memory = DeviceMemory.of(chip)
+    (low, high) = ((0, size), (size, size))
     first = simulate_kernel(kernel, chip, memory.at({"x1": low, "y": high}))
     return first, simulate_kernel(kernel, chip, memory.at({"x1": high, "y": low}))
 
@@ -338,7 +351,8 @@ def test_reusing_addresses_saves_what_is_dead_from_being_written():
         memory = DeviceMemory.of(TOY)
         runs = []
         for i in range(12):
-            low, high = i % places * size, (i + 1) % places * size
+            low = i % places * size
+            high = (i + 1) % places * size
             runs.append(
                 simulate_kernel(kernel, TOY, memory.at({"x1": (low, size), "y": (high, size)}))
             )
@@ -351,7 +365,8 @@ def test_reusing_addresses_saves_what_is_dead_from_being_written():
 
 def test_phases_of_a_kernel_share_l2_on_a_memory():
     kernel, fused = chain_kernels(TOY, 4, 1 << 16, "relu")
-    apart, shared = simulate_kernel(kernel, TOY), simulate_kernel(kernel, TOY, DeviceMemory.of(TOY))
+    apart = simulate_kernel(kernel, TOY)
+    shared = simulate_kernel(kernel, TOY, DeviceMemory.of(TOY))
     assert [phase.l2_bytes for phase in apart.phases] == [0] * 4
     assert [phase.l2_bytes for phase in shared.phases] == [0] + [2 << 16] * 3
     assert shared.l2_hit_rate == 3 / 5
@@ -366,7 +381,8 @@ def test_phases_of_a_kernel_share_l2_on_a_memory():
 def test_half_a_tensor_written_is_half_a_tensor_found():
     def copy(source: str, target: str, first: int, count: int) -> Launch:
         k = KernelBuilder(f"{source} to {target}", TOY)
-        x, y = k.tensor(source, "fp16", 4096), k.tensor(target, "fp16", 4096)
+        x = k.tensor(source, "fp16", 4096)
+        y = k.tensor(target, "fp16", 4096)
         t = k.buffer("t", "UB", "fp16", 2048)
         with k.loop("i", count) as i:
             k.copy(t.region(), x.region(2048 * i + first, 2048))
@@ -374,7 +390,8 @@ def test_half_a_tensor_written_is_half_a_tensor_found():
         return as_launch(k.finish())
 
     assert lowest_bytes(copy("x", "y", 2048, 1)) == {("x", False): 4096, ("y", True): 4096}
-    upper, lower = Kernel("upper", (copy("x", "y", 2048, 1),)), copy("y", "z", 0, 1)
+    upper = Kernel("upper", (copy("x", "y", 2048, 1),))
+    lower = copy("y", "z", 0, 1)
     for after, expected in (
         (lower, 0.0),
         (copy("y", "z", 2048, 1), 1.0),

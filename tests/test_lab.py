@@ -203,7 +203,8 @@ def test_chains_run_beside_the_first_and_say_their_own(lab, told, monkeypatch, t
     script.write_text("import sys; print('aside', sys.argv[1:]); sys.exit('k' in sys.argv[2])")
     monkeypatch.setattr(lab, "__file__", str(script))
     monkeypatch.setattr(lab, "BUILD", tmp_path / "made")
-    failed, words = "notebooks", r"package 0 s, notebooks \d s, lint \+ book \+ browser \d s"
+    failed = "notebooks"
+    words = r"package 0 s, notebooks \d s, lint \+ book \+ browser \d s"
     with pytest.raises(lab.LabError, match=rf"^FAILED: {failed} \({words}\)$"):
         lab.do_test([])
     said = capsys.readouterr().out

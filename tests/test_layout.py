@@ -91,13 +91,16 @@ def test_published_formulas(dtype, seed):
     rng = np.random.default_rng(seed)
     n_, c_, h_, w_ = shape = tuple(int(k) for k in rng.integers(1, 40, 4))
     n, c, h, w = index = tuple(int(rng.integers(k)) for k in shape)
-    c1_, n1_ = -(-c_ // c0), -(-n_ // 16)
+    c1_ = -(-c_ // c0)
+    n1_ = -(-n_ // 16)
     place = (((n * c1_ + c // c0) * h_ + h) * w_ + w) * c0 + c % c0
     assert address(address_map("NC1HWC0", shape, dtype), index) == place
     place = ((((c // c0 * h_ + h) * w_ + w) * n1_ + n // 16) * 16 + n % 16) * c0 + c % c0
     assert address(address_map("FRACTAL_Z", shape, dtype), index) == place
-    m, k = h, w
-    m1_, k1_ = -(-h_ // 16), -(-w_ // c0)
+    m = h
+    k = w
+    m1_ = -(-h_ // 16)
+    k1_ = -(-w_ // c0)
     nz = ((k // c0 * m1_ + m // 16) * 16 + m % 16) * c0 + k % c0
     zz = ((m // 16 * k1_ + k // c0) * 16 + m % 16) * c0 + k % c0
     zn = ((m // c0 * -(-w_ // 16) + k // 16) * 16 + k % 16) * c0 + m % c0
@@ -151,7 +154,8 @@ def common_runs(source, target):
 def test_bursts_are_common_runs(case):
     """Where two images meet, last and first element may be neighbours by chance: no burst."""
     first, second, shape, dtype = case
-    source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+    source = address_map(first, shape, dtype)
+    target = address_map(second, shape, dtype)
     size = burst_bytes(source, target) // np.dtype(TYPES[dtype]).itemsize
     assert size == burst_bytes(target, source) // np.dtype(TYPES[dtype]).itemsize
     runs = common_runs(source, target)
@@ -183,7 +187,8 @@ def test_bursts_by_hand(source, target, shape, dtype, burst):
 @given(cases())
 def test_boxes_cover_source_and_target_once(case):
     first, second, shape, dtype = case
-    source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+    source = address_map(first, shape, dtype)
+    target = address_map(second, shape, dtype)
     stored = pack(source, values(shape, dtype)).reshape(-1)
     out = np.full(target.elements, -1, stored.dtype)
     jobs = [(box, False) for box in copy_boxes(source, target)]
@@ -204,7 +209,8 @@ def test_round_trips_are_exact_for_all_pairs(case):
     x = values(shape, dtype)
     names = IMAGES if len(shape) == 4 else ARRAYS
     for first, second in itertools.product(names, names):
-        source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+        source = address_map(first, shape, dtype)
+        target = address_map(second, shape, dtype)
         stored = pack(source, x)
         there = convert(stored, source, target)
         assert there.shape == target.storage_shape and there.dtype == x.dtype
@@ -228,7 +234,8 @@ def test_conversion_of_storage_forms():
 def test_programs_convert_on_every_chip(chip_name, case, start):
     chip = load_chip(chip_name)
     first, second, shape, dtype = case
-    source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+    source = address_map(first, shape, dtype)
+    target = address_map(second, shape, dtype)
     launch = conversion_launch(shape, dtype, first, second, chip)
     stored = pack(source, values(shape, dtype, start))
     y = execute(launch, {"x": stored}, chip, seed=start)["y"]
@@ -265,7 +272,8 @@ def test_time_lies_between_its_bounds(chip_name, shape, source, target):
 
 def test_short_runs_cost_time_not_bytes():
     """Two conversions of the same bytes: 32-byte runs against single elements."""
-    chip, shape = load_chip("Ascend910A"), (8, 64, 56, 56)
+    chip = load_chip("Ascend910A")
+    shape = (8, 64, 56, 56)
     long, short = (
         simulate(conversion_launch(shape, "fp16", name, "NC1HWC0", chip), chip)
         for name in ("NHWC", "NCHW")
@@ -317,7 +325,8 @@ def test_whole_blocks_are_whole_and_lose_nothing(sizes, c0):
 # -- errors -----------------------------------------------------------------------------------
 
 X = np.zeros((4, 4), np.float16)
-ND, NZ = address_map("ND", (4, 4)), address_map("FRACTAL_NZ", (4, 4))
+ND = address_map("ND", (4, 4))
+NZ = address_map("FRACTAL_NZ", (4, 4))
 TOY = load_chip("Toy")
 
 

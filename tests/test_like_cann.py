@@ -181,7 +181,8 @@ def test_compare_takes_the_road_and_says_where_there_is_none(tmp_path: Path):
     ]  # fmt: skip
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(lines), "utf-8")
-    ours, like = compare(path).rows, compare(path, like="cann").rows
+    ours = compare(path).rows
+    like = compare(path, like="cann").rows
     assert all(one.error is not None for one in (*ours, *like))
     assert ours[0].model_s == ours[1].model_s  # our compiler decides by itself
     assert ours[1].model_s < like[1].model_s < like[0].model_s

@@ -358,7 +358,8 @@ def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
 
 
 def test_a_long_name_keeps_its_beginning_and_its_kind():
-    name, kind = "stage4.3.shuffled.NC1HWC0", "transpose+trans_data"
+    name = "stage4.3.shuffled.NC1HWC0"
+    kind = "transpose+trans_data"
     assert limits.labelled(name, kind, 36) == "stage4.3.sh.. (transpose+trans_data)"
     assert limits.labelled(name, kind, 48) == f"{name} ({kind})"
     assert [len(limits.labelled(name, kind, n)) for n in (12, 33, 47)] == [12, 33, 47]

@@ -244,7 +244,8 @@ def test_coalescing_counts_of_a_run_match_brute_force(n, stride):
 
 def test_interleaved_reduction_conflicts_and_is_slower():
     kernel = machines.total(65536)
-    good, bad = run(Simt(), kernel), run(Simt(interleaved=True), kernel)
+    good = run(Simt(), kernel)
+    bad = run(Simt(interleaved=True), kernel)
     assert bad.cycles > good.cycles
     assert good.values["s"] == bad.values["s"]
     assert [warps for warps, _ in tree_steps(Simt())] == [4, 2, 1, 1, 1, 1, 1, 1]
@@ -269,7 +270,8 @@ def test_closed_form_brackets_the_warp_scheduler(registers, warps, rate):
         port=Port(rate_bytes_per_cycle=rate),
     )
     kernel = machines.saxpy(32 * warps)
-    modelled, parts = run(machine, kernel).cycles, run(machine, kernel).parts
+    modelled = run(machine, kernel).cycles
+    parts = run(machine, kernel).parts
     scheduled = last_cycle(schedule(kernel, machine, warps))
     assert max(parts.compute, parts.move) <= scheduled <= 1.02 * parts.total
     assert 0.65 < modelled / scheduled < 1.4
@@ -304,7 +306,8 @@ def test_systolic_cycles_are_the_closed_form(m, k, n):
 
 
 def test_systolic_steps_are_the_frames_of_the_figure():
-    a, b = np.arange(6).reshape(3, 2), np.array([[1, 10], [2, 20]])
+    a = np.arange(6).reshape(3, 2)
+    b = np.array([[1, 10], [2, 20]])
     states = frames(a, b)
     assert len(states) == 3 + 2 + 2 - 2
     leaving = [states[m + 1 + c][1][1, c] for m in range(3) for c in range(2)]
@@ -325,7 +328,8 @@ def test_cube_blocks(dtype, k_block, passes):
 
 def test_folding_fills_the_blocks():
     kernel = machines.saxpy(65536)
-    naive, folded = run(Cube(), kernel), run(Cube(fold=16), kernel)
+    naive = run(Cube(), kernel)
+    folded = run(Cube(fold=16), kernel)
     assert naive.counters["bytes_moved"] == pytest.approx(8 * 12 * kernel.n, rel=0.01)
     assert folded.counters["bytes_moved"] == pytest.approx(12 * kernel.n, rel=0.01)
     assert folded.cycles * 7 < naive.cycles
@@ -462,7 +466,8 @@ def test_upgrades_never_slow_down():
 
 # --- roofline ---------------------------------------------------------------------------------
 def test_roofline_by_hand():
-    hbm, l2 = Level("HBM", 1e12), Level("L2", 4e12)
+    hbm = Level("HBM", 1e12)
+    l2 = Level("L2", 4e12)
     assert ridge_point(200e12, hbm) == 200
     assert attainable(50, 200e12, hbm) == 50e12
     assert attainable(500, 200e12, hbm) == 200e12

@@ -46,7 +46,8 @@ BACK = {
 
 @pytest.mark.parametrize("standard", PUBLISHED)
 def test_matrices_follow_from_the_standards(standard):
-    there, back = m.csc_of(standard, "RGB"), m.csc_of(standard, "YUV")
+    there = m.csc_of(standard, "RGB")
+    back = m.csc_of(standard, "YUV")
     bias = (16 if "narrow" in standard else 0, 128, 128)
     assert (there.matrix, there.in_bias, there.out_bias) == (PUBLISHED[standard], bias, (0, 0, 0))
     assert (back.matrix, back.in_bias, back.out_bias) == (BACK[standard], (0, 0, 0), bias)

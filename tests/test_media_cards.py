@@ -49,10 +49,12 @@ def test_what_units_refuse(call, said):
 
 
 def test_junk_beside_the_picture_is_not_resized():
-    picture, out = m.jpegd_picture(300, 200, "Ascend310"), m.vpc_picture(224, 224)
+    picture = m.jpegd_picture(300, 200, "Ascend310")
+    out = m.vpc_picture(224, 224)
     raw = RNG.integers(0, 256, picture.size_bytes).astype(np.uint8)
     rows = raw.reshape(-1, picture.stride_w)
-    rows[: picture.stride_h, 300:], rows[200 : picture.stride_h] = 255, 255
+    rows[: picture.stride_h, 300:] = 255
+    rows[200 : picture.stride_h] = 255
     got = m.vpc_crop_and_resize(raw, picture, m.crop_box(0, 0, 300, 200), out).reshape(-1, 224)
     assert np.array_equal(got[:224], cv2.resize(rows[:200, :300], (224, 224)))
     chroma = rows[208:308, :300].reshape(100, 150, 2)
@@ -126,7 +128,8 @@ def test_simpy_sees_the_same_latencies():
 
 def test_laws_of_queues_hold():
     """M/D/1: the mean wait is rho s / 2 (1 - rho) (Pollaczek and Khinchine); D/D/1: none."""
-    station, rate = m.Station("a", 1, 0.01), 70.0
+    station = m.Station("a", 1, 0.01)
+    rate = 70.0
     waits = [m.play([station], rate, 20_000, seed).waited_s["a"] for seed in range(6)]
     exact = 0.7 * 0.01 / (2 * 0.3)
     spread = 3 * np.std(waits, ddof=1) / np.sqrt(len(waits))

@@ -46,13 +46,15 @@ def test_values_are_those_of_aipp_and_the_network(small_channel):
     fed = insert_aipp(graph, [AippOp(0, NV12)], small_channel=small_channel)
     assert str(fed.types["x"]) == "uint8[2, 900]" and fed.inputs == ("x",)
     assert random_inputs(fed)["x"].max() > 200
-    (found,), (wanted,) = evaluate(fed, {"x": raw}).values(), apart.values()
+    (found,) = evaluate(fed, {"x": raw}).values()
+    (wanted,) = apart.values()
     assert np.array_equal(found, wanted)
     again = from_text(str(fed), {n: c.array() for n, c in fed.constants.items()})
     assert str(again) == str(fed)
     for chip in ("Toy", "Ascend910B2"):
         with_fp16 = run_compiled(graph, {"x": aipp(raw, NV12)}, chip)
-        (alone,), (run,) = with_fp16.values(), run_compiled(fed, {"x": raw}, chip).values()
+        (alone,) = with_fp16.values()
+        (run,) = run_compiled(fed, {"x": raw}, chip).values()
         assert np.abs(run.astype(float) - alone).max() <= np.abs(alone).max() * 2**-10
         assert not small_channel or np.array_equal(run, alone)  # the default takes them too
 
@@ -114,7 +116,8 @@ def test_small_channels_need_a_convolution():
 
 
 def test_the_cost_no_launch_no_conversion_less_cube_work():
-    chip, graph = load_chip("Ascend310"), zoo.build("resnet18")
+    chip = load_chip("Ascend310")
+    graph = zoo.build("resnet18")
     op = AippOp(0, Aipp("RGB888_U8", 0, 0, **NORMAL))  # type: ignore[arg-type]
     times = [
         simulate_graph(compile_graph(g, chip))

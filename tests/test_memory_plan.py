@@ -263,7 +263,8 @@ def test_reuse_distance_by_hand():
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_l2_placement_reuses_sooner_than_best_fit(name):
     buffers = read_csv(data_path(f"minimalloc/{name}.{CAPACITY_BYTES}.csv"))
-    hot, tight = plan(buffers, method="l2"), plan(buffers, method="best-fit")
+    hot = plan(buffers, method="l2")
+    tight = plan(buffers, method="best-fit")
     verify(hot, buffers)
     distances = [reuse_distance_bytes(buffers, p.offsets) for p in (hot, tight)]
     assert distances[0] < distances[1]

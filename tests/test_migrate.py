@@ -20,7 +20,9 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 
 CHIP = load_chip("Ascend310")
-FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+FLOAT = TensorProto.FLOAT
+INT64 = TensorProto.INT64
+BOOL = TensorProto.BOOL
 
 
 def model_of(nodes, inputs, outputs, weights=(), opset=18):
@@ -72,7 +74,8 @@ def mixed():
 
 
 def same_values(before, after, feed):
-    one, two = run_on_host(before, feed), run_on_host(after, feed)
+    one = run_on_host(before, feed)
+    two = run_on_host(after, feed)
     assert list(one) == list(two)
     for name, array in one.items():
         assert two[name].dtype == array.dtype, name
@@ -173,7 +176,8 @@ def test_a_torch_program_needs_torch(tmp_path, monkeypatch):
 
 
 def test_a_torch_program_is_exported_first(tmp_path, monkeypatch):
-    model, torch = mixed(), ModuleType("torch")
+    model = mixed()
+    torch = ModuleType("torch")
     torch.export = SimpleNamespace(load=lambda path: path)
     torch.onnx = SimpleNamespace(export=lambda p, dynamo: SimpleNamespace(model_proto=model))
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -185,7 +189,8 @@ def test_a_torch_program_is_exported_first(tmp_path, monkeypatch):
 
 # -- the command line ------------------------------------------------------------------------------
 def test_the_verb_writes_model_and_report(tmp_path, capsys):
-    file, out = tmp_path / "mixed.onnx", tmp_path / "out.onnx"
+    file = tmp_path / "mixed.onnx"
+    out = tmp_path / "out.onnx"
     onnx.save(mixed(), file)
     for ending in ("json", "html", "txt"):
         report = tmp_path / f"report.{ending}"

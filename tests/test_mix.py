@@ -60,7 +60,8 @@ def test_both_engines_agree_and_no_false_alarm_is_raised(case: Relay) -> None:
         assert parse_program(str(part.program)) == part.program
 
 
-BIAS, SCALE = Operand("bias", "channel", "int32"), Operand("scale", "channel", "fp32")
+BIAS = Operand("bias", "channel", "int32")
+SCALE = Operand("scale", "channel", "fp32")
 AFTER = {
     "bias_gelu": (GEMM, SIGMOID_GELU),
     "residual": (GEMM, RESIDUAL),
@@ -81,7 +82,8 @@ def test_products_with_any_epilogue_equal_numpy(name: str, order: str) -> None:
 
 
 CONV_AFTER = {"relu6": RELU6, "gelu": SIGMOID_GELU, "residual": RESIDUAL, "wide": WIDE_RESIDUAL}
-ODD, EVEN = ConvShape(3, 20, 7, 7, 40, 3, 3, 1, 1), ConvShape(16, 64, 14, 14, 64, 3, 3, 1, 1)
+ODD = ConvShape(3, 20, 7, 7, 40, 3, 3, 1, 1)
+EVEN = ConvShape(16, 64, 14, 14, 64, 3, 3, 1, 1)
 LOW = GemmSchedule(32, 16, 32, 1, 2, 2)
 
 
@@ -107,16 +109,19 @@ def test_convolutions_with_any_epilogue_equal_numpy(
 @pytest.mark.parametrize("shape", [ODD, replace(EVEN, n=1)])
 def test_as_many_vector_cores_as_a_chip_has_share_each_tile(shape: ConvShape, count: int) -> None:
     """What is no multiple of their number leaves the last one less, or nothing."""
-    chip, shape = replace(CHIP, vector_cores_per_core=count), replace(shape, out_dtype="fp16")
+    chip = replace(CHIP, vector_cores_per_core=count)
+    shape = replace(shape, out_dtype="fp16")
     assert assert_conv(shape, chip, LOW, SIGMOID_GELU).mix == 1 + count
     assert assert_gemm(GEMM, chip, None, SIGMOID_GELU).mix == 1 + count
 
 
 def test_sums_of_bytes_are_dequantised_on_the_vector_cores() -> None:
     """Bias in the cube's table, a scale per channel and ReLU behind it: exact in fp32."""
-    shape, rng = GemmShape(70, 70, 90, "int8", "fp16"), np.random.default_rng(2)
+    shape = GemmShape(70, 70, 90, "int8", "fp16")
+    rng = np.random.default_rng(2)
     a, b = (rng.integers(-9, 9, s).astype(np.int8) for s in ((70, 70), (70, 90)))
-    bias, scale = rng.integers(-99, 99, 90).astype(np.int32), rng.integers(-8, 8, 90) / 8
+    bias = rng.integers(-99, 99, 90).astype(np.int32)
+    scale = rng.integers(-8, 8, 90) / 8
     after = Epilogue((BIAS, SCALE), (), "fp16", Deq("scale", "bias", relu=True, dtype="fp16"))
     launch = gemm_launch(shape, CHIP, None, after)
     tensors = pack_gemm(shape, a, b) | {"bias": pack_channels(bias)}
@@ -134,7 +139,8 @@ def test_shares_of_a_tile_are_all_of_it_once(step: int, cores: int) -> None:
     whole = ((0, Affine(5), 24),)
     parted = ((0, Affine(5), 7), (7, Affine(90), 13), (20, Affine(300), 4))
     for pieces in (whole, parted):
-        area, places = Area(Affine(), pieces, 1, 400, step, 2, 24), []
+        area = Area(Affine(), pieces, 1, 400, step, 2, 24)
+        places = []
         for number in range(cores):
             share, first = share_of(area, number, cores)
             assert share.pixels == 24 // cores and first == number * share.pixels
@@ -164,7 +170,8 @@ def test_vector_work_hides_behind_the_cube() -> None:
 def test_a_network_runs_a_product_and_what_follows_as_one_mix_kernel() -> None:
     """Bias in the table of the cube; GELU and the residual on vector cores, read where it lies."""
     net = GraphBuilder("block", "fp16")
-    x, y = net.input("x", (48, 64)), net.input("y", (48, 96))
+    x = net.input("x", (48, 64))
+    y = net.input("y", (48, 96))
     product = net.add(net.matmul(x, net.weight((64, 96), scale=0.2)), net.weight((96,)))
     net.output(net.add(net.gelu(product), y))
     graph = cancel_trans_data(assign_layouts(canonical(net.build(), CHIP)))
@@ -176,5 +183,6 @@ def test_a_network_runs_a_product_and_what_follows_as_one_mix_kernel() -> None:
     assert any(p.mix for t in compiled.tasks if t.lowered for p in t.lowered.kernel.phases)
     rng = np.random.default_rng(3)
     inputs = {n: rng.normal(size=graph.types[n].shape).astype(np.float16) for n in ("x", "y")}
-    (got,), (wanted,) = run_tasks(compiled, inputs).values(), evaluate(graph, inputs).values()
+    (got,) = run_tasks(compiled, inputs).values()
+    (wanted,) = evaluate(graph, inputs).values()
     assert np.abs(got.astype(np.float32) - wanted).max() < 0.02

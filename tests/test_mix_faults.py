@@ -153,7 +153,8 @@ def test_all_cores_of_a_kind_meet() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    cube, vector = PLAIN.launch().parts[0], PLAIN.launch().parts[1]
+    cube = PLAIN.launch().parts[0]
+    vector = PLAIN.launch().parts[1]
     with pytest.raises(PathError, match="mix launch"):
         simulate(Launch("alone", (cube,)), CHIP)
     assert [f.kind for f in sanitize(Launch("alone", (cube,)), CHIP)] == ["illegal"]

@@ -88,7 +88,8 @@ def test_an_image_in_l2_may_ask_for_another_tiling() -> None:
     """An estimate for images from memory takes a tiling that is 20 % slower where L2 holds them."""
     chip = load_chip("Ascend310P3")
     shape = ConvShape(4, 80, 28, 28, 176, 1, 1, out_dtype="fp16")
-    default, near = conv_schedule(shape, chip), near_schedule(shape, chip)
+    default = conv_schedule(shape, chip)
+    near = near_schedule(shape, chip)
     assert near is not None
     cycles = []
     for schedule in (default, near):

@@ -208,7 +208,8 @@ def test_blocks_turn_every_bit_pattern(chip, dtype):
 
 
 def test_blocks_read_and_write_runs_where_strides_move_single_elements():
-    chip, n = CHIPS["Ascend910A"], 4096
+    chip = CHIPS["Ascend910A"]
+    n = 4096
     blocks, strided = (
         simulate(transpose_launch(chip, (n, n), (1, 0), "fp16", m), chip)
         for m in ("blocks", "strided")
@@ -253,7 +254,8 @@ def test_conversions_are_right_and_never_slower_than_strided(chip, dtype, shape,
 @pytest.mark.parametrize(("shape", "times"), [((1, 64, 56, 56), 4), ((8, 116, 28, 28), 2)])
 def test_channels_get_into_blocks_in_blocks(ends, shape, times):
     for name in ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2"):
-        chip, maps = load_chip(name), (address_map(end, shape) for end in ends)
+        chip = load_chip(name)
+        maps = (address_map(end, shape) for end in ends)
         strided = conversion_launch(shape, "fp16", *ends, chip)
         kernel = Kernel("convert", maps_phases(*maps, chip, "convert"))
         assert times * simulate_kernel(kernel, chip).cycles < simulate(strided, chip).cycles
@@ -292,7 +294,8 @@ tables = st.tuples(SMALL, st.one_of(SIZES, st.just(300)), st.sampled_from([1, 2,
 def test_gather_is_numpys(chip, dtype, table, seed):
     rows, columns, picks = table
     rng = np.random.default_rng(seed)
-    x, index = numbers(rng, (rows, columns), dtype), rng.integers(0, rows, picks, dtype=np.int32)
+    x = numbers(rng, (rows, columns), dtype)
+    index = rng.integers(0, rows, picks, dtype=np.int32)
     launch = gather_launch(chip, rows, columns, picks, dtype)
     got = run(launch, {"x": x, "index": index}, chip, seed=seed)["y"]
     assert np.array_equal(got.reshape(picks, columns), x[index])
@@ -329,9 +332,11 @@ def scattered(y, index, u, mode):
     seeds,
 )
 def test_all_ways_to_scatter_agree(chip, dtype, table, picks, way, seed):
-    rows, columns = table[0], table[1] * 16
+    rows = table[0]
+    columns = table[1] * 16
     rng = np.random.default_rng(seed)
-    y, u = numbers(rng, (rows, columns), dtype), numbers(rng, (picks, columns), dtype)
+    y = numbers(rng, (rows, columns), dtype)
+    u = numbers(rng, (picks, columns), dtype)
     index = rng.integers(0, rows, picks)
     tensors = {"y": y, "u": u}
     if way == "atomic":
@@ -385,7 +390,10 @@ def test_added_rows_take_about_as_long_as_their_bytes(rows, columns, picks):
 
 
 def test_sorting_writes_every_row_once():
-    chip, rows, columns, picks = CHIPS["Ascend910A"], 64, 64, 512
+    chip = CHIPS["Ascend910A"]
+    rows = 64
+    columns = 64
+    picks = 512
     index = np.arange(picks) % rows
     size = columns * 4
     groups = group_indices(index, rows, 32)
@@ -509,7 +517,8 @@ def test_bad_inputs_are_refused_with_a_remedy(make, kind, message):
 @pytest.mark.parametrize("columns", [3, 16, 40])
 def test_a_bad_index_stops_a_launch_and_is_named(columns):
     index = np.array([1, 2, 7, 0], np.int32)
-    x, u = np.zeros((5, columns), np.float16), np.zeros((4, columns), np.float16)
+    x = np.zeros((5, columns), np.float16)
+    u = np.zeros((4, columns), np.float16)
     with pytest.raises(SimulationError, match=r"an index of 0..4.* got 7 at .*[rp]=2"):
         execute(gather_launch(TOY, 5, columns, 4, "fp16"), {"x": x, "index": index}, TOY)
     launch = scatter_launch(TOY, 5, columns, 4, "fp16")

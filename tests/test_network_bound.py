@@ -39,7 +39,8 @@ from ascend_lab.machine.sim import simulate
 from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
 from tests.graph_strategies import smooth_graphs, whole_graphs
 
-CHIP, CACHE = load_chip("Ascend310"), load_chip("Ascend310P3")
+CHIP = load_chip("Ascend310")
+CACHE = load_chip("Ascend310P3")
 GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_zoo.json").read_text("utf-8"))
 QUICK = (
     "mobilenet_v2 1 Ascend310P3",
@@ -86,7 +87,8 @@ def test_random_graphs_are_above_their_bound(chip, graph):
     )  # nothing hides what is too high
     for fusion in (True, False):
         stages = compile_stages(graph, chip, fusion=fusion)
-        bound, tasks = bound_of(stages.rewritten, chip), stages.compiled.tasks
+        bound = bound_of(stages.rewritten, chip)
+        tasks = stages.compiled.tasks
         check(stages.timeline(), bound)
         one = replace(stages.compiled, scopes=((0, len(tasks)),), prefetch=True)
         check(simulate_graph(one), bound)
@@ -125,7 +127,8 @@ def cycles(graph, chip=CHIP):
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
 def test_the_bound_is_close_where_little_is_wasted(chip, shape, write, least):
     stages = compile_stages(net_of(write, *shape), chip)
-    times, bound = stages.timeline(), bound_of(stages.rewritten, stages.compiled.chip)
+    times = stages.timeline()
+    bound = bound_of(stages.rewritten, stages.compiled.chip)
     found = check(times, bound)
     assert bound.time_s >= least * (times.time_s - found["launches"])
 
@@ -136,7 +139,8 @@ def test_the_bound_is_close_where_little_is_wasted(chip, shape, write, least):
 )
 def test_no_tiling_of_a_product_goes_below(chip, m, k, n, closeness):
     chip = load_chip(chip)
-    shape, found = GemmShape(m, k, n), []
+    shape = GemmShape(m, k, n)
+    found = []
     grids = [g for g in product((1, 2, 4, 8), repeat=2) if g[0] * g[1] <= chip.core_count]
     tiles = product((16, 64, 128, 256), (16, 64), (16, 64, 128, 256), (1, 2, 4), grids)
     for base_m, base_k, base_n, step, (rows, columns) in tiles:
@@ -197,7 +201,9 @@ def walk(rng):
 
     def image(x):
         images, c, h, w = x.shape
-        side, step, pad = pick(1, 2, 3), pick(1, 2, 3), pick(0, 1)
+        side = pick(1, 2, 3)
+        step = pick(1, 2, 3)
+        pad = pick(0, 1)
         far = pick(1, 2) if min(h, w) > 2 * side - 1 else 1
         if min(h, w) < side or side <= pad:
             return net.softmax(x, axis=-1)
@@ -236,7 +242,9 @@ def walk(rng):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_said_to_be_needed_changes_the_result(seed):
-    rng, partly, wholly = np.random.default_rng(seed), 0, 0
+    rng = np.random.default_rng(seed)
+    partly = 0
+    wholly = 0
     for _ in range(16):
         graph = walk(rng)
         masks = Needs(graph).masks.get("x")
@@ -279,7 +287,8 @@ def test_bytes_by_hand():
     def conv(**how):
         return net_of(lambda net, x, w: net.conv2d(x, w(16, 64, 1, 1), **how), 4, 64, 8, 8)
 
-    image, weight = 4 * 64 * 8 * 8 * 2, 16 * 64 * 2
+    image = 4 * 64 * 8 * 8 * 2
+    weight = 16 * 64 * 2
     assert bytes_of(conv()) == pytest.approx(image + weight)
     assert bytes_of(conv(stride=2)) == pytest.approx(weight)  # a quarter of the image is read
     hole = net_of(lambda net, x, w: net.conv2d(x, w(8, 16, 3, 3), pad=1), 1, 16, 1, 1)
@@ -296,7 +305,8 @@ def test_bytes_by_hand():
 def test_on_split_cores_small_groups_leave_the_cube_or_stay_on_the_vector_unit():
     split = load_chip("Ascend910B2")
     each = {n: c.slope_cycles + c.head_cycles / 255 for n, c in split.vector_costs.items()}
-    lane, path = min(each.values()) / 128 / 48, 2 / 74.3 / 24
+    lane = min(each.values()) / 128 / 48
+    path = 2 / 74.3 / 24
 
     def of(side, size, limit):
         def net(net, x, w):
@@ -313,7 +323,9 @@ def test_on_split_cores_small_groups_leave_the_cube_or_stay_on_the_vector_unit()
     assert of(1, 8, np.inf) == pytest.approx((share * both[0],) * 2)  # a path does the ReLU
     here, there = of(1, 8, 6.0)
     assert here == pytest.approx(there) and here > share * both[0]  # the limit stays here
-    corners, sides, inside = ((4, 4), (6, 24), (9, 36))
+    corners = (4, 4)
+    sides = (6, 24)
+    inside = (9, 36)
     first = 16 * lane * (corners[0] * corners[1] + sides[0] * sides[1])
     assert first < 16 * path * inside[1]  # so those of 9 taps are divided
     each = 16 * inside[1] * lane * inside[0], 16 * inside[1] * path
@@ -332,7 +344,8 @@ def test_results_that_a_function_reads_leave_the_cubes_altogether():
 
         return cycles(net_of(net, 64, 64), load_chip(chip))["results"]
 
-    near, far = 64 * 64 * 2 / 74.3 / 24, 64 * 64 * 2 / 41.8 / 24
+    near = 64 * 64 * 2 / 74.3 / 24
+    far = 64 * 64 * 2 / 41.8 / 24
     assert of(lambda net, y: net.relu(y)) == pytest.approx(2 * near)
     assert of(lambda net, y: net.exp(y)) == pytest.approx(near + far)
     assert of(lambda net, y: net.clip(y, low=0.0, high=6.0)) == pytest.approx(near + far)
@@ -446,7 +459,8 @@ def squeezed(images):
 
 
 def test_work_before_and_behind_what_needs_all_of_an_image_adds_up():
-    found, many = cycles(squeezed(1)), cycles(squeezed(4))
+    found = cycles(squeezed(1))
+    many = cycles(squeezed(4))
     half = 16 * 64 * 64 / 128 / 2 * (2 + 13 / 255)  # of both functions, on both cores
     barrier = CHIP.barrier_s * CHIP.clock_hz / 2  # of which weights may hide a half
     other = WAIT["out"] + barrier + WAIT["in"] + WAIT["product"]  # for what another core did
@@ -474,7 +488,8 @@ def test_weights_behind_the_last_number_of_a_tensor_are_read_late():
     assert late[convs[0].output] == pytest.approx(corner + last)  # of the product behind, a row
     assert late[convs[2].output] == late[convs[3].output] == 0.0
     small = replace(CHIP, buffers=dict.fromkeys(CHIP.buffers, 1024))
-    found, before = cycles(graph, small), cycles(net(1), small)
+    found = cycles(graph, small)
+    before = cycles(net(1), small)
     rate = CHIP.path("GM", "L1").rate_bytes_per_cycle  # a core's own; memory's is lower
     least = (late[convs[1].inputs[0]] - 1024 * len(CHIP.buffers)) / rate
     assert found["chain"] >= before["cube"] + least > 0.35 * found["memory"]
@@ -492,7 +507,8 @@ def test_cores_of_two_kinds_start_later_or_in_turn():
         return net_of(write, 64, 64)
 
     chip = load_chip("Ascend910B2")
-    queued, mix = chip.queued_launch_s, chip.mix_start_s
+    queued = chip.queued_launch_s
+    mix = chip.mix_start_s
     in_turn = ("matmul", "sigmoid") * 2
     for names, more in (
         (("matmul", "matmul"), 0.0),
@@ -535,7 +551,8 @@ def test_no_slicing_of_a_chain_goes_below(tensors):
         return x
 
     graph = prepared(net_of(chain, 4, 16, 40, 40), chip)
-    segments, bound = Segments(graph, chip), bound_of(graph, chip)
+    segments = Segments(graph, chip)
+    bound = bound_of(graph, chip)
     ways = [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
     plans = [
         SlicePlan(tuple(segments.region(*choice) for choice in chain if choice[2][0]))
@@ -638,7 +655,8 @@ def times_of(graph, chip):
     for fusion in (True, False):
         yield from launched(compile_stages(graph, chip, fusion=fusion).compiled)
     whole = prepared(graph, chip)
-    segments, (n, *sizes) = Segments(whole, chip), whole.types[whole.outputs[0]].shape
+    segments = Segments(whole, chip)
+    (n, *sizes) = whole.types[whole.outputs[0]].shape
     halves = ("batch", n) if segments.batch > 1 else ("height", sizes[1]) if sizes[2:] else ("", 1)
     way = halves[0], (halves[1] // 2, halves[1] - halves[1] // 2)
     ways = [way] if min(way[1]) and segments.count <= MOST else []
@@ -688,9 +706,7 @@ def test_of_a_chain_of_functions_the_bound_is_the_optimum(seed):
         return x
 
     graph = net_of(chain, 1, 16, 16 * int(rng.integers(12, 20)), 128)
-    bound, times = (
-        bound_of(compile_stages(graph, CHIP).rewritten, CHIP),
-        list(times_of(graph, CHIP)),
-    )
+    bound = bound_of(compile_stages(graph, CHIP).rewritten, CHIP)
+    times = list(times_of(graph, CHIP))
     assert min(times) == pytest.approx(bound.time_s, abs=1 / CHIP.clock_hz)
     assert len(set(times)) > 1 or len(names) == 1

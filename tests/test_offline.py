@@ -321,7 +321,8 @@ def test_every_buffer_keeps_its_own_form_of_a_weight(target):
     net = GraphBuilder("up", "fp16")
     x = net.input("x", (1, 32, 9, 7))
     net.output(net.conv_transpose2d(x, net.weight((32, 16, 3, 3)), stride=2, pad=1))
-    graph, chip = net.build(), load_chip(target)
+    graph = net.build()
+    chip = load_chip(target)
     (kernel,) = (
         t.lowered.kernel for t in compile_graph(graph, chip).tasks if t.op == "conv_transpose2d"
     )
@@ -330,16 +331,19 @@ def test_every_buffer_keeps_its_own_form_of_a_weight(target):
         "m", unpack_parts(compile_offline({None: Imported(graph, {"x": "float16"}, {})}, chip), "m")
     ).gears[0]
     inputs = random_inputs(graph)
-    wanted, found = run_compiled(graph, inputs, chip), gear.run(inputs, kernels=True)
+    wanted = run_compiled(graph, inputs, chip)
+    found = gear.run(inputs, kernels=True)
     assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
 def test_operators_of_the_ai_cpu_are_kept_apart():
     net = GraphBuilder("whole", "int32")
-    x, y = net.input("x", (2, 70)), net.input("y", (2, 70))
+    x = net.input("x", (2, 70))
+    y = net.input("y", (2, 70))
     weight = net.constant(np.arange(70, dtype=np.int32), name="w")
     net.output(net.less(x, weight), net.greater(y, weight), net.greater(x, y), net.add(x, y))
-    chip, kinds = load_chip("Ascend310"), {"x": "int32", "y": "int32"}
+    chip = load_chip("Ascend310")
+    kinds = {"x": "int32", "y": "int32"}
     gears = {None: Imported(net.build(), kinds, {})}
     data = compile_offline(gears, chip)
     gear = OfflineModel("m", unpack_parts(data, "m")).gears[0]

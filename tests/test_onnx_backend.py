@@ -79,7 +79,9 @@ def similar(got, wanted, rtol, atol):
     assert got.shape == wanted.shape
     assert got.dtype == wanted.dtype
     if got.dtype.name == "bfloat16":  # two units in the last place
-        rtol, got, wanted = 2.0**-6, got.astype(np.float32), wanted.astype(np.float32)
+        rtol = 2.0**-6
+        got = got.astype(np.float32)
+        wanted = wanted.astype(np.float32)
     np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
 
 
@@ -147,7 +149,8 @@ def element_types(model):
 
 def test_claimed_operators_pass_all_cases_in_the_types_of_graphs(node_cases, node_results):
     """An operator is claimed if it has a converter; its cases have one node."""
-    seen, refused = set(), Counter()
+    seen = set()
+    refused = Counter()
     for case in node_cases:
         nodes = case.model.graph.node
         claimed = len(nodes) == 1 and not nodes[0].domain and nodes[0].op_type in CONVERTERS
@@ -200,12 +203,16 @@ def agree(got, wanted, rtol, atol):
         assert not isinstance(got, list)
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         if wanted.dtype.kind == "V":
-            got, wanted, rtol = got.astype(np.float32), wanted.astype(np.float32), 2.0**-6
+            got = got.astype(np.float32)
+            wanted = wanted.astype(np.float32)
+            rtol = 2.0**-6
         np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol)
 
 
 def test_what_a_graph_refuses_runs_when_placed(node_cases, node_results):
-    chip, counts, left = load_chip("Ascend310"), Counter(), []
+    chip = load_chip("Ascend310")
+    counts = Counter()
+    left = []
     for case in node_cases:
         if node_results[case.name].verdict != "unsupported":
             continue
@@ -292,7 +299,8 @@ def test_a_node_runs_alone():
 
 
 def test_values_that_steer_shapes_are_pinned_and_the_import_is_kept(monkeypatch):
-    entries, imports = {"x": (6,), "shape": ((2,), INT64)}, []
+    entries = {"x": (6,), "shape": ((2,), INT64)}
+    imports = []
     model = model_of("Reshape x shape -> y", entries, ["y"])
     original = onnx_backend.import_pinning
     monkeypatch.setattr(
@@ -316,7 +324,8 @@ def test_open_sizes_come_from_the_inputs():
 
 def test_inputs_that_do_not_fit_are_refused():
     model = model_of("Max x i -> y", {"x": ((2,), INT64), "i": ((2,), INT64)}, ["y"])
-    prepared, small = onnx_backend.prepare(model), np.zeros(2, np.int64)
+    prepared = onnx_backend.prepare(model)
+    small = np.zeros(2, np.int64)
     with pytest.raises(InputError, match="inputs x, i; got 1 values"):
         prepared.run([small])
     with pytest.raises(InputError, match="inputs x, i; got x, z"):

@@ -43,7 +43,8 @@ def outcome(data):
 def test_flipped_bits_give_a_graph_or_a_typed_error(data):
     found = set()
     for seed in range(200):
-        rng, damaged = random.Random(seed), bytearray(data)
+        rng = random.Random(seed)
+        damaged = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 8))):
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
         found.add(outcome(damaged))
@@ -69,8 +70,10 @@ NUMBERS = (-1, 0, 1, 2, 2**31, 2**63 - 1, -(2**63), 10**9)
 def test_wild_numbers_in_attributes_weights_and_sizes_give_a_typed_error_or_a_graph():
     found = set()
     for seed in range(200):
-        rng, model = random.Random(seed), small()
-        number, where = rng.choice(NUMBERS), rng.randrange(4)
+        rng = random.Random(seed)
+        model = small()
+        number = rng.choice(NUMBERS)
+        where = rng.randrange(4)
         if where == 0:
             model.graph.node[0].attribute[0].ints[rng.randrange(4)] = number
         elif where == 1:
@@ -254,7 +257,8 @@ def symbolic(path):
 
 
 def test_bad_arguments_and_arrays_end_in_one_line_and_code_2(tmp_path, capsys):
-    path, arrays = symbolic(tmp_path / "m.onnx"), tmp_path / "in.npz"
+    path = symbolic(tmp_path / "m.onnx")
+    arrays = tmp_path / "in.npz"
     assert "NAME:sizes" in refused(capsys, "run", path, "--input-shape", "1,2")
     assert "Nochip" in refused(capsys, "run", path, "--batch", 1, "--compiled", "--chip", "Nochip")
     assert "seed" in refused(capsys, "run", path, "--batch", 1, "--seed", -1)

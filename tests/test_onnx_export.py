@@ -48,7 +48,8 @@ def test_an_exported_operator_computes_the_same_there_and_imported_again(name):
         attrs = dict(example.attrs)
         arrays = verify.sample(operator, example.shapes, dtype, attrs)
         graph, feed = one_node(name, arrays, attrs)
-        model, wanted = export_onnx(graph), tuple(evaluate(graph, feed).values())
+        model = export_onnx(graph)
+        wanted = tuple(evaluate(graph, feed).values())
         if dtype in runs or (dtype == "bf16" and example is operator.examples[-1]):
             onnx.checker.check_model(model, full_check=True)
         if dtype in runs and not (name == "lrn" and attrs["size"] % 2 == 0):  # odd sizes there
@@ -62,7 +63,8 @@ def test_an_exported_operator_computes_the_same_there_and_imported_again(name):
 def test_every_operator_has_a_rule_or_is_refused_by_name():
     assert set(ops.OPERATORS) - set(RULES) == WITHOUT_FORM
     for name in WITHOUT_FORM:
-        example, kind = ops.get(name).examples[0], ops.get(name).types.allowed[0]
+        example = ops.get(name).examples[0]
+        kind = ops.get(name).types.allowed[0]
         graph, _ = one_node(name, verify.sample(ops.get(name), example.shapes, kind, example.attrs),
                             example.attrs)  # fmt: skip
         with pytest.raises(UnsupportedError, match=f"node {name}.*got {name}"):
@@ -112,7 +114,8 @@ def test_int8_products_sum_in_int32():
 
 
 def test_an_int8_transposed_convolution_with_large_sums_is_refused():
-    x, weight = np.ones((1, 2048, 2, 2), np.int8), np.ones((2048, 1, 1, 1), np.int8)
+    x = np.ones((1, 2048, 2, 2), np.int8)
+    weight = np.ones((2048, 1, 1, 1), np.int8)
     with pytest.raises(UnsupportedError, match="conv_transpose2d"):
         export_onnx(one_node("conv_transpose2d", (x, weight), {})[0])
 
@@ -126,7 +129,8 @@ def test_outputs_that_are_inputs_constants_or_shared():
     feed = {"x": np.array([-1, 0, 2], np.float32)}
     model = export_onnx(graph)
     onnx.checker.check_model(model, full_check=True)
-    got, wanted = run_onnx(model, feed), evaluate(graph, feed)
+    got = run_onnx(model, feed)
+    wanted = evaluate(graph, feed)
     assert list(got) == list(graph.outputs)
     for name, value in wanted.items():
         np.testing.assert_array_equal(got[name], value)
@@ -215,7 +219,8 @@ def windowed(draw, net, x):
 def moved(draw, net, x):
     """Return x (n, c, h, w) after an operator that moves or rescales whole axes."""
     n, c, h, w = x.shape
-    any_axis, few = draw(st.integers(0, 3)), draw(st.integers(0, 2))
+    any_axis = draw(st.integers(0, 3))
+    few = draw(st.integers(0, 2))
     picks = np.array(draw(st.lists(st.integers(0, c - 1), min_size=1, max_size=3)), np.int32)
     order = tuple(draw(st.permutations(range(4))))
     per_channel = [net.weight((c,)) for _ in range(3)]
@@ -270,9 +275,11 @@ def graphs(draw):
 
 @given(graphs(), st.integers(0, 1000))
 def test_random_graphs_agree_with_onnx_runtime_and_survive_the_way_back(graph, seed):
-    feed, model = random_inputs(graph, seed), export_onnx(graph)
+    feed = random_inputs(graph, seed)
+    model = export_onnx(graph)
     onnx.checker.check_model(model, full_check=True)
-    wanted, again = evaluate(graph, feed), import_onnx(model)
+    wanted = evaluate(graph, feed)
+    again = import_onnx(model)
     assert_close(run_onnx(model, feed), wanted, RTOL, 1e-3)
     assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
     assert_close(evaluate(again, feed), wanted, RTOL, 1e-3)
@@ -300,8 +307,10 @@ NETWORKS = {
 def test_networks_agree_with_onnx_runtime_before_and_after_the_way_back(name):
     """fp32 sums of up to thousands of products: 1e-5 of the largest output."""
     graph = zoo.build(name, **NETWORKS[name])
-    model, feed = export_onnx(graph), random_inputs(graph)
-    wanted, again = run_onnx(model, feed), import_onnx(model)
+    model = export_onnx(graph)
+    feed = random_inputs(graph)
+    wanted = run_onnx(model, feed)
+    again = import_onnx(model)
     assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
     for found in (evaluate(graph, feed), evaluate(again, feed)):
         for key, value in wanted.items():

@@ -78,7 +78,8 @@ def recurrent(rng):
 
 
 def quantised(rng):
-    shape, kind = shape_of(rng, 2), [np.int8, np.uint8][rng.integers(2)]
+    shape = shape_of(rng, 2)
+    kind = [np.int8, np.uint8][rng.integers(2)]
     axis = int(rng.integers(-len(shape), len(shape)))
     each = bool(rng.integers(2))
     count = (shape[axis],) if each else ()
@@ -87,7 +88,8 @@ def quantised(rng):
     if rng.integers(2):
         x = (floats(rng, *shape) * 20).astype(np.float32)
         return "QuantizeLinear", [x, scale, zero], {"axis": axis}
-    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    low = np.iinfo(kind).min
+    high = np.iinfo(kind).max
     return "DequantizeLinear", [whole(rng, low, high + 1, shape, kind), scale, zero], {"axis": axis}
 
 
@@ -120,7 +122,8 @@ def named_sum(rng):
 
 
 def fourier(rng):
-    n, inverse = int(rng.integers(2, 12)), int(rng.integers(2))
+    n = int(rng.integers(2, 12))
+    inverse = int(rng.integers(2))
     onesided = 0 if inverse else int(rng.integers(2))
     parts = 1 if onesided else int(rng.integers(1, 3))
     length = np.array(rng.integers(1, 14))
@@ -456,7 +459,8 @@ def test_a_causal_mask_is_cut_from_a_constant():
     weights = {"full": full, "zero": np.array([0, 0]), "size": np.array([5, 5]),
                "axes": np.array([2, 3]), "low": np.float32(-1e9)}  # fmt: skip
     model = model_of(nodes, {"x": (1, 2, 5, 5)}, ["y"], weights)
-    graph, x = import_onnx(model), {"x": numbers((1, 2, 5, 5))}
+    graph = import_onnx(model)
+    x = {"x": numbers((1, 2, 5, 5))}
     np.testing.assert_array_equal(evaluate(graph, x)["y"], run_onnx(model, x)["y"])
     assert [node.op for node in graph.nodes] == ["cast", "select"]
 
@@ -488,7 +492,8 @@ def test_a_class_token_repeated_as_exporters_write_it():
                "minus": np.array(-1), "last": np.array([-1]), "end": np.array([2**63 - 1]),
                "token": numbers((1, 1, 4))}  # fmt: skip
     model = model_of(nodes, {"x": ("n", 3, 4)}, ["y"], weights)
-    graph, x = import_onnx(model, batch=2), {"x": numbers((2, 3, 4), 1)}
+    graph = import_onnx(model, batch=2)
+    x = {"x": numbers((2, 3, 4), 1)}
     assert [node.op for node in graph.nodes] == ["expand", "concat", "div"]
     np.testing.assert_array_equal(evaluate(graph, x)["y"], run_onnx(model, x)["y"])
 

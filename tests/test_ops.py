@@ -43,7 +43,9 @@ def test_functions_that_numpy_lacks(name, formula):
 
 
 def test_epsilon_is_added_to_what_is_divided_by():
-    x, one, zero = np.array([[-1e-3, 1e-3]]), np.ones(2), np.zeros(2)
+    x = np.array([[-1e-3, 1e-3]])
+    one = np.ones(2)
+    zero = np.zeros(2)
     for name, given in (
         ("layer_norm", (one, zero)),
         ("rms_norm", (one,)),
@@ -54,7 +56,8 @@ def test_epsilon_is_added_to_what_is_divided_by():
 
 # -- optimisers and losses ------------------------------------------------------------------------
 def test_sgd_with_momentum_walks_like_the_textbook():
-    p, v = np.array([1.0]), np.array([0.0])
+    p = np.array([1.0])
+    v = np.array([0.0])
     for step in range(3):
         p, v = ops.get("sgd_momentum").reference(p, 2 * p, v, lr=0.1, momentum=0.5)
         assert p[0] == pytest.approx([0.8, 0.54, 0.302][step])

@@ -132,7 +132,8 @@ def test_bad_calls(name, shapes, dtypes, attrs, error, words):
 
 @pytest.mark.parametrize("index", [-1, 3, 1 << 20])
 def test_indices_outside_are_named_before_anything_runs(index):
-    x, at = np.zeros((3, 4), np.float16), np.array([[0, 2], [index, 1]], np.int32)
+    x = np.zeros((3, 4), np.float16)
+    at = np.array([[0, 2], [index, 1]], np.int32)
     for call in (
         lambda: ops.run("gather", x, at, chip=load_chip("Toy")),
         lambda: ops.get("gather").reference(x, at),

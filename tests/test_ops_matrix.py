@@ -61,7 +61,8 @@ def check_inferred(operator: ops.Operator, shapes: Any, dtype: str, attrs: Any) 
 def check_random(name: str, data: Any, chips: tuple[str, ...]) -> None:
     operator = ops.get(name)
     shapes, attrs = data.draw(case_of(name))
-    seed, empty = data.draw(st.integers(0, 99)), any(0 in s for s in shapes)
+    seed = data.draw(st.integers(0, 99))
+    empty = any(0 in s for s in shapes)
     if empty and not operator.allows_empty:
         return
     try:
@@ -114,7 +115,8 @@ def calls_of(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_generated_tests_pass(name, monkeypatch):
     """Equal calls, of the test of values and that of programs, are scheduled once."""
-    schedule, known = expressions._schedule, {}
+    schedule = expressions._schedule
+    known = {}
 
     def once(op, call, chip):
         key = op.name, repr(call), chip.name
@@ -126,7 +128,8 @@ def test_generated_tests_pass(name, monkeypatch):
     source = ops.make_test(name, chips=CHIPS, limit=1)
     assert "'" not in source.split('"""')[2]
     assert not [line for line in source.splitlines() if line != line.rstrip()]
-    functions, runs = functions_of(source), 0
+    functions = functions_of(source)
+    runs = 0
     for function in functions.values():
         for arguments in calls_of(function):
             assert set(arguments) == set(inspect.signature(function).parameters)
@@ -244,7 +247,8 @@ def test_what_has_no_gradient():
 
 
 def test_indices_have_no_gradient():
-    x, indices = np.arange(6.0).reshape(3, 2), np.array([2, 2], np.int32)
+    x = np.arange(6.0).reshape(3, 2)
+    indices = np.array([2, 2], np.int32)
     grads = ops.gradient("gather", [np.ones((2, 2))], [x, indices], [x[indices]], axis=0)
     assert grads[1] is None
     np.testing.assert_array_equal(grads[0], [[0, 0], [0, 0], [2, 2]])
@@ -260,7 +264,8 @@ def test_operators_fall_into_the_known_classes(name, pattern):
 
 def test_two_pieces_of_a_convolution_share_rows_and_keep_the_outer_padding():
     operator = ops.get("conv2d")
-    shapes, attrs = ((1, 1, 8, 8), (1, 1, 3, 3)), {"pad": 1}
+    shapes = ((1, 1, 8, 8), (1, 1, 3, 3))
+    attrs = {"pad": 1}
     rules = operator.slice_rules(shapes, attrs)
     assert rules.axes[2].kind == "halo"
     assert rules.axes[2].sources[0].window == Window(before=1, after=1)
@@ -274,7 +279,8 @@ def test_two_pieces_of_a_convolution_share_rows_and_keep_the_outer_padding():
 
 def test_grouped_convolutions_split_at_group_borders_only():
     operator = ops.get("conv2d")
-    shapes, attrs = ((1, 4, 5, 5), (6, 2, 3, 3)), {"groups": 2}
+    shapes = ((1, 4, 5, 5), (6, 2, 3, 3))
+    attrs = {"groups": 2}
     rules = operator.slice_rules(shapes, attrs)
     piece = ops.cut(rules, shapes, attrs, 1, (3, 6))
     assert piece.ranges[0][1] == (2, 4)

@@ -19,7 +19,8 @@ from ascend_lab.operators.ops import verify
 from ascend_lab.operators.ops.convolution import conv_weight_slope
 
 CHIPS = ("Ascend910A", "Ascend910B2")
-WEIGHT, CONV = ops.get("conv2d_grad_weight"), ops.get("conv2d")
+WEIGHT = ops.get("conv2d_grad_weight")
+CONV = ops.get("conv2d")
 
 
 def fp64(shape, seed=0):
@@ -28,7 +29,8 @@ def fp64(shape, seed=0):
 
 # -- weights of a convolution: what the operator says ---------------------------------------------
 def test_gradients_of_parts_of_a_batch_add_up_and_of_channels_join():
-    image, grad = fp64((4, 6, 8, 8)), fp64((4, 10, 8, 8), 1)
+    image = fp64((4, 6, 8, 8))
+    grad = fp64((4, 10, 8, 8), 1)
     whole = WEIGHT.reference(image, grad, kernel=3, pad=1)
     rules = WEIGHT.slice_rules((image.shape, grad.shape), {"kernel": 3, "pad": 1})
     assert [rule.kind for rule in rules.axes] == ["free", "free", "whole", "whole"]
@@ -56,7 +58,8 @@ def values_of(shape, chip, plan):
         "zeros": np.zeros(ZEROS, np.float16),
     }
     assert sanitize(kernel, chip, filled=tensors) == []
-    memory, (c1, k1) = execute(kernel, tensors, chip), shape.blocks
+    memory = execute(kernel, tensors, chip)
+    (c1, k1) = shape.blocks
     parts = memory["y"][None] if "y" in memory else memory["partial"]
     total = parts.reshape(splits_of(shape, plan), -1).astype(np.float64).sum(axis=0)
     dw = total.reshape(c1, shape.r, shape.s, k1 * 16, 16).transpose(3, 0, 4, 1, 2)
@@ -160,7 +163,8 @@ def test_resnet_layers_take_about_as_long_backward_as_forward(c, size, k, r, str
 
 # -- pooling --------------------------------------------------------------------------------------
 def test_of_equal_elements_the_first_gets_the_gradient():
-    image, grad = np.ones((1, 1, 4, 4)), np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
+    image = np.ones((1, 1, 4, 4))
+    grad = np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
     got = ops.get("max_pool2d_grad").reference(image, np.ones_like(grad), grad, kernel=2)
     np.testing.assert_array_equal(got[0, 0, ::2, ::2], grad[0, 0])
     assert got.sum() == grad.sum()
@@ -179,7 +183,8 @@ def test_of_equal_elements_the_first_gets_the_gradient():
     ],
 )
 def test_blocks_of_rows_join(chip, x, attrs):
-    chip, forward = load_chip(chip), ops.get("max_pool2d")
+    chip = load_chip(chip)
+    forward = ops.get("max_pool2d")
     image = np.rint(fp64(x) * 4).astype(np.float16)
     y = forward.reference(image, **attrs)
     grad = np.rint(fp64(y.shape, 1) * 64).astype(np.float16)
@@ -208,7 +213,8 @@ def test_gradients_in_a_graph(chip, out_dtype):
     assert kinds["max_pool2d_grad"] == kinds["avg_pool2d_grad"] == "NC1HWC0"
     assert kinds["conv2d_grad_weight"].startswith("FRACTAL_Z")
     inputs = random_inputs(graph)
-    got, wanted = run_compiled(graph, inputs, chip=load_chip(chip)), evaluate(graph, inputs)
+    got = run_compiled(graph, inputs, chip=load_chip(chip))
+    wanted = evaluate(graph, inputs)
     for name in graph.outputs:
         np.testing.assert_allclose(got[name], wanted[name], rtol=4e-3, atol=0.06)
 
@@ -225,14 +231,16 @@ def layouts_of(graph, chip):
 )
 def test_gradients_of_dense_weights_read_fractals_as_they_lie(chip, rows, k, columns):
     net = GraphBuilder("dense")
-    a, b = net.input("a", (rows, k), "fp16"), net.input("b", (rows, columns), "fp16")
+    a = net.input("a", (rows, k), "fp16")
+    b = net.input("b", (rows, columns), "fp16")
     net.output(net.relu(net.matmul(a, b, trans_a=True)))
     graph = net.build()
     layouts = [layout for node, layout in layouts_of(graph, chip) if node.op == "trans_data"]
     turned = ["FRACTAL_NZ", "FRACTAL_NZ"] if rows % 16 == 0 else ["FRACTAL_ZN", "FRACTAL_ZN"]
     assert layouts[:2] == turned
     inputs = random_inputs(graph)
-    got, wanted = run_compiled(graph, inputs, load_chip(chip)), evaluate(graph, inputs)
+    got = run_compiled(graph, inputs, load_chip(chip))
+    wanted = evaluate(graph, inputs)
     name = graph.outputs[0]
     np.testing.assert_allclose(got[name], wanted[name], rtol=4e-3, atol=4e-3)
 
@@ -263,7 +271,8 @@ def test_depthwise_weights_on_the_cube(chip, out_dtype, n, c, size, attrs):
 def test_depthwise_layers_with_computed_weights(chip, stride, extra):
     """Forward, the image's and the weights' gradients: weights are packed in the kernel."""
     net = GraphBuilder("depthwise")
-    x, w = net.input("x", (2, 33, 9 + extra, 9 + extra), "fp16"), net.input("w", (33, 1, 3, 3))
+    x = net.input("x", (2, 33, 9 + extra, 9 + extra), "fp16")
+    w = net.input("w", (33, 1, 3, 3))
     w = net.cast(w, dtype="fp16")
     y = net.depthwise_conv2d(x, w, stride=stride, pad=1)
     attrs = {"stride": stride, "pad": 1, "groups": 33}
@@ -273,14 +282,16 @@ def test_depthwise_layers_with_computed_weights(chip, stride, extra):
     kinds = {node.op: layout for node, layout in layouts_of(graph, chip)}
     assert kinds["depthwise_conv2d"] == kinds["conv_transpose2d"] == "NC1HWC0"
     inputs = random_inputs(graph)
-    got, wanted = run_compiled(graph, inputs, load_chip(chip)), evaluate(graph, inputs)
+    got = run_compiled(graph, inputs, load_chip(chip))
+    wanted = evaluate(graph, inputs)
     for name in graph.outputs:
         scale = float(np.abs(wanted[name]).max())
         np.testing.assert_allclose(got[name], wanted[name], rtol=8e-3, atol=4e-3 * scale)
 
 
 def test_depthwise_weights_take_no_longer_than_reading_their_images_four_times():
-    chip, shapes = load_chip("Ascend910A"), ((32, 32, 112, 112),) * 2
+    chip = load_chip("Ascend910A")
+    shapes = ((32, 32, 112, 112),) * 2
     attrs = {"kernel": 3, "pad": 1, "groups": 32}
     line = ops.time(WEIGHT, shapes, ("fp16", "fp16"), chip, **attrs)
     size_bytes = 2 * 2 * np.prod(shapes[0])

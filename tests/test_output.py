@@ -34,7 +34,8 @@ def test_a_failing_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypa
 
 
 def test_permissions_and_links_stay(tmp_path):
-    file, link = tmp_path / "a", tmp_path / "link"
+    file = tmp_path / "a"
+    link = tmp_path / "link"
     file.write_text("old")
     file.chmod(0o640)
     link.symlink_to(file)
@@ -60,7 +61,9 @@ def test_odd_places_are_refused_in_one_line(tmp_path, monkeypatch):
 
 
 def test_only_files_refuses_pipes_devices_and_links(tmp_path):
-    file, link, dangling = tmp_path / "a", tmp_path / "link", tmp_path / "dangling"
+    file = tmp_path / "a"
+    link = tmp_path / "link"
+    dangling = tmp_path / "dangling"
     file.write_text("old")
     link.symlink_to(file)
     dangling.symlink_to(tmp_path / "nothing")
@@ -88,7 +91,8 @@ def test_devices_and_pipes_are_written_as_they_are(tmp_path):
 
 
 def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path):
-    young, old = tmp_path / ".ascend_lab-1.tmp", tmp_path / ".ascend_lab-2.tmp"
+    young = tmp_path / ".ascend_lab-1.tmp"
+    old = tmp_path / ".ascend_lab-2.tmp"
     young.touch()
     old.touch()
     os.utime(old, (0, time.time() - 2 * output.DEAD_AFTER_S))

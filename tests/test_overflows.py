@@ -45,7 +45,8 @@ def folder(tmp_path, monkeypatch):
 
 def overflows(made, feed):
     """Return what overflows when kernels compute a model, and the outputs."""
-    graph, found = import_model(made).graph, list[Overflow]()
+    graph = import_model(made).graph
+    found = list[Overflow]()
     values = run_tasks(compile_graph(graph, CHIP), feed, graph.outputs, found)
     return found, values
 

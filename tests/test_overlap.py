@@ -78,7 +78,8 @@ def walk(region):
     """Yield (repeat, lane in all, first byte)."""
     per = region.elements // region.sizes[0]
     for flat in range(region.elements):
-        rest, place = flat, region.offset.const
+        rest = flat
+        place = region.offset.const
         for size, stride in zip(reversed(region.sizes), reversed(region.strides), strict=True):
             rest, digit = divmod(rest, size)
             place += digit * stride

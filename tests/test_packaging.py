@@ -43,7 +43,8 @@ def run(*command: object, cwd: Path = Path(ROOT.anchor)) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build from a copy of what belongs to the package: building leaves files behind."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    out = tmp_path_factory.mktemp("wheel")
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "ascend_lab", source / "ascend_lab", ignore=skip)
     for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT"):

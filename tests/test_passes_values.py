@@ -41,7 +41,8 @@ def assert_same(before: Graph, after: Graph, *, exact: bool, seed: int = 3) -> N
     Reassociation moves a few roundings of 6e-8 each; sums that cancel enlarge them.
     """
     inputs = random_inputs(before, seed)
-    wanted, got = evaluate(before, inputs), evaluate(after, inputs)
+    wanted = evaluate(before, inputs)
+    got = evaluate(after, inputs)
     assert list(wanted) == list(got)
     for name, values in wanted.items():
         assert got[name].dtype == values.dtype
@@ -68,7 +69,8 @@ def test_passes_that_change_values_do(case: Case) -> None:
     before = from_text(text(case, case.before))
     after = PASSES[case.name].run(before)
     inputs = random_inputs(before, 3)
-    wanted, got = evaluate(before, inputs)["y"], evaluate(after, inputs)["y"]
+    wanted = evaluate(before, inputs)["y"]
+    got = evaluate(after, inputs)["y"]
     assert np.max(np.abs(wanted - got.astype(np.float64))) > 1e-4
 
 
@@ -339,7 +341,8 @@ def test_int8_products_come_near_and_scales_can_be_given() -> None:
         "matmul",
     ]
     inputs = random_inputs(graph)
-    wanted, got = evaluate(graph, inputs)["y"], evaluate(after, inputs)["y"]
+    wanted = evaluate(graph, inputs)["y"]
+    got = evaluate(after, inputs)["y"]
     error = np.max(np.abs(wanted - got)) / np.max(np.abs(wanted))
     assert 1e-4 < error < 0.05
     coarse, _ = quantise(graph, {"x": 100 * scales["x"]})

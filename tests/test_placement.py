@@ -62,11 +62,13 @@ def run_in_arena(network, plan, inputs):
             arena[low : low + size] = POISON
         tensors = dict(task.lowered.extra)
         for buffer in task.lowered.kernel.tensors:
-            base, value = buffer.name.partition(".")[0], task.value(buffer.name)
+            base = buffer.name.partition(".")[0]
+            value = task.value(buffer.name)
             if base not in task.piece.graph.inputs:
                 continue
             if value in graph.constants:
-                form, array = task.lowered.forms.get(buffer.name), graph.constants[value].array()
+                form = task.lowered.forms.get(buffer.name)
+                array = graph.constants[value].array()
                 tensors[buffer.name] = form(array) if form else packed(graph.types[value], array)
             else:
                 tensors[buffer.name] = view(value, buffer.elements, buffer.dtype).copy()
@@ -136,13 +138,15 @@ def test_a_view_lies_in_the_memory_of_its_source():
     assert views
     places = places_of(network, plan_network(network).offsets)
     for view, owner in views.items():
-        (low, size), (start, whole) = places[view], places[owner]
+        (low, size) = places[view]
+        (start, whole) = places[owner]
         assert start <= low and low + size <= start + whole
 
 
 def test_reused_memory_is_written_back_less():
     network = compiled(graph=zoo.build("resnet18"))
-    top, offsets = 0, {}
+    top = 0
+    offsets = {}
     for buffer in buffers_of(network):
         offsets[buffer.id] = top
         top += -(-buffer.size_bytes // 512) * 512

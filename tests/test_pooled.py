@@ -38,7 +38,8 @@ ENDS = {
 
 def pooled(conv, size, step=1, pad=0):
     """The convolution with windows of its result."""
-    n, k = conv.n, conv.k
+    n = conv.n
+    k = conv.k
     windows = ConvShape(n, k, *conv.out_hw, k, *size, step, pad, groups=k)
     return replace(conv, out_dtype="fp16", pool=windows)
 
@@ -48,7 +49,9 @@ def run(shape, end, chip, schedule, seed=0):
     rng = np.random.default_rng(seed)
     sizes = ((shape.n, shape.c, shape.h, shape.w), (shape.k, shape.c, shape.r, shape.s), shape.k)
     x, weight, bias = (rng.integers(-2, 3, size).astype(np.float16) for size in sizes)
-    weight, epilogue, pool = weight[:, : shape.c // shape.groups], ENDS[end], shape.pool
+    weight = weight[:, : shape.c // shape.groups]
+    epilogue = ENDS[end]
+    pool = shape.pool
     launch = conv_launch(shape, chip, schedule, dense_placement(shape), epilogue)
     flat = np.zeros(up(shape.k, FRACTAL) * FRACTAL, np.float16)
     flat[: shape.k] = bias
@@ -82,12 +85,15 @@ def run(shape, end, chip, schedule, seed=0):
          "Ascend310", 1)  # fmt: skip
 @example((1, 1, 1, 1, 1), (1, 1, 0), (1, 1), (1, 1), (0,) * 4, (1, 1, 1), "plain", "Ascend310P3", 2)
 def test_values_equal_numpy_however_it_is_cut(sizes, taps, size, step, pad, cut, end, name, seed):
-    (n, c, h, w, k), (r, stride, pads), chip = sizes, taps, load_chip(name)
+    (n, c, h, w, k) = sizes
+    (r, stride, pads) = taps
+    chip = load_chip(name)
     assume(min(h, w) + 2 * pads >= r and max(pad[:2]) < size[0] and max(pad[2:]) < size[1])
     conv = ConvShape(n, c, h, w, k, r, r, stride, pads)
     oh, ow = conv.out_hw
     assume(oh + sum(pad[:2]) >= size[0] and ow + sum(pad[2:]) >= size[1])
-    shape, (rows, columns, cores) = pooled(conv, size, step, pad), cut
+    shape = pooled(conv, size, step, pad)
+    (rows, columns, cores) = cut
     high = min(rows_seen(shape.pool, min(rows, shape.pool.out_hw[0])), oh)
     base = {"base_m": up(high * ow, FRACTAL) * FRACTAL, "base_n": columns * FRACTAL}
     schedule = replace(conv_schedule(shape, chip, ENDS[end]), **base, base_k=16, step_k=r * r)
@@ -104,7 +110,8 @@ def test_values_equal_numpy_however_it_is_cut(sizes, taps, size, step, pad, cut,
 @pytest.mark.parametrize("changes", [{"lanes": 4}, {"groups": 2, "c": 4}, {}])
 def test_first_layers_and_groups_are_pooled_too(name, changes):
     whole = replace(ConvShape(2, 3, 31, 32, 40, 3, 3, 2, 1), **changes)
-    shape, chip = pooled(whole, (3, 3), 2, 1), load_chip(name)
+    shape = pooled(whole, (3, 3), 2, 1)
+    chip = load_chip(name)
     got, wanted, launch = run(shape, "cube", chip, None)
     np.testing.assert_array_equal(got, wanted)
     assert sanitize(launch, chip) == []
@@ -214,16 +221,21 @@ def stem(last="relu", size=(2, 3, 64, 64), skip=False, late=False):
 @pytest.mark.parametrize("name", COMBINED)
 @pytest.mark.parametrize(("last", "late"), [("relu", False), ("relu", True), ("sigmoid", False)])
 def test_pooling_is_done_in_the_kernel_in_front(name, last, late):
-    graph, chip, together = stem(last, late=late), load_chip(name), f"conv2d+{last}+max_pool2d"
+    graph = stem(last, late=late)
+    chip = load_chip(name)
+    together = f"conv2d+{last}+max_pool2d"
     off = Switches({("UBFusion", "PooledConvolutionFusionPass"): False})
-    stages, apart = Road().stages(graph, chip), Road(switches=off).stages(graph, chip)
+    stages = Road().stages(graph, chip)
+    apart = Road(switches=off).stages(graph, chip)
     assert [together in [t.op for t in s.compiled.tasks] for s in (stages, apart)] == [True, False]
     feeds = random_inputs(graph, 1)
-    (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
+    (got,) = run_tasks(stages.compiled, feeds).values()
+    (wanted,) = evaluate(graph, feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
     (other,) = run_tasks(apart.compiled, feeds).values()  # who adds the bias rounds once, or twice
     np.testing.assert_allclose(got, other, rtol=0, atol=2**-10 * np.abs(wanted).max())
-    times, bound = stages.timeline(), bound_of(stages.rewritten, chip)
+    times = stages.timeline()
+    bound = bound_of(stages.rewritten, chip)
     assert bound.time_s <= times.time_s < apart.timeline().time_s
     assert sum(ledger(times, bound).values()) == pytest.approx(times.time_s, rel=1e-12)
     own = {op.op: op for op in operators_of(stages.compiled)}[together]
@@ -253,10 +265,12 @@ def test_images_of_wide_numbers_are_pooled_apart_in_blocks_of_16(channels):
     x = net.input("x", (1, 16, 64, 64))
     y = net.conv2d(x, net.weight((channels, 16, 3, 3)), pad=1, out_dtype="fp32")
     net.output(net.max_pool2d(y, kernel=2, stride=2), net.avg_pool2d(net.relu(y), kernel=3, pad=1))
-    graph, feeds = net.build(), random_inputs(net.build(), 1)
+    graph = net.build()
+    feeds = random_inputs(net.build(), 1)
     alone = replace(graph, outputs=graph.outputs[:1])
     for one in (graph, alone):
         stages = Road(dtype="").stages(one, load_chip("Ascend310"))
-        got, wanted = run_tasks(stages.compiled, feeds).values(), evaluate(one, feeds).values()
+        got = run_tasks(stages.compiled, feeds).values()
+        wanted = evaluate(one, feeds).values()
         for left, right in zip(got, wanted, strict=True):
             np.testing.assert_allclose(left, right, rtol=0, atol=1e-4)

@@ -17,9 +17,12 @@ from ascend_lab.operators.ops.operator import get
 @pytest.mark.parametrize(("planes", "pixels"), [(3, 49), (35, 49), (20, 1), (9, 1040), (50, 1030)])
 def test_means_equal_numpy(chip_name: str, planes: int, pixels: int) -> None:
     """Planes with more pixels than a load, ragged ones, more than 16 a core, cores without."""
-    chip, rng = load_chip(chip_name), np.random.default_rng(planes)
+    chip = load_chip(chip_name)
+    rng = np.random.default_rng(planes)
     x = rng.standard_normal((planes, pixels, 16)).astype(np.float16)
-    x[0, 0, 0], x[-1, -1, -1] = np.inf, np.nan  # reach no other plane or channel
+    # reach no other plane or channel
+    x[0, 0, 0] = np.inf
+    x[-1, -1, -1] = np.nan
     launch = plane_means_launch(PlaneMeans(planes, pixels), chip)
     given = {"x": x.ravel(), "ones": ones_and_zeros("float16").ravel()}
     found = execute(launch, given, chip)["y"].reshape(planes, 16).copy()
@@ -44,7 +47,8 @@ def pools(draw: st.DrawFn) -> ConvShape:
     pads = tuple(draw(st.integers(0, size - 1)) for size in (r, r, s, s))
     h = max(draw(st.sampled_from((1, 2, 6, 9, 40, 300))), r)
     w = max(draw(st.sampled_from((1, 7, 8, 13, 30))), s)
-    n, c = draw(st.integers(1, 2)), draw(st.sampled_from((1, 16, 33)))
+    n = draw(st.integers(1, 2))
+    c = draw(st.sampled_from((1, 16, 33)))
     return ConvShape(n, c, h, w, c, r, s, stride, pads, groups=c)
 
 
@@ -55,7 +59,8 @@ def pools(draw: st.DrawFn) -> ConvShape:
 @example(ConvShape(1, 16, 600, 9, 16, 3, 3, 1, 1, groups=16), "Ascend310")  # 256 repeats
 def test_maxima_equal_numpy(shape: ConvShape, chip_name: str) -> None:
     """All numbers are negative: neither zeros nor poison may stand around the image."""
-    chip, (oh, ow) = load_chip(chip_name), shape.out_hw
+    chip = load_chip(chip_name)
+    (oh, ow) = shape.out_hw
     x = -np.random.default_rng(1).random((shape.n, shape.blocks[0], shape.h, shape.w, 16)) - 1
     tensors = {"x": x.astype(np.float16).ravel()}
     launch = max_pool_launch(shape, chip)
@@ -76,10 +81,12 @@ def test_maxima_equal_numpy(shape: ConvShape, chip_name: str) -> None:
 )
 def test_rows_are_folded_once(kernel: tuple[int, int], stride: int, taken: int) -> None:
     """Vector cycles are those of `taken` comparisons a result, not of all but one of the window."""
-    chip, pad = load_chip("Ascend310"), tuple(size // 2 for size in kernel)
+    chip = load_chip("Ascend310")
+    pad = tuple(size // 2 for size in kernel)
     shape = ConvShape(16, 64, 56, 56, 64, *kernel, stride, pad if stride == 1 else 0, groups=64)
     busy = simulate(max_pool_launch(shape, chip), chip).busy_cycles["V"]
-    (oh, ow), cost = shape.out_hw, chip.vector_costs["vmax"].slope_cycles
+    (oh, ow) = shape.out_hw
+    cost = chip.vector_costs["vmax"].slope_cycles
     least = taken * 64 / 2 * oh * ow / 8 * cost  # 64 planes, 2 cores, 8 pixels a repeat
     assert least < busy < 1.8 * least
 
@@ -97,8 +104,10 @@ def test_a_padded_pool_reads_its_image_once(chip_name: str) -> None:
 @pytest.mark.parametrize("include", [True, False])
 def test_the_cube_averages_near_the_rate_of_memory(include: bool) -> None:
     """Without padding in the counts the sums, in fp32, are written and read once more."""
-    shape, attrs = (16, 64, 56, 56), {"kernel": 3, "stride": 2, "pad": 1}
-    chip, attrs = load_chip("Ascend310"), {**attrs, "count_include_pad": include}
+    shape = (16, 64, 56, 56)
+    attrs = {"kernel": 3, "stride": 2, "pad": 1}
+    chip = load_chip("Ascend310")
+    attrs = {**attrs, "count_include_pad": include}
     operator = get("avg_pool2d")
     assert operator.template is not None
     kernel = operator.template.kernel(operator.call([shape], ["fp16"], attrs), chip)

@@ -39,7 +39,8 @@ def rewriting_pays(monkeypatch):
 def as_written(model, feed):
     """Return what ONNX Runtime computes node by node: fused, it is off itself in some networks."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = model.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])

@@ -11,7 +11,9 @@ from bench import real_cluster, real_worker
 from bench.real_cluster import RealClusterError, backend_here, report, run, text_of
 from bench.real_worker import READY_BYTES, Floats, Model, measure, medians_s
 
-ALPHA_S, BETA_S_PER_BYTE, RANKS = 1e-4, 1e-9, 4
+ALPHA_S = 1e-4
+BETA_S_PER_BYTE = 1e-9
+RANKS = 4
 
 
 def ring_s(size_bytes: float) -> float:
@@ -87,7 +89,8 @@ def test_buckets_cover_the_gradients_in_order_and_close_when_full() -> None:
 def test_gradients_are_those_of_differences() -> None:
     model = Model(0)
     model.backward()
-    last, place = model.weights[-1], (7, 3)
+    last = model.weights[-1]
+    place = (7, 3)
     loss = []
     for nudge in (-1e-2, 1e-2):
         moved = last.copy()

@@ -50,7 +50,8 @@ def test_scales_and_shifts_melt_into_products_with_and_without_each_part(
     weights = {"w": rng.standard_normal(weight, np.float32)}
     reads = ["x", "w"]
     if bias and maker != "MatMul":
-        reads, weights["b"] = [*reads, "b"], rng.standard_normal(4).astype(np.float32)
+        reads = [*reads, "b"]
+        weights["b"] = rng.standard_normal(4).astype(np.float32)
     op = "Conv" if maker == "Depthwise" else maker
     nodes = [helper.make_node(op, reads, ["t0"], **attrs)]
     for i, name in enumerate(after.split()):
@@ -158,7 +159,8 @@ KEEP = np.arange(14).reshape(2, 7) % 5 > 0
 def test_compiled_values_of_whole_numbers_are_those_of_the_model(chip):
     model = token_model()
     graph = import_onnx(model, shapes={"keep": (2, 7)})
-    got, want = run_compiled(graph, {"keep": KEEP}, chip), run_onnx(model, {"keep": KEEP})
+    got = run_compiled(graph, {"keep": KEEP}, chip)
+    want = run_onnx(model, {"keep": KEEP})
     for name, values in evaluate(graph, {"keep": KEEP}).items():
         np.testing.assert_allclose(values, want[name], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got[name], want[name], rtol=0.01, atol=0.02)

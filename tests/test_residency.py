@@ -19,7 +19,9 @@ def resnet50_ops(batch):
 
     Convolutions with their ReLU, the last of a block with the sum; a block's shortcut comes first.
     """
-    sizes, uses, weights = {"x": batch * 224 * 224 * 4 * 2}, [], 0
+    sizes = {"x": batch * 224 * 224 * 4 * 2}
+    uses = []
+    weights = 0
 
     def op(name, reads, channels, side, elements):
         nonlocal weights
@@ -34,11 +36,13 @@ def resnet50_ops(batch):
         ((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7))
     ):
         for i in range(blocks):
-            name, out = f"{stage}.{i}.", 4 * mid
+            name = f"{stage}.{i}."
+            out = 4 * mid
             kept = op(f"{name}s", (x,), out, side, before * out) if i == 0 else x
             y = op(f"{name}a", (x,), mid, side * 2 if stage and i == 0 else side, before * mid)
             y = op(f"{name}b", (y,), mid, side, 9 * mid * mid)
-            x, before = op(f"{name}c", (y, kept), out, side, mid * out), out
+            x = op(f"{name}c", (y, kept), out, side, mid * out)
+            before = out
     op("fc", (op("gap", (x,), 2048, 1, 0),), 1000, 1, 2048 * 1000)
     return uses, sizes, weights
 
@@ -65,7 +69,8 @@ def test_the_published_allocator_on_resnet50(batch, without, with_buffer):
 
 
 def test_the_four_steps_of_the_allocator():
-    page, sizes = 128 * 1024, dict.fromkeys("abcdefghij", 128 * 1024)
+    page = 128 * 1024
+    sizes = dict.fromkeys("abcdefghij", 128 * 1024)
     chain = [Use((), ("a",)), Use(("a",), ("b",)), Use(("b",), ("c",)), Use(("c",), ())]
     two = allocate(chain, sizes, set(), 2 * page)
     assert two == [{"a"}, {"a", "b"}, {"b", "c"}, {"c"}]
@@ -107,8 +112,10 @@ def test_a_buffer_holds_what_fits_and_a_cache_forgets_what_is_dead():
 
 def test_what_a_part_passes_on_lies_in_the_buffer():
     compiled = compile_stages(chain(4, blocks=1), A310).compiled
-    (x,), (y,) = compiled.graph.inputs, compiled.graph.outputs
-    image, weights = 4 * 64 * 56 * 56 * 2, 64 * 64 * 2
+    (x,) = compiled.graph.inputs
+    (y,) = compiled.graph.outputs
+    image = 4 * 64 * 56 * 56 * 2
+    weights = 64 * 64 * 2
     alone = simulate_graph(compiled)
     inner = simulate_graph(compiled, written=[x], passed=[y], first="queued")
     assert alone.memory_bytes == weights + 2 * image and inner.memory_bytes == weights
@@ -143,7 +150,8 @@ def test_prefetch_is_late_where_nothing_is_idle_and_takes_no_more_than_fits():
         x = net.relu(net.matmul(x, net.weight((2048, 2048))))
     net.output(x)
     compiled = replace(compile_stages(net.build(), A910).compiled, prefetch=True)
-    times, rate = simulate_graph(compiled), A910.device_memory.rate_bytes_per_s
+    times = simulate_graph(compiled)
+    rate = A910.device_memory.rate_bytes_per_s
     assert 0 < times.prefetched_bytes < 3 * 2048 * 2048 * 2
     first_s = A910.launch_overhead_s
     assert times.memory_bytes / rate <= times.time_s - first_s  # no byte in no time

@@ -121,7 +121,8 @@ def test_barriers_are_paid_behind_nearly_every_vector_instruction():
 
 def test_a_scalar_between_holds_up_the_next_load():
     """Long rows: the load of the next one is seen in full, in one buffer of a norm."""
-    rows, columns = 48 * 20, 2049
+    rows = 48 * 20
+    columns = 2049
     own = simulate(norm(rows, columns, "fp32"), CHIP)
     more = simulate(norm(2 * rows, columns, "fp32"), CHIP)
     a_row = (more.cycles - own.cycles) / 20

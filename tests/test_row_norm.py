@@ -106,7 +106,8 @@ def test_a_row_of_infinity_leaves_its_neighbours_alone():
 @pytest.mark.parametrize("chip", COUPLED)
 @pytest.mark.parametrize(("shape", "tile"), SIZES)
 def test_programs_are_free_of_races_and_both_engines_agree(shape, tile, chip):
-    chip, given = load_chip(chip), tensors(*operands(normal(shape)))
+    chip = load_chip(chip)
+    given = tensors(*operands(normal(shape)))
     sizes = NormShape(-(-shape[0] // 16), shape[1] // 16, 1e-5)
     launch = norm_launch(sizes, chip, *tile)
     assert sanitize(as_kernel(launch), chip, filled=given) == []

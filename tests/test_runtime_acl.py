@@ -52,7 +52,8 @@ def network(batch):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """One network with fixed sizes, and with gears."""
-    folder, chip = tmp_path_factory.mktemp("models"), load_chip("Ascend310")
+    folder = tmp_path_factory.mktemp("models")
+    chip = load_chip("Ascend310")
     (folder / "one.alm").write_bytes(compile_offline({None: network(4)}, chip))
     gears = {n: network(n) for n in (1, 2, 4)}
     (folder / "gears.alm").write_bytes(compile_offline(gears, chip))
@@ -108,8 +109,10 @@ def test_the_published_order_of_calls_gives_the_values_and_leaves_nothing(files)
     run.give(x)
     start = rt.now_s()
     mdl.execute(run.model, *run.sets)
-    sync_s, sync = rt.now_s() - start, run.take()
-    first, last = rt.create_event(), rt.create_event()
+    sync_s = rt.now_s() - start
+    sync = run.take()
+    first = rt.create_event()
+    last = rt.create_event()
     rt.memset(run.memory[1], run.sizes[1], 0, run.sizes[1])
     rt.record_event(first, stream)
     mdl.execute_async(run.model, *run.sets, stream)
@@ -163,7 +166,8 @@ def test_calls_out_of_order_have_the_published_codes(files):
 
 def test_sizes_that_do_not_match_are_refused(device, files):
     run = Run(files / "one.alm")
-    small, empty = mdl.create_dataset(), mdl.create_dataset()
+    small = mdl.create_dataset()
+    empty = mdl.create_dataset()
     mdl.add_dataset_buffer(small, acl.create_data_buffer(run.memory[0], 64))
     fails(100017, mdl.execute, run.model, small, run.sets[1])
     fails(100017, mdl.execute, run.model, empty, run.sets[1])
@@ -199,7 +203,8 @@ def test_models_of_another_chip_do_not_load(files):
 
 
 def test_what_is_read_too_early_is_poison(device, files):
-    run, stream = Run(files / "one.alm"), rt.create_stream()
+    run = Run(files / "one.alm")
+    stream = rt.create_stream()
     x = np.ones((4, 16), np.float16)
     pinned = rt.malloc_host(x.nbytes), rt.malloc_host(run.sizes[1])
     assert np.isnan(pinned[1].view(np.float16)).all()
@@ -223,7 +228,8 @@ def test_what_is_read_too_early_is_poison(device, files):
 
 
 def test_memory_is_aligned_counted_and_leaks_are_named(device):
-    one, two = rt.malloc(1), rt.malloc(100)
+    one = rt.malloc(1)
+    two = rt.malloc(100)
     assert one % 64 == two % 64 == 0
     blocks = PROCESSES[0].blocks
     assert [blocks[a].size_bytes for a in (one, two)] == [64, 160]
@@ -245,7 +251,8 @@ def test_memory_is_aligned_counted_and_leaks_are_named(device):
 
 def test_resets_are_counted_and_the_last_frees(device):
     rt.set_device(0)
-    address, stream = rt.malloc(8), rt.create_stream()
+    address = rt.malloc(8)
+    stream = rt.create_stream()
     rt.reset_device(0)
     rt.memset(address, 8, 1, 8)
     rt.reset_device(0)
@@ -269,8 +276,11 @@ def test_copies_that_cannot_be(device, src, dst, size, kind):
 
 
 def test_copies_take_the_links_time_and_pageable_memory_makes_the_host_wait(device):
-    size, link = 10**6, load_chip("Ascend310").links["pcie"]
-    address, pinned, stream = rt.malloc(size), rt.malloc_host(size), rt.create_stream()
+    size = 10**6
+    link = load_chip("Ascend310").links["pcie"]
+    address = rt.malloc(size)
+    pinned = rt.malloc_host(size)
+    stream = rt.create_stream()
     rt.memcpy_async(address, size, pinned, size, UP, stream)
     assert rt.now_s() == 0
     rt.synchronize_stream(stream)
@@ -284,7 +294,8 @@ def test_copies_take_the_links_time_and_pageable_memory_makes_the_host_wait(devi
 
 def test_contexts_keep_streams_and_events_apart(device):
     first = rt.get_current_context()
-    event, stream = rt.create_event(), rt.create_stream()
+    event = rt.create_event()
+    stream = rt.create_stream()
     rt.create_context(0)
     other = rt.create_stream()
     assert "one context" in fails(200004, rt.stream_wait_event, other, event)
@@ -301,7 +312,9 @@ def test_contexts_keep_streams_and_events_apart(device):
 
 
 def test_a_model_runs_in_one_stream_at_a_time(device, files):
-    run, one, two = Run(files / "one.alm"), rt.create_stream(), rt.create_stream()
+    run = Run(files / "one.alm")
+    one = rt.create_stream()
+    two = rt.create_stream()
     mdl.execute_async(run.model, *run.sets, one)
     fails(200004, mdl.execute_async, run.model, *run.sets, two)
     fails(200004, mdl.unload, run.model)
@@ -323,8 +336,10 @@ def test_devices_work_side_by_side():
 
 def test_copies_and_kernels_take_their_engines_one_after_the_other(device):
     """Two streams, one kernel engine: the second waits; within the device memory limits a copy."""
-    size, streams = 10**6, [rt.create_stream() for _ in range(2)]
-    address, chip = rt.malloc(2 * size), load_chip("Ascend310")
+    size = 10**6
+    streams = [rt.create_stream() for _ in range(2)]
+    address = rt.malloc(2 * size)
+    chip = load_chip("Ascend310")
     for stream in streams:
         rt.launch_kernel("k", "AI Core", 0.5, stream)
     rt.memcpy_async(address + size, size, address, size, WITHIN, streams[0])
@@ -364,13 +379,15 @@ def test_events_make_streams_compute_what_one_after_the_other_does(steps):
     PROCESSES.clear()
     acl.init("Ascend310")
     rt.set_device(0)
-    streams, last = [rt.create_stream() for _ in range(4)], {}
+    streams = [rt.create_stream() for _ in range(4)]
+    last = {}
     wanted = [np.full(64, i, np.uint8) for i in range(4)]
     buffers = [rt.malloc(64) for _ in wanted]
     for address, values in zip(buffers, wanted, strict=True):
         rt.memcpy(address, 64, values, 64, UP)
     for number, source, target, copies in steps:
-        stream, event = streams[number], rt.create_event()
+        stream = streams[number]
+        event = rt.create_event()
         for buffer in (source, target):
             if buffer in last:
                 rt.stream_wait_event(stream, last[buffer])
@@ -395,8 +412,10 @@ def test_events_make_streams_compute_what_one_after_the_other_does(steps):
 
 
 def test_waits_in_a_circle_are_a_deadlock_with_a_reason(device):
-    one, two = rt.create_stream(), rt.create_stream()
-    a, b = rt.create_event(), rt.create_event()
+    one = rt.create_stream()
+    two = rt.create_stream()
+    a = rt.create_event()
+    b = rt.create_event()
     rt.stream_wait_event(one, a)
     rt.record_event(b, one)
     rt.stream_wait_event(two, b)
@@ -409,7 +428,8 @@ def test_waits_in_a_circle_are_a_deadlock_with_a_reason(device):
 
 
 def test_a_wait_is_for_the_record_before_it_and_never_recorded_holds_nobody(device):
-    one, two = rt.create_stream(), rt.create_stream()
+    one = rt.create_stream()
+    two = rt.create_stream()
     event = rt.create_event()
     rt.stream_wait_event(two, event)
     rt.synchronize_stream(two)
@@ -428,7 +448,8 @@ def test_a_wait_is_for_the_record_before_it_and_never_recorded_holds_nobody(devi
 
 
 def test_callbacks_run_in_a_subscribed_thread(device):
-    stream, seen = rt.create_stream(), []
+    stream = rt.create_stream()
+    seen = []
     rt.subscribe_report(77, stream)
     fails(100033, rt.subscribe_report, 78, stream)
     rt.launch_kernel("k", "AI Core", 1.0, stream)
@@ -443,7 +464,9 @@ def test_callbacks_run_in_a_subscribed_thread(device):
 
 
 def test_this_thread_takes_callbacks_by_process_report(device):
-    stream, seen, me = rt.create_stream(), [], threading.get_ident()
+    stream = rt.create_stream()
+    seen = []
+    me = threading.get_ident()
     rt.subscribe_report(me, stream)
     rt.launch_kernel("k", "AI Core", 1.0, stream)
     rt.launch_callback(seen.append, "a", rt.BLOCK, stream)
@@ -467,7 +490,8 @@ def test_a_callback_that_nobody_takes_is_told(device):
 
 
 def test_what_raises_leaves_the_stream_going(device):
-    stream, seen = rt.create_stream(), []
+    stream = rt.create_stream()
+    seen = []
 
     def faulty(_=None):
         raise ValueError("mine")
@@ -484,7 +508,9 @@ def test_what_raises_leaves_the_stream_going(device):
 
 
 def test_a_reset_event_holds_only_who_waits_already(device):
-    one, two, event = rt.create_stream(), rt.create_stream(), rt.create_event()
+    one = rt.create_stream()
+    two = rt.create_stream()
+    event = rt.create_event()
     for _ in range(3):
         rt.launch_kernel("a", "AI Core", 1.0, one)
         rt.record_event(event, one)

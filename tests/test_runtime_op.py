@@ -63,7 +63,8 @@ def test_an_operator_gives_what_it_gives_in_a_graph(name, arrays, attrs):
 
 
 def test_the_cache_knows_shapes_formats_attributes_and_chips_and_is_bounded():
-    a, b = half(16, 16), half(16, 16)
+    a = half(16, 16)
+    b = half(16, 16)
     op.matmul(a, b)
     assert op.cache_info().compile_s > 0
     op.matmul(a + 1, b)
@@ -90,7 +91,8 @@ def test_the_cache_knows_shapes_formats_attributes_and_chips_and_is_bounded():
 def test_in_a_stream_the_result_is_poison_until_it_is_synchronised():
     acl.init()
     rt.set_device(0)
-    stream, a = rt.create_stream(), half(16, 16)
+    stream = rt.create_stream()
+    a = half(16, 16)
     y = op.matmul(a, a, stream=stream)
     assert np.isnan(y).all()
     rt.synchronize_stream(stream)

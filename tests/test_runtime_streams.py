@@ -139,11 +139,9 @@ def test_two_streams_lie_between():
 
 
 def test_a_circle_of_waits_is_told():
-    one, two, three = (
-        [WaitFor("a"), Task("x", "AI Core", 1.0), Record("b")],
-        [WaitFor("b"), Record("c")],
-        [WaitFor("c"), Record("a")],
-    )
+    one = [WaitFor("a"), Task("x", "AI Core", 1.0), Record("b")]
+    two = [WaitFor("b"), Record("c")]
+    three = [WaitFor("c"), Record("a")]
     with pytest.raises(DeadlockError, match=r"waits without a circle") as error:
         run_streams([[Task("free", "AI Core", 1.0)], one, two, three])
     assert "waits for a, recorded later by" in str(error.value)

@@ -219,7 +219,8 @@ def test_accumulating_into_an_empty_l0c_is_an_uninitialised_read():
 def test_tensors_filled_from_outside_can_be_named():
     """y += x in place: y is written, so by default it counts as empty before the launch."""
     k = KernelBuilder("in_place", TOY)
-    x, y = k.tensor("x", "fp16", 128), k.tensor("y", "fp16", 128)
+    x = k.tensor("x", "fp16", 128)
+    y = k.tensor("y", "fp16", 128)
 
     def add(*tiles):
         k.vector("vadd", *(tile.region(0, (1, 128)) for tile in tiles))
@@ -340,20 +341,23 @@ def test_two_cores_that_write_the_same_bytes_race():
 
 
 def test_a_core_that_reads_what_another_writes_races():
-    first, second = one_core("x", "y", 0, "first"), one_core("y", "z", 0, "second")
+    first = one_core("x", "y", 0, "first")
+    second = one_core("y", "z", 0, "second")
     (finding,) = sanitize(launch_of(first, second), TOY)
     assert finding.message == "core 1 reads y byte 0, which core 0 writes; no order between cores"
 
 
 def test_a_core_that_overwrites_what_another_reads_races():
-    first, second = one_core("y", "z", 0, "first"), one_core("x", "y", 0, "second")
+    first = one_core("y", "z", 0, "first")
+    second = one_core("x", "y", 0, "second")
     (finding,) = sanitize(launch_of(first, second), TOY, filled=["x", "y"])
     assert finding.message == "core 1 writes y byte 0, which core 0 read; no order between cores"
 
 
 def test_every_core_starts_with_empty_memory():
     """What core 0 left in its UB is not there on core 1."""
-    fill, store = raw(FILL, "ALL barrier", STORE, t=0), raw(STORE, t=0)
+    fill = raw(FILL, "ALL barrier", STORE, t=0)
+    store = raw(STORE, t=0)
     launch = Launch("two", (Part(fill), Part(store)))
     assert {"uninitialised-read", "race"} == kinds(launch)  # and both write y
 

@@ -61,7 +61,8 @@ def test_products_equal_numpy(sizes, dtype, tiling, extra, chip_name, seed):
     chip = load_chip(chip_name)
     if ("GM", "L0A") not in chip.paths:
         extra = extra | {"bypass": ""}
-    shape, schedule = GemmShape(*sizes, dtype), replace(tiling, **extra)
+    shape = GemmShape(*sizes, dtype)
+    schedule = replace(tiling, **extra)
     assume(all(n <= chip.buffers[s] for s, n in tile_bytes(shape, schedule).items()))
     launch = assert_gemm(shape, chip, schedule, seed=seed)
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
@@ -77,9 +78,14 @@ def conv_shapes(draw):
     pair = st.sampled_from((1, 2, 3))
     groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
     c, k = (draw(st.sampled_from((3, 16, 33))) * groups for _ in range(2))
-    h, w = draw(st.sampled_from((5, 9, 17))), draw(st.sampled_from((5, 16, 33, 70)))
-    pads, dtype = draw(st.integers(0, 1)), draw(st.sampled_from(("fp16", "int8")))
-    r, s, stride, n = draw(pair), draw(pair), draw(pair), draw(st.integers(1, 2))
+    h = draw(st.sampled_from((5, 9, 17)))
+    w = draw(st.sampled_from((5, 16, 33, 70)))
+    pads = draw(st.integers(0, 1))
+    dtype = draw(st.sampled_from(("fp16", "int8")))
+    r = draw(pair)
+    s = draw(pair)
+    stride = draw(pair)
+    n = draw(st.integers(1, 2))
     return ConvShape(n, c, h, w, k, r, s, stride, pads, dtype, groups=groups)
 
 
@@ -91,7 +97,8 @@ def conv_shapes(draw):
 def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
     one = stacked(shape) if extra["window"] == "stacked" else shape
     extra = extra if one != shape else unchanged(extra)
-    chip, schedule = load_chip(chip_name), replace(tiling, **extra)
+    chip = load_chip(chip_name)
+    schedule = replace(tiling, **extra)
     try:
         check_conv(one, schedule, chip)
     except CapacityError:
@@ -140,7 +147,8 @@ def loaded(launch, chip):
 
 def test_the_loop_outside_decides_what_is_loaded_often():
     """The rows of 32 tiles of columns are few: L2 keeps them while columns pass once."""
-    chip, shape = load_chip("Ascend310"), GemmShape(512, 512, 4096)
+    chip = load_chip("Ascend310")
+    shape = GemmShape(512, 512, 4096)
     tiling = GemmSchedule(128, 64, 256, 1, 2, 1)
     before, after = (
         cycles(gemm_launch(shape, chip, replace(tiling, order=order)), chip)
@@ -150,18 +158,21 @@ def test_the_loop_outside_decides_what_is_loaded_often():
 
 
 def test_weights_stay_where_output_channels_are_outside():
-    chip, shape = load_chip("Ascend910A"), ConvShape(1, 512, 7, 7, 2048, 1, 1)
+    chip = load_chip("Ascend910A")
+    shape = ConvShape(1, 512, 7, 7, 2048, 1, 1)
     tiling = GemmSchedule(16, 32, 128, 16, 1, 8)
     launches = [conv_launch(shape, chip, replace(tiling, order=o)) for o in ("mn", "nm")]
     assert cycles(launches[1], chip) < 0.9 * cycles(launches[0], chip)
-    weights, image = 512 * 2048 * 2, 512 * 7 * 7 * 2
+    weights = 512 * 2048 * 2
+    image = 512 * 7 * 7 * 2
     assert loaded(launches[0], chip) > 4 * weights
     assert weights < loaded(launches[1], chip) < weights + 8 * 2 * 2 * image
 
 
 @pytest.mark.parametrize("keep", ["a", "b"])
 def test_an_operand_kept_in_l1_is_loaded_once(keep):
-    chip, shape = load_chip("Ascend910B2"), GemmShape(2048, 256, 2048)
+    chip = load_chip("Ascend910B2")
+    shape = GemmShape(2048, 256, 2048)
     tiling = GemmSchedule(128, 128, 128, 1, 3, 8)
     kept = replace(tiling, keep=keep, order=KEEP_ORDER[keep])
     assert cycles(gemm_launch(shape, chip, kept), chip) < cycles(
@@ -177,7 +188,8 @@ def test_an_operand_kept_in_l1_is_loaded_once(keep):
 
 def test_one_slot_makes_room_for_a_larger_tile_in_l1():
     """All K of 128 columns fits L1 once, not twice; 64 columns do, and need A twice as often."""
-    chip, shape = load_chip("Ascend910A"), GemmShape(2048, 2048, 256)
+    chip = load_chip("Ascend910A")
+    shape = GemmShape(2048, 2048, 256)
     staged = GemmSchedule(128, 64, 128, 1, 16, 2)
     twice = replace(staged, order="nm", keep="b")
     with pytest.raises(CapacityError, match=r"keep b: 1081344 bytes; got 1048576 on Ascend910A"):
@@ -189,7 +201,8 @@ def test_one_slot_makes_room_for_a_larger_tile_in_l1():
 
 def test_one_slot_makes_room_for_a_larger_tile_in_l0():
     """A single slot of 64 x 64 weights in L0B beats every tiling of a product with two slots."""
-    chip, shape = load_chip("Toy"), GemmShape(16, 256, 128)
+    chip = load_chip("Toy")
+    shape = GemmShape(16, 256, 128)
     large = GemmSchedule(16, 64, 64, 1, 1, 2, b_l0_slots=1)
     with pytest.raises(CapacityError, match=r"L0B .*: 16384 bytes; got 8192"):
         gemm_launch(shape, chip, replace(large, b_l0_slots=2))
@@ -203,7 +216,8 @@ def test_one_slot_makes_room_for_a_larger_tile_in_l0():
 
 
 def test_small_operands_gain_by_going_around_l1():
-    chip, shape = load_chip("Ascend910A"), GemmShape(512, 512, 512)
+    chip = load_chip("Ascend910A")
+    shape = GemmShape(512, 512, 512)
     tiling = GemmSchedule(64, 128, 128, 1, 8, 4)
     around = gemm_launch(shape, chip, replace(tiling, bypass="a"))
     assert cycles(around, chip) < cycles(gemm_launch(shape, chip, tiling), chip)
@@ -213,7 +227,8 @@ def test_small_operands_gain_by_going_around_l1():
 
 
 def test_sums_may_keep_one_slot_of_l0c():
-    chip, shape = load_chip("Ascend910B2"), GemmShape(256, 256, 256)
+    chip = load_chip("Ascend910B2")
+    shape = GemmShape(256, 256, 256)
     tiling = GemmSchedule(128, 128, 128, 1, 1, 1)
     one, two = (gemm_launch(shape, chip, replace(tiling, c_l0_slots=slots)) for slots in (1, 2))
     assert cycles(two, chip) < cycles(one, chip)
@@ -224,7 +239,8 @@ def test_sums_may_keep_one_slot_of_l0c():
 
 
 def test_a_window_is_flat_or_a_strip_as_told():
-    chip, shape = load_chip("Toy"), ConvShape(1, 16, 8, 70, 16, 3, 3, 1, 1)
+    chip = load_chip("Toy")
+    shape = ConvShape(1, 16, 8, 70, 16, 3, 3, 1, 1)
     tiling = GemmSchedule(32, 48, 16, 3, 1, 1)
     flat, strip = (conv_launch(shape, chip, replace(tiling, window=w)) for w in ("flat", "strip"))
     assert conv_launch(shape, chip, tiling) == strip != flat

@@ -110,7 +110,9 @@ def request_of(rng, seeds):
 def seeds_of(service):
     """Return right requests of a model: as JSON, nested, as bytes, with outputs."""
     model = service.batcher_of({}).model
-    tensors, plain, behind = [], [], b""
+    tensors = []
+    plain = []
+    behind = b""
     for port in model.inputs:
         shape = [1 if size == -1 else size for size in port.described()["shape"]]
         count = 1

@@ -44,8 +44,10 @@ def test_the_last_block_wastes_half_of_itself_on_average():
                           st.integers(1, 9)), max_size=60), st.integers(1, 4))  # fmt: skip
 def test_every_sequence_reads_what_it_wrote(program, block_tokens):
     """Appends, forks and drops against plain lists; the memory is written only through tables."""
-    cache, plain = lm.BlockCache(12, block_tokens), dict[int, list[int]]()
-    memory, token = np.zeros((12, block_tokens), int), 0
+    cache = lm.BlockCache(12, block_tokens)
+    plain = dict[int, list[int]]()
+    memory = np.zeros((12, block_tokens), int)
+    token = 0
     for act, one, other, number in program:
         if act == "a":
             before = (list(cache.free), {k: list(t) for k, t in cache.tables.items()})
@@ -151,7 +153,10 @@ def test_static_batches_wait_for_their_longest_member():
 
 def test_all_share_a_step_as_a_processor_is_shared():
     """M/G/1-PS: E[R | x] = x / (1 - r), whatever the law of x; a token is a small slice."""
-    rng, n, slice_s, r = np.random.default_rng(4), 6000, 0.01, 0.6
+    rng = np.random.default_rng(4)
+    n = 6000
+    slice_s = 0.01
+    r = 0.6
     sizes = rng.choice([20, 100, 400], n, p=[0.6, 0.3, 0.1])
     rate = r / (sizes.mean() * slice_s)
     times = np.cumsum(rng.exponential(1 / rate, n))
@@ -172,7 +177,9 @@ def test_policies_differ_as_they_are_meant_to():
         engine = lm.Engine(policy, 4000, 16, 32, **{"max_prefill_tokens": 512, **how})
         return lm.converse(some(400, 7, 8.0, 300), engine, TIME).summary()
 
-    static, prefill, split = of("static"), of("prefill"), of("split", max_prefill_tokens=64)
+    static = of("static")
+    prefill = of("prefill")
+    split = of("split", max_prefill_tokens=64)
     assert prefill["latency_s"]["mean"] < static["latency_s"]["mean"]
     assert split["between_tokens_s"]["p99"] < prefill["between_tokens_s"]["p99"]
     select = of("select")

@@ -26,7 +26,8 @@ from ascend_lab.deploy.serving.simulate import BUCKETS, bucket_of, guard
 from ascend_lab.lab.figures import fig_knee
 
 ONE = Policy()
-EXPONENTIAL, DETERMINISTIC = Service("exponential", 1.0), Service("deterministic", 1.0)
+EXPONENTIAL = Service("exponential", 1.0)
+DETERMINISTIC = Service("deterministic", 1.0)
 
 
 def served(rate, service, policy=ONE, n=40_000, **how):
@@ -54,7 +55,8 @@ def close(found, value):
 
 
 def test_single_queues_have_the_values_of_the_textbook():
-    mm1, md1 = theory.mg1(0.8, 1), theory.mg1(0.8, 1, 0)
+    mm1 = theory.mg1(0.8, 1)
+    md1 = theory.mg1(0.8, 1, 0)
     assert (mm1.L, mm1.W, mm1.Wq, mm1.Lq) == pytest.approx((4, 5, 4, 3.2))
     assert (md1.Wq, md1.W, md1.L, md1.Lq) == pytest.approx((2, 3, 2.4, 1.6))
     assert theory.mg1(0.8, 1, 4).Wq == pytest.approx(10)
@@ -84,7 +86,8 @@ def test_many_servers_levels_and_tandems_have_the_values_of_the_textbook():
      (3, 4, (0.8881797, 0.0359341, 7.657496, 10.657496, 3.552499, 3.111820))],
 )  # fmt: skip
 def test_batch_service_has_the_values_of_the_chain(rate, most, values):
-    queue, chain = theory.batches(rate, 1, most), theory.growing_batches(rate, 0, 1, most)
+    queue = theory.batches(rate, 1, most)
+    chain = theory.growing_batches(rate, 0, 1, most)
     found = (theory.batch_root(rate, 1, most), 1 - queue.utilisation, queue.Lq, queue.L, queue.W,
              queue.mean_batch)  # fmt: skip
     assert found == pytest.approx(values, abs=1e-6)
@@ -108,7 +111,9 @@ def test_growing_batches_come_from_the_chain():
 )
 def test_batches_without_a_maximum_have_the_published_response_time(rate, size, w, bound, busy):
     """V100, ResNet-50: a = 0.1438 ms, t0 = 1.8874 ms (Inoue, arXiv 1912.06322)."""
-    found, a, t0 = theory.take_all(rate, 0.1438, 1.8874), 0.1438, 1.8874
+    found = theory.take_all(rate, 0.1438, 1.8874)
+    a = 0.1438
+    t0 = 1.8874
     assert (found.mean_batch, found.W, found.utilisation) == pytest.approx(
         (size, w, busy), rel=1e-6
     )
@@ -140,7 +145,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_queue_is_what_theory_says(name):
     rate, service, policy, solved = CASES[name]
-    queue, found = solved(), served(rate, service, policy)
+    queue = solved()
+    found = served(rate, service, policy)
     assert queue.Wq in interval(found.wait_s[~found.lost])
     assert queue.W in interval(found.latency_s)
     assert queue.blocked in interval(found.lost) or not found.lost.any()
@@ -218,12 +224,14 @@ def test_a_default_server_saturates_as_measured(clients, published):
 # -- other oracles --------------------------------------------------------------------------------
 def test_a_single_queue_is_lindleys_recursion():
     """The same arrivals and services, one by one: W' = max(W + S - gap, 0)."""
-    n, rng = 2000, np.random.default_rng(5)
+    n = 2000
+    rng = np.random.default_rng(5)
     times = np.cumsum(rng.exponential(1 / 0.9, n))
     found = simulate_serving(
         Scenario(Arrivals(times_s=tuple(times)), (Step("m", EXPONENTIAL),), n, seed=11)
     )
-    waits, wait = [0.0], 0.0
+    waits = [0.0]
+    wait = 0.0
     service_s = (found.finish_s - found.arrival_s - found.wait_s).tolist()
     for gap, s in zip(np.diff(times), service_s, strict=False):
         wait = max(wait + s - gap, 0.0)
@@ -239,7 +247,9 @@ def _first_draws(seed, n):
 
 def by_simpy(times, tau, instances, most, delay_s):
     """Return when each request is answered by processes that wait for each other."""
-    env, waiting, ends = simpy.Environment(), [], [0.0] * len(times)
+    env = simpy.Environment()
+    waiting = []
+    ends = [0.0] * len(times)
     news = [env.event()]
 
     def wake():

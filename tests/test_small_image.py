@@ -59,15 +59,20 @@ def test_planes_become_pixels_of_sixteen_channels(
 @given(st.data(), st.sampled_from(["Toy", "Ascend310", "Ascend910B2"]))
 def test_convolutions_equal_numpy(data: st.DataObject, chip_name: str) -> None:
     """Any kernel, stride, dilation, pads: 4 or 8 taps side by side, the last ones may be few."""
-    draw, chip = data.draw, load_chip(chip_name)
+    draw = data.draw
+    chip = load_chip(chip_name)
     pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
-    r, s, c = draw(st.integers(1, 5)), draw(st.integers(1, 7)), draw(st.integers(1, 4))
-    stride, dilation = draw(pair), draw(pair)
+    r = draw(st.integers(1, 5))
+    s = draw(st.integers(1, 7))
+    c = draw(st.integers(1, 4))
+    stride = draw(pair)
+    dilation = draw(pair)
     top, bottom, left, right = (draw(st.integers(0, 2)) for _ in range(4))
     pads = (top, bottom, left, right)
     dtype = draw(st.sampled_from(("fp16", "int8")))
     widths = (20, 24, 28) if dtype == "fp16" else (24, 32)
-    h, w = draw(st.integers(r * 3, 16)), draw(st.sampled_from(widths))
+    h = draw(st.integers(r * 3, 16))
+    w = draw(st.sampled_from(widths))
     shape = ConvShape(2, c, h, w, 18, r, s, stride, pads, dtype, dilation=dilation, lanes=4)
     assert_conv(shape, chip, seed=h + w)  # type: ignore[no-untyped-call]
 
@@ -92,7 +97,8 @@ def test_the_clock_chooses_and_values_stay() -> None:
     x = b.input("x", (2, 3, 20, 24))
     weight = b.constant(rng.standard_normal((20, 3, 3, 3)).astype(np.float32), name="w")
     b.output(b.relu(b.conv2d(x, weight, stride=2, pad=1)))
-    graph, image = b.build(), rng.standard_normal((2, 3, 20, 24)).astype(np.float32)
+    graph = b.build()
+    image = rng.standard_normal((2, 3, 20, 24)).astype(np.float32)
     assert "NC1HWC0:4" in str(compile_stages(graph, "Ascend310").laid_out)
     (found,) = run_compiled(graph, {"x": image}, "Ascend310").values()
     (exact,) = evaluate(graph, {"x": image}).values()
@@ -120,7 +126,8 @@ CASES = [
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910A"])
 @pytest.mark.parametrize("shape", CASES)
 def test_the_cube_adds_a_bias(chip_name: str, shape: ConvShape) -> None:
-    chip, rng = load_chip(chip_name), np.random.default_rng(shape.c)
+    chip = load_chip(chip_name)
+    rng = np.random.default_rng(shape.c)
     x = rng.integers(-3, 4, (shape.n, shape.c, shape.h, shape.w)).astype(np.float16)
     weight = rng.integers(-3, 4, (shape.k, shape.c // shape.groups, shape.r, shape.s))
     bias = rng.integers(-9, 10, shape.k).astype(np.float16)
@@ -135,7 +142,8 @@ def test_the_cube_adds_a_bias(chip_name: str, shape: ConvShape) -> None:
 
 
 def test_the_vector_unit_is_spared_where_it_has_more_to_do() -> None:
-    b, rng = GraphBuilder("g"), np.random.default_rng(0)
+    b = GraphBuilder("g")
+    rng = np.random.default_rng(0)
     x = b.input("x", (1, 16, 56, 56))
     weight = b.constant(rng.standard_normal((96, 16, 1, 1)).astype(np.float32), name="w")
     bias = b.constant(rng.standard_normal(96).astype(np.float32), name="b")
@@ -148,7 +156,8 @@ def test_the_vector_unit_is_spared_where_it_has_more_to_do() -> None:
 
 # -- products of one tensor -----------------------------------------------------------------------
 def _three(rows: int, widths: tuple[int, ...]) -> Graph:
-    b, rng = GraphBuilder("g"), np.random.default_rng(3)
+    b = GraphBuilder("g")
+    rng = np.random.default_rng(3)
     x = b.input("x", (rows, 48))
     for i, width in enumerate(widths):
         weight = b.constant(rng.standard_normal((48, width)).astype(np.float32) / 7, name=f"w{i}")
@@ -165,7 +174,8 @@ def test_products_of_one_tensor_are_one(chip_name: str) -> None:
     assert [n.op for n in stages.laid_out.nodes].count("matmul") == 1
     assert "slice" not in {op.type for op in stages.timeline().operators}
     x = np.random.default_rng(1).standard_normal((33, 48)).astype(np.float32)
-    found, exact = run_compiled(graph, {"x": x}, chip_name), evaluate(graph, {"x": x})
+    found = run_compiled(graph, {"x": x}, chip_name)
+    exact = evaluate(graph, {"x": x})
     for one, other in zip(found.values(), exact.values(), strict=True):
         np.testing.assert_allclose(one, other, rtol=4e-3, atol=1e-2)
     ragged = compile_stages(_three(32, (64, 24 * 2)), chip_name).laid_out

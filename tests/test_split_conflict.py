@@ -17,7 +17,8 @@ from ascend_lab.machine.sim import execute
 from ascend_lab.operators.ops.slicing import cut, take
 
 TOY, A910, B2, A310 = (load_chip(n) for n in ("Toy", "Ascend910A", "Ascend910B2", "Ascend310"))
-FITS, EXCEEDS = Points(8192, 2, 512, 512), Points(32768, 2, 512, 512)
+FITS = Points(8192, 2, 512, 512)
+EXCEEDS = Points(32768, 2, 512, 512)
 """h of 8 MiB and of 32 MiB; the L2 of the 910A has 32 MiB for all tensors."""
 MIB = 2**20
 
@@ -48,7 +49,8 @@ def expected(inputs):
 )
 def test_the_kernel_scatters_maxima_by_any_index(chip, points, group, channels, rows):
     sizes = Points(16 * points, group, 16 * channels, rows)
-    inputs, launch = drawn(sizes, points), turn_scatter_launch(chip, sizes)
+    inputs = drawn(sizes, points)
+    launch = turn_scatter_launch(chip, sizes)
     given_ = {"x": inputs["x"], "index": inputs["index"], "y": inputs["table"]}
     assert not sanitize(launch, chip, filled=given_)
     assert (execute(launch, given_, chip)["y"].reshape(rows, -1) == expected(inputs)).all()
@@ -89,7 +91,8 @@ def test_the_points_are_the_split_all_three_agree_on():
 
 def test_without_a_common_axis_the_reason_is_named():
     net = GraphBuilder("none", "fp16")
-    x, table = net.input("x", (64, 2, 32)), net.input("table", (40, 64))
+    x = net.input("x", (64, 2, 32))
+    table = net.input("table", (40, 64))
     h = net.reduce_max(x, axis=1, name="h")
     s = net.softmax(h, axis=0, name="s")
     u = net.transpose(s, perm=(1, 0), name="u")
@@ -102,7 +105,8 @@ def test_without_a_common_axis_the_reason_is_named():
 
 def test_pieces_must_not_need_all_of_what_is_made_on_the_way():
     net = GraphBuilder("whole", "fp16")
-    x, w = net.input("x", (64, 32)), net.input("w", (32, 48))
+    x = net.input("x", (64, 32))
+    w = net.input("w", (32, 48))
     net.output(net.matmul(x, net.relu(w, name="v"), name="y"))
     graph = net.build()
     found = case.common_split(graph, graph.nodes)
@@ -131,7 +135,8 @@ def test_halos_one_element_and_two_axes_at_once_are_refused():
 def test_pieces_computed_by_a_split_are_the_whole(axis):
     """Cut every tensor as the split says and run all nodes on each piece alone."""
     net = GraphBuilder("pieces", "fp32")
-    x, b = net.input("x", (6, 3, 4, 10)), net.input("b", (4, 1, 1))
+    x = net.input("x", (6, 3, 4, 10))
+    b = net.input("b", (4, 1, 1))
     r = net.relu(net.reduce_sum(x, axis=1, name="h"), name="r")
     t = net.transpose(r, perm=(1, 2, 0), name="t")
     net.output(net.mul(t, b, name="y"))
@@ -171,7 +176,8 @@ def test_the_split_is_what_cut_says(piece):
 # -- owners ----------------------------------------------------------------------------------------
 def test_neighbours_apart_split_along_different_axes():
     maps = case.owner_maps(Points(512, 2, 512, 512), A910)
-    point, channel = np.arange(512)[:, None] // 16, np.arange(512)[None, :] // 16
+    point = np.arange(512)[:, None] // 16
+    channel = np.arange(512)[None, :] // 16
     for name, core in (("h", point), ("u", channel), ("y", point), ("fused", point)):
         assert (maps[name] == core).all(), name
     text = fig_owners(maps).alt_text
@@ -207,7 +213,8 @@ def test_bytes_are_counted_from_programs(chip_name, sizes):
 
 
 def test_l2_hides_a_part_of_the_handing_over():
-    small, large = costs(FITS, A910), costs(EXCEEDS, A910)
+    small = costs(FITS, A910)
+    large = costs(EXCEEDS, A910)
     gains = [a.cycles / f.cycles for a, _, f in (small, large)]
     assert 1.9 < gains[0] < 2.0
     assert 2.4 < gains[1] < 2.5
@@ -231,6 +238,7 @@ def test_one_launch_is_not_one_split():
 @pytest.mark.parametrize("group", [2, 4])
 @pytest.mark.parametrize("points", [512, 2048, 65536])
 def test_the_common_split_pays_at_every_size(chip_name, group, points):
-    sizes, chip = Points(points, group, 512, 512), load_chip(chip_name)
+    sizes = Points(points, group, 512, 512)
+    chip = load_chip(chip_name)
     apart = case.cost(case.apart_kernels(sizes, chip), chip)
     assert case.cost([case.fused_kernel(sizes, chip)], chip).cycles < apart.cycles

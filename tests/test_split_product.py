@@ -42,12 +42,14 @@ WAYS = ({}, {"keep": "a"}, {"keep": "b", "order": "nm"}, {"step_k": 1, "a_l1_slo
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_divided_products_are_right(chip_name, dtype, way):
     """Ragged sides, and shares of K that are not equal: 13 fractals, or 7, in three."""
-    chip, shape = load_chip(chip_name), GemmShape(50, 205, 70, dtype)
+    chip = load_chip(chip_name)
+    shape = GemmShape(50, 205, 70, dtype)
     cores = 1 if chip_name == "Toy" else 2
     schedule = GemmSchedule(32, 32, 32, 2, 1, cores, split_k=2 if chip_name == "Toy" else 3)
     kernel = product_kernel(shape, chip, replace(schedule, **way))
     rng = np.random.default_rng(7)
-    a, b = numbers(rng, (50, 205), dtype), numbers(rng, (205, 70), dtype)
+    a = numbers(rng, (50, 205), dtype)
+    b = numbers(rng, (205, 70), dtype)
     found = execute(kernel, pack_gemm(shape, a, b), chip, seed=3)
     wide = np.int64 if dtype == "int8" else np.float64
     assert np.array_equal(unpack_gemm(shape, found), a.astype(wide) @ b.astype(wide))
@@ -57,7 +59,8 @@ def test_divided_products_are_right(chip_name, dtype, way):
 
 
 def test_what_does_not_go_with_a_division_is_refused():
-    chip, shape = load_chip("Ascend910A"), GemmShape(64, 512, 64)
+    chip = load_chip("Ascend910A")
+    shape = GemmShape(64, 512, 64)
     whole = GemmSchedule(16, 16, 16, 1, 4, 4, split_k=2)
     with pytest.raises(InputError, match="no epilogue behind a part of K"):
         gemm_launch(shape, chip, whole, Epilogue((), (Step("vrelu", ("sums",)),), "fp32"))
@@ -111,7 +114,8 @@ def test_large_products_stay_whole():
 @pytest.mark.parametrize("follows", ["", "bias", "bias, residual, relu"])
 def test_networks_divide_k_and_keep_their_values(chip_name, follows):
     """What follows the sums is done by the phase that adds them."""
-    net, rng = GraphBuilder("deep", "fp16"), np.random.default_rng(1)
+    net = GraphBuilder("deep", "fp16")
+    rng = np.random.default_rng(1)
     y = net.matmul(net.input("x", (20, 2048)), net.weight((2048, 48)))
     if follows:
         y = net.add(y, net.constant(numbers(rng, (48,), "fp16")))
@@ -123,8 +127,10 @@ def test_networks_divide_k_and_keep_their_values(chip_name, follows):
     product = next(t for t in compiled.tasks if t.piece.graph.nodes[0].op == "matmul")
     assert len(product.lowered.kernel.phases) == 2
     inputs = {name: numbers(rng, graph.types[name].shape, "fp16") for name in graph.inputs}
-    wanted, found = evaluate(graph, inputs), run_tasks(compiled, inputs)
-    (got,), (true,) = found.values(), wanted.values()
+    wanted = evaluate(graph, inputs)
+    found = run_tasks(compiled, inputs)
+    (got,) = found.values()
+    (true,) = wanted.values()
     np.testing.assert_allclose(got, true, rtol=4e-3, atol=4e-3)
 
 
@@ -137,8 +143,12 @@ def assert_engines_agree(kernel: Kernel, chip) -> None:
 @st.composite
 def with_rests(draw):
     """A chip, a ragged product, and a tiling with a rest of its own, K divided or not."""
-    few, sides, by_n = st.integers(1, 3), st.integers(17, 150), draw(st.booleans())
-    tile, cores, other = draw(st.integers(2, 3)), draw(st.integers(1, 2)), 16 * draw(few)
+    few = st.integers(1, 3)
+    sides = st.integers(17, 150)
+    by_n = draw(st.booleans())
+    tile = draw(st.integers(2, 3))
+    cores = draw(st.integers(1, 2))
+    other = 16 * draw(few)
     turn = tile * cores
     cut = 16 * (turn * draw(st.integers(1, 2)) + draw(st.integers(1, turn - 1)))
     cut -= draw(st.integers(0, 15))
@@ -179,7 +189,8 @@ def test_what_follows_is_done_to_the_rest_too(chip_name, order, epilogue):
 
 
 def test_a_rest_that_cannot_be_is_refused():
-    chip, shape = load_chip("Ascend910B2"), GemmShape(96, 64, 96)
+    chip = load_chip("Ascend910B2")
+    shape = GemmShape(96, 64, 96)
     whole = GemmSchedule(32, 32, 32, 2, 1, 2)
     rest = replace(whole, rest=whole)
     with pytest.raises(InputError, match="more than a whole turn of 96 columns"):
@@ -206,7 +217,9 @@ RAGGED = {
 @pytest.mark.parametrize("case", RAGGED.values(), ids=RAGGED)
 def test_the_default_takes_a_rest_where_that_is_quicker(case):
     """Than any promising tiling of one launch; plain data brings the schedule back."""
-    (shape, share), chip, divides = case, load_chip("Ascend910B2"), case[0].m == 1280
+    (shape, share) = case
+    chip = load_chip("Ascend910B2")
+    divides = case[0].m == 1280
     start = "inside" if divides else "cold"  # adding its parts up asks for a mix launch
 
     def cycles(schedule):

@@ -39,9 +39,11 @@ def halved(launch, chip, around, cycles, made) -> float:
         parts = slowed(launch, chip, around, slowdown, made)
         return max(run_reference(part)[0] for part in parts) <= cycles
 
-    low, high = 1.0, 2.0
+    low = 1.0
+    high = 2.0
     while high < MAX_SLOWDOWN and fits(high):
-        low, high = high, 2.0 * high
+        low = high
+        high = 2.0 * high
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -52,7 +52,8 @@ def tandem_of(sizes, taps, step, pad, *, bias=False):
 
 def operands(tandem, rng):
     """Small whole numbers, whose sums fp16 holds: image, both weights, both biases."""
-    point, depth = tandem.point, tandem.depth
+    point = tandem.point
+    depth = tandem.depth
     shapes = [(point.n, point.c, point.h, point.w), (point.k, point.c, 1, 1)]
     shapes += [(depth.k, 1, depth.r, depth.s), (point.k,), (depth.k,)]
     return [rng.integers(-2, 3, shape).astype(np.float16) for shape in shapes]
@@ -98,7 +99,8 @@ def test_values_equal_numpy_however_it_is_divided(
     sizes, taps, step, bias, grid, bands, blocks, tile, stay, images, name, seed
 ):
     assume(min(sizes[2:4]) + 2 * (taps // 2) >= taps)
-    tandem, chip = tandem_of(sizes, taps, step, taps // 2, bias=bias), load_chip(name)
+    tandem = tandem_of(sizes, taps, step, taps // 2, bias=bias)
+    chip = load_chip(name)
     images = images if images in ways_of(tandem.depth) else 1
     most = tandem.depth.blocks[1], sizes[0] // images, tandem.depth.out_hw[0]
     grid = tuple(map(min, grid, most))
@@ -122,7 +124,8 @@ def test_values_equal_numpy_however_it_is_divided(
     ],
 )
 def test_means_are_written_beside_what_they_are_the_means_of(sizes, step, schedule, bias):
-    tandem, chip = tandem_of(sizes, 3, step, 1, bias=bias), load_chip("Ascend310P3")
+    tandem = tandem_of(sizes, 3, step, 1, bias=bias)
+    chip = load_chip("Ascend310P3")
     x, one, two, b1, b2 = operands(tandem, np.random.default_rng(7))
     _, wanted, _ = run(tandem, schedule, chip, 7)
     launch = tandem_launch(replace(tandem, means=True), chip, schedule)
@@ -222,7 +225,8 @@ def blocks(*, last="silu", size=(2, 16, 14, 14), wide=96, taps=3, step=1):
     net = GraphBuilder("blocks", "fp16")
     x = net.relu(net.input("x", size))
     for at in range(2):
-        skip, c = x, size[1]
+        skip = x
+        c = size[1]
         y = net.conv2d(x, net.weight((wide, c, 1, 1)), net.weight((wide,), scale=1.0))
         y = net.relu6(y, name=f"wide{at}")
         own = net.weight((wide, 1, taps, taps)), net.weight((wide,), scale=1.0)
@@ -242,12 +246,15 @@ TANDEM = "conv2d+relu6+conv2d"
 @pytest.mark.parametrize("chip_name", ["Ascend910A", "Ascend310", "Ascend310P3"])
 @pytest.mark.parametrize(("taps", "step", "last"), [(3, 2, "silu"), (5, 1, "relu")])
 def test_inside_a_launch_blocks_become_tandems(chip_name, taps, step, last):
-    graph, chip = blocks(taps=taps, step=step, last=last), load_chip(chip_name)
-    stages, apart = INSIDE.stages(graph, chip), Road().stages(graph, chip)
+    graph = blocks(taps=taps, step=step, last=last)
+    chip = load_chip(chip_name)
+    stages = INSIDE.stages(graph, chip)
+    apart = Road().stages(graph, chip)
     tandems = [task for task in stages.compiled.tasks if task.op == f"{TANDEM}+{last}"]
     assert len(tandems) == 2 and not any("conv2d+relu6+conv" in t.op for t in apart.compiled.tasks)
     feeds = random_inputs(graph, 1)
-    (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
+    (got,) = run_tasks(stages.compiled, feeds).values()
+    (wanted,) = evaluate(graph, feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
     once = [replace(s.compiled, scopes=((0, len(s.compiled.tasks)),)) for s in (stages, apart)]
     times = [simulate_graph(compiled) for compiled in once]
@@ -290,7 +297,8 @@ def test_added_convolutions_and_other_pairs_are_no_tandem():
 
 @pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend310P3"])
 def test_means_that_scale_the_image_come_from_its_tandem(chip_name):
-    net, chip = GraphBuilder("squeezed", "fp16"), load_chip(chip_name)
+    net = GraphBuilder("squeezed", "fp16")
+    chip = load_chip(chip_name)
     x = net.relu(net.input("x", (16, 32, 14, 14)))
     y = net.relu6(net.conv2d(x, net.weight((192, 32, 1, 1)), net.weight((192,))))
     own = net.weight((192, 1, 3, 3)), net.weight((192,))
@@ -302,7 +310,8 @@ def test_means_that_scale_the_image_come_from_its_tandem(chip_name):
     stages = INSIDE.stages(graph, chip)
     assert f"{TANDEM}+silu+global_avg_pool" in [task.op for task in stages.compiled.tasks]
     feeds = random_inputs(graph, 1)
-    (got,), (wanted,) = run_tasks(stages.compiled, feeds).values(), evaluate(graph, feeds).values()
+    (got,) = run_tasks(stages.compiled, feeds).values()
+    (wanted,) = evaluate(graph, feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
     once = replace(stages.compiled, scopes=((0, len(stages.compiled.tasks)),))
     assert bound_of(stages.rewritten, chip).time_s <= simulate_graph(once).time_s

@@ -68,7 +68,8 @@ def area(box):
 def same(graph, tiled, inputs=None):
     """Assert equal values: sums of small whole numbers are exact in any order."""
     inputs = inputs or {n: whole_numbers(graph.types[n].shape, 1) for n in graph.inputs}
-    found, wanted = evaluate_tiled(tiled, inputs), evaluate(graph, inputs)
+    found = evaluate_tiled(tiled, inputs)
+    wanted = evaluate(graph, inputs)
     assert list(found) == list(wanted)
     for name, values in wanted.items():
         assert found[name].dtype == values.dtype
@@ -163,7 +164,8 @@ def up_and_down():
 
 def inner_output():
     net = GraphBuilder("inner_output")
-    x, scale = net.input("x", (1, 4, 15, 15)), net.input("scale", (1, 4, 1, 1))
+    x = net.input("x", (1, 4, 15, 15))
+    scale = net.input("scale", (1, 4, 1, 1))
     y = net.mul(x, scale)
     z = net.conv2d(
         y, net.constant(whole_numbers((4, 4, 5, 5), 3, 1)), dilation=2, pad=((2, 3), (4, 1))
@@ -203,7 +205,8 @@ def test_only_tiles_at_a_border_keep_its_padding():
     found = {tuple(k.nodes[0].attr("pad", ((0, 0), (0, 0)))) for k in step.kinds}
     sides = ((1, 0), (0, 0), (0, 1))
     assert found == {(a, b) for a in sides for b in sides}
-    corner, middle = step.tiles[0], step.tiles[4]
+    corner = step.tiles[0]
+    middle = step.tiles[4]
     assert corner.reads["x"] == ((0, 11), (0, 11))
     assert middle.reads["x"] == ((9, 21), (9, 21))
 
@@ -290,7 +293,8 @@ def test_the_fewest_tiles_that_fit(share):
             part.graph.types[n].size_bytes for n in (*part.graph.inputs, *part.graph.outputs)
         )
         room = limit - weight_bytes(graph) - resident
-        grid, count = Grid(part.graph, room, None), tiled.tile_count
+        grid = Grid(part.graph, room, None)
+        count = tiled.tile_count
         few = [(r, c) for r in range(1, 9) for c in range(1, 9) if r * c < count]
         assert few and not any(grid.fits(*g) for g in few)
 

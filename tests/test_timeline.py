@@ -196,7 +196,8 @@ def test_energy_counts_every_core_and_every_byte():
     chip = load_chip("Ascend910A")
     launch = elementwise_launch(chip, 32 * 2048)
     one = Launch("one", (Part(launch.parts[0].program, launch.parts[0].bindings[:1]),))
-    whole, single = simulate(launch, chip), simulate(one, chip)
+    whole = simulate(launch, chip)
+    single = simulate(one, chip)
     assert whole.energy_j == pytest.approx(32 * single.energy_j)
     assert whole.energy_j > 0
     program = gemm_launch(GemmShape(64, 64, 64), TOY)

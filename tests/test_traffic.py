@@ -139,7 +139,8 @@ def test_a_matrix_too_large_for_l2_is_fetched_again():
 def test_pieces_never_add_up_to_more_than_the_tensor():
     """Two loads of the same tensor, side by side in one program, fetch it once."""
     k = KernelBuilder("twice", TOY)
-    x, t = k.tensor("x", "fp16", 256), k.buffer("t", "UB", "fp16", 256)
+    x = k.tensor("x", "fp16", 256)
+    t = k.buffer("t", "UB", "fp16", 256)
     k.copy(t.region(), x.region())
     k.copy(t.region(), x.region())
     k.copy(t.region(0, 128), x.region(128, 128))

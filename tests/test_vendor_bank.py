@@ -199,7 +199,8 @@ def test_the_bank_takes_what_is_better_and_gives_the_line_back(tmp_path):
 
 def test_the_verbs_take_a_bank_of_the_vendor(tmp_path, capsys):
     path = bank(tmp_path, better(), line(tilingEnable=2))
-    own, out = tmp_path / "bank.db", tmp_path / f"out_{NAME}"
+    own = tmp_path / "bank.db"
+    out = tmp_path / f"out_{NAME}"
     code, told, _ = run_aoe(capsys, "bank", "import", path, "--bank", own)
     assert code == 0 and told.startswith("1 added") and "1 have no kernel here" in told
     code, told, _ = run_aoe(capsys, "bank", "export", out, "--bank", own)

@@ -11,7 +11,9 @@ from ascend_lab.compiler import compile_graph, evaluate, run_tasks
 from ascend_lab.compiler.onnx import export_onnx, import_model
 from ascend_lab.errors import GraphError, InputError
 
-INT64, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
+INT64 = TensorProto.INT64
+FLOAT = TensorProto.FLOAT
+BOOL = TensorProto.BOOL
 CHIP = "Ascend310"
 FILL = {"big": 70_000, "few": 97, "minus": -1_000, "w": np.eye(4, dtype=np.float32)}
 
@@ -60,7 +62,8 @@ def outcomes(made, feed):
     return found
 
 
-X, Y = np.array([100_000, 46_341, -7, 3]), np.array([100_000, 46_341, 5, 2**31 - 2])
+X = np.array([100_000, 46_341, -7, 3])
+Y = np.array([100_000, 46_341, 5, 2**31 - 2])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,8 @@ def test_inputs_beyond_32_bits_are_taken_where_the_graph_is_evaluated_only():
 
 
 def test_a_divisor_that_is_far_beyond_fp64_divides_exactly():
-    x, y = np.array([2**62 + 1, -(2**62) - 1, 2**53 + 1, 9]), np.array([3, 3, 2, -2])
+    x = np.array([2**62 + 1, -(2**62) - 1, 2**53 + 1, 9])
+    y = np.array([3, 3, 2, -2])
     exact, _ = outcomes(whole("Div x y -> z", "x", "y"), {"x": x, "y": y})
     assert exact == [int(abs(int(a)) // abs(int(b))) * (1 if a * b > 0 else -1)
                      for a, b in zip(x.tolist(), y.tolist(), strict=True)]  # fmt: skip

@@ -93,8 +93,11 @@ def test_counts_are_the_published_ones(name: str) -> None:
 
 
 def test_parameters_of_the_mobilevit_block_are_those_of_its_parts() -> None:
-    c, d, layers = 96, 144, 2
-    norm_d, norm_c = 2 * d, 2 * c
+    c = 96
+    d = 144
+    layers = 2
+    norm_d = 2 * d
+    norm_c = 2 * c
     convolutions = 9 * c * c + norm_c + c * d + d * c + norm_c + 9 * 2 * c * c + norm_c
     attention = 4 * (d * d + d)
     mlp = d * 2 * d + 2 * d + 2 * d * d + d
@@ -118,8 +121,10 @@ def test_what_counts_as_a_parameter() -> None:
 
 def test_macs_of_each_kind_of_product() -> None:
     net = GraphBuilder("products", "fp16")
-    a, b = net.input("a", (2, 5, 7)), net.input("b", (2, 7, 3))
-    q, image = net.input("q", (2, 5, 7)), net.input("image", (1, 4, 6, 6))
+    a = net.input("a", (2, 5, 7))
+    b = net.input("b", (2, 7, 3))
+    q = net.input("q", (2, 5, 7))
+    image = net.input("image", (1, 4, 6, 6))
     net.output(
         net.batch_matmul(a, b),  # 2 * 5 * 7 * 3 = 210
         net.attention(q, a, a),  # scores and context: 2 * (2 * 5 * 5 * 7) = 700
@@ -242,9 +247,11 @@ def test_values_are_sane_agree_with_onnx_runtime_and_survive_passes_and_files(na
     for out in graph.outputs:
         assert values[out].shape[0] == 2
         assert 0.01 < values[out].std() < 100
-    graph, second = small(name), {n: a[1:] for n, a in given.items()}
+    graph = small(name)
+    second = {n: a[1:] for n, a in given.items()}
     graph = replace(graph, constants=drawn)
-    ours, data = evaluate(graph, second), export_onnx(graph).SerializeToString()
+    ours = evaluate(graph, second)
+    data = export_onnx(graph).SerializeToString()
     np.testing.assert_allclose(ours[out], values[out][1:], rtol=1e-4, atol=1e-4)
     assert_near(run_onnx(data, second), ours)
     rewritten, _ = run_passes(graph, DEFAULT)

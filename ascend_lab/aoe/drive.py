@@ -99,7 +99,8 @@ class Bars:
         self.stream = stream or sys.stderr
         notebook = type(self.stream).__module__.startswith("ipykernel")
         self.on = (notebook or self.stream.isatty()) if on is None else on
-        self.label, self.best = "", math.inf
+        self.label = ""
+        self.best = math.inf
         self.bar: Any = None
         self.overall: Any = None
 
@@ -116,7 +117,8 @@ class Bars:
         if self.bar is None or label != self.label:
             if self.bar is not None:
                 self.bar.close()
-            self.label, self.best = label, math.inf
+            self.label = label
+            self.best = math.inf
             unit = UNITS.get(label.rpartition(", ")[2], "trial")
             self.bar = self._bar(label, total, unit, int(self.overall is not None))
         self.bar.total = total
@@ -216,7 +218,8 @@ class _Driven:
 
     def loop(self, steps: Steps, is_proven: Callable[[Sequence[Trial]], bool] | None) -> str:
         """Have batches proposed and measured to the end, and return why it came."""
-        idle, answers = 0, None
+        idle = 0
+        answers = None
         while True:
             try:
                 batch = next(steps) if answers is None else steps.send(answers)
@@ -259,7 +262,8 @@ class _Driven:
         answers = self.hopeless(new)
         answers.update({k: self.known[p] for k, p in new.items()
                         if k not in answers and p in self.known})  # fmt: skip
-        todo, waiting = [k for k in new if k not in answers], list(new)
+        todo = [k for k in new if k not in answers]
+        waiting = list(new)
 
         def add() -> None:
             while waiting and waiting[0] in answers:

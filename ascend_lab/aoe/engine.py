@@ -120,7 +120,8 @@ def tune(
     results are not stored, but the built-in bank is used. `executor`: serial, processes:N, or
     dask:ADDRESS. Raises as `compile_stages`, and `InputError` for unknown jobs or executors.
     """
-    jobs, settings = jobs_of(job), settings or Settings()
+    jobs = jobs_of(job)
+    settings = settings or Settings()
     deadline = deadline or Deadline.of(settings.time_limit_s)
     chip = load_chip(chip) if isinstance(chip, str) else chip
     with ExitStack() as own:  # what is opened here is closed here
@@ -149,12 +150,17 @@ class _Jobs:
     def tune(self, graph: Graph, dtype: str) -> Tuning:
         """Run the jobs."""
         started = time.monotonic()
-        chip, settings, knowledge = self.chip, self.settings, self.knowledge
+        chip = self.chip
+        settings = self.settings
+        knowledge = self.knowledge
         front, baseline, before = self._compiled(graph, dtype)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
-        compiled, sliced, operators, outcome = baseline, None, None, None
+        compiled = baseline
+        sliced = None
+        operators = None
+        outcome = None
         if "1" in self.jobs:
             both = "2" in self.jobs and not math.isinf(deadline.end)
             own = deadline.within(SLICES * deadline.left_s) if both else deadline
@@ -168,7 +174,8 @@ class _Jobs:
                 progress=self.progress, deadline=deadline,
             )  # fmt: skip
             compiled = operators.compiled
-        after, bound = simulate_graph(compiled), bound_of(front.rewritten, chip)
+        after = simulate_graph(compiled)
+        bound = bound_of(front.rewritten, chip)
         return Tuning(
             graph, compiled, self.jobs, sliced, operators, before.time_s, after.time_s,
             bound.time_s, time.monotonic() - started, (outcome,) if outcome else (),
@@ -206,7 +213,8 @@ def tune_network(
     The deadline is that of the settings from now on, unless it is given. Operators that it leaves
     out keep their defaults, and their results say so.
     """
-    settings, knowledge = settings or Settings(), knowledge or Knowledge(None, None)
+    settings = settings or Settings()
+    knowledge = knowledge or Knowledge(None, None)
     deadline = deadline or Deadline.of(settings.time_limit_s)
     run = _Operators(settings, knowledge, workers, progress or (lambda *_: None), deadline)
     operators = operators_of(compiled)
@@ -249,7 +257,8 @@ class _Operators:
         limited = math.isfinite(self.deadline.end)
         try:
             with self.deadline.cut():
-                unknown, missing = [op for op in operators if not self._known(op)], []
+                unknown = [op for op in operators if not self._known(op)]
+                missing = []
                 for number, operator in enumerate(unknown, 1):
                     gain = estimated(operator) if limited else potential(operator)
                     missing.append((operator, gain))
@@ -261,7 +270,8 @@ class _Operators:
         for number, (operator, gain) in enumerate(missing, 1):
             if self.interrupted or self.deadline.over:
                 break
-            limit_s, place = None, f"{number}/{len(missing)}"
+            limit_s = None
+            place = f"{number}/{len(missing)}"
             self.progress(OVERALL, number, len(missing) + 2, "")
             if limited:
                 left_s = self.deadline.left_s
@@ -324,7 +334,8 @@ def potential(operator: Tunable) -> float:
 
 def estimated(operator: Tunable) -> float:
     """Return about what `potential` does, without a space: from work, rates and cold operands."""
-    chip, graph = operator.chip, operator.piece.graph
+    chip = operator.chip
+    graph = operator.piece.graph
     least = bound_of(graph, chip)
     cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
     memory_s = cold / chip.device_memory.rate_bytes_per_s
@@ -343,7 +354,8 @@ def together(
     choices = {r.operator.piece.key: r.choice for r in results if r.choice}
     tuned = with_choices(compiled, choices)
     times = simulate_graph(tuned)
-    after_s, clock_hz = times.time_s, compiled.chip.clock_hz
+    after_s = times.time_s
+    clock_hz = compiled.chip.clock_hz
     alone = sum(r.operator.count * (r.before_cycles - r.after_cycles) for r in results) / clock_hz
     if before_s - after_s < 0.98 * alone:
         slower = slowed(compiled, simulate_graph(compiled), times)
@@ -351,10 +363,15 @@ def together(
         trial = with_choices(compiled, fewer)
         trial_s = simulate_graph(trial).time_s
         if trial_s <= after_s:
-            choices, tuned, after_s = fewer, trial, trial_s
+            choices = fewer
+            tuned = trial
+            after_s = trial_s
     if not after_s < before_s:
-        tuned, after_s, choices = compiled, before_s, {}
-    note, used = "faster alone, but not in this network: the default stays", []
+        tuned = compiled
+        after_s = before_s
+        choices = {}
+    note = "faster alone, but not in this network: the default stays"
+    used = []
     for r in results:
         left_out = r.choice is not None and r.operator.piece.key not in choices
         kept = {"choice": None, "after_cycles": r.before_cycles, "note": note}

@@ -94,7 +94,9 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     warm = Counter(held for _, held in group).most_common(1)[0][0]
     kernel = task.lowered.kernel
     if isinstance(kernel, tasks.CpuKernel):
-        unit, reason, cycles = "", NO_PARAMETERS, tasks.time_cpu(kernel, chip).total_cycles
+        unit = ""
+        reason = NO_PARAMETERS
+        cycles = tasks.time_cpu(kernel, chip).total_cycles
     else:
         unit, reason = unit_of(task.piece, chip, task.lowered)
         cycles = matmul.warm_cycles(kernel, chip, warm)
@@ -165,7 +167,8 @@ def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
     Both get the same random inputs. The operators' definitions are computed first, which is
     quicker: only a kernel that is not close to these is compared with the default one.
     """
-    piece, chip = operator.piece, operator.chip
+    piece = operator.piece
+    chip = operator.chip
     inputs = random_inputs(piece, np.random.default_rng(seed))
     try:
         tuned = run(lower(piece, chip, choice), piece, inputs, operator)
@@ -190,11 +193,14 @@ def _differs(
 
 def _apart(got: Values, wanted: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
-    got, wanted = got.reshape(-1), wanted.reshape(-1)
+    got = got.reshape(-1)
+    wanted = wanted.reshape(-1)
     other = np.flatnonzero(got != wanted)
-    some, true = got[other].astype(np.float64), wanted[other].astype(np.float64)
+    some = got[other].astype(np.float64)
+    true = wanted[other].astype(np.float64)
     both = np.isnan(some) & np.isnan(true)
-    some, true = some[~both], true[~both]
+    some = some[~both]
+    true = true[~both]
     if not some.size:
         return 0.0
     finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
@@ -230,6 +236,7 @@ def run(
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
     found = {}
     for name in piece.graph.outputs:  # what pads a layout is left out
-        kind, flat = piece.type(name), np.asarray(memory[name]).reshape(-1)
+        kind = piece.type(name)
+        flat = np.asarray(memory[name]).reshape(-1)
         found[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
     return found

@@ -50,7 +50,8 @@ class Report:
 
     def table(self) -> str:
         """Return the operators as a table, and the totals."""
-        t, chip = self.tuning, self.tuning.compiled.chip
+        t = self.tuning
+        chip = self.tuning.compiled.chip
         lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
         if t.operators is not None:
             lines += [_HEAD, *map(_row, t.operators.results), self.shares()]
@@ -87,7 +88,8 @@ class Report:
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
-        t, found = self.tuning, {}
+        t = self.tuning
+        found = {}
         basic = {"tuning_name": self.name, "tuning_time(s)": round(t.spent_s)}
         outcome = "tuning incomplete" if t.interrupted else "tuning successful"
         if t.subgraph is not None:
@@ -225,7 +227,8 @@ def _times(result: Result) -> Data:
 
 def _detail(result: Result) -> Data:
     us = 1e6 / result.operator.chip.clock_hz
-    bound, gap = result.bound_cycles, result.gap
+    bound = result.bound_cycles
+    gap = result.gap
     failures = result.trace.failures if result.trace else ()
     return {
         **_named(result),
@@ -255,7 +258,8 @@ _HEAD = (
 
 def _row(result: Result) -> str:
     """Return the row of a kernel, and its note in a line of its own."""
-    op, us = result.operator, 1e6 / result.operator.chip.clock_hz
+    op = result.operator
+    us = 1e6 / result.operator.chip.clock_hz
     name = limits.labelled(op.name, op.op, LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
     how = f"{result.search}, {result.trials}" if result.trials else result.source
@@ -268,7 +272,8 @@ def _row(result: Result) -> str:
 
 
 # -- the tuned model ------------------------------------------------------------------------------
-FORMAT, VERSION = "ascend_lab tuned schedules", 1
+FORMAT = "ascend_lab tuned schedules"
+VERSION = 1
 WHOLE = SlicePlan()
 """Kernels launched as by default."""
 
@@ -322,7 +327,8 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     from ascend_lab.compiler.onnx import export_onnx, import_onnx
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
-    chip, found = tuning.compiled.chip, tuning.operators
+    chip = tuning.compiled.chip
+    found = tuning.operators
     better = found.results if found and found.after_s < found.before_s else ()
     choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE

@@ -70,7 +70,9 @@ class TableSpace:
         self, names: Sequence[str], values: tuple[tuple[Value, ...], ...], codes: NDArray[np.int32]
     ) -> None:
         """Take the distinct values per decision, and sorted rows of their places."""
-        self.names, self.values, self.codes = tuple(names), values, codes
+        self.names = tuple(names)
+        self.values = values
+        self.codes = codes
         self._ranges: dict[Point, tuple[int, int]] = {(): (0, len(self.codes))}
         self._options: dict[Point, tuple[Value, ...]] = {}
         self._places = [{v: i for i, v in enumerate(values)} for values in self.values]
@@ -98,7 +100,8 @@ class TableSpace:
             low, high = self._range(prefix)
             column = self.codes[low:high, len(prefix)]
             first = np.flatnonzero(column[1:] != column[:-1]) + 1
-            codes, values = column[:1].tolist() + column[first].tolist(), self.values[len(prefix)]
+            codes = column[:1].tolist() + column[first].tolist()
+            values = self.values[len(prefix)]
             known = self._options[prefix] = tuple(values[c] for c in codes)
         return known
 

@@ -169,7 +169,8 @@ def tune_operator(
     operator without a space keeps its default, and its result says why. Raises `InputError` for an
     unknown search.
     """
-    settings, started = settings or Settings(), time.monotonic()
+    settings = settings or Settings()
+    started = time.monotonic()
     deadline = deadline or Deadline()
     own = deadline.within(time_limit_s)
     try:
@@ -275,14 +276,17 @@ def _result(
     told: Step,
 ) -> Result:
     """Return the best trial that beats the default and computes the same; `known`: `Job.bound`."""
-    operator, (bound, proven), note = job.operator, known, ""
+    operator = job.operator
+    (bound, proven) = known
+    note = ""
     before = operator.default_cycles
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
         if not trial.cost < before:
             break
-        choice, wrong = job.choice(trial.point), ""
+        choice = job.choice(trial.point)
+        wrong = ""
         told("values", 0, 1)
         try:
             with deadline.cut():
@@ -293,7 +297,8 @@ def _result(
         if not wrong:
             after = int(trial.cost)
             return Result(operator, choice, before, after, bound, proven, note=note, trace=trace)
-        note, proven = f"a faster candidate was refused: {wrong}", False
+        note = f"a faster candidate was refused: {wrong}"
+        proven = False
     bound = min(bound, before)
     return Result(operator, None, before, before, bound, proven, note=note, trace=trace)
 
@@ -325,7 +330,9 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
 
 def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
     """Return a bank's entry timed again here; one that no longer fits or helps is not used."""
-    before, choice, note = operator.default_cycles, None, ""
+    before = operator.default_cycles
+    choice = None
+    note = ""
     after = before
     if entry.schedule:
         try:
@@ -333,7 +340,8 @@ def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
             found = operator.cycles_of(choice)
             choice, after = (choice, found) if found < before else (None, before)
         except AscendLabError as error:
-            choice, note = None, f"the bank's schedule does not fit: {error}"
+            choice = None
+            note = f"the bank's schedule does not fit: {error}"
     bound = min(entry.bound_cycles, after) if entry.bound_cycles is not None else None
     proven = entry.proven and after == entry.after_cycles
     return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)

@@ -135,7 +135,8 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
     entry = limits.json_of(line, where, "mend that line")
     if not isinstance(entry, dict):
         raise InputError(f"{where}: an object", limits.shown(line), "mend it")
-    problem, knowledge = entry.get("info_dict"), entry.get("knowledge")
+    problem = entry.get("info_dict")
+    knowledge = entry.get("knowledge")
     if not isinstance(problem, dict) or not isinstance(knowledge, dict):
         raise InputError(f"{where}: info_dict and knowledge", limits.shown(line), "mend it")
     if entry.get("op") != "MatMulV3":
@@ -197,8 +198,10 @@ def translated(decision: Decision, chip: Chip) -> Translated:
     Raises `UnsupportedError` for one core that splits K, which no kernel of ours does, and as
     `check_schedule` if the chip has no room.
     """
-    shape, own = decision.shape, decision.knowledge
-    splits, kept = own["tilingEnable"] % 10, own["tilingEnable"] // 10 % 10
+    shape = decision.shape
+    own = decision.knowledge
+    splits = own["tilingEnable"] % 10
+    kept = own["tilingEnable"] // 10 % 10
     if splits == 2:
         needed = "a tiling whose sums stay in L0C"
         raise UnsupportedError(needed, "one core that splits K", "no kernel here does that")
@@ -237,7 +240,8 @@ def _slots(depth: int, stage: int) -> int:
 
 def _grid(decision: Decision, cores: int) -> tuple[int, int]:
     """Return the grid of at most so many cores that deals the parts out in the fewest rounds."""
-    own, shape = decision.knowledge, decision.shape
+    own = decision.knowledge
+    shape = decision.shape
     down = -(-shape.m // max(own["singleCoreM"], own["baseM"]))
     across = -(-shape.n // max(own["singleCoreN"], own["baseN"]))
     best = (1, 1)
@@ -246,7 +250,8 @@ def _grid(decision: Decision, cores: int) -> tuple[int, int]:
         columns = min(cores // rows, across)
         rounds = -(-down // rows) * -(-across // columns)
         if rounds < least:
-            best, least = (rows, columns), rounds
+            best = (rows, columns)
+            least = rounds
     return best
 
 

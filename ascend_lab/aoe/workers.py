@@ -74,7 +74,8 @@ class Alarm:
         """Take the limit in seconds (None: never) and what to raise."""
         main = threading.current_thread() is threading.main_thread()
         self.limit_s = limit_s if main and hasattr(signal, "setitimer") else None
-        self.late, self.error = limit_s is not None and limit_s <= 0, error
+        self.late = limit_s is not None and limit_s <= 0
+        self.error = error
 
     def __enter__(self) -> None:
         if self.late:
@@ -107,8 +108,11 @@ DIED = "its worker process died"
 UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError", "KilledWorker",
               "RuntimeError: Error during deserialization")  # fmt: skip
 """So begin notes of trials without a measurement (all but the first are of earlier versions)."""
-POLL_S, NO_WORKERS = 0.5, "no workers"
-PATIENCE_S, SILENCE_S, GRACE_S = 10.0, 30.0, 1.0
+POLL_S = 0.5
+NO_WORKERS = "no workers"
+PATIENCE_S = 10.0
+SILENCE_S = 30.0
+GRACE_S = 1.0
 """So long a cluster may be without workers, its scheduler (busy?) silent, an answer late."""
 
 
@@ -234,10 +238,12 @@ class Workers:
         well = heard = time.monotonic()
         count = 0
         while not wait([future], POLL_S).done:
-            trouble, now = self.executor.trouble(), time.monotonic()
+            trouble = self.executor.trouble()
+            now = time.monotonic()
             well = well if trouble else now
             if (answers := sum(f.done() for f in all_)) != count:
-                count, heard = answers, now
+                count = answers
+                heard = now
             patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
             if now - well > patience_s or now - heard > limit_s:
                 raise self._lost(trouble or f"no answer in {limit_s:g} s")
@@ -285,7 +291,8 @@ def workers_of(text: str = "serial") -> Workers:
 
         # spawned, not forked: threads of the parent cannot leave a lock behind. Ctrl-C is for the
         # parent, which ends its workers
-        spawn, quiet = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+        spawn = multiprocessing.get_context("spawn")
+        quiet = (signal.SIGINT, signal.SIG_IGN)
         make = partial(ProcessPoolExecutor, count, spawn, signal.signal, quiet)
         return Workers(make, name=f"the {count} worker processes")
     if kind == "dask" and rest:

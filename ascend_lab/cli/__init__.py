@@ -15,7 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # the guard itself must be there at once
     from collections.abc import Sequence
 
-BAD_INPUT, MISTAKE = 2, 70
+BAD_INPUT = 2
+MISTAKE = 70
 AFTER_CTRL_C = {"aoe": "; --reload goes on with what the bank holds"}
 
 
@@ -87,7 +88,8 @@ def _check_words(words: Sequence[str]) -> None:
 
 def _what_is_left(name: str, error: BaseException) -> int:
     """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
-    kind, place = type(error).__name__, _place(error)
+    kind = type(error).__name__
+    place = _place(error)
     if isinstance(error, OSError) and error.filename is None and place.startswith("cli"):
         drop(sys.stdout)  # these modules print, and write nothing else
         if isinstance(error, BrokenPipeError):
@@ -116,7 +118,8 @@ def _from_ctrl_c(error: BaseException | None) -> bool:
 
 def _place(error: BaseException) -> str:
     """Return the last file and line of this package that an error went through."""
-    found, trace = "?", error.__traceback__
+    found = "?"
+    trace = error.__traceback__
     package = (sys.modules["ascend_lab"].__file__ or "").removesuffix("__init__.py")
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -219,7 +219,8 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
     """Return the cluster that the flags name."""
     from ascend_lab.cluster import load_topology
 
-    name, devices = arguments.cluster, arguments.devices
+    name = arguments.cluster
+    devices = arguments.devices
     check_least(arguments, "--devices", 1)
     if devices is not None:
         if ":" in name or name.endswith(".toml"):
@@ -397,14 +398,16 @@ def _nearest(store: Store, arguments: argparse.Namespace) -> str:
     if len(asked) != 1:
         got = f"{arguments.operand}, which {len(asked)} entries begin with"
         raise InputError("the number of an entry", got, "see `aoe bank list`")
-    key, features = asked[0].key, asked[0].features
+    key = asked[0].key
+    features = asked[0].features
     near = _of_chip(store.nearest(key, features, arguments.count), arguments.soc_version)
     return "\n".join([_line(asked[0]), f"{len(near)} nearest:", *map(_line, near)])
 
 
 def _forget(store: Store, arguments: argparse.Namespace) -> str:
     """Delete what the arguments choose; more than one entry only with --all."""
-    digest, pattern = arguments.operand, arguments.op
+    digest = arguments.operand
+    pattern = arguments.op
     narrowed = any(x is not None for x in (digest, pattern, arguments.soc_version))
     if (narrowed or arguments.all) == arguments.unreadable:
         needed = "an entry's number, --soc_version, --op or --all; or --unreadable alone"
@@ -430,7 +433,8 @@ def _of_chip(entries: Sequence[BankEntry], name: str | None) -> list[BankEntry]:
 
 def _line(entry: BankEntry) -> str:
     """Return an entry as one line: number, chip, operator, cycles, how far from optimal."""
-    key, gap = entry.key, entry.gap
+    key = entry.key
+    gap = entry.gap
     far = "proven" if entry.proven else "no bound" if gap is None else f"gap {gap:.2%}"
     sizes = "x".join(f"{2**f:g}" for f in entry.features)
     what = f"{key.op} {sizes}"

@@ -46,14 +46,16 @@ def parse_bytes(text: str) -> float:
 def _collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import collective_time, compare, load_topology, schedule
 
-    size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
+    size_bytes = parse_bytes(arguments.bytes)
+    topology = load_topology(arguments.topology)
     ranks = topology.size if arguments.ranks is None else arguments.ranks
     if not 1 <= ranks <= topology.size:
         remedy = "choose fewer, or a larger topology" if ranks > 1 else "raise it"
         raise InputError(f"--ranks from 1 to {topology.size}", str(ranks), remedy)
     if not 0 <= arguments.root < ranks:
         raise InputError(f"--root from 0 to {ranks - 1}", str(arguments.root), "choose one")
-    places, root = range(ranks), arguments.root
+    places = range(ranks)
+    root = arguments.root
     if schedule.op_name(arguments.op) not in ROOTED:
         refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
@@ -166,7 +168,8 @@ def _topologies(arguments: argparse.Namespace) -> int:
     data: dict[str, Any] = {}
     lines = []
     for preset in TOPOLOGIES.values():
-        name, most = loader.usage(preset.name), preset.limit or None
+        name = loader.usage(preset.name)
+        most = preset.limit or None
         data[name] = {"summary": preset.summary, "source": preset.source, "most_devices": most}
         lines += [f"{name:<15} {preset.summary}", f"{'':<15} {preset.source}"]
     emit(arguments.json, data, lines)
@@ -235,7 +238,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
     from ascend_lab.cluster.parallel.model import GraphModel, model_of
 
-    optimizer, dtype = arguments.optimizer, arguments.dtype
+    optimizer = arguments.optimizer
+    dtype = arguments.dtype
     name = arguments.model.removeprefix("zoo:")
     if not name.endswith(".onnx"):
         refuse_idle(arguments, "with an .onnx file", "--input-shape")

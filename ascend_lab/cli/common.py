@@ -40,7 +40,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `InputError` instead of leaving the program."""
         verb = self.prog.partition(" ")[2]
-        where, see = f"{verb}: " if verb else "", f"see `{self.prog} --help`"
+        where = f"{verb}: " if verb else ""
+        see = f"see `{self.prog} --help`"
         needed, got, near = limits.choice_in(message)
         raise InputError(where + needed, got, f"{near}{see}")
 
@@ -208,7 +209,8 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     places: set[str] = set()
     words = {name: text for name, text in vars(arguments).items() if isinstance(text, str)}
     for name in OUTPUTS:
-        target, flag = words.get(name), f"--{name.replace('_', '-')}"
+        target = words.get(name)
+        flag = f"--{name.replace('_', '-')}"
         if target is None or (name, target) == ("json", "-"):
             continue
         if target == "-":
@@ -352,7 +354,9 @@ def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
     """
 
     def flag(found: re.Match[str]) -> str:
-        name, value, word = found[1], found[2], _FLAGS[program].get(found[1], "")
+        name = found[1]
+        value = found[2]
+        word = _FLAGS[program].get(found[1], "")
         if word == "--reload":
             return word
         if not word or (given is not None and word[2:].replace("-", "_") not in given):

@@ -58,7 +58,9 @@ def _hand_out_of(work: str) -> Path | None:
 
 def _refuse_work(arguments: argparse.Namespace) -> None:
     """Refuse a file where none is wanted, none where one is, a folder where a file is."""
-    action, name, work = arguments.action, arguments.assignment, arguments.work
+    action = arguments.action
+    name = arguments.assignment
+    work = arguments.work
     wanted = {
         "check": f"your file, e.g. course check {name} {name}/start.py",
         "grade": f"the folder of hand-ins, e.g. course grade {name} handed_in --out report",
@@ -138,7 +140,8 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         raise InputError("--out FOLDER", "none", "where the report goes")
     check_least(arguments, "--jobs", 1)
-    out, secret = Path(arguments.out), read_secret(arguments.secret)
+    out = Path(arguments.out)
+    secret = read_secret(arguments.secret)
     usable_folder(next(p for p in (out, *out.parents) if p.exists()))  # before hours of grading
     known, before = read_log(out / "log.jsonl") if arguments.again else ({}, {})
     old = _rows(out / "grades.csv") if arguments.again else {}

@@ -88,7 +88,8 @@ def _lines(found: Mapping[str, Any], model: OfflineModel) -> list[str]:
     """Return what was written as lines: the file and its bytes, then each gear."""
     from ascend_lab.deploy.runtime.container import Kind
 
-    held, output = model.parts[Kind.WEIGHTS, 0].nbytes, found["output"]
+    held = model.parts[Kind.WEIGHTS, 0].nbytes
+    output = found["output"]
     return [
         f"{found['name']} for {found['chip']}: {found['file_bytes']:,} bytes in {output}",
         f"  {held:,} of them constants, as the graph states them and as kernels read them",
@@ -195,7 +196,8 @@ def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Im
     """Return a model with AIPP in front: its inputs are frames, or parameters, in bytes."""
     from ascend_lab.deploy.media import insert_aipp, read_config
 
-    operations, small = read_config(arguments.insert_op_conf), arguments.enable_small_channel == "1"
+    operations = read_config(arguments.insert_op_conf)
+    small = arguments.enable_small_channel == "1"
     with naming(arguments.insert_op_conf):
         graph = insert_aipp(found.graph, operations, chip, small_channel=small)
     kinds = {n: found.input_types.get(n, "uint8") for n in graph.inputs}
@@ -210,7 +212,8 @@ def _aipp(arguments: argparse.Namespace) -> int:
     found = [op for op in read_config(arguments.config) if op.rank == arguments.rank]
     if not found:
         raise InputError(f"an aipp_op of related_input_rank {arguments.rank}", "none", "--rank N")
-    op, chip = found[0], load_chip(arguments.chip) if arguments.chip else None
+    op = found[0]
+    chip = load_chip(arguments.chip) if arguments.chip else None
     frames = inputs.load_array(arguments.image)
     if op.settings is not None:
         if arguments.block:
@@ -320,7 +323,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise InputError(needed, arguments.model, "give what it was compiled from")
     levels = (Level(queue_limit=arguments.queue_limit),)
     policy = Policy(arguments.instances, arguments.max_batch, arguments.max_delay_s, levels=levels)
-    name, shapes = model_name(arguments.model), common.shapes_of(arguments)
+    name = model_name(arguments.model)
+    shapes = common.shapes_of(arguments)
 
     def load() -> Any:
         return opened.open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)

@@ -134,7 +134,8 @@ class Source:
 
 def sources_of(arguments: argparse.Namespace) -> list[Source]:
     """Return what the arguments name, nothing of it loaded but single operators."""
-    shapes, batches = shapes_of(arguments.input_shape), _batches(arguments.dynamic_batch_size)
+    shapes = shapes_of(arguments.input_shape)
+    batches = _batches(arguments.dynamic_batch_size)
     if arguments.singleop:
         if shapes or batches:
             raise InputError("--singleop without sizes", "--input_shape or --dynamic_batch_size")
@@ -310,7 +311,8 @@ def _described(row: Any, where: str) -> _Described:
             shapes, types = ([d[key] for d in row["input_desc"]] for key in ("shape", "type"))
             given = {a["name"]: a["value"] for a in row.get("attr", [])}
         else:
-            shapes, given = list(row["shapes"]), row.get("attrs", {})
+            shapes = list(row["shapes"])
+            given = row.get("attrs", {})
             types = list(row.get("dtypes", ["fp16"] * len(shapes)))
         attrs = {str(key): _plain(value) for key, value in given.items()}
         shapes = [tuple(_size(n) for n in shape) for shape in shapes]

@@ -86,13 +86,17 @@ def _migrate(arguments: argparse.Namespace) -> int:
     ending = Path(arguments.report).suffix if arguments.report else ".txt"
     if ending not in ENDINGS:
         raise InputError(f"--report as {', '.join(ENDINGS)}", arguments.report, "rename it")
-    chip, shapes, batch = load_chip(arguments.chip), common.shapes_of(arguments), arguments.batch
+    chip = load_chip(arguments.chip)
+    shapes = common.shapes_of(arguments)
+    batch = arguments.batch
     source: str | bytes = arguments.model
     if arguments.model.startswith(zoo.PREFIX):
         from ascend_lab.compiler.onnx.export import export_onnx
 
         graph = zoo.load_model(arguments.model, shapes=shapes, batch=batch).graph
-        source, shapes, batch = export_onnx(graph).SerializeToString(), {}, None
+        source = export_onnx(graph).SerializeToString()
+        shapes = {}
+        batch = None
     found = migrate.migrate(source, chip, shapes=shapes, batch=batch, dtype=arguments.dtype)
     data = {**found.report, "output": arguments.output if found.model is not None else None}
     if arguments.output and found.model is not None:

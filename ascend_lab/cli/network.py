@@ -330,7 +330,8 @@ def _simulate_offline(arguments: argparse.Namespace) -> int:
     """Print the times that a compiled model holds."""
     model = _offline(arguments)
     gear = model.gear(common.shapes_of(arguments), arguments.batch)
-    times, batches = gear.times, ", ".join(str(one.batch) for one in model.gears)
+    times = gear.times
+    batches = ", ".join(str(one.batch) for one in model.gears)
     first = [f"batch {gear.batch} of {batches}; --batch N times another"]
     if arguments.trace:
         trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
@@ -345,7 +346,8 @@ def _timed(
     """Return the times with default or tuned kernels, and the fusion report."""
     from ascend_lab.compiler import finish_stages, placement, simulate_graph, tiled
 
-    limit, is_tuned = arguments.memory_limit, common.is_tuned(arguments)
+    limit = arguments.memory_limit
+    is_tuned = common.is_tuned(arguments)
     most = chip.device_memory.size_bytes if limit is None else limit
     if not is_tuned and placement.too_large(front.laid_out, most):
         try:
@@ -383,7 +385,8 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     """Return the operators as lines of a table, where the time goes, and the totals."""
     from ascend_lab.compiler import compile as compiler, tiled
 
-    chip, total_s = times.chip, times.time_s
+    chip = times.chip
+    total_s = times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'cube':>4} {'bound by':>8} {'GM MB':>7} {'mem MB':>7}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]

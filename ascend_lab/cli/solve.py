@@ -55,7 +55,8 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
     from ascend_lab.compiler.memory import plan, verify
     from ascend_lab.compiler.memory_file import read_csv
 
-    buffers, capacity = read_csv(arguments.file), arguments.capacity
+    buffers = read_csv(arguments.file)
+    capacity = arguments.capacity
     how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
     found = plan(buffers, capacity, *how)
     verify(found, buffers, arguments.alignment)

@@ -109,7 +109,8 @@ class _Run:
 
         read_s = time.monotonic()
         self.bars("read", 0, 1, "")
-        graph, wanted = network.load(), None
+        graph = network.load()
+        wanted = None
         read_s = time.monotonic() - read_s
         _print_once(self.head)
         if self.arguments.tune_ops_file:
@@ -141,7 +142,9 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
     from ascend_lab.aoe import Bars, open_knowledge, workers_of
 
-    job, chip, dtype = flags.job_of(arguments), flags.chip_of(arguments), flags.dtype_of(arguments)
+    job = flags.job_of(arguments)
+    chip = flags.chip_of(arguments)
+    dtype = flags.dtype_of(arguments)
     settings = flags.settings_of(arguments, os.environ)
     sources = sources_of(arguments)
     if job == "4":
@@ -223,7 +226,8 @@ def _print(report: saved.Report) -> None:
     from ascend_lab.aoe.tuning import NOT_REACHED
     from ascend_lab.compiler.compile import ledger_table
 
-    name, tuning = report.name, report.tuning
+    name = report.name
+    tuning = report.tuning
 
     common.show(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
     for job, found, gloss in [
@@ -231,7 +235,8 @@ def _print(report: saved.Report) -> None:
         ("opat", tuning.operators, "operator tuning: a schedule for each kernel"),
     ]:
         if found is not None:
-            before, after = found.before_s, found.after_s
+            before = found.before_s
+            after = found.after_s
             end = "interrupted" if found.interrupted else "finished"
             common.show(
                 f"{job} process {end}. Performance improved by {found.gain:.2%}, "
@@ -263,7 +268,8 @@ def _operators(found: engine.NetworkResult) -> str:
     if not gaps:
         notes = {r.note for r in found.results if r.note} or {"there is none"}
         return f"no operator was tuned: {'; '.join(sorted(notes))}"
-    proven, known = sum(r.proven for r in found.results), found.outcomes.count("hit")
+    proven = sum(r.proven for r in found.results)
+    known = found.outcomes.count("hit")
     line = f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces"
     if known:
         line += f"; {known} from the bank"
@@ -303,8 +309,10 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
     from ascend_lab.aoe import bank, gradient, saved
     from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
 
-    topology, repeat = flags.topology_of(arguments), bank.repeat_tune(os.environ)
-    folder, most = output.usable_folder(arguments.output), arguments.max_segments
+    topology = flags.topology_of(arguments)
+    repeat = bank.repeat_tune(os.environ)
+    folder = output.usable_folder(arguments.output)
+    most = arguments.max_segments
     settings = {"dtype": flags.dtype_of(arguments), "optimizer": arguments.optimizer}
     if other := _other_chip(chip, topology):
         _complain(other)

@@ -34,10 +34,12 @@ def _op(arguments: argparse.Namespace) -> int:
         raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
     if arguments.chip is None:
         raise InputError("--chip with a chip name or file", "none", example)
-    chip, attrs = load_chip(arguments.chip), _attributes(arguments.attr)
+    chip = load_chip(arguments.chip)
+    attrs = _attributes(arguments.attr)
     if missing := [key for key in operator.needs if key not in attrs]:
         raise InputError(" ".join(f"--attr {key}=VALUE" for key in missing), "none", example)
-    shapes, dtype = [_shape(text) for text in arguments.shapes], arguments.dtype
+    shapes = [_shape(text) for text in arguments.shapes]
+    dtype = arguments.dtype
     formats = operator.input_types(len(shapes), ALIASES.get(dtype, dtype), **attrs)
     tiling = _own_tiling(arguments, chip, shapes, formats, attrs)
     warm = arguments.warm_l2
@@ -159,7 +161,8 @@ def _chips(arguments: argparse.Namespace) -> int:
         lines = model.chip_table(chips.values())
     else:
         chip = load_chip(arguments.name)
-        data, lines = model.chip_dict(chip), model.chip_lines(chip)
+        data = model.chip_dict(chip)
+        lines = model.chip_lines(chip)
     emit(arguments.json, data, lines)
     return 0
 

@@ -43,9 +43,11 @@ Cost = Callable[[float], float]
 """Bytes to seconds."""
 Segments = tuple[tuple[int, int], ...]
 """(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
-BUCKET_BYTES, FIRST_BYTES = 25 * 2**20, 2**20
+BUCKET_BYTES = 25 * 2**20
+FIRST_BYTES = 2**20
 """Sizes of PyTorch's DistributedDataParallel: 25 MiB, the first 1 MiB ({cite}`ddp2020`)."""
-SMALLEST_BYTES, STEP = 1024.0, 4.0
+SMALLEST_BYTES = 1024.0
+STEP = 4.0
 
 
 def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
@@ -68,11 +70,14 @@ def closed(
     One is closed when it holds `limit_bytes`, the first when it holds `first_bytes`.
     """
     found: list[tuple[int, int]] = []
-    start, limit, count = 0, first_bytes, len(sums_bytes) - 1
+    start = 0
+    limit = first_bytes
+    count = len(sums_bytes) - 1
     while start < count:
         last = bisect_left(sums_bytes, sums_bytes[start] + limit, start) - 1
         found.append((start, min(max(last, start), count - 1)))
-        start, limit = found[-1][1] + 1, limit_bytes
+        start = found[-1][1] + 1
+        limit = limit_bytes
     return tuple(found)
 
 
@@ -94,7 +99,8 @@ class Interpolated:
         place = math.log(size_bytes / SMALLEST_BYTES, STEP)
         low = max(0, math.floor(place))
         least, most = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
-        start, end = self._at(low), self._at(low + 1)
+        start = self._at(low)
+        end = self._at(low + 1)
         return max(0.0, start + (end - start) * (size_bytes - least) / (most - least))
 
     def _at(self, k: int) -> float:
@@ -154,7 +160,8 @@ def make(
             what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
             raise ClusterError(what, str(chunks), "take fewer")
         lag = 1 if said.algorithm == "chain" else max(map(len, stages), default=0)
-        rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
+        rounds = chunked(rounds, chunks, lag)
+        label = f"{label}*{chunks}"
     return Schedule(op, label, ranks, blocks * chunks, rounds, root)
 
 
@@ -269,12 +276,15 @@ def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tup
     if op == "all_to_all" or name == "pipeline":
         return (f"{name}({split})" if split else name,)
     big = sum(map(len, servers)) > LONG
-    insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
+    insides = ["ring", "halving-doubling"]
+    betweens = ["halving-doubling", "nhr", "ring"]
     if op in ("broadcast", "reduce"):
-        insides, betweens = ["tree", "nhr"], ["tree", "nhr"][: len(servers) if not split else 2]
+        insides = ["tree", "nhr"]
+        betweens = ["tree", "nhr"][: len(servers) if not split else 2]
     if (split or len(servers[0])) <= CROWD:
         insides = ["mesh", *insides][: 2 if big else 3]
-    part, overlaps = f"{split}:" if split else "", (1,) if big else OVERLAPS
+    part = f"{split}:" if split else ""
+    overlaps = (1,) if big else OVERLAPS
     return tuple(
         f"{name}({part}{inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
         for inside in insides
@@ -299,7 +309,8 @@ def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
     if not 0 <= size_bytes < math.inf:
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     floors = sorted((one.floor_s(size_bytes), i) for i, one in enumerate(candidates))
-    best, best_s = 0, math.inf
+    best = 0
+    best_s = math.inf
     for floor_s, i in floors:
         if floor_s > best_s:
             break
@@ -310,7 +321,8 @@ def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
 def _candidates_of(
     op: str, topology: Topology, algorithm: str, placement: Sequence[int] | None, root: int
 ) -> tuple[str, tuple[Prepared, ...]]:
-    op, ranks = op_name(op), topology.size if placement is None else len(placement)
+    op = op_name(op)
+    ranks = topology.size if placement is None else len(placement)
     places = placed(ranks, topology, placement)
     return op, _candidates(op, topology, algorithm, places, root)
 
@@ -320,7 +332,9 @@ def _candidates(
     op: str, topology: Topology, algorithm: str, places: Places, root: int
 ) -> tuple[Prepared, ...]:
     """Return what to try; where no path joins two devices, only what can do without."""
-    servers, found, last = servers_of(topology, places), [], None
+    servers = servers_of(topology, places)
+    found = []
+    last = None
     for name in _names(op, topology, algorithm, places, servers):
         try:
             schedule = make(op, name, len(places), root=root, groups=servers)

@@ -41,7 +41,9 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
 
     `ranks`: (groups, p); `blocks`: (groups or 1, slots, w), the blocks that slot stands for.
     """
-    found, groups, width = [], len(ranks), blocks.shape[2]
+    found = []
+    groups = len(ranks)
+    width = blocks.shape[2]
     for step in rounds:
         messages, count = step.blocks.shape
         picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, blocks[:, step.blocks])
@@ -97,7 +99,8 @@ def mesh_gather(p: int) -> Rounds:
 
 def pairs(p: int) -> tuple[Ints, Ints]:
     """Return all (source, target); a rank's first target is its right neighbour, and so on."""
-    ranks, apart = np.arange(p), np.arange(1, p)
+    ranks = np.arange(p)
+    apart = np.arange(1, p)
     return np.repeat(ranks, p - 1), ((ranks[:, None] + apart) % p).reshape(-1)
 
 
@@ -107,7 +110,8 @@ def nhr_gather(p: int) -> Rounds:
     ceil(log2 p) rounds for any p and p - 1 slots a rank in all: each slot spreads along a tree, the
     trees of the slots are one tree turned on. Most bytes go to the next rank.
     """
-    ranks, rounds = np.arange(p), []
+    ranks = np.arange(p)
+    rounds = []
     for k in reversed(range((p - 1).bit_length())):
         back = np.arange(0, p - 2**k, 2 ** (k + 1))
         rounds.append(Round.of(ranks, (ranks + 2**k) % p, (ranks[:, None] - back) % p))
@@ -133,7 +137,8 @@ def doubling_gather(p: int) -> Rounds:
         second = np.full(len(stay), NONE)
         second[: len(fold)] = fold
         own = np.stack([stay, second], axis=1)
-    count, active = len(stay), np.arange(len(stay))
+    count = len(stay)
+    active = np.arange(len(stay))
     rounds = [Round.of(fold, into, fold[:, None])] if len(fold) else []
     for k in reversed(range(count.bit_length() - 1)):
         near = 2 ** (k + 1)
@@ -167,12 +172,15 @@ def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
     and adds the whole tensor with ranks 1, 2, 4 .. away, the fewest rounds. Others fold in and out.
     """
     stay, fold, into = folded(p)
-    count, active = len(stay), np.arange(len(stay))
+    count = len(stay)
+    active = np.arange(len(stay))
     if name == "halving-doubling":
         inner = (*turned(doubling_gather(count)), *doubling_gather(count))
-        slots, rounds = count, laid(inner, stay[None], np.arange(count)[None, :, None])
+        slots = count
+        rounds = laid(inner, stay[None], np.arange(count)[None, :, None])
     elif name == "recursive-doubling":
-        slots, whole = 1, np.zeros((count, 1), np.int64)
+        slots = 1
+        whole = np.zeros((count, 1), np.int64)
         steps = [2**k for k in range(count.bit_length() - 1)]
         rounds = tuple(Round.of(stay, stay[active ^ step], whole, True) for step in steps)
     else:
@@ -180,7 +188,8 @@ def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
     if not len(fold):
         return slots, rounds
     all_slots = np.tile(np.arange(slots), (len(fold), 1))
-    first, last = Round.of(fold, into, all_slots, True), Round.of(into, fold, all_slots)
+    first = Round.of(fold, into, all_slots, True)
+    last = Round.of(into, fold, all_slots)
     return slots, (first, *rounds, last)
 
 
@@ -272,7 +281,8 @@ def bruck_exchange(p: int) -> Rounds:
     A block's way is (d - s) mod p; before round k it has gone its lower k bits. Few rounds, but
     blocks travel several times.
     """
-    ranks, rounds = np.arange(p)[:, None], []
+    ranks = np.arange(p)[:, None]
+    rounds = []
     for k in range((p - 1).bit_length()):
         ways = np.arange(p)
         ways = ways[(ways >> k) & 1 == 1]
@@ -350,7 +360,8 @@ def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tupl
     """
     server, place = (int(i[0]) for i in np.nonzero(groups == root))
     home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
-    rooted, each = cast if op == "broadcast" else collect, groups.shape[1]
+    rooted = cast if op == "broadcast" else collect
+    each = groups.shape[1]
     outer, rail = rooted(between, len(groups))
     slots, local = rooted(inside, each) if inside in WHOLE else (each, ())
     blocks = np.arange(slots * outer).reshape(slots, outer)
@@ -375,7 +386,8 @@ def _exchange(groups: Ints) -> Rounds:
     Inside at once, between servers pairwise.
     """
     servers, each = groups.shape
-    p, rounds = groups.size, []
+    p = groups.size
+    rounds = []
     if each > 1:
         one, two = pairs(each)
         to = groups.T[two]

@@ -164,7 +164,9 @@ def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list
 def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
     """Return the best fit with one band, with two, ..., all of two sizes or more."""
     sizes = sorted({row.size_bytes for row in rows})
-    sums, count, narrow = _Sums.of(rows, sizes), len(sizes), min(2, len(sizes))
+    sums = _Sums.of(rows, sizes)
+    count = len(sizes)
+    narrow = min(2, len(sizes))
     edges = np.unique(np.linspace(0, count, min(count, MANY) + 1).round().astype(int)).tolist()
     parts = {
         (start, end): sums.fit(start, end)
@@ -320,9 +322,12 @@ def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -
     values = [_number(where, column, row.get(column)) for column in names]
     if values[1] != int(values[1]):
         raise InputError(f"{where}: a whole count of ranks", row[names[1]], "mend it")
-    size, ranks, time = values[0], int(values[1]), values[2]
+    size = values[0]
+    ranks = int(values[1])
+    time = values[2]
     if names is DEEPBENCH:
-        size, time = size * FLOAT_BYTES, time / 1e3
+        size = size * FLOAT_BYTES
+        time = time / 1e3
     try:
         return Measured(size, ranks, time)
     except InputError as error:

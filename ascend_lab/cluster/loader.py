@@ -133,7 +133,8 @@ def _achieved(topology: Topology, direct: str, by_switch: str) -> Topology:
         between_devices = max(link.source, link.target) < topology.size
         share = known[f"share.{direct if between_devices else by_switch}"].value
         links.append(replace(link, beta_s_per_byte=link.beta_s_per_byte / share, share=share))
-    call_s, round_s = known["call.time_s"].value, known["round.time_s"].value
+    call_s = known["call.time_s"].value
+    round_s = known["round.time_s"].value
     return replace(topology, links=tuple(links), call_s=call_s, round_s=round_s)
 
 
@@ -156,7 +157,8 @@ def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Top
         else:
             links += _mesh(group, chip.links["hccs"])
     gamma = _gamma(chip)
-    devices, servers = tuple(f"npu{i}" for i in range(count)), tuple(map(tuple, groups))
+    devices = tuple(f"npu{i}" for i in range(count))
+    servers = tuple(map(tuple, groups))
     return Topology(name, devices, (*hosts, *network), tuple(links), servers, gamma)
 
 
@@ -169,7 +171,8 @@ def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
     used = min(rails, count)
     names = [f"rail{r}" for r in range(used)] + (["spine"] if used > 1 else [])
     inside = _room(f"{name}:{count}", count, chip, names)
-    port, first = chip.links["roce"], count + len(inside.switches) - len(names)
+    port = chip.links["roce"]
+    first = count + len(inside.switches) - len(names)
     links = [x for d in range(count) for x in _cable(d, first + d % rails, port, 2, port.count)]
     for r in range(used if used > 1 else 0):
         ports = len(range(r, count, rails)) * port.count
@@ -192,12 +195,15 @@ def _pod(count: int) -> Topology:
     A server has a switch for each port of a die, and a message is spread over all of them: here
     they are one, with the rate of all ports. The network above has no less.
     """
-    chip, known = load_chip("Ascend910C"), rates()
+    chip = load_chip("Ascend910C")
+    known = rates()
     hccs = chip.links["hccs"]
-    near_s, far_s = known["a3.near_latency_s"].value, known["a3.far_latency_s"].value
+    near_s = known["a3.near_latency_s"].value
+    far_s = known["a3.far_latency_s"].value
     port = replace(hccs, latency_s=near_s)
     up = replace(hccs, latency_s=(far_s - near_s) / 2)
-    sio_rate, sio_s = known["a3.sio_rate_bytes_per_s"].value, known["a3.sio_latency_s"].value
+    sio_rate = known["a3.sio_rate_bytes_per_s"].value
+    sio_s = known["a3.sio_latency_s"].value
     sio = model.Link(sio_rate, sio_s, 1)
     servers = [
         range(start, min(start + POD_SERVER_DIES, count))
@@ -212,7 +218,8 @@ def _pod(count: int) -> Topology:
         if len(servers) > 1:
             links += _cable(switch, count + len(servers), up, 1, port.count * len(dies))
     switches += ["spine"] if len(servers) > 1 else []
-    devices, groups = tuple(f"npu{i}" for i in range(count)), tuple(map(tuple, servers))
+    devices = tuple(f"npu{i}" for i in range(count))
+    groups = tuple(map(tuple, servers))
     name = f"a3-pod:{count}"
     rated = Topology(name, devices, tuple(switches), tuple(links), groups, _gamma(chip))
     return _achieved(rated, "sio", "hccs")
@@ -221,13 +228,16 @@ def _pod(count: int) -> Topology:
 def _ethernet(count: int) -> Topology:
     """Return 910 servers with one card each, on the first host, to one switch."""
     room = _room(f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"])
-    switch, cards = count + len(room.switches) - 1, range(len(room.groups))
-    half, beta = ETHERNET_ALPHA_S / 2, ETHERNET_BETA_S_PER_BYTE
+    switch = count + len(room.switches) - 1
+    cards = range(len(room.groups))
+    half = ETHERNET_ALPHA_S / 2
+    beta = ETHERNET_BETA_S_PER_BYTE
     links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
     return replace(room, links=(*room.links, *links))
 
 
-CHIP_910A, CHIP_910B = "chip file Ascend910A", "chip file Ascend910B2"
+CHIP_910A = "chip file Ascend910A"
+CHIP_910B = "chip file Ascend910B2"
 ACHIEVED = "point to point 119 of 196 GB/s by HCCS, 22 of 25 by RoCE; a call 10 us, a round 5.85"
 ROUND = "round numbers, chosen: 5 us, 10 GB/s a direction, adding is free"
 _ALL = (
@@ -392,12 +402,14 @@ def _servers(
 
 def _check_reach(file: str, topology: Topology) -> None:
     """Refuse devices that device 0 cannot reach or that cannot reach it."""
-    onward, back = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
+    onward = defaultdict[int, set[int]](set)
+    back = defaultdict[int, set[int]](set)
     for link in topology.links:
         onward[link.source].add(link.target)
         back[link.target].add(link.source)
     for edges, verb, other in ((onward, "to", "from"), (back, "from", "to")):
-        seen, todo = {0}, [0]
+        seen = {0}
+        todo = [0]
         while todo:
             new = edges[todo.pop()] - seen
             seen |= new
@@ -458,13 +470,15 @@ def topology_dict(topology: Topology) -> dict[str, Any]:
 
 def topology_text(topology: Topology) -> list[str]:
     """Return a topology as lines: counts, bisection, kinds of links."""
-    kinds, gamma_ps = list(link_kinds(topology).items()), topology.gamma_s_per_byte * 1e12
+    kinds = list(link_kinds(topology).items())
+    gamma_ps = topology.gamma_s_per_byte * 1e12
     counts = f"{topology.size} devices in {len(topology.groups)} servers"
     lines = [f"{topology.name}: {counts}, {len(topology.switches)} switches"]
     across = rate_text(topology.bisection_bytes_per_s())
     lines.append(f"  bisection {across}, adding {gamma_ps:.3g} ps/B")
     if topology.call_s or topology.round_s:
-        call_us, round_us = topology.call_s * 1e6, topology.round_s * 1e6
+        call_us = topology.call_s * 1e6
+        round_us = topology.round_s * 1e6
         lines.append(f"  before a call {call_us:.3g} us, before each round {round_us:.3g} us")
     lines.append("  links, each a direction:")
     for (ends, alpha_s, rate), count in kinds[:SHOWN]:

@@ -61,7 +61,8 @@ class Round:
             widest = max((len(row) for row in blocks), default=0)
             filled = [(*row, *[NONE] * (widest - len(row))) for row in blocks]
             blocks = np.array(filled, np.int64).reshape(len(blocks), widest)
-        one, two = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+        one = np.asarray(sources, np.int64)
+        two = np.asarray(targets, np.int64)
         flags = np.broadcast_to(np.asarray(reduces, bool), one.shape)
         return Round(one, two, blocks.astype(np.int64, copy=False), flags)
 
@@ -221,7 +222,8 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     memory, held = _load(schedule, given)
     for number, step in enumerate(schedule.rounds):
         rows, columns = np.nonzero(step.blocks != NONE)
-        sources, targets = step.sources[rows], step.targets[rows]
+        sources = step.sources[rows]
+        targets = step.targets[rows]
         blocks = step.blocks[rows, columns]
         if not held[sources, blocks].all():
             bad = int(np.argmin(held[sources, blocks]))
@@ -250,10 +252,12 @@ def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
 
 def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, Mask]:
     """Return memory (rank, block, element) and which blocks are held; zeros fill up blocks."""
-    ranks, own = schedule.ranks, schedule.op in ("all_gather", "all_to_all")
+    ranks = schedule.ranks
+    own = schedule.op in ("all_gather", "all_to_all")
     blocks = schedule.blocks // ranks if own else schedule.blocks
     pieces = ranks if schedule.op == "all_to_all" else 1  # each is cut into blocks evenly
-    each, per_piece = len(given[0]) // pieces, blocks // pieces
+    each = len(given[0]) // pieces
+    per_piece = blocks // pieces
     size = -(-each // per_piece)
     cut = np.zeros((ranks, pieces, per_piece * size), given[0].dtype)
     cut[:, :, :each] = np.stack(given).reshape(ranks, pieces, each)
@@ -269,7 +273,8 @@ def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, Mask]:
 
 def _result(schedule: Schedule, memory: Values, held: Mask, length: int, rank: int) -> Values:
     """Return what a rank ends with; raise `ClusterError` where it lacks a block of that."""
-    wanted, ranks = schedule.ends_with(rank), schedule.ranks
+    wanted = schedule.ends_with(rank)
+    ranks = schedule.ranks
     if not held[rank, wanted].all():
         lack = [int(b) for b in wanted if not held[rank, b]][:4]
         what = f"{schedule.algorithm}: every block of rank {rank} delivered"
@@ -310,7 +315,8 @@ def closed_form_s(
         raise ClusterError("ranks >= 1 and bytes >= 0", f"{ranks}, {size_bytes}", "count")
     if ranks == 1 or size_bytes == 0:
         return 0.0
-    name, chunks = said.algorithm, said.chunks or 1
+    name = said.algorithm
+    chunks = said.chunks or 1
     table = _table(op, ranks, chunks)
     if name not in table or (chunks > 1 and name != "chain"):
         what = f"{op} by one of {', '.join(table)}"
@@ -336,12 +342,14 @@ def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
         return _rooted(p, chunks, adds=float(op == "reduce"))
     if op in ("all_gather", "reduce_scatter"):
         return _gather(p, adds=float(op == "reduce_scatter"))
-    scatter, gather = _gather(p, 1.0), _gather(p, 0.0)
+    scatter = _gather(p, 1.0)
+    gather = _gather(p, 0.0)
     found = {name: scatter[name] + gather[name] for name in scatter}
     log = int(math.log2(p))
     share = (2**log - 1) / 2**log
     fold = _terms(2, 2, 1) if 2**log < p else _terms(0, 0)
-    hops, adding = 2 * (p - 1) + chunks - 1, p - 1 + chunks - 1
+    hops = 2 * (p - 1) + chunks - 1
+    adding = p - 1 + chunks - 1
     return {
         **found,
         "halving-doubling": _terms(2 * log, 2 * share, share) + fold,
@@ -353,7 +361,8 @@ def _table(op: str, p: int, chunks: int) -> dict[str, Floats]:
 
 def _gather(p: int, adds: float) -> dict[str, Floats]:
     """All-gather, or (adds = 1) reduce-scatter."""
-    share, log = (p - 1) / p, math.ceil(math.log2(p))
+    share = (p - 1) / p
+    log = math.ceil(math.log2(p))
     even = _terms(log, share, adds * share)
     return {
         "ring": _terms(p - 1, share, adds * share),
@@ -366,7 +375,8 @@ def _gather(p: int, adds: float) -> dict[str, Floats]:
 
 def _folded_gather(p: int, adds: float) -> Floats:
     """Fold in one slot, double what pairs hold, fold out all but the own."""
-    kept, terms = 2 ** int(math.log2(p)), _terms(2, 1.0, adds)
+    kept = 2 ** int(math.log2(p))
+    terms = _terms(2, 1.0, adds)
     held = [2] * (p - kept) + [1] * (2 * kept - p)
     for k in reversed(range(kept.bit_length() - 1)):
         near = 2 ** (k + 1)
@@ -376,7 +386,9 @@ def _folded_gather(p: int, adds: float) -> Floats:
 
 
 def _rooted(p: int, chunks: int, adds: float) -> dict[str, Floats]:
-    log, share, hops = math.ceil(math.log2(p)), (p - 1) / p, p - 1 + chunks - 1
+    log = math.ceil(math.log2(p))
+    share = (p - 1) / p
+    hops = p - 1 + chunks - 1
     gather = _gather(p, adds)
     return {
         "tree": _terms(log, log, adds * log),

@@ -36,7 +36,8 @@ from ascend_lab.errors import ClusterError
 
 Places = tuple[int, ...]
 """The device of every rank."""
-MOST_MESSAGES, MOST_USES = 2**17, 2**23
+MOST_MESSAGES = 2**17
+MOST_USES = 2**23
 """Messages of a round, links that all different rounds use: more would take minutes to time."""
 BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
 """Bytes over the busiest wire / size, times p / (p - 1): the convention of nccl-tests."""
@@ -117,7 +118,8 @@ class Uses:
 
     def only(self, kept: Mask) -> "Uses":
         """Return the uses of some of the flows, numbered anew in order."""
-        number, keep = np.cumsum(kept) - 1, kept[self.flow]
+        number = np.cumsum(kept) - 1
+        keep = kept[self.flow]
         return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
 
     def components(self) -> Ints:
@@ -168,8 +170,10 @@ def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) 
 
     A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
     """
-    ends, left = np.array(starts_s, float), np.array(sizes, float)
-    waiting, now = left > 0, 0.0
+    ends = np.array(starts_s, float)
+    left = np.array(sizes, float)
+    waiting = left > 0
+    now = 0.0
     running = np.zeros(uses.count, bool)
     while waiting.any() or running.any():
         if not running.any():
@@ -221,7 +225,8 @@ class Pattern:
         They share links, if only through others, with ones that start elsewhen.
         """
         label = self.uses.components()
-        first, last = np.full(self.uses.count, np.inf), np.full(self.uses.count, -np.inf)
+        first = np.full(self.uses.count, np.inf)
+        last = np.full(self.uses.count, -np.inf)
         np.minimum.at(first, label, self.starts_s)
         np.maximum.at(last, label, self.starts_s)
         bent = (last > first)[label]
@@ -232,7 +237,8 @@ class Pattern:
         ends: Floats = self.starts_s + self.slopes_s * block_bytes
         bent, uses = self.bent
         if len(bent):
-            starts, sizes = self.starts_s[bent], self.counts[bent] * block_bytes
+            starts = self.starts_s[bent]
+            sizes = self.counts[bent] * block_bytes
             ends[bent] = finish_times(starts, sizes, uses, self.rates)
         return ends
 
@@ -256,9 +262,11 @@ class Pattern:
 def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
     """Return the pattern of a round whose rank r is device `places[r]`."""
     paths, starts = routed(step, topology, places)
-    uses, counts = Uses.of(paths), step.counts.astype(np.float64)
+    uses = Uses.of(paths)
+    counts = step.counts.astype(np.float64)
     received = np.bincount(step.targets[step.reduces].astype(np.intp), counts[step.reduces])
-    rates, added = topology.rate_bytes_per_s, float(received.max(initial=0.0))
+    rates = topology.rate_bytes_per_s
+    added = float(received.max(initial=0.0))
     return Pattern(counts, uses, starts, rates, added)
 
 
@@ -318,7 +326,8 @@ def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
     """Return the schedule prepared; raise `ClusterError` if there is too much in it to be timed."""
     known: dict[tuple[bytes, ...], int] = {}
     patterns: list[Pattern] = []
-    which, uses = np.zeros(len(schedule.rounds), np.int64), 0
+    which = np.zeros(len(schedule.rounds), np.int64)
+    uses = 0
     for number, step in enumerate(schedule.rounds):
         key = tuple(a.tobytes() for a in (step.sources, step.targets, step.counts, step.reduces))
         which[number] = known.setdefault(key, len(patterns))
@@ -343,7 +352,8 @@ def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> Collect
     """Time a prepared schedule beside its bound; `ClusterError` for sizes that are none."""
     if not (math.isfinite(size_bytes) and size_bytes >= 0):
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
-    name, ranks = ready.algorithm, len(ready.places)
+    name = ready.algorithm
+    ranks = len(ready.places)
     if size_bytes == 0 or ranks == 1:
         return CollectiveTime(op, name, ranks, size_bytes, 0.0, (), 0.0)
     rounds = tuple(ready.rounds_s(size_bytes).tolist())
@@ -382,7 +392,8 @@ def _parts_s_per_byte(
     op: str, share: Floats, ranks: int, home: Floats, out: Floats, into: Floats
 ) -> float:
     """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
-    whole, crossing = np.ones(len(share)), ranks * share * (1 - share)
+    whole = np.ones(len(share))
+    crossing = ranks * share * (1 - share)
     sends, receives = {
         "reduce_scatter": (1 - share, share),
         "all_gather": (share, 1 - share),
@@ -408,7 +419,8 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
         part[list(devices)] = number
     links = np.fromiter(topology.between.values(), np.int64)
     nodes = np.array(list(topology.between), np.int64).reshape(-1, 2)
-    least, most = np.full(len(part), len(parts)), np.full(len(part), -1)
+    least = np.full(len(part), len(parts))
+    most = np.full(len(part), -1)
     for device, switch in (nodes.T, nodes.T[::-1]):
         joins = (device < topology.size) & (switch >= topology.size)
         np.minimum.at(least, switch[joins], part[device[joins]])

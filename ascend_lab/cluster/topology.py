@@ -287,7 +287,8 @@ class _Router:
         key = (start, anything)
         if key in self.trees:
             return self.trees[key]
-        topology, done = self.topology, Tree()
+        topology = self.topology
+        done = Tree()
         queue = [(0.0, start, -1, -1)]  # cost, node, first and last link
         while queue:
             cost, node, first, last = heapq.heappop(queue)
@@ -304,7 +305,8 @@ class _Router:
 
 
 # -- the greatest rate between two sets of nodes (Edmonds and Karp 1972) ---------------------------
-SOURCE, SINK = -1, -2
+SOURCE = -1
+SINK = -2
 
 
 def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int]) -> float:
@@ -339,7 +341,8 @@ def _shortest(left: dict[int, dict[int, float]]) -> list[tuple[int, int]]:
             if room > 0 and target not in came and target != SOURCE:
                 came[target] = node
                 queue.append(target)
-    path, node = [], SINK
+    path = []
+    node = SINK
     while node in came:
         path.append((came[node], node))
         node = came[node]

@@ -32,7 +32,8 @@ def collective(work: Work, own: Chip | None) -> Estimate:
         if word not in ("ranks", "topology", *OF_EXPERTS) and not is_told(word):
             needed = f"{work.operator}: attributes ranks and topology"
             raise UnsupportedError(needed, f"{word}={shown(value)}", "what it changes is unknown")
-    name, ranks = work.attributes.get("topology"), work.attributes.get("ranks")
+    name = work.attributes.get("topology")
+    ranks = work.attributes.get("ranks")
     if work.size_bytes is None:
         raise InputError(f"{work.operator}: inputs as bytes=N", "none", "mend that row")
     marks = []
@@ -68,7 +69,8 @@ def tokens_moved(work: Work, chip: Chip) -> tuple[float, str]:
     Source: sgl-project/sgl-kernel-npu @f425bdf1, csrc/deepep/ops/op_kernel: the phases of
     moe_distribute_dispatch_v2 and moe_distribute_combine_v2.
     """
-    dtype, topk = ", ".join(work.dtypes), work.attributes["topk"]
+    dtype = ", ".join(work.dtypes)
+    topk = work.attributes["topk"]
     if dtype not in TOKEN_DTYPES:
         needed = f"{work.operator}: tokens in {', '.join(TOKEN_DTYPES)}"
         raise UnsupportedError(needed, dtype or "none", "leave out the words on experts")

@@ -252,7 +252,8 @@ def _matmul(task: Task) -> Reading:
     batched = task.type.startswith("Batch")
     if len(task.shapes) < 2 or any(len(shape) < 2 for shape in task.shapes[:2]):
         raise InputError(f"{task.type}: two matrices", str(task.shapes), "mend that row")
-    a, b = task.shapes[0][-2:], task.shapes[1][-2:]
+    a = task.shapes[0][-2:]
+    b = task.shapes[1][-2:]
     fitting = []
     for trans_a, trans_b in product((False, True), repeat=2):
         rows, inner = a[::-1] if trans_a else a
@@ -275,7 +276,8 @@ def _matmul(task: Task) -> Reading:
 
 def _transpose(task: Task) -> Reading:
     """Read a transpose whose permutation the shapes of input and output leave no doubt about."""
-    shape, output = task.shapes[0], task.output
+    shape = task.shapes[0]
+    output = task.output
     fits: list[tuple[int, ...]] = []
     if output is not None and len(output) == len(shape) <= MOST_AXES:
         orders = permutations(range(len(shape)))
@@ -294,7 +296,8 @@ def _reduction(name: str) -> Callable[[Task], Reading]:
     """Return the reader of a reduction whose axes the shapes leave no doubt about."""
 
     def read(task: Task) -> Reading:
-        shape, output = task.shapes[0], task.output
+        shape = task.shapes[0]
+        output = task.output
         ranks = range(1, len(shape) + 1) if output is not None and len(shape) <= MOST_AXES else ()
         fits: list[dict[str, Any]] = []
         for axes in (axes for count in ranks for axes in combinations(range(len(shape)), count)):

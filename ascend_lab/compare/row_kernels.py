@@ -52,7 +52,8 @@ def row_kernel(work: Work, chip: Chip) -> Launch | None:
 # -- RmsNorm ---------------------------------------------------------------------------------------
 MERGED_COLUMNS = 2000
 LONGEST_NORM = {"fp16": 12288, "bf16": 12288, "fp32": 10240}
-FEW_ROWS, FEW_PLANES = 512, 8
+FEW_ROWS = 512
+FEW_PLANES = 8
 
 
 def rms_norm(work: Work, rows: Rows, chip: Chip) -> Launch | None:
@@ -82,7 +83,8 @@ def _is_few(shape: Sequence[int]) -> bool:
 
 
 def _norm_of_one(w: RowWriter, held: int) -> TileWriter:
-    columns, dtype = w.rows.columns, w.rows.dtype
+    columns = w.rows.columns
+    dtype = w.rows.dtype
     x = w.source("x", held)
     y = w.result("y", columns, dtype, held)
     w.constants("gamma", columns, dtype)
@@ -109,7 +111,8 @@ def _norm_of_one(w: RowWriter, held: int) -> TileWriter:
 
 
 def _norm_of_many(w: RowWriter, held: int) -> TileWriter:
-    columns, dtype = w.rows.columns, w.rows.dtype
+    columns = w.rows.columns
+    dtype = w.rows.dtype
     pitch = aligned(columns, dtype)
     x = w.source("x", held)
     y = w.result("y", columns, dtype, held)
@@ -177,7 +180,8 @@ def dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:
 
 
 def _quantise_each(w: RowWriter, held: int) -> TileWriter:
-    columns, dtype = w.rows.columns, w.rows.dtype
+    columns = w.rows.columns
+    dtype = w.rows.dtype
     x = w.source("x", held, depth=2)
     y = w.result("y", columns, "int8", held)
     scales = w.numbers("scale", held)
@@ -261,7 +265,8 @@ def add_rms_norm_dynamic_quant(work: Work, rows: Rows, chip: Chip) -> Launch | N
 
 
 def _add_norm_quantise(w: RowWriter, held: int) -> TileWriter:
-    columns, dtype = w.rows.columns, w.rows.dtype
+    columns = w.rows.columns
+    dtype = w.rows.dtype
     pitch = aligned(columns, "int8")
     x1 = w.source("x1", held)
     x2 = w.source("x2", held)
@@ -310,7 +315,9 @@ def _add_norm_quantise(w: RowWriter, held: int) -> TileWriter:
 
 
 # -- DequantSwigluQuant ----------------------------------------------------------------------------
-SHORT_HALF, SHORT_ROWS, SHORT_CORES = 1536, 128, 12
+SHORT_HALF = 1536
+SHORT_ROWS = 128
+SHORT_CORES = 12
 
 
 def dequant_swiglu_quant(work: Work, rows: Rows, chip: Chip) -> Launch | None:

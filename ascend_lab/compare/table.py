@@ -147,7 +147,8 @@ def attributes_of(text: str) -> dict[str, Any]:
         raise InputError(f"attributes: at most {MOST_ATTRIBUTES}", str(len(parts)), "drop some")
     for part in parts:
         key, equals, value = part.partition("=")
-        key, value = key.strip(), value.strip()
+        key = key.strip()
+        value = value.strip()
         if not equals or not key or len(value) > LONGEST_VALUE:
             raise InputError("attributes: key=value;key=value", shown(part), "mend that row")
         if key in found:

@@ -76,7 +76,8 @@ class _Aliases:
 
     def _join(self, node: Node) -> bool:
         """Place the operands of a concat inside its result, if they can be."""
-        whole, parts = self.graph.types[node.output], self.graph.in_types(node)
+        whole = self.graph.types[node.output]
+        parts = self.graph.in_types(node)
         axis = int(node.attr("axis", 0)) % len(whole.shape)
         ends = accumulate((kind.shape[axis] for kind in parts), initial=0)
         offsets = _offsets(whole, parts, axis, list(pairwise(ends)))
@@ -109,10 +110,12 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
             work.add(node)
     found = {}
     for name in work.into:
-        owner, offset = name, 0
+        owner = name
+        offset = 0
         while owner in work.into:
             step = work.into[owner]
-            owner, offset = step.owner, offset + step.offset_bytes
+            owner = step.owner
+            offset = offset + step.offset_bytes
         found[name] = Alias(owner, offset)
     return found
 
@@ -190,7 +193,8 @@ def run_offset(whole: TensorType, part: TensorType, axis: int, span: Range) -> i
     low, high = span
     if (part.layout, part.dtype) != (whole.layout, whole.dtype) or not whole.elements:
         return None
-    pieces, size = whole.map.pieces, chip.DTYPE_BYTES[whole.dtype]
+    pieces = whole.map.pieces
+    size = chip.DTYPE_BYTES[whole.dtype]
     top = next(p for p in pieces if p.axis == axis)
     if any(p.count > 1 for p in pieces[: pieces.index(top)]):
         return None

@@ -135,7 +135,8 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
         ways.sort(key=lambda way: way[0] / way[1])
         vector, leaving = _balanced(vector, leaving, ways)
     clock = chip.clock_hz
-    on_cpu, starts = chip.ai_cpu_overhead_s, (chip.launch_overhead_s, chip.queued_launch_s)
+    on_cpu = chip.ai_cpu_overhead_s
+    starts = (chip.launch_overhead_s, chip.queued_launch_s)
     cold, next_s = (min(s, on_cpu or s) for s in starts)
     apart = work.more_launches() * round(next_s * clock)
     return Bound(
@@ -158,7 +159,8 @@ def _balanced(
     path += sum(there for _, there in either)
     for here, there in either:
         share = min(max((path - vector) / (here + there), 0.0), 1.0)
-        vector, path = vector + share * here, path - share * there
+        vector = vector + share * here
+        path = path - share * there
     return vector, path
 
 
@@ -174,7 +176,8 @@ class _Work:
     """What of a graph is needed, and what that costs at least, in cycles of all cores."""
 
     def __init__(self, graph: Graph, chip: Chip) -> None:
-        self.graph, self.chip = graph, chip
+        self.graph = graph
+        self.chip = chip
         self.lanes = chip.vector_bytes_per_repeat // 2 * chip.core_count
         self.lanes *= chip.vector_cores_per_core
         costs = chip.vector_costs.items()
@@ -184,8 +187,10 @@ class _Work:
         self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
         self.width = 1 if self.bytes else 2
         self.needs = Needs(graph)
-        out, to_vector = rate_of(chip, ("L0C",)), rate_of(chip, CUBE_SIDE, ("GM", "UB"))
-        self.any_way, self.to_vector = out * chip.core_count, to_vector * chip.core_count
+        out = rate_of(chip, ("L0C",))
+        to_vector = rate_of(chip, CUBE_SIDE, ("GM", "UB"))
+        self.any_way = out * chip.core_count
+        self.to_vector = to_vector * chip.core_count
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node for node in once.values()
@@ -262,19 +267,22 @@ class _Work:
 
     def _repeat_cycles(self, node: Node, costs: Mapping[str, float]) -> float:
         """Return the cycles of all instructions that a node takes at least, at `costs` each."""
-        usual, least = costs["default"], min(costs.values())
+        usual = costs["default"]
+        least = min(costs.values())
         each = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
         each["over"] = min(costs.get(n, usual) for n in ("vrec", "vdiv"))
         each["share"] = min(each["over"] + costs.get("vmul", usual), costs.get("vdiv", usual))
         settings = operator_of(node.op).settings(node.attrs)
-        low, high = settings.get("low", 0.0), settings.get("high", 6.0)
+        low = settings.get("low", 0.0)
+        high = settings.get("high", 6.0)
         each["low"] = 0.0 if low in (-inf, 0.0) or self.bytes else least  # a path's ReLU
         each["high"] = 0.0 if high == inf or self.bytes else least  # bytes are limited
         return sum(each.get(name, usual) for name in CURVES.get(node.op, ("least",)))
 
     def _lanes(self, node: Node) -> int:
         """Return the lanes that a node takes of instructions, at least."""
-        out, given = self.graph.types[node.output], self.graph.in_types(node)
+        out = self.graph.types[node.output]
+        given = self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
         count = self._fewest(node.output)
@@ -291,7 +299,8 @@ class _Work:
 
     def _fewest(self, name: str) -> int:
         """Return how many numbers of a tensor functions are done to: to the largest, if pooled."""
-        count, readers = self.needs.count(name), self.graph.readers
+        count = self.needs.count(name)
+        readers = self.graph.readers
         while name not in self.graph.outputs and len(readers[name]) == 1:
             (reader,) = readers[name]
             name = reader.output
@@ -315,18 +324,23 @@ class _Work:
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
         """Return the cycles of what comes one after another; what `loads` notes has to be there."""
-        away, since = least_ways(self.chip), 0
+        away = least_ways(self.chip)
+        since = 0
         ready: dict[str, Times] = dict.fromkeys(self.graph.inputs, away["GM"])
         for at, node in enumerate(self.graph.nodes):
             if not self.needs.varies.issuperset(node.outputs):
                 continue
-            into, ways, met = self._into(node, ready), list[Times](), since
+            into = self._into(node, ready)
+            ways = list[Times]()
+            met = since
             for own, place in self._wait(node):
                 end = into[unit := place == "UB"] + own
                 if self.needs.meets(node):
-                    end, met = max(end, self._done(own, node, since, at, unit)), at + 1
+                    end = max(end, self._done(own, node, since, at, unit))
+                    met = at + 1
                 ways.append(tuple(end + far for far in away[place]))
-            since, found = met, tuple(map(min, zip(*ways or [into], strict=True)))
+            since = met
+            found = tuple(map(min, zip(*ways or [into], strict=True)))
             begun = [into[place == "UB"] for _, place in self._wait(node)]
             self.begun[node.output] = min(begun or into)
             ready.update(dict.fromkeys(node.outputs, found))
@@ -353,7 +367,8 @@ class _Work:
 
         A cache may hold a part of them then, so may buffers: of one core, if no flag tells others.
         """
-        chip, at = self.chip, {n: at for at, o in enumerate(self.graph.nodes) for n in o.outputs}
+        chip = self.chip
+        at = {n: at for at, o in enumerate(self.graph.nodes) for n in o.outputs}
         cores = 1 if chip.combined else chip.core_count
         cached = chip.l2.size_bytes if chip.l2.kind == "cache" else 0
         held = cached + sum(chip.buffers.values()) * cores
@@ -361,7 +376,9 @@ class _Work:
             return 0.0
         rate = rate_of(chip, ("GM",)) * cores
         rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
-        found, total, loads = 0.0, NOW, sorted((at[x.tensor], x.cycles) for x in self.loads)
+        found = 0.0
+        total = NOW
+        loads = sorted((at[x.tensor], x.cycles) for x in self.loads)
         for name, size in reversed(self.needs.later(self.weights).items()):
             while loads and loads[0][0] < at[name]:
                 total = tuple(map(sum, zip(total, loads.pop(0)[1], strict=True)))
@@ -397,12 +414,15 @@ class _Work:
         the way of its last, `own` cycles; unless one core does all, some goes through memory.
         """
         behind = set(node.inputs[:1]) if node else set[str]()
-        left, cores = behind.copy(), self.chip.core_count
+        left = behind.copy()
+        cores = self.chip.core_count
         for other in reversed(self.graph.nodes[since:stop]):
             if behind.issuperset(other.outputs):
                 behind.update(self.needs.whole(other))
                 left.update(() if other.op in SUMMED else other.inputs)
-        found, total, away = 0.0, NOW, least_ways(self.chip)
+        found = 0.0
+        total = NOW
+        away = least_ways(self.chip)
         ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
         near = [far[to] + own if node else far[2] for far in ends]
         back = told_cycles(self.chip) + away["GM"][to] + own

@@ -153,7 +153,8 @@ def _scores(draft: Draft, name: str, node: Node) -> str:
 
 def _whole(draft: Draft, mask: str, node: Node) -> str:
     """Return a mask with a matrix for every pair of batch and head, unless one serves all."""
-    shape, batch = draft.type(mask).shape, draft.type(node.output).shape[:-2]
+    shape = draft.type(mask).shape
+    batch = draft.type(node.output).shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
         return mask
     return draft.stretched(mask, (*batch, *shape[-2:]))
@@ -208,8 +209,10 @@ def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
 def _bias_apart(draft: Draft, node: Node) -> str:
     """Return the convolution of x and w, plus bias, one number per channel."""
     x, weight, bias = node.inputs
-    kind, constant = draft.type(bias), draft.constant(bias)
-    y, shape = draft.insert(node.op, (x, weight), node.attrs, node.name), (*kind.shape, 1, 1)
+    kind = draft.type(bias)
+    constant = draft.constant(bias)
+    y = draft.insert(node.op, (x, weight), node.attrs, node.name)
+    shape = (*kind.shape, 1, 1)
     column = draft.insert("reshape", (bias,), {"shape": shape})
     if constant is not None:
         kind = TensorType(shape, kind.dtype)
@@ -253,10 +256,12 @@ def _flatten(graph: Graph) -> Graph:
 
 def _sink(graph: Graph) -> Graph:
     """Move reshapes that only split rows behind the elementwise nodes that read nothing else."""
-    draft, flat = Draft(graph), dict[str, str]()
+    draft = Draft(graph)
+    flat = dict[str, str]()
     for node in graph.nodes:  # a matrix (m, n) read as (.., n)
         if node.op == "reshape":
-            source, shape = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
+            source = graph.types[node.inputs[0]].shape
+            shape = graph.types[node.output].shape
             if len(source) == 2 and len(shape) > 2 and source[-1] == shape[-1]:
                 flat[node.output] = node.inputs[0]
     for node in draft:
@@ -323,7 +328,8 @@ def _along(graph: Graph, node: Node, before: Node) -> bool:
     """Tell whether a node reads its chain first, then at most a number per column."""
     rest = node.inputs[1:]
     plain = node.has("lanes") and node.inputs[0] == before.output and len(rest) < 2
-    kind, width = graph.types[node.output], graph.types[before.output].shape[1:]
+    kind = graph.types[node.output]
+    width = graph.types[before.output].shape[1:]
     same = kind == graph.types[before.output]
     fixed = all(n in graph.constants and graph.types[n].shape == width for n in rest)
     return plain and same and fixed
@@ -340,7 +346,8 @@ def _merge(draft: Draft, chains: list[list[Node]]) -> None:
             for i, names in enumerate(zip(*(n.inputs[1:] for n in nodes), strict=True))
         ]
         y = draft.insert(nodes[0].op, (y, *rest), nodes[0].attrs, nodes[0].name)
-    shape, at = draft.type(y).shape, 0
+    shape = draft.type(y).shape
+    at = 0
     for chain in chains:
         end = at + draft.type(chain[-1].output).shape[1]
         begin = tuple(at if i == 1 else 0 for i in range(len(shape)))

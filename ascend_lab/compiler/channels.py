@@ -55,7 +55,8 @@ class Family:
 
     def breaks(self, name: str) -> bool:
         """Tell whether a result is not made of whole blocks, or the last of a source."""
-        picks, ends = self.picks[name], {own[-1] for own in self.lanes}
+        picks = self.picks[name]
+        ends = {own[-1] for own in self.lanes}
         blocks = [picks[i : i + layout.BLOCK] for i in range(0, len(picks), layout.BLOCK)]
         rows = all(b[0] % layout.BLOCK == 0 and (np.diff(b) == 1).all() for b in blocks)
         return not rows or (len(blocks[-1]) < layout.BLOCK and blocks[-1][-1] not in ends)
@@ -107,13 +108,15 @@ def _families(graph: Graph) -> list[Family]:
 
 def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
     """Return the channels of each result; nothing if a node moves more than channels."""
-    given, out = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
+    given = graph.types[node.inputs[0]].shape
+    out = graph.types[node.output].shape
     if len(out) < 4 or (given[0], *given[-2:]) != (out[0], *out[-2:]):
         return []
     if node.op == "reshape":
         return [picks.reshape(out[1:-2])] if picks.size == np.prod(out[1:-2]) else []
     if node.op == "transpose":
-        perm, last = node.attr("perm"), len(given) - 1
+        perm = node.attr("perm")
+        last = len(given) - 1
         if (perm[0], *perm[-2:]) != (0, last - 1, last):
             return []
         return [picks.transpose([axis - 1 for axis in perm[1:-2]])]
@@ -212,14 +215,16 @@ def _compiled(graph: Graph, chip: Chip) -> tasks.Compiled:
 
 def _cycles(compiled: tasks.Compiled) -> int:
     """Return the cycles of all kernels, one after another, operands in L2."""
-    chip, pieces = compiled.chip, [task.piece for task in compiled.tasks if task.lowered]
+    chip = compiled.chip
+    pieces = [task.piece for task in compiled.tasks if task.lowered]
     return sum(tasks.cycles_started(piece, chip, "queued", warm=True) for piece in pieces)
 
 
 def _to_products(draft: Draft, family: Family, ways: Ways) -> None:
     """Let products stand for results of a family, or for the convolutions that take them in."""
     for name, taking in ways.items():
-        picks, kind = family.picks[name], draft.type(name)
+        picks = family.picks[name]
+        kind = draft.type(name)
         for node in taking:
             weight, *bias = node.inputs[1:]
             made = _sum(draft, family, picks, draft.constants[weight], bias, node.name)
@@ -284,7 +289,8 @@ def blocks_outermost(graph: Graph, chip: Chip) -> Graph:
 
 def _lying_alike(graph: Graph, name: str) -> set[str]:
     """Return an image and those that lie as it does: operands and results of one operator."""
-    found, ahead = set[str](), [name]
+    found = set[str]()
+    ahead = [name]
     while ahead:
         name = ahead.pop()
         if name in found or graph.types[name].layout != IMAGES:
@@ -310,7 +316,8 @@ def _relaid(graph: Graph, names: Set[str]) -> Graph:
 
 def _nested(graph: Graph, names: Set[str]) -> Graph:
     """Return the graph in which a join that begins as an earlier one reads that one's result."""
-    made, nodes = dict[tuple[str, ...], str](), list[Node]()
+    made = dict[tuple[str, ...], str]()
+    nodes = list[Node]()
     for node in graph.nodes:
         given = new = node.inputs
         if node.op == "concat" and node.output in names and node.attr("axis", 0) % 4 == 1:
@@ -327,7 +334,8 @@ def _copying_cycles(graph: Graph, names: Set[str], chip: Chip) -> float:
 
     Infinite if one has no kernel.
     """
-    views, total = aliases.view_nodes(graph), 0.0
+    views = aliases.view_nodes(graph)
+    total = 0.0
     for node in graph.nodes:
         own = not alike(node) and not node.has("convolution")
         copies = (own or node.op in (*JOINS, "trans_data")) and node.name not in views

@@ -294,7 +294,8 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
         raise InputError("a bound of these times", got, "bound_of the graph and chip timed")
     first = FIRST.get(bound.unit, ())
     order = (*first, *(name for name in LAYERS if name not in first))
-    cycles, launches = Counter[str](), 0
+    cycles = Counter[str]()
+    launches = 0
     for op in times.operators:
         if isinstance(op.timeline, tasks.CpuTimeline):
             cycles["AI CPU"] += op.timeline.total_cycles
@@ -351,7 +352,9 @@ def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
 
 def _cut(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
     """Add what each layer of a phase is longer than those before it."""
-    chip, height, busy = phase.chip, 0.0, Counter[str]()
+    chip = phase.chip
+    height = 0.0
+    busy = Counter[str]()
     for pipe, worked in phase.busy_cycles.items():
         kind = pipe.rpartition(".")[2]  # of AIC.M in a mix launch
         busy[kind] = max(busy[kind], worked)

@@ -96,7 +96,8 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     if not aliases.moves_between(graph).isdisjoint(n.name for n in group):
         return False  # nothing moves there
     piece = lower.piece_of(graph, group)
-    after, means = ir.only_reader(graph, group[-1]), lower.means_of(group)
+    after = ir.only_reader(graph, group[-1])
+    means = lower.means_of(group)
     two = _added(graph, group) or lower.halves_of(group)[1] or lower.gates_of(graph, group)
     more = after and after.has("lanes") and not lower.scale_of(graph, after)
     if (len(piece.graph.outputs) > 1 and not means) or (more and two):
@@ -135,7 +136,8 @@ def _apart(
     *, cuts: bool, warm: bool, enough: float = NEVER,
 ) -> float:  # fmt: skip
     """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
-    least, every = NEVER, cuts or bool(lower.gates_of(graph, group))
+    least = NEVER
+    every = cuts or bool(lower.gates_of(graph, group))
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
         least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
         if least < (enough if every else NEVER):
@@ -174,7 +176,8 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
         yield [group[:-1], group[-1:]]
         return
     if chains := lower.gates_of(graph, group):
-        behind, apart = chains[-1], [some for some in chains[:-1] if some]
+        behind = chains[-1]
+        apart = [some for some in chains[:-1] if some]
         tail = [some for some in (behind[:1], behind[1:]) if some]
         if behind:  # the gates may still be one kernel
             yield [[n for some in apart for n in some], *tail]
@@ -237,8 +240,11 @@ def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
 
     None if its operand does not come from fractals, nor its result go there, or a row has padding.
     """
-    x, kind, draft = node.inputs[0], graph.types[node.output], Draft(graph)
-    rank, source = len(kind.shape), graph.producers.get(x)
+    x = node.inputs[0]
+    kind = graph.types[node.output]
+    draft = Draft(graph)
+    rank = len(kind.shape)
+    source = graph.producers.get(x)
     constants = all(n in graph.constants for n in node.inputs[1:])
     if kind.shape[-1] % 16 or not constants or node.attr("axis", -1) % rank != rank - 1:
         return None
@@ -293,7 +299,8 @@ def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: f
     Bytes are made, and sums of bytes scaled, in the same kernels. Conversions are written first.
     """
     node = graph.node(name)
-    before, after = graph.producers.get(node.inputs[0]), ir.only_reader(graph, node)
+    before = graph.producers.get(node.inputs[0])
+    after = ir.only_reader(graph, node)
     scaled = after is not None and after.op in ("dequantise", "requantise")
     readers = graph.readers[node.output]
     groups: list[tuple[ir.Node, ...]] = [(n,) for n in readers if n.op == "trans_data"]

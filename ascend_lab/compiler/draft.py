@@ -53,7 +53,8 @@ class GraphBuilder:
     """A graph under construction; every operator of the library is a method of that name."""
 
     def __init__(self, name: str, dtype: str = "fp32") -> None:
-        self.name, self.dtype = name, dtype
+        self.name = name
+        self.dtype = dtype
         self._inputs: list[str] = []
         self._outputs: list[str] = []
         self._nodes: list[ir.Node] = []
@@ -133,7 +134,8 @@ class GraphBuilder:
         outs = tuple(self._outputs)
         if not outs:
             raise GraphError(f"{self.name}: an output", "none", "call output(value)")
-        nodes, types = tuple(self._nodes), dict(self._types)
+        nodes = tuple(self._nodes)
+        types = dict(self._types)
         return ir.verify(
             ir.Graph(self.name, tuple(self._inputs), outs, nodes, types, self._constants)
         )
@@ -238,7 +240,8 @@ class Draft:
     def add(self, constant: ir.Constant, name: str = "const") -> str:
         """Add a constant; return its name."""
         name = self.new_name(name)
-        self.types[name], self.constants[name] = constant.type, constant
+        self.types[name] = constant.type
+        self.constants[name] = constant
         self.changes += 1
         return name
 
@@ -255,7 +258,8 @@ class Draft:
 
     def stretched(self, name: str, shape: tuple[int, ...]) -> str:
         """Return a tensor repeated along the axes in which `shape` is longer; constants stay so."""
-        kind, constant = self.type(name), self.constant(name)
+        kind = self.type(name)
+        constant = self.constant(name)
         if kind.shape == shape:
             return name
         if constant is None:
@@ -295,7 +299,8 @@ class Draft:
         attrs: Mapping[str, Any] | None = None, last: ir.Node | None = None,
     ) -> bool:  # fmt: skip
         """Let a node compute something else; with `last` it writes what that node wrote."""
-        given, outs = tuple(map(self.resolve, inputs)), (last or node).outputs
+        given = tuple(map(self.resolve, inputs))
+        outs = (last or node).outputs
         self.put(ir.Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))
         if last is not None and last.name != node.name:
             for name in node.outputs:
@@ -307,7 +312,8 @@ class Draft:
 
     def forward(self, node: ir.Node, value: str) -> bool:
         """Let readers of a node's output read `value`; False if two names of outputs collide."""
-        old, new = node.output, self.resolve(value)
+        old = node.output
+        new = self.resolve(value)
         title = self.made.get(new)
         if old not in self.outputs:
             self.replace(old, new)

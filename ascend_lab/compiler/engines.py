@@ -18,14 +18,19 @@ from dataclasses import dataclass, field
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine.chip import Chip
 
-CORE, CPU, MEDIA, HOST = "AI core", "AI CPU", "media unit", "host CPU"
+CORE = "AI core"
+CPU = "AI CPU"
+MEDIA = "media unit"
+HOST = "host CPU"
 
 
 RANKS = {CORE: 1, CPU: 3, MEDIA: 5, HOST: 10}
 """The lower, the sooner the published rule takes an engine: AIcoreEngine, DNN_VM_AICPU_ASCEND,
 DNN_VM_DVPP, DNN_VM_HOST_CPU (CANN graph engine, docs/zh/design/features/engine.md).
 """
-HOST_OVERHEAD_S, HOST_RATE_BYTES_PER_S, COPY_OVERHEAD_S = 5e-6, 1e10, 1e-5
+HOST_OVERHEAD_S = 5e-6
+HOST_RATE_BYTES_PER_S = 1e10
+COPY_OVERHEAD_S = 1e-5
 TRUST = "assumed"
 """Of the server's processor: no source gives these numbers for operators.
 
@@ -137,7 +142,8 @@ class _Cut:
 
     def _reached(self, start: str, *, back: bool = False) -> dict[str, int]:
         """Return the distance of each node along edges with room, or against them."""
-        level, queue = {start: 0}, deque([start])
+        level = {start: 0}
+        queue = deque([start])
         while queue:
             node = queue.popleft()
             for end in self.left.get(node, {}):

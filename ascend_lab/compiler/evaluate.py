@@ -35,7 +35,8 @@ def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]
     that are missing or of another shape, `GraphError` naming the node whose int64 numbers leave 64
     bits.
     """
-    live, keep = dict(checked_inputs(graph, inputs, wide=True)), set(graph.outputs)
+    live = dict(checked_inputs(graph, inputs, wide=True))
+    keep = set(graph.outputs)
     left = {name: len(readers) for name, readers in graph.readers.items()}
     found = {name: live[name] for name in keep.intersection(live)}
     found |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
@@ -338,7 +339,9 @@ def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False)
 
 def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
     """Return seeded inputs: normal numbers; whole numbers from 0, inside what indexes allow."""
-    rng, limits, found = np.random.default_rng(seed), dict[str, int](), dict[str, ir.Values]()
+    rng = np.random.default_rng(seed)
+    limits = dict[str, int]()
+    found = dict[str, ir.Values]()
     for node in graph.nodes:
         operator = ir.operator_of(node.op)
         if operator.index_bounds:
@@ -348,7 +351,8 @@ def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
                 name = node.inputs[place]
                 limits[name] = min(limit, limits.get(name, limit))
     for name in graph.inputs:
-        kind, shape = formats.numpy_type(graph.types[name].dtype), graph.types[name].shape
+        kind = formats.numpy_type(graph.types[name].dtype)
+        shape = graph.types[name].shape
         if kind.kind in "iu":
             found[name] = rng.integers(0, limits.get(name, 2), shape).astype(kind)
         else:
@@ -492,7 +496,8 @@ class _Reader:
     def types(self, text: str) -> tuple[str, ...]:
         names = []
         for found, dtype, sizes, layout in _TYPED.findall(text):
-            name, shape = _plain(found), tuple(int(n) for n in sizes.split(",") if n.strip())
+            name = _plain(found)
+            shape = tuple(int(n) for n in sizes.split(",") if n.strip())
             if name in self.known:
                 raise GraphError("every name once", f"{name} twice", "rename one")
             self.known[name] = ir.TensorType(shape, dtype, layout or "ND")
@@ -503,7 +508,8 @@ class _Reader:
         halves = _LINE.match(line)
         if halves is None:
             raise ValueError("write name: type[shape] = ...")
-        names, body = self.types(halves[1]), halves[2]
+        names = self.types(halves[1])
+        body = halves[2]
         node = _NODE.match(body)
         if node is None:
             (name,) = names
@@ -513,7 +519,8 @@ class _Reader:
         self.nodes.append(ir.Node(_plain(node[4]), node[1], _names(node[2]), names, attrs))
 
     def constant(self, name: str, body: str) -> ir.Data:
-        kind, shape = formats.numpy_type(self.known[name].dtype), self.known[name].shape
+        kind = formats.numpy_type(self.known[name].dtype)
+        shape = self.known[name].shape
         if body == "data":
             if name not in self.data:
                 raise KeyError(f"pass data={{{name!r}: array}}")

@@ -36,7 +36,8 @@ from ascend_lab.machine.sim.timeline import Start
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
 Kind = Literal["cube", "elementwise", "reduce", "other"]
-AUTOMATIC, LONGEST = "AutomaticUbFusion", 29
+AUTOMATIC = "AutomaticUbFusion"
+LONGEST = 29
 """Fusion by dominators, which comes after all rules, and the most operators of a group (GE)."""
 JOINT = "JointConvolutionFusionPass"
 """The name of the rule that makes two convolutions that are added one kernel."""
@@ -150,7 +151,9 @@ def moved_attention(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose attention and the moves around it that its kernel can do: it strides over them."""
     if not lower.attention_in([node]):
         return None
-    idle, views, found = aliases.moves_between(graph), aliases.view_nodes(graph), [node]
+    idle = aliases.moves_between(graph)
+    views = aliases.view_nodes(graph)
+    found = [node]
     for _, chain, _ in lower.around_attention(graph, node):
         names = {move.name for move in chain}
         found += chain if idle.isdisjoint(names) and names - views else ()
@@ -373,7 +376,9 @@ class _Fuser:
     """Groups that took effect so far; `taken` names their nodes."""
 
     def __init__(self, graph: Graph, chip: Chip, start: Start) -> None:
-        self.graph, self.chip, self.start = graph, chip, start
+        self.graph = graph
+        self.chip = chip
+        self.start = start
         self.taken: dict[str, tuple[Node, ...]] = {}
         self.counts: dict[str, Count] = {}
         self.place = {node.name: i for i, node in enumerate(graph.nodes)}

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
     from ascend_lab.compiler.tasks import Compiled
 
-COPY, INPUTS, OUTPUTS = "copy", "graph inputs", "graph outputs"
+COPY = "copy"
+INPUTS = "graph inputs"
+OUTPUTS = "graph outputs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class Hosted:
         to_host = self.placement.engines[work.name] == HOST
         new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
         copied.update(new)
-        kind, over_s = f"{COPY} to the {'host' if to_host else 'device'}", engines.COPY_OVERHEAD_S
+        kind = f"{COPY} to the {'host' if to_host else 'device'}"
+        over_s = engines.COPY_OVERHEAD_S
         return [
             self._outside(tensor, kind, COPY, h.size_bytes(self.values[tensor]),
                           (over_s, self.problem.copy_s[tensor] - over_s)) for tensor in new
@@ -161,7 +164,8 @@ class Hosted:
         over_s = {HOST: engines.HOST_OVERHEAD_S, MEDIA: self.chip.launch_overhead_s}.get(
             engine, self.chip.ai_cpu_overhead_s
         )
-        seconds, size = (over_s, work.seconds[engine] - over_s), h.moved_bytes(node, self.values)
+        seconds = (over_s, work.seconds[engine] - over_s)
+        size = h.moved_bytes(node, self.values)
         return self._outside(work.name, f"{node.op_type} on the {engine}", engine, size, seconds)
 
     def _outside(
@@ -206,13 +210,17 @@ class _Placer:
     def __init__(
         self, model: ModelProto, chip: Chip, values: Mapping[str, Any], dtype: str, media: float
     ) -> None:
-        self.model, self.chip, self.values = model, chip, values
-        self.dtype, self.media_rate = dtype, media
+        self.model = model
+        self.chip = chip
+        self.values = values
+        self.dtype = dtype
+        self.media_rate = media
         self.outputs = [entry.name for entry in model.graph.output]
         self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
         self.inputs = [entry.name for entry in inputs_of(model.graph)]
-        used, live = set(self.outputs), []
+        used = set(self.outputs)
+        live = []
         for node in reversed(model.graph.node):
             if used.intersection(node.output):
                 used.update(h.all_reads(node))

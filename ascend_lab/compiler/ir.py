@@ -103,7 +103,8 @@ class Constant:
 
     def array(self) -> Values:
         """Return the values, an array of the type's shape and format."""
-        kind, shape = formats.numpy_type(self.type.dtype), self.type.shape
+        kind = formats.numpy_type(self.type.dtype)
+        shape = self.type.shape
         if isinstance(self.data, Fill):
             return np.full(shape, self.data.value, kind)
         if isinstance(self.data, Seeded):

@@ -44,7 +44,8 @@ class Assigner:
     """The graph with layouts as far as it is built: every tensor in every layout there is."""
 
     def __init__(self, graph: Graph, follow: bool = True) -> None:
-        self.graph, self.follow = graph, follow
+        self.graph = graph
+        self.follow = follow
         self.draft = Draft(graph, nodes=())
         self.forms = {n: {graph.types[n].layout: n} for n in (*graph.inputs, *graph.constants)}
         self.padding: dict[str, Bounds] = {}
@@ -107,14 +108,18 @@ class Assigner:
         self.forms.update((name, {writes: name}) for name in node.outputs)
         if writes == "NC1HWC0" and not (node.has("lanes") or _on_cube(node)):
             ends = [self.padding.get(n, (0.0, 0.0)) for n in node.inputs]
-            low, high = min(a for a, _ in ends), max(b for _, b in ends)
+            low = min(a for a, _ in ends)
+            high = max(b for _, b in ends)
             if node.has("channel sums") and (low, high) != (0.0, 0.0):
-                low, high = -math.inf, math.inf  # sums of what pads, however much that is
+                # sums of what pads, however much that is
+                low = -math.inf
+                high = math.inf
             self.padding.update(dict.fromkeys(node.outputs, (low, high)))
 
     def choose(self, node: Node) -> tuple[Sequence[str], str]:
         """Return the layout of each operand and of the results."""
-        count, kinds = len(node.inputs), self.graph.in_types(node)
+        count = len(node.inputs)
+        kinds = self.graph.in_types(node)
         if node.op in PRODUCTS:
             return matmul.operand_layouts(node, kinds), "FRACTAL_NZ"
         if node.op == "flash_attention":
@@ -152,7 +157,8 @@ class Assigner:
             layout = "ND"
         reads = ("ND" if n in self.graph.constants else layout for n in node.inputs)
         if layout == "NC1HWC0" and formats.is_float(self.graph.types[node.output].dtype):
-            x, reach = self.padding.get(node.inputs[0], (0.0, 0.0)), 256 * node.attr("scale", 1.0)
+            x = self.padding.get(node.inputs[0], (0.0, 0.0))
+            reach = 256 * node.attr("scale", 1.0)
             self.padding[node.output] = (x[0] - reach, x[1] + reach)
         return tuple(reads), layout
 
@@ -232,7 +238,8 @@ def padding_after(graph: Graph, node: Node, known: Mapping[str, Bounds]) -> Boun
     The extremes of the operands are tried: right for every operator whose largest results, as
     those of a square, belong to them. What is not `known` holds zeros.
     """
-    out, operator = graph.types[node.output], operator_of(node.op)
+    out = graph.types[node.output]
+    operator = operator_of(node.op)
     sides = [_bounds(graph, name, out, known) for name in node.inputs]
     settings = operator.settings(node.attrs)
     with np.errstate(all="ignore"):
@@ -279,9 +286,11 @@ def cancel_trans_data(graph: Graph) -> Graph:
     for node in draft:
         if node.op != "trans_data":
             continue
-        first, layout = node.inputs[0], str(node.attr("layout"))
+        first = node.inputs[0]
+        layout = str(node.attr("layout"))
         source = origin.get(first, first)
-        kind, made = draft.types[source], node.output
+        kind = draft.types[source]
+        made = node.output
         if kind.layout == layout and not kind.map.padding_bytes:
             draft.replace(made, source)
             continue

@@ -38,7 +38,8 @@ from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule, GemmShape, check_schedule
 
 # -- which passes and rules the vendor has ---------------------------------------------------------
-GRAPH, UB = "GraphFusion", "UBFusion"
+GRAPH = "GraphFusion"
+UB = "UBFusion"
 DOCUMENT = "CANN documentation, list of graph and UB fusion patterns"
 CANNDEV = "canndev, ops/built-in/fusion_pass"
 ONNX_PARSER = "canndev, ops/built-in/fusion_pass, *_onnx_fusion_pass"
@@ -113,7 +114,9 @@ def switches(chip: Chip) -> Switches:
 
 
 # -- tilings ---------------------------------------------------------------------------------------
-BLOCK, LONG_BLOCK, DEPTH_BYTES = 128, 256, 128
+BLOCK = 128
+LONG_BLOCK = 256
+DEPTH_BYTES = 128
 """Sides of the basic block in elements, and bytes of K in it."""
 LARGE_L0C_BYTES = 256 * 1024
 LEAST_SIDE = 256
@@ -209,7 +212,8 @@ def _balanced(m1: int, n1: int, cores: int) -> tuple[int, int]:
     """Return the grid whose largest share of fractals is least, and of equal ones the squarest."""
 
     def cost(grid: tuple[int, int]) -> tuple[int, int]:
-        rows, columns = up(m1, grid[0]), up(n1, grid[1])
+        rows = up(m1, grid[0])
+        columns = up(n1, grid[1])
         return rows * columns, rows + columns
 
     return min(_grids(cores), key=cost)
@@ -264,7 +268,8 @@ def _smaller(tiling: GemmSchedule) -> GemmSchedule | None:
     """Return a tiling that needs less room: fewer steps, then half a side; None: the last one."""
     if tiling.step_k > 1:
         return replace(tiling, step_k=tiling.step_k // 2)
-    m, n = tiling.base_m // FRACTAL, tiling.base_n // FRACTAL
+    m = tiling.base_m // FRACTAL
+    n = tiling.base_n // FRACTAL
     if max(m, n) == 1:
         return None
     if m >= n:

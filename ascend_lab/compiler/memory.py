@@ -189,7 +189,8 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
         return found[name]
 
     for kept, merged in pairs:
-        a, b = left(kept), left(merged)
+        a = left(kept)
+        b = left(merged)
         if a.id != b.id:
             into[b.id] = a.id
             size = max(a.size_bytes, b.size_bytes)
@@ -302,15 +303,19 @@ def _free_offset(
 ) -> int:
     """Return an offset for rectangles of one buffer among placed ones, sorted by their start."""
     lower, upper, starts, ends = placed
-    below, above = [], []  # an offset may be at most `below`, or at least `above`
+    # an offset may be at most `below`, or at least `above`
+    below = []
+    above = []
     for r in rectangles:
         meets = (lower < r.upper) & (upper > r.lower)
         below.append(starts[meets] - r.last)
         above.append(ends[meets] - r.first)
-    most, least = np.concatenate(below), np.concatenate(above)
+    most = np.concatenate(below)
+    least = np.concatenate(above)
     if len(rectangles) > 1:
         by_start = np.argsort(most, kind="stable")
-        most, least = most[by_start], least[by_start]
+        most = most[by_start]
+        least = least[by_start]
     candidates = np.maximum.accumulate(np.append(0, least))
     candidates = -(-candidates // alignment_bytes) * alignment_bytes
     room = np.append(most, ENDLESS) - candidates
@@ -343,7 +348,8 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     if asking:
         needed = "buffers that ask for bytes and a life only"
         raise GraphError(needed, f"{asking[0]} asks for more", "choose another rule than l2")
-    unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
+    unit = _unit_bytes(buffers)
+    order = sorted(buffers, key=ORDERS["start"])
     limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
     freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
     live = np.zeros(limit, np.int64)
@@ -354,13 +360,15 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
         count = aligned(b.size_bytes, unit) // unit
         if not is_birth:
             start = offsets[b.id] // unit
-            live[start : start + count], freed[start : start + count] = 0, written
+            live[start : start + count] = 0
+            freed[start : start + count] = written
             continue
         start = _hottest(freed, live, count)
         if start < 0:
             start = int(live.nonzero()[0].max(initial=-1)) + 1  # grow from the highest in use
             more = np.zeros(start + count - len(live), np.int64)
-            freed, live = np.append(freed, more), np.append(live, more)
+            freed = np.append(freed, more)
+            live = np.append(live, more)
         live[start : start + count] = 1
         offsets[b.id] = start * unit
         written += b.size_bytes
@@ -373,7 +381,8 @@ def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
     The first write of a byte counts everything written before it. A cache larger than the result
     tends to still hold what is written next.
     """
-    unit, order = _unit_bytes(buffers), sorted(buffers, key=ORDERS["start"])
+    unit = _unit_bytes(buffers)
+    order = sorted(buffers, key=ORDERS["start"])
     units = max((offsets[b.id] + b.size_bytes for b in buffers), default=0) // unit + 1
     died_at = np.zeros(units, np.int64)  # bytes written by the time each unit was freed
     written = distance = 0
@@ -437,9 +446,11 @@ def plan(
     fixed = [b for b in sized if b.offset is not None]
     check_apart(fixed, {b.id: b.offset or 0 for b in fixed})
     if method == "l2":
-        found, used = hot_first(sized), method
+        found = hot_first(sized)
+        used = method
     elif method in HEURISTICS:
-        found, used = HEURISTICS[method](sized), method
+        found = HEURISTICS[method](sized)
+        used = method
     else:
         goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
         return _search(sized, bound, goal, method, time_limit_s, seed)
@@ -454,7 +465,9 @@ def _search(
     end_s = time.perf_counter() + time_limit_s
     tried = {name: rule(buffers) for name, rule in HEURISTICS.items()}
     used = min(tried, key=lambda name: height(buffers, tried[name]))
-    found, high, proven = tried[used], height(buffers, tried[used]), bound
+    found = tried[used]
+    high = height(buffers, tried[used])
+    proven = bound
     if not (cpsat_available() or all(b.is_plain for b in buffers)):
         return Plan(found, high, bound, used, high == bound)  # our own search knows plain ones only
     # First the goal itself; whatever is left of the time halves what lies between.
@@ -468,7 +481,9 @@ def _search(
         if packed is None:
             proven = target + 1
         elif height(buffers, packed) < high:
-            found, high, used = packed, height(buffers, packed), name
+            found = packed
+            high = height(buffers, packed)
+            used = name
         target = max(goal, (proven + high) // 2)
     return Plan(found, high, bound, used, high <= proven)
 

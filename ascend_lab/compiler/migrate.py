@@ -224,7 +224,8 @@ def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Be
         if len(first) == 1:
             verdict, by = ("direct", last) if first == last else ("rewritten", last or ["fused"])
         else:
-            verdict, by = ("composed" if first else "folded"), first
+            verdict = "composed" if first else "folded"
+            by = first
         became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
     return became
 
@@ -282,7 +283,8 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
         *((e, imported.input_types) for e in model.graph.input),
         *((e, imported.output_types) for e in model.graph.output),
     ):
-        name, tensor = entry.name, entry.type.tensor_type
+        name = entry.name
+        tensor = entry.type.tensor_type
         is_input = kinds is imported.input_types
         own = name if is_input else imported.graph.outputs[list(graph.outputs).index(name)]
         wanted = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(_NUMPY.get(kinds[own], kinds[own])))

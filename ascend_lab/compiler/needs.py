@@ -25,7 +25,9 @@ PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_con
 ATTENTION = ("attention", "flash_attention")
 BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
 """Operators that compute a result from its row along one axis."""
-NUMBER, CHANNELS, ROW = 1, 2, 3
+NUMBER = 1
+CHANNELS = 2
+ROW = 3
 WHOLE = (*PRODUCTS, *ATTENTION, *BY_ROW, "batch_norm", "lrn", "trans_data", "erf", "log", "rsqrt",
          "rec")  # fmt: skip
 """Operators that need every element of what they read, though no trait of theirs says so."""
@@ -50,7 +52,9 @@ def along(
 
     `spread`: those of a transposed convolution, where the stride moves between elements read.
     """
-    counts, read, taps = Counter[int](), Counter[int](), set[int]()
+    counts = Counter[int]()
+    read = Counter[int]()
+    taps = set[int]()
     for at in range(out):
         if spread:
             steps = ((at + pads[0] - t * dilation, t) for t in range(kernel))
@@ -71,11 +75,13 @@ def slides(node: Node) -> bool:
 
 
 def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
-    size, out = graph.types[node.inputs[0]].shape[2:], graph.types[node.output].shape[2:]
+    size = graph.types[node.inputs[0]].shape[2:]
+    out = graph.types[node.output].shape[2:]
     shape = () if node.has("pooling") else graph.types[node.inputs[1]].shape[2:]
     kernel = shape or formats.pair("kernel", node.attr("kernel"))
     stride = formats.pair("stride", node.attr("stride") or (1 if shape else kernel))
-    pads, spread = formats.pad_pairs("window", node.attr("pad", 0)), node.op == "conv_transpose2d"
+    pads = formats.pad_pairs("window", node.attr("pad", 0))
+    spread = node.op == "conv_transpose2d"
     dilation = formats.pair("dilation", node.attr("dilation", 1))
     rows, columns = (
         along(size[i], kernel[i], stride[i], pads[i], dilation[i], out[i], spread) for i in range(2)
@@ -234,7 +240,8 @@ class Needs:
             return prod(many) * sum(keys * _up(d, depth) + e * _up(keys, depth) for keys in seen)
         if node.op not in ("conv2d", "conv_transpose2d"):
             return 0
-        groups, weight = node.attr("groups", 1), self.graph.types[node.inputs[1]].shape
+        groups = node.attr("groups", 1)
+        weight = self.graph.types[node.inputs[1]].shape
         channels = weight[1] if node.op == "conv2d" else weight[0] // groups
         if channels < 16 and groups > 1:
             return 0
@@ -258,7 +265,8 @@ class Needs:
         if len(nodes) > 1:
             return [(1, count)]
         (node,) = nodes
-        (rows, columns), found = self.windows[node.name], Counter[int]()
+        (rows, columns) = self.windows[node.name]
+        found = Counter[int]()
         planes = prod(self.graph.types[node.output].shape[:2])
         for high, many in rows.counts.items():
             for wide, each in columns.counts.items():
@@ -288,11 +296,15 @@ class Needs:
 
         Whichever number of it comes last, these multiply what depends on that one: see `_spread`.
         """
-        parts, size, passed = list[tuple[str, float, int, int]](), 0.0, self._passed()
-        one, row = dict[str, int](), dict[str, int]()
+        parts = list[tuple[str, float, int, int]]()
+        size = 0.0
+        passed = self._passed()
+        one = dict[str, int]()
+        row = dict[str, int]()
         last = {name: node for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:
-            name, weight = node.output, "".join(node.inputs[1:2])
+            name = node.output
+            weight = "".join(node.inputs[1:2])
             enough = row.get(node.inputs[0]) == (CHANNELS if node.name in self.windows else ROW)
             if enough and weight in weights and last[weight] is node:
                 kind = self.graph.types[weight]
@@ -301,8 +313,11 @@ class Needs:
             if name in passed:
                 parts.append((name, size, one[name], row[name]))
                 wide = CHANNELS if len(self.graph.types[name].shape) == 4 else ROW
-                one, row, size = {name: NUMBER}, {name: wide}, 0.0
-        after, found = (0.0, 0.0, size, size), dict[str, float]()
+                one = {name: NUMBER}
+                row = {name: wide}
+                size = 0.0
+        after = (0.0, 0.0, size, size)
+        found = dict[str, float]()
         for name, size, from_one, from_row in reversed(parts):
             found[name] = after[NUMBER]
             of_row = size + after[from_row]
@@ -313,7 +328,8 @@ class Needs:
         """Return the tensors wholly needed beside which no other is read later."""
         last = {name: at for at, node in enumerate(self.graph.nodes) for name in node.inputs}
         last |= dict.fromkeys(self.graph.outputs, len(self.graph.nodes))
-        found, live = set[str](), set(self.graph.inputs)
+        found = set[str]()
+        live = set(self.graph.inputs)
         for at, node in enumerate(self.graph.nodes):
             live.update(self.varies.intersection(node.outputs))
             live = {name for name in live if last.get(name, -1) > at}
@@ -402,8 +418,10 @@ def _runs(one: Sequence[int], two: Sequence[int]) -> Iterator[tuple[Sequence[int
     """Yield the shortest runs of axes of two shapes that have as many elements."""
     i = j = 0
     while i < len(one) or j < len(two):
-        first, second = i, j
-        i, j = min(i + 1, len(one)), min(j + 1, len(two))
+        first = i
+        second = j
+        i = min(i + 1, len(one))
+        j = min(j + 1, len(two))
         while (left := prod(one[first:i])) != (right := prod(two[second:j])):
             if left < right:
                 i += 1

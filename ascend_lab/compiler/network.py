@@ -178,14 +178,18 @@ def simulate_graph(
     network, `passed` are the outputs that what follows reads, and `first` is "queued": what starts
     the first kernel. Without `hints` a cache does not know what is read for the last time.
     """
-    chip, times = compiled.chip, list[OperatorTime]()
+    chip = compiled.chip
+    times = list[OperatorTime]()
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
-    l2, starts = sim.L2.of(chip), _starts(compiled, first)
-    mixed, mix_cycles = _mixed(compiled, starts), round(chip.mix_start_s * chip.clock_hz)
+    l2 = sim.L2.of(chip)
+    starts = _starts(compiled, first)
+    mixed = _mixed(compiled, starts)
+    mix_cycles = round(chip.mix_start_s * chip.clock_hz)
     ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
     told = hints and compiled.hints
     for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, told):
-        title, start = task.op, starts.get(task.name, "queued")
+        title = task.op
+        start = starts.get(task.name, "queued")
         if ahead and times:
             ahead.before(task, l2, start_cycles(chip, start))
         if isinstance(kernel, CpuKernel):
@@ -209,25 +213,31 @@ def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
     """Return what starts each kernel; one on the AI CPU, or the core's loader, ends a scope."""
     scopes = {i: scope for scope in compiled.scopes for i in range(*scope)}
     found: dict[str, Start] = {}
-    start, last, near = first, None, frozenset[str]()
+    start = first
+    last = None
+    near = frozenset[str]()
     for i, task in enumerate(compiled.tasks):
         kernel = task.lowered.kernel if task.lowered else None
         if kernel is None or isinstance(kernel, CpuKernel):
             if kernel is not None:
-                last, start = None, "queued" if kernel.engine == NAME else start
+                last = None
+                start = "queued" if kernel.engine == NAME else start
             continue
         scope = scopes.get(i)
         units = near if scope is None else sim.units_of(kernel, compiled.chip)
         kinds = len(units) + len(near)
         within: Start = "both" if kinds > 3 else "across" if units != near else "inside"
         found[task.name] = within if scope is not None and scope == last else start
-        start, last, near = "queued", scope, units
+        start = "queued"
+        last = scope
+        near = units
     return found
 
 
 def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
     """Return the first kernels of the launches that run on cube and on vector cores."""
-    first, launched = "", dict[str, list[frozenset[str]]]()
+    first = ""
+    launched = dict[str, list[frozenset[str]]]()
     for task in compiled.tasks:
         if task.lowered is not None and task.name in starts:
             apart = starts[task.name] in ("cold", "queued")
@@ -244,15 +254,18 @@ def early_cycles(task: Task, chip: Chip) -> int:
     a core that first waits for another of its own AI core that one tells.
     """
     assert task.lowered is not None
-    parts, own = task.lowered.kernel.phases[0].parts, task.piece.constants
+    parts = task.lowered.kernel.phases[0].parts
+    own = task.piece.constants
     return int(min(_cycles_ahead(part.program, own, chip) for part in parts))
 
 
 def _cycles_ahead(program: isa.Program, own: Collection[str], chip: Chip) -> float:
     """Return the cycles of the first loads of a program's `own` tensors, infinite if it waits."""
-    first, loaded = dict[str, float](), False
+    first = dict[str, float]()
+    loaded = False
     for instruction, _ in program.instructions():
-        src, dst = instruction.srcs[0] if instruction.srcs else None, instruction.dst
+        src = instruction.srcs[0] if instruction.srcs else None
+        dst = instruction.dst
         if instruction.op == "cross_wait" and not loaded:
             return float("inf")
         if src is None or src.space != "GM":

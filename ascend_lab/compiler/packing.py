@@ -56,7 +56,8 @@ class _Search:
         self.up: Ints = np.searchsorted(times, [b.upper for b in order])
         self.size: Ints = np.array([b.size_bytes for b in order], np.int64)
         self.alive = (self.low[:, None] <= section) & (section < self.up[:, None])
-        self.capacity, self.deadline_s = capacity_bytes, deadline_s
+        self.capacity = capacity_bytes
+        self.deadline_s = deadline_s
         # per section: where the next buffer would stand, and a closing 0; bytes still to place
         self.floor: Ints = np.zeros(len(times), np.int64)
         self.left: Ints = self.size @ self.alive
@@ -66,7 +67,8 @@ class _Search:
 
     def solve(self, ids: Ints, lowest: int) -> bool:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""
-        low, up = self.low[ids], self.up[ids]
+        low = self.low[ids]
+        up = self.up[ids]
         bounds = np.stack((low, up), axis=1, dtype=np.intp).ravel()
         at = np.maximum(lowest, np.maximum.reduceat(self.floor, bounds)[::2])
         alive = self.alive[ids]
@@ -99,7 +101,8 @@ class _Search:
         for k in np.lexsort((self.rank[ids], at)):
             if at[k] >= fits_below:
                 break
-            i, rest = ids[k], np.delete(ids, k)
+            i = ids[k]
+            rest = np.delete(ids, k)
             section = slice(self.low[i], self.up[i])
             saved = self.floor[section].copy()
             self.floor[section] = at[k] + self.size[i]
@@ -133,8 +136,10 @@ def pack(
     sys.setrecursionlimit(depth + 4 * len(order))  # up to two calls, each two deep, per buffer
     try:
         for rank, steps in _rounds(search, seed):
-            search.rank, search.steps = rank, steps
-            search.floor[:], search.left[:] = 0, left
+            search.rank = rank
+            search.steps = steps
+            search.floor[:] = 0
+            search.left[:] = left
             try:
                 if not search.solve(np.arange(len(order)), 0):
                     return None
@@ -148,13 +153,16 @@ def pack(
 
 def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
     """Yield ranks (low is preferred) with the steps they get, until the time is over."""
-    low, up, size = search.low, search.up, search.size
+    low = search.low
+    up = search.up
+    size = search.size
     width = up - low
     tight = -np.array([search.left[a:b].max() for a, b in zip(low, up, strict=True)])
     area = -width * size
     keys = ((-width, area), (low, -up), (-width, tight), (-up, -low), (area, -width, tight))
     orders: list[NDArray[Any]] = [np.argsort(np.lexsort(key)) for key in keys]
-    rng, steps = np.random.default_rng(seed), FIRST_STEPS
+    rng = np.random.default_rng(seed)
+    steps = FIRST_STEPS
     while True:
         for rank in orders:
             if time.perf_counter() > search.deadline_s:
@@ -194,10 +202,13 @@ def pack_cpsat(
     starts = _start_variables(model, filled, rows, unit)
     if starts is None:
         return None
-    spans, lives, widths = [], [], []
+    spans = []
+    lives = []
+    widths = []
     for number, (b, r) in enumerate(rectangles):
         name = f"{b.id} {number}"
-        size, width = r.size_bytes // unit, section[r.upper] - section[r.lower]
+        size = r.size_bytes // unit
+        width = section[r.upper] - section[r.lower]
         begin = starts[b.id] + r.first // unit
         spans.append(model.new_fixed_size_interval_var(begin, size, f"{name} space"))
         lives.append(model.new_fixed_size_interval_var(section[r.lower], width, f"{name} time"))

@@ -85,7 +85,8 @@ def too_large(graph: Graph, limit_bytes: int, most_pixels: int | None = KERNEL_P
 
     `most_pixels` are of all images together, in one convolution; None: any number.
     """
-    room, live = limit_bytes - weight_bytes(graph), live_bytes(graph)
+    room = limit_bytes - weight_bytes(graph)
+    live = live_bytes(graph)
     return [
         i
         for i, node in enumerate(graph.nodes)
@@ -106,7 +107,9 @@ def owners(compiled: Compiled) -> dict[str, str]:
 
 def buffers_of(compiled: Compiled) -> list[Buffer]:
     """Return all activations, workspaces of kernels included, as buffers; time counts tasks."""
-    graph, owner, sizes = compiled.graph, owners(compiled), tensor_bytes(compiled)
+    graph = compiled.graph
+    owner = owners(compiled)
+    sizes = tensor_bytes(compiled)
     end = max(len(compiled.tasks) - 1, 0)
     span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
     for i, task in enumerate(compiled.tasks):
@@ -177,7 +180,9 @@ def plan_network(
 
 def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
     """Return (tensor read for the last time, tensor written over it) of elementwise kernels."""
-    graph, owner, sizes = compiled.graph, owners(compiled), tensor_bytes(compiled)
+    graph = compiled.graph
+    owner = owners(compiled)
+    sizes = tensor_bytes(compiled)
     last = {life.id: life.upper - 1 for life in buffers_of(compiled)}
     pairs = []
     for i, task in enumerate(compiled.tasks):
@@ -236,12 +241,14 @@ def allocate(
     """
     readers = Counter(name for use in uses for name in set(use.reads))
     kept: dict[str, int] = {}
-    found, out = [], set(never)
+    found = []
+    out = set(never)
     for use in uses:
         kept = {name: pages for name, pages in kept.items() if readers[name]}
         readers.subtract(set(use.reads))
         for name in use.writes:
-            pages, free = -(-sizes[name] // PAGE_BYTES), size_bytes // PAGE_BYTES
+            pages = -(-sizes[name] // PAGE_BYTES)
+            free = size_bytes // PAGE_BYTES
             if name in out or name in kept:
                 continue
             if len(kept) < TENSORS and pages <= free - sum(kept.values()):
@@ -268,7 +275,8 @@ def kernels_in_memory(
     after this part of a network reads. The user times a kernel before the next one.
     """
     buffer = compiled.chip.l2.kind == "buffer"
-    held, owner = _held(compiled, written, passed), owners(compiled)
+    held = _held(compiled, written, passed)
+    owner = owners(compiled)
     dead = _last_reads(compiled, places) if hints and not buffer else {}
     for name in () if buffer else written:
         l2.touch([Access(name, *places[name], is_write=True)])
@@ -278,7 +286,8 @@ def kernels_in_memory(
         names = {b.name: task.value(b.name) for b in task.lowered.kernel.tensors}
         stay = held.get(task.name, frozenset())
         near = frozenset(n for n, value in names.items() if owner.get(value, value) in stay)
-        at, over = {name: places[value] for name, value in names.items()}, dead.get(task.name, {})
+        at = {name: places[value] for name, value in names.items()}
+        over = dead.get(task.name, {})
         last = frozenset(n for n, value in names.items() if owner.get(value, value) in over)
         where = Scratch(near) if buffer else l2
         yield task, task.lowered.kernel, DeviceMemory(where, at, last=last)
@@ -288,7 +297,8 @@ def kernels_in_memory(
 
 def uses_of(compiled: Compiled) -> dict[str, Use]:
     """Return, by kernel, what of its activations each reads and writes, views as their owners."""
-    graph, owner = compiled.graph, owners(compiled)
+    graph = compiled.graph
+    owner = owners(compiled)
 
     def own(names: Sequence[str]) -> tuple[str, ...]:
         found = dict.fromkeys(owner.get(name, name) for name in names)
@@ -307,10 +317,13 @@ def _held(
     compiled: Compiled, written: Sequence[str], passed: Sequence[str]
 ) -> dict[str, frozenset[str]]:
     """Return, by kernel, the tensors that an L2 which is a buffer holds; {} for a cache."""
-    chip, graph, owner = compiled.chip, compiled.graph, owners(compiled)
+    chip = compiled.chip
+    graph = compiled.graph
+    owner = owners(compiled)
     if chip.l2.kind != "buffer":
         return {}
-    uses, later = uses_of(compiled), {owner.get(n, n) for n in passed}
+    uses = uses_of(compiled)
+    later = {owner.get(n, n) for n in passed}
     never = {owner.get(n, n) for n in (*graph.inputs, *graph.outputs)} - {*written} - later
     never.update(owner.get(n, n) for n in compiled.spilled)
     for task in compiled.tasks:
@@ -323,7 +336,9 @@ def _held(
 
 def _last_reads(compiled: Compiled, places: Places) -> dict[str, dict[str, tuple[int, int]]]:
     """Return, by kernel, what nobody needs after it: names, and their (address, bytes)."""
-    graph, owner, last = compiled.graph, owners(compiled), dict[str, str]()
+    graph = compiled.graph
+    owner = owners(compiled)
+    last = dict[str, str]()
     for task in (task for task in compiled.tasks if task.lowered is not None):
         names = (*task.reads, *task.writes, *workspaces(task))
         last.update((owner.get(name, name), task.name) for name in names)
@@ -348,7 +363,9 @@ class Prefetch:
 
     def __init__(self, compiled: Compiled, places: Places) -> None:
         """Queue the constants in the order in which kernels first read them."""
-        self.chip, self.fetched_bytes, self._idle_bytes = compiled.chip, 0, 0.0
+        self.chip = compiled.chip
+        self.fetched_bytes = 0
+        self._idle_bytes = 0.0
         self._queue: list[tuple[int, str, int, int]] = []
         self._rank = {task.name: i for i, task in enumerate(compiled.tasks)}
         self._ready: dict[str, int] = {}

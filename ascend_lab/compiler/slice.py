@@ -75,7 +75,8 @@ class Walk:
 
 def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
     """Return what ranges of the outputs need; raise `ShapeError` if that is padding only."""
-    need, parts = dict(wanted), {}
+    need = dict(wanted)
+    parts = {}
     for node in reversed(graph.nodes):
         span = hull(need[name] for name in node.outputs if name in need)
         need.update(dict.fromkeys(node.outputs, span))
@@ -109,7 +110,8 @@ def split_rule(node: Node, rules: SliceRules, axes: Mapping[str, int]) -> tuple[
 
 
 # -- tiles: one walk for rows, one for columns ----------------------------------------------------
-ROWS, COLUMNS = 2, 3
+ROWS = 2
+COLUMNS = 3
 """Axes of (n, c, h, w)."""
 
 
@@ -164,8 +166,11 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
 
 def _part(draft: Draft, tensor: str, high: Range, wide: Range) -> str:
     """Return the name of rows and columns of an image, cut out once for all readers."""
-    (top, bottom), (left, right), whole = high, wide, draft.types[tensor]
-    begin, end = (0, 0, top, left), (*whole.shape[:2], bottom, right)
+    (top, bottom) = high
+    (left, right) = wide
+    whole = draft.types[tensor]
+    begin = (0, 0, top, left)
+    end = (*whole.shape[:2], bottom, right)
     if (begin, end) == ((0, 0, 0, 0), whole.shape):
         return tensor
     new = f"{tensor}.{top}_{bottom}_{left}_{right}"
@@ -230,7 +235,9 @@ class Grid:
     """The grids of tiles of local nodes, given as a graph; which of them fit into `room` bytes."""
 
     def __init__(self, graph: Graph, room: int, pixels: int | None) -> None:
-        self.graph, self.room, self.pixels = graph, room, pixels
+        self.graph = graph
+        self.room = room
+        self.pixels = pixels
         self.rules = all_rules(graph)
         shapes = [graph.types[n].shape for n in graph.outputs]
         axes = (ROWS, COLUMNS)
@@ -243,7 +250,8 @@ class Grid:
         A unit is one entry of the coarsest tensor, so that strides rarely tell tiles apart; the
         last tile takes what is left.
         """
-        types, names = self.graph.types, self.graph.outputs
+        types = self.graph.types
+        names = self.graph.outputs
         coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
         size = {n: types[n].shape[axis] for n in names}
         grain = {n: -(-size[n] // coarse) for n in names}
@@ -274,7 +282,8 @@ class Grid:
 
     def tile(self, rows: int, cols: int) -> Graph | None:
         """Return the tile that computes most in a grid; None if the grid is none."""
-        row, col = self.largest(ROWS, rows), self.largest(COLUMNS, cols)
+        row = self.largest(ROWS, rows)
+        col = self.largest(COLUMNS, cols)
         return tile_graph_of(self.graph, row, col, "tile") if row and col else None
 
     def smallest(self) -> int:
@@ -291,7 +300,8 @@ class Grid:
 
     def least(self) -> Step | None:
         """Return the step with the fewest tiles that fit, of those with the shortest borders."""
-        best, found = self.most[0] * self.most[1] + 1, list[tuple[int, int]]()
+        best = self.most[0] * self.most[1] + 1
+        found = list[tuple[int, int]]()
         rows = 1 if self.fits(*self.most) else best
         while rows <= min(self.most[0], best):
             cols = self.columns(rows, min(self.most[1], best // rows))
@@ -306,7 +316,8 @@ class Grid:
 
     def columns(self, rows: int, most: int) -> int:
         """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
-        low, high = 1, most
+        low = 1
+        high = most
         if most < 1 or not self.fits(rows, most):
             return 0
         while low < high:
@@ -316,7 +327,9 @@ class Grid:
 
     def step(self, rows: int, cols: int) -> Step:
         """Return a grid as a step: tiles with equal keys share a graph."""
-        graph, kinds, tiles = self.graph, list[Graph](), list[Tile]()
+        graph = self.graph
+        kinds = list[Graph]()
+        tiles = list[Tile]()
         known: dict[object, int] = {}
         own = []
         for axis, count in ((ROWS, rows), (COLUMNS, cols)):

@@ -25,7 +25,8 @@ from ascend_lab.machine.sim.l2 import Access, DeviceMemory
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators.ops.operator import Operator
 
-NAME, LOADER = "AI CPU", "AIPP"
+NAME = "AI CPU"
+LOADER = "AIPP"
 CUBE = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
 """Operators of many multiplications a byte."""
 
@@ -68,7 +69,8 @@ class CpuTimeline(sim.KernelTimeline):
         """Cycles of moving the bytes."""
         if self.seconds is not None:
             return math.ceil(self.seconds[1] * self.chip.clock_hz)
-        moved, rate = self.read_bytes, self.chip.device_memory.rate_bytes_per_s
+        moved = self.read_bytes
+        rate = self.chip.device_memory.rate_bytes_per_s
         if self.engine == NAME:
             moved = max(self.read_bytes, self.factor_bytes) + self.written_bytes
             rate = self.chip.ai_cpu_rate_bytes_per_s
@@ -107,7 +109,8 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
     Raises `why` for floating-point work of the cube, a format the chip lacks, a fault, and on a
     chip whose file knows no AI CPU.
     """
-    node, types = piece.graph.nodes[0], piece.graph.types
+    node = piece.graph.nodes[0]
+    types = piece.graph.types
     engine = LOADER if node.has("frames") else NAME
     foreign = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
     fault = isinstance(why, errors.GraphError) or len(piece.graph.nodes) > 1
@@ -214,7 +217,8 @@ def compile_tasks(
 
 
 def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -> Task:
-    piece, lowered = lowering.piece_of(graph, group), None
+    piece = lowering.piece_of(graph, group)
+    lowered = None
     if not (len(group) == 1 and group[0].name in aliases.view_nodes(graph)):
         try:
             lowered = lowered_once(piece, chip, start=start)
@@ -224,7 +228,8 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
             except errors.AscendLabError:
                 needed = f"{group[0].name}: {error.needed}"
                 raise type(error)(needed, error.got, error.remedy) from error
-    names, attention = tuple(node.name for node in group), lowering.attention_in(group)
+    names = tuple(node.name for node in group)
+    attention = lowering.attention_in(group)
     title = attention.op if attention else "+".join(node.op for node in group)
     return Task(names[-1], title, names, piece, lowered)
 
@@ -299,7 +304,8 @@ def _lowered(
 def _cycles(
     piece: Piece, chip: Chip, operators: tuple[Operator, ...], warm: bool, start: Start
 ) -> tuple[int, int]:
-    lowered, memory = _lowered(piece, chip, None, operators, start), None
+    lowered = _lowered(piece, chip, None, operators, start)
+    memory = None
     if warm and lowered.near is not None:
         return lowered.near
     if warm:

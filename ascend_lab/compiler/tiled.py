@@ -80,13 +80,15 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
     """
     graph = draft.pruned(graph)
-    live, large = live_bytes(graph), too_large(graph, limit_bytes, most_pixels)
+    live = live_bytes(graph)
+    large = too_large(graph, limit_bytes, most_pixels)
     chosen: list[_Part] = []
     for start, end in _runs(graph, large) if large else ():
         over = [i for i in large if start <= i < end]
         if over:
             chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
-    steps, done = list[Step](), 0
+    steps = list[Step]()
+    done = 0
     for part in chosen:
         steps += [*_whole(graph, done, part.start), part.step]
         done = part.stop
@@ -105,13 +107,15 @@ def _whole(graph: Graph, start: int, end: int) -> list[Step]:
 
 def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the ranges of consecutive nodes that may share tiles; refuse a large node in none."""
-    start, written = 0, set[str]()
+    start = 0
+    written = set[str]()
     for i, node in enumerate(graph.nodes):
         reason = obstacle(graph, node)
         if reason or whole_inputs(graph, node) & written:
             if start < i:
                 yield start, i
-            start, written = i + bool(reason), set()
+            start = i + bool(reason)
+            written = set()
         if reason and i in large:
             live = live_bytes(graph)[i]
             raise CapacityError(
@@ -142,7 +146,8 @@ def _parts(
     lasts = [i for i in over if i + 1 not in over]
     one = [(start, over[-1], end)]
     each = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
-    found, problem = list[list[_Part]](), None
+    found = list[list[_Part]]()
+    problem = None
     for way in (one, each) if each != one else (one,):
         try:
             found.append([_part(graph, *ends, limit, pixels) for ends in way])
@@ -159,8 +164,10 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     It ends behind the last large node, or where few bytes cross, and never in front of an
     elementwise node, which is fused with what it follows.
     """
-    weights, alive = weight_bytes(graph), placement.spans(graph)
-    found, least = list[_Part](), list[int]()
+    weights = weight_bytes(graph)
+    alive = placement.spans(graph)
+    found = list[_Part]()
+    least = list[int]()
     stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
         own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
@@ -274,7 +281,8 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
     work = _Timer(chip, road)
     for step in tiled.steps:
         work.add(step)
-    first, others = work.operators[:1], work.operators[1:]
+    first = work.operators[:1]
+    others = work.operators[1:]
     return TiledTimeline(
         tiled.graph.name,
         chip,
@@ -289,7 +297,8 @@ class _Timer:
     """The kernels of the steps so far, each tile's in order."""
 
     def __init__(self, chip: Chip, road: Road) -> None:
-        self.chip, self.road = chip, road
+        self.chip = chip
+        self.road = road
         self.operators: list[OperatorTime] = []
         self.written_back_bytes = 0
         self.counts: dict[str, fusion.Count] = {}

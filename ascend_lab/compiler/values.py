@@ -35,7 +35,8 @@ def run_tasks(
     `overflows` gets the nodes whose numbers leave their format, hidden from the outputs or not.
     Raises `GraphError` naming the node where 32 bits do not hold the model's int64 numbers.
     """
-    graph, live = compiled.graph, {}
+    graph = compiled.graph
+    live = {}
     for name, array in evaluate.checked_inputs(graph, inputs).items():
         live[name] = packed(graph.types[name], array)
         if overflows is not None:
@@ -67,7 +68,8 @@ def _overflows(
 
     A kernel tells that some did (`beyond`), not which: each node is computed again, exactly.
     """
-    graph, lowered = compiled.graph, task.lowered
+    graph = compiled.graph
+    lowered = task.lowered
     if lowered is None:
         return []
     halves = [name for name in written if graph.types[name].dtype in evaluate.MOST]
@@ -151,7 +153,8 @@ def _check_int64(task: Task, compiled: Compiled, live: Mapping[str, ir.Values]) 
 def _run(
     task: Task, compiled: Compiled, live: Mapping[str, ir.Values], overflow: Callable[[], None]
 ) -> dict[str, ir.Values]:
-    graph, inputs = compiled.graph, task.piece.graph.inputs
+    graph = compiled.graph
+    inputs = task.piece.graph.inputs
 
     def stored(value: str, name: str = "") -> ir.Values:
         """Return an input as it lies in memory; constants are packed as the kernel asks."""

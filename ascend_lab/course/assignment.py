@@ -448,7 +448,8 @@ def answers_of(
                 session = Session(source, file, limits, denied, told, lenient=True)
                 if wrong := opened(session):
                     return [Answer(error=wrong)] * len(calls)
-            names, seed = names_of(call.function), call.arguments["seed"]
+            names = names_of(call.function)
+            seed = call.arguments["seed"]
             found.append(Answer(verdict(session, call.function, names, seed)))
     finally:
         if session is not None:

@@ -21,24 +21,42 @@ from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
-FIRST_ACCOUNT, ACCOUNTS = 61184, 4336
+FIRST_ACCOUNT = 61184
+ACCOUNTS = 4336
 """Numbers that no system gives to a person: the range for accounts that exist while a task runs."""
 
-NEW_MOUNTS, NEW_USER, NEW_NET = 0x00020000, 0x10000000, 0x40000000
-NEW_IPC, NEW_PID = 0x08000000, 0x20000000
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
+NEW_MOUNTS = 0x00020000
+NEW_USER = 0x10000000
+NEW_NET = 0x40000000
+NEW_IPC = 0x08000000
+NEW_PID = 0x20000000
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+SIGKILL = 9
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-ASK_VERSION, BENEATH = 1, 1
-WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
+ASK_VERSION = 1
+BENEATH = 1
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+TRUNCATE = 1 << 14
 MAKE_DEVICES = 1 << 6 | 1 << 11
 RIGHTS_OF_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 """All rights over files that a version of Landlock knows; later ones add one over devices."""
-TCP, SIGNALS_AND_SOCKETS = 0b11, 0b11
+TCP = 0b11
+SIGNALS_AND_SOCKETS = 0b11
 
-MOUNT_SETATTR, AT_RECURSIVE, AT_FDCWD = 442, 0x8000, -100
-MS_REC, MS_PRIVATE, READ_ONLY = 0x4000, 0x40000, 1
-DISK_BYTES, DISK_FILES = 64 << 20, 10_000
+MOUNT_SETATTR = 442
+AT_RECURSIVE = 0x8000
+AT_FDCWD = -100
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+READ_ONLY = 1
+DISK_BYTES = 64 << 20
+DISK_FILES = 10_000
 """What a hand-in may write into its folder, where that is a disk of its own."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -75,7 +93,9 @@ def into_name_spaces(libc: Any, own: str) -> tuple[bool, bool]:
 
     When it ends, the system ends all that it has started.
     """
-    user, group, root = os.getuid(), os.getgid(), os.getuid() == 0
+    user = os.getuid()
+    group = os.getgid()
+    root = os.getuid() == 0
     apart = (0 if root else NEW_USER) | NEW_MOUNTS | NEW_NET | NEW_IPC
     if libc.unshare(apart | NEW_PID) == 0:
         _go_on_as_first(libc)

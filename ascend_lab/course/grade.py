@@ -462,7 +462,8 @@ def read_roster(path: str | Path | None) -> dict[str, Enrolled]:
         raise InputError(f"{path}: a column id", ", ".join(map(repr, heads))[:80], remedy)
     found: dict[str, Enrolled] = {}
     for row in rows:
-        one, line = row["id"].strip(), f"{path}, line {rows.line_num}"
+        one = row["id"].strip()
+        line = f"{path}, line {rows.line_num}"
         if one in found:
             raise InputError(f"{line}: each id once", f"{one} again", "keep one of its lines")
         if "more" in row:

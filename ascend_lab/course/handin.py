@@ -38,11 +38,14 @@ SOURCE_BYTES = 1 << 18
 """Of the Python in it."""
 ALL_BYTES = 32 << 20
 """Of all files of one student."""
-ZIP_BYTES, ZIP_FILES = 20 << 20, 200
-READ_S, PRINT_S = 20.0, 5.0
+ZIP_BYTES = 20 << 20
+ZIP_FILES = 200
+READ_S = 20.0
+PRINT_S = 5.0
 """Seconds to open what a student handed in and choose from it, and for the tokens of one text."""
 SUFFIXES = (".py", ".ipynb")
-RUN, WINDOW = 12, 8
+RUN = 12
+WINDOW = 8
 HINT = 0.5
 MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_\w+?_(?P<file>.*)$")
 CANVAS = re.compile(r"(?P<id>[^\W_]+)_(?P<late>LATE_)?(?P<user>\d+)_\d+_(?P<file>.+)$")
@@ -133,7 +136,9 @@ def _described(error: Exception) -> str:
 
 def student_of(name: str, emails: Mapping[str, str]) -> tuple[str, bool]:
     """Return (student, whether marked late) from the name of an exported file or folder."""
-    moodle, canvas, gradescope = MOODLE.match(name), CANVAS.match(name), GRADESCOPE.match(name)
+    moodle = MOODLE.match(name)
+    canvas = CANVAS.match(name)
+    gradescope = GRADESCOPE.match(name)
     if moodle:
         return f"{_plain(moodle['name'])}_{moodle['id']}", False
     if canvas:
@@ -427,7 +432,8 @@ def fingerprints(source: str) -> frozenset[int]:
 
 def likeness(one: frozenset[int], other: frozenset[int], given: frozenset[int]) -> float:
     """Return the share of the smaller text that stands in the other, what was given left out."""
-    a, b = one - given, other - given
+    a = one - given
+    b = other - given
     return len(a & b) / min(len(a), len(b)) if min(len(a), len(b)) >= WINDOW else 0.0
 
 

@@ -69,7 +69,8 @@ def _wire(tell: Any, questions: Any, task: dict[str, Any], names: dict[str, Any]
 
 def _run(task: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
     """Run the file; say what is wrong. A lenient run goes on behind a statement that fails."""
-    file, remark = task["file"], ""
+    file = task["file"]
+    remark = ""
     try:
         if not task["lenient"]:
             exec(compile(task["source"], file, "exec"), names)
@@ -208,7 +209,8 @@ def _plain(value: Any) -> Any:
 
 def _place_of(error: BaseException, task: dict[str, Any]) -> str:
     """Return the line of the hand-in that an error came from, of a notebook with its cell."""
-    line, trace = 0, error.__traceback__
+    line = 0
+    trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == task["file"]:
             line = trace.tb_lineno

@@ -33,7 +33,8 @@ def remove(folder: Path) -> None:
 
 def _empty(top: int) -> None:
     """Empty an open folder: what stands in a folder below it is first moved up, to a new name."""
-    token, numbers = secrets.token_hex(8), itertools.count()
+    token = secrets.token_hex(8)
+    numbers = itertools.count()
     while names := os.listdir(top):
         for name in names:
             if not _is_folder(name, top):

@@ -56,7 +56,8 @@ th[data-sort] { cursor: pointer; text-decoration: underline dotted; }
 pre { overflow-x: auto; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
 svg, img { max-width: 100%; height: auto; background: white; }
 """
-CHART_S, CHART_BYTES = 15.0, 2 << 20
+CHART_S = 15.0
+CHART_BYTES = 2 << 20
 """What one chart of a hand-in may take; behind one that took longer none is drawn."""
 TOO_SLOW = f"more than {CHART_S:g} s"
 SORT = """

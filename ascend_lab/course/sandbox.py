@@ -119,7 +119,10 @@ class Session:
         *,
         lenient: bool = False,
     ) -> None:
-        self.limits, self.told, self.rest, self.remark = limits, told, b"", ""
+        self.limits = limits
+        self.told = told
+        self.rest = b""
+        self.remark = ""
         self.before, self.wall = _children(), Wall()
         self.folder = Path(tempfile.mkdtemp(prefix="handin-", dir=_open_folder()))
         _adopt_orphans()
@@ -127,7 +130,9 @@ class Session:
         for pipe in (self.child.stdin, self.child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-        self.what, self.most_s, self.since_s = "", 0.0, 0.0
+        self.what = ""
+        self.most_s = 0.0
+        self.since_s = 0.0
         laid = shelf.laid(self.folder / "shelf", denied)
         self.task = {
             "source": source, "file": file, "denied": list(denied), "case_s": limits.case_s,
@@ -177,7 +182,8 @@ class Session:
     def send(self, line: Mapping[str, Any]) -> None:
         """Send a line; raise `LostError` where nobody reads it in time."""
         assert self.child.stdin is not None
-        end, data = self.child.stdin.fileno(), json.dumps(line).encode() + b"\n"
+        end = self.child.stdin.fileno()
+        data = json.dumps(line).encode() + b"\n"
         with selectors.DefaultSelector() as ready:
             ready.register(end, selectors.EVENT_WRITE)
             while data:
@@ -192,7 +198,8 @@ class Session:
 
     def hear(self) -> dict[str, Any]:
         """Return the next line; raise `LostError` where none comes, or something else."""
-        most, said_s = self.limits.answer_bytes, 0.0
+        most = self.limits.answer_bytes
+        said_s = 0.0
         assert self.child.stdout is not None
         with selectors.DefaultSelector() as ready:
             ready.register(self.child.stdout, selectors.EVENT_READ)
@@ -353,7 +360,8 @@ def _adopt_orphans() -> None:
 
 def _children() -> set[int]:
     """Return the processes of which this one is the parent (Linux; elsewhere none)."""
-    found, me = set(), os.getpid()
+    found = set()
+    me = os.getpid()
     for folder in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (folder / "stat").read_text("ascii", "replace").rpartition(")")[2].split()

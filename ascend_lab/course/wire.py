@@ -37,7 +37,8 @@ class StandIn:
     """What stands for an object of the other side: its calls and public names go there."""
 
     def __init__(self, wire: "Wire", number: int) -> None:
-        self._wire, self._number = wire, number
+        self._wire = wire
+        self._number = number
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -68,8 +69,11 @@ class Wire:
         roots: Mapping[str, Any] | None = None,
         place: Callable[[BaseException], str] = lambda error: "",
     ) -> None:
-        self.send, self.hear, self.place = send, hear, place
-        self.far, self.roots = roots is not None, roots or {}
+        self.send = send
+        self.hear = hear
+        self.place = place
+        self.far = roots is not None
+        self.roots = roots or {}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.kept: set[int] = set()
@@ -107,7 +111,8 @@ class Wire:
         self.send(said)
 
     def _do(self, asked: Line, args: list[Any], named: dict[str, Any]) -> Any:
-        on, name = asked["on"], asked["name"]
+        on = asked["on"]
+        name = asked["name"]
         if on == 0:
             own = [self.roots[n] for n in name.split("|") if callable(self.roots.get(n))]
             if not own:
@@ -235,7 +240,8 @@ class Wire:
 
     def _error(self, said: Line) -> Exception:
         """Return an error of the other side as the first of its classes that is known here."""
-        names, text = said["names"], str(said["text"])[:400]
+        names = said["names"]
+        text = str(said["text"])[:400]
         own = str(names[0]).rpartition(":")[2]
         error: Any = type(own if own.isidentifier() else "Error", (Exception,), {})(text)
         for name in map(str, names):

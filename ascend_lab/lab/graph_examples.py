@@ -99,7 +99,9 @@ def dispatch(times_s: Sequence[float], way: str, launch_s: float, task_s: float)
     if not 0 <= task_s <= launch_s:
         raise InputError(f"a task from 0 to {launch_s} s", f"{task_s} s", "it is part of a launch")
     send_s = launch_s - task_s
-    host, device, end = list[Span](), list[Span](), 0.0
+    host = list[Span]()
+    device = list[Span]()
+    end = 0.0
     for i, time_s in enumerate(times_s):
         if way != "sink" or i == 0:
             begin = end if way == "waits" else i * send_s

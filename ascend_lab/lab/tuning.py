@@ -150,7 +150,8 @@ def optimum(space: VectorSpace, known: Known | None = None) -> tuple[Point, int]
     take as long as the best point.
     `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
     """
-    known, least = {} if known is None else known, dict[NestSpace, tuple[int, Point]]()
+    known = {} if known is None else known
+    least = dict[NestSpace, tuple[int, Point]]()
     launch = space.chip.launch_overhead_s * space.chip.clock_hz
     best: tuple[Point, float] = ((), math.inf)
     for head in sorted(space.grouping.heads(), key=lambda one: len(space.structure(one).nests)):
@@ -180,7 +181,8 @@ def _work(nest: NestSpace) -> bound.NestWork:
 def layout_bound(nest: NestSpace, work: bound.NestWork, point: Point) -> float:
     """Return cycles that a layout does not beat: the work of its core with most elements."""
     root = nest.schedule.state.stage(nest.nest.phase.root)
-    cuts, extents = nest.layout(point).cuts, {axis.name: axis.extent for axis in root.axes}
+    cuts = nest.layout(point).cuts
+    extents = {axis.name: axis.extent for axis in root.axes}
     share = math.prod(own / extents[axis] for axis, own, _ in cuts)
     return work.cycles(share, math.prod(-(-own // width) for _, own, width in cuts))
 
@@ -188,7 +190,8 @@ def layout_bound(nest: NestSpace, work: bound.NestWork, point: Point) -> float:
 def _best_layout(nest: NestSpace, known: Known) -> tuple[int, Point]:
     """Return the least cycles of a nest, and the decisions behind them."""
     best: tuple[float, Point] = (math.inf, LEAST)
-    points, work = list(nest.points()) or [LEAST], _work(nest)
+    points = list(nest.points()) or [LEAST]
+    work = _work(nest)
     bounds = [layout_bound(nest, work, point) for point in points]
     for at in sorted(range(len(points)), key=bounds.__getitem__):
         if bounds[at] >= best[0]:
@@ -234,7 +237,8 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
 
 def ladder(graph: Graph, chip: Chip) -> list[tuple[str, Compiled, float]]:
     """Return (technique, network, seconds) from the naive compiler on, one technique more a row."""
-    build, rows = _compiler(graph, chip), []
+    build = _compiler(graph, chip)
+    rows = []
     for count, name in enumerate(("naive", *TECHNIQUES)):
         compiled = build(frozenset(TECHNIQUES[:count]))
         rows.append((name, compiled, simulate_graph(compiled).time_s))
@@ -311,7 +315,8 @@ def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
 
     Shares add up to value(all) - value(none). Source: Shapley 1953.
     """
-    n, found = len(names), dict.fromkeys(names, 0.0)
+    n = len(names)
+    found = dict.fromkeys(names, 0.0)
     for name in names:
         for before in subsets(x for x in names if x != name):
             gain = value(before | {name}) - value(before)
@@ -355,8 +360,10 @@ class Workbench:
     def aoe(self, *arguments: object, bank: str = "bank") -> str:
         """Run the command `aoe` on ONNX models with results in the folder; return what it said."""
         given = ["--framework", "5", "--soc_version", self.chip, "--output", str(self.path)]
-        said, there = io.StringIO(), {"TUNE_BANK_PATH": str(self.path / bank)}
-        out, err = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+        said = io.StringIO()
+        there = {"TUNE_BANK_PATH": str(self.path / bank)}
+        out = contextlib.redirect_stdout(said)
+        err = contextlib.redirect_stderr(said)
         with out, err, mock.patch.dict(os.environ, there):
             code = cli.aoe([*map(str, arguments), *given, "--progress_bar", "off"])
         text = said.getvalue().replace(str(self.path), "WORK").strip()

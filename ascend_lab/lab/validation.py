@@ -80,7 +80,9 @@ class ValidationRow(Timed):
 
 def validation_rows() -> list[ValidationRow]:
     """Simulate every published row on Ascend910B2 with the published tiling."""
-    chip, data, rows = load_chip("Ascend910B2"), published("operators.kernels"), []
+    chip = load_chip("Ascend910B2")
+    data = published("operators.kernels")
+    rows = []
     for entry in data["gemm"]:
         size = entry["size"]
         launch = gemm.gemm_launch(kernels.GemmShape(size, size, size), chip, GEMM_SCHEDULE)
@@ -95,7 +97,8 @@ def validation_rows() -> list[ValidationRow]:
 
 def published_flash() -> list[ValidationRow]:
     """Simulate every published FlashAttention: operands in L2, the kernel in the device's queue."""
-    chip, rows = load_chip("Ascend910B2"), []
+    chip = load_chip("Ascend910B2")
+    rows = []
     for entry in published("operators.kernels")["flash"]:
         n = entry["length"]
         shape = flash_shape.FlashShape(1, n, n, 128, 128, flash_shape.default_scale(128))
@@ -147,9 +150,11 @@ class ProductRow(Timed):
 
 def product_rows() -> Iterator[ProductRow]:
     """Yield the published rows with the model's times, in the file's order."""
-    data, preset = published("operators.ops"), load_chip("Ascend910B2")
+    data = published("operators.ops")
+    preset = load_chip("Ascend910B2")
     for row in data["product"]:
-        own, (m, n, k) = data["device"][row["device"]], row["size"]
+        own = data["device"][row["device"]]
+        (m, n, k) = row["size"]
         chip = replace(preset, name=row["device"], core_count=own["cores"], clock_hz=own["hz"])
         shape = kernels.GemmShape(m, k, n, row.get("dtype", "fp16"))
         if row.get("divided"):
@@ -174,7 +179,8 @@ def product_table(rows: Iterable[ProductRow]) -> str:
     """Return the rows as text: times, error, what was published; a star where it misses."""
     lines = [f"{'m x n x k':<17}{'chip':<12}{'model':>9}{'publ.':>9}{'time error':>11}  what"]
     for row in rows:
-        size, mark = "x".join(map(str, row.size)), " *" if abs(row.time_error) > GOAL else ""
+        size = "x".join(map(str, row.size))
+        mark = " *" if abs(row.time_error) > GOAL else ""
         lines.append(
             f"{size:<17}{row.device.removeprefix('Ascend'):<12}{row.model_s * 1e6:>7.1f}us"
             f"{row.published_s * 1e6:>7.1f}us{row.time_error:>+11.0%}  {row.name}{mark}"
@@ -249,7 +255,8 @@ def network_table(rows: Iterable[NetworkRow]) -> str:
 
 
 # -- training -------------------------------------------------------------------------------------
-CHIP, SERVER = "Ascend910A", "910a-server"
+CHIP = "Ascend910A"
+SERVER = "910a-server"
 NORMS = (".bn",)
 
 
@@ -267,11 +274,13 @@ def training_validation_rows(
     profiles: Mapping[int, StepProfile] | None = None,
 ) -> list[TrainingRow]:
     """Return all rows with the model's numbers; `profiles` by batch save the simulation."""
-    chip, known = load_chip(CHIP), dict(profiles or {})
+    chip = load_chip(CHIP)
+    known = dict(profiles or {})
     cost = all_reduce_cost(cluster.load_topology(SERVER))
     found = []
     for row in published("cluster.train")["row"]:
-        batch, devices = row["batch_per_device"], row["devices"]
+        batch = row["batch_per_device"]
+        devices = row["devices"]
         if batch not in known:
             known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")
         profile = known[batch]

@@ -211,7 +211,9 @@ def scale(text, adds, *problem):
 def judge(case, answer):
     """Judge the texts of programs: do they fit, are they right, silent, and quick?"""
     found = dict.fromkeys(NAMES, "")
-    chip, given, adds = chip_of(case.known["chip"]), case.call.arguments, case.known["adds"]
+    chip = chip_of(case.known["chip"])
+    given = case.call.arguments
+    adds = case.known["adds"]
     problem = [given[name] for name in ("rows", "width", "dtype", "norm", "eps")]
     rows, width, dtype, norm, eps = problem
     try:

@@ -177,7 +177,8 @@ def least_cycles(text, shape):
 
 def judge(case, answer):
     """Judge a schedule: legal, right, quick; where the term asks for it, foreseen."""
-    problem, chip = case.call.arguments["problem"], chip_of(case.known["chip"])
+    problem = case.call.arguments["problem"]
+    chip = chip_of(case.known["chip"])
     shape = shape_of(problem)
     asked = case.known["adds"] == "foreseen"
     found = dict.fromkeys((*NAMES, *(["foreseen"] if asked else [])), "")

@@ -51,7 +51,8 @@ def least_of_many(graph, slots, launch_bytes):
             for group, needed, cost in groups:
                 if group & done or needed & ~done:
                     continue
-                after, total = done | group, least[done] + cost
+                after = done | group
+                total = least[done] + cost
                 if total < least.get(after, float("inf")):
                     least[after] = total
                     by_size[after.bit_count()].add(after)
@@ -68,7 +69,9 @@ def legal_groups(graph, slots, launch_bytes):
         for other in names:
             if needs[name] & bit[other]:
                 beside[other] |= bit[name]
-    found, seen, todo = [], set(), list(bit.values())
+    found = []
+    seen = set()
+    todo = list(bit.values())
     while todo:
         group = todo.pop()
         if group in seen:

@@ -46,7 +46,8 @@ def instance(rng, twist):
 def graph(rng, n, side, prefix=""):
     """Return a random graph: inputs {name: shape}, nodes [name, op, arguments], outputs."""
     inputs = {f"{prefix}x{i}": [side, side] for i in range(int(rng.integers(1, 4)))}
-    values, nodes = list(inputs), []
+    values = list(inputs)
+    nodes = []
     for i in range(n):
         name = f"{prefix}n{i}"
         nodes.append([name, *operation(rng, values[-4:])])
@@ -61,15 +62,20 @@ def operation(rng, recent):
     """Return (op, arguments) of a random node that reads some of the recent values."""
     pick = rng.random()
     if pick < 0.12:
-        op, count = "matmul", 2
+        op = "matmul"
+        count = 2
     elif pick < 0.22:
-        op, count = "transpose", 1
+        op = "transpose"
+        count = 1
     elif pick < 0.32:
-        op, count = "sum", 1
+        op = "sum"
+        count = 1
     elif pick < 0.62:
-        op, count = str(rng.choice(sorted(UNARY))), 1
+        op = str(rng.choice(sorted(UNARY)))
+        count = 1
     else:
-        op, count = str(rng.choice(sorted(BINARY))), 2
+        op = str(rng.choice(sorted(BINARY)))
+        count = 2
     return op, [str(rng.choice(recent)) for _ in range(count)]
 
 
@@ -83,13 +89,15 @@ def woven(rng, parts):
     whole = {"inputs": {}, "nodes": [], "outputs": []}
     placed = []
     for number, part in enumerate(parts):
-        inputs, nodes = dict(part["inputs"]), part["nodes"]
+        inputs = dict(part["inputs"])
+        nodes = part["nodes"]
         if placed:
             earlier = placed[int(rng.integers(len(placed)))]
             source = str(rng.choice([name for name, *_ in earlier["nodes"]]))
             earlier["outputs"] = sorted({*earlier["outputs"], source})
             read = {a for _, _, args in nodes for a in args}
-            bridge, replaced = f"t{number}", str(rng.choice(sorted(read & set(inputs))))
+            bridge = f"t{number}"
+            replaced = str(rng.choice(sorted(read & set(inputs))))
             whole["nodes"].append([bridge, "transpose", [source]])
             shape = inputs.pop(replaced)
             nodes = [[name, op, [bridge if a == replaced else a for a in args]]
@@ -159,7 +167,8 @@ def why_not(graph, group, slots):
     read = {a for name in group for a in nodes[name][1]} - inside
     if len(read) + len(group) > slots:
         return f"{len(read)} inputs and {len(group)} values, {slots} slots"
-    reached, todo = set(), [group[0]]
+    reached = set()
+    todo = [group[0]]
     while todo:
         name = todo.pop()
         if name not in reached:
@@ -204,7 +213,8 @@ def least_bytes(graph, slots, launch_bytes):
 
     def groups_behind(done):
         """Yield every connected group that can run once `done` has."""
-        seen, todo = set(), [frozenset([n]) for n in names if n not in done and needs[n] <= done]
+        seen = set()
+        todo = [frozenset([n]) for n in names if n not in done and needs[n] <= done]
         while todo:
             group = todo.pop()
             if group in seen:
@@ -264,13 +274,16 @@ def noisy(rng, graph):
 
 def cluttered(rng, graph, share=0.5):
     """Return the same graph with pairs that undo each other, copies, twins and dead nodes."""
-    nodes, renamed, extra = [], {}, 0
+    nodes = []
+    renamed = {}
+    extra = 0
     for name, op, args in graph["nodes"]:
         args = [renamed.get(a, a) for a in args]
         nodes.append([name, op, args])
         if rng.random() < share:
             kind = str(rng.choice(["copy", "neg", "transpose", "twin", "dead"]))
-            first, second = f"c{extra}", f"c{extra}b"
+            first = f"c{extra}"
+            second = f"c{extra}b"
             extra += 1
             if kind == "copy" or (kind == "twin" and op == "noise"):
                 nodes.append([first, "copy", [name]])
@@ -339,7 +352,9 @@ def judge(case, answer):
 def judge_groups(case, answer):
     """Judge a list of groups of names."""
     given = case.call.arguments
-    graph, slots, launch = given["graph"], given["slots"], given["launch_bytes"]
+    graph = given["graph"]
+    slots = given["slots"]
+    launch = given["launch_bytes"]
     names = [name for name, *_ in graph["nodes"]]
     found = dict.fromkeys(NAMES, "")
     try:
@@ -370,7 +385,8 @@ def judge_rewrite(case, answer):
     try:
         if answer["inputs"] != given["inputs"] or answer["outputs"] != given["outputs"]:
             return Judged(dict.fromkeys(NAMES, "the same inputs and outputs, by name"))
-        got, right = evaluate(answer, arrays), evaluate(given, arrays)
+        got = evaluate(answer, arrays)
+        right = evaluate(given, arrays)
         lacking = [name for name in given["outputs"] if name not in got]
     except (ValueError, TypeError, KeyError) as error:
         return Judged(dict.fromkeys(NAMES, f"no graph: {error}"[:200]))
@@ -379,7 +395,9 @@ def judge_rewrite(case, answer):
     else:
         wrong = [n for n in given["outputs"] if not np.array_equal(got[n], right[n])]
         found["values"] = f"output {wrong[0]} has other values" if wrong else ""
-    cost, base, least = len(answer["nodes"]), len(given["nodes"]), case.known["least"]
+    cost = len(answer["nodes"])
+    base = len(given["nodes"])
+    least = case.known["least"]
     if cost >= base > least:
         found["quicker"] = f"{cost} nodes, given {base}"
     return Judged(found, cost, base, 1.02 * least, least)
@@ -389,7 +407,8 @@ def chart(case, answer):
     """Draw the groups as columns of names, in the order they can run."""
     if case.call.function != "groups":
         return ""
-    wide, high = 110, max(len(group) for group in answer) * 16 + 24
+    wide = 110
+    high = max(len(group) for group in answer) * 16 + 24
     columns = []
     for i, group in enumerate(answer):
         names = "".join(f'<text x="{i * wide + 8}" y="{34 + 16 * k}" font-size="11">{name}</text>'

@@ -9,7 +9,8 @@ from ascend_lab.course.assignment import Case, Judged
 from ascend_lab.course.sandbox import Call
 
 STEPS = 64
-HARD, DRAWS = (1.45, 1.55), 60
+HARD = (1.45, 1.55)
+DRAWS = 60
 """First fit over the optimum in timed cases, and how often to draw for it."""
 FULL = 1.15
 """Height over the optimum that earns all points: what is left below is the luck of an instance."""
@@ -51,7 +52,8 @@ def pieces(rng, n, units, banks=1, equal=False):
 
 def case(drawn, rng, n, units, align=None, timed=True, equal=False):
     """Return a packing problem of n tensors; timed ones are about equally hard for first fit."""
-    align, banks = align or drawn["align"], drawn["banks"]
+    align = align or drawn["align"]
+    banks = drawn["banks"]
     if banks > 1 and units % banks:
         raise ValueError("units a multiple of banks")
     # with a guard a piece is cut twice as high, and gives up its last `align` bytes
@@ -118,7 +120,8 @@ def clear(at, size, bank_bytes):
 
 def judge(case, answer):
     """Judge a list of offsets."""
-    lives, align = case.call.arguments["lives"], case.call.arguments["align"]
+    lives = case.call.arguments["lives"]
+    align = case.call.arguments["align"]
     guard = case.known["guard"]
     names = ("list", "aligned", "apart", "banks", "height", *(["guard"] if guard else []))
     if not (isinstance(answer, list) and len(answer) == len(lives)
@@ -146,7 +149,8 @@ def judge(case, answer):
                 if bank and clear(o, s, bank) != o]  # fmt: skip
     if crossing:
         found["banks"] = f"tensor {crossing[0][0]} at {crossing[0][1]} crosses a border of a bank"
-    cost, base = height(lives, answer), height(lives, first_fit(lives, align, bank, guard))
+    cost = height(lives, answer)
+    base = height(lives, first_fit(lives, align, bank, guard))
     if cost > base:
         found["height"] = f"{cost} bytes, first fit by start takes {base}"
     optimum = case.known["height"]
@@ -155,9 +159,11 @@ def judge(case, answer):
 
 def chart(case, answer):
     """Draw the packing: time across, addresses up."""
-    lives, most = case.call.arguments["lives"], case.known["height"]
+    lives = case.call.arguments["lives"]
+    most = case.known["height"]
     top = max([most, *(o + s for (_, _, s), o in zip(lives, answer))])
-    x, y = 640 / STEPS, 320 / top
+    x = 640 / STEPS
+    y = 320 / top
     boxes = "".join(
         f'<rect x="{a * x:.1f}" y="{320 - (o + s) * y:.1f}" width="{(b - a) * x:.1f}" '
         f'height="{s * y:.1f}" fill="#4878a8" fill-opacity=".6" stroke="#123"/>'

@@ -40,7 +40,8 @@ def bucket_case(drawn, rng, n, timed=True, zeros=False):
     sizes = np.exp(rng.normal(13, 1.2, n))
     if zeros:
         sizes[rng.integers(0, n, n // 4)] = 0
-    rate, most = drawn["rate_bytes_per_s"], drawn["most"]
+    rate = drawn["rate_bytes_per_s"]
+    most = drawn["most"]
     sizes = (sizes * (1600 * drawn["latency_s"] * rate / sizes.sum())).astype(int)
     # half the bytes could be sent while the rest is computed
     ready = np.cumsum(rng.exponential(1, n))
@@ -54,7 +55,8 @@ def bucket_case(drawn, rng, n, timed=True, zeros=False):
 
 def end_of_buckets(ends, gradients, latency_s, rate_bytes_per_s):
     """Return when the last bucket has arrived: one after another, each when all of it is ready."""
-    at, first = 0.0, 0
+    at = 0.0
+    first = 0
     for end in ends:
         size = sum(size for size, _ in gradients[first:end])
         at = max(at, gradients[end - 1][1]) + latency_s + size / rate_bytes_per_s
@@ -64,7 +66,8 @@ def end_of_buckets(ends, gradients, latency_s, rate_bytes_per_s):
 
 def least_end(gradients, latency_s, rate_bytes_per_s):
     """Return a bound: whatever the buckets, the bytes from gradient k on leave after k is ready."""
-    rest, least = 0, 0.0
+    rest = 0
+    least = 0.0
     for size, ready in reversed(gradients):
         rest += size
         least = max(least, ready + latency_s + rest / rate_bytes_per_s)
@@ -73,7 +76,8 @@ def least_end(gradients, latency_s, rate_bytes_per_s):
 
 def judge_buckets(given, answer, timed, layers):
     """Judge the ends of the buckets; `layers` keeps the gradients of a layer together."""
-    gradients, most = given["gradients"], given["most"]
+    gradients = given["gradients"]
+    most = given["most"]
     if not (isinstance(answer, list) and answer and all(type(e) is int for e in answer)):
         return Judged(dict.fromkeys(NAMES, "a list of whole numbers: where each bucket ends"))
     found = dict.fromkeys(NAMES, "")
@@ -141,7 +145,8 @@ def leader(count):
 
 def schedule_of(answer, count):
     """Return the package's schedule of an answer; raise `ValueError` where it is none."""
-    blocks, rounds = answer["blocks"], answer["rounds"]
+    blocks = answer["blocks"]
+    rounds = answer["rounds"]
     if type(blocks) is not int or not 1 <= blocks <= 4096 or len(rounds) > 4096:
         raise ValueError("1 to 4096 blocks, at most 4096 rounds")
     made = []
@@ -163,7 +168,8 @@ def schedule_of(answer, count):
 
 def judge_rounds(given, answer, rng):
     """Judge an all-reduce written as rounds of messages, on arrays that `rng` draws."""
-    count, net = given["devices"], topology_of(given)
+    count = given["devices"]
+    net = topology_of(given)
     try:
         made = schedule_of(answer, count)
     except (ValueError, TypeError, KeyError) as error:
@@ -244,7 +250,8 @@ def plans(model, cluster):
 
 def judge_plan(given, answer):
     """Judge a plan against the best of all."""
-    model, cluster = given["model"], given["cluster"]
+    model = given["model"]
+    cluster = given["cluster"]
     legal = list(plans(model, cluster))
     if answer not in legal:
         said = "a plan {data, tensor, pipeline, micro} whose product is the number of devices"
@@ -289,7 +296,9 @@ def chart(case, answer):
         return ""
     given = case.call.arguments
     gradients = given["gradients"]
-    at, first, boxes = 0.0, 0, []
+    at = 0.0
+    first = 0
+    boxes = []
     end_s = end_of_buckets(answer, gradients, given["latency_s"], given["rate_bytes_per_s"])
     x = 620 / end_s
     for end in answer:

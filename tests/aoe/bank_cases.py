@@ -24,7 +24,8 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=8,
 )
-CHIPS, PROBLEMS = ["Ascend310", "Ascend910A"], ["", "x\ny", "é\u2028\x00"]
+CHIPS = ["Ascend310", "Ascend910A"]
+PROBLEMS = ["", "x\ny", "é\u2028\x00"]
 PARTS = (CHIPS, ["aa", "bb"], [1, 2], ["op", "graph"], ["matmul", "算子"], PROBLEMS)
 keys = st.builds(BankKey, *map(st.sampled_from, PARTS))
 

@@ -81,10 +81,12 @@ def gemm_shapes(draw):
 @st.composite
 def conv_shapes(draw):
     """Draw a convolution, mostly ragged, some in groups."""
-    kernel, step = draw(st.sampled_from(((1, 1), (3, 3), (3, 5), (7, 7)))), draw(st.integers(1, 2))
+    kernel = draw(st.sampled_from(((1, 1), (3, 3), (3, 5), (7, 7))))
+    step = draw(st.integers(1, 2))
     groups = draw(st.sampled_from((1, 1, 1, 2, 5)))
     c, k = (groups * draw(st.integers(1, 60)) for _ in range(2))
-    height, width = draw(st.integers(7, 60)), draw(st.integers(7, 60))
+    height = draw(st.integers(7, 60))
+    width = draw(st.integers(7, 60))
     pad = draw(st.integers(0, 3) if kernel != (1, 1) else st.sampled_from((0, 0, 1)))
     return ConvShape(
         draw(st.integers(1, 3)), c, height, width, k, *kernel, step, pad, groups=groups

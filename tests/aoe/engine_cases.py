@@ -110,7 +110,8 @@ def products(draw):
 @st.composite
 def convolutions(draw):
     """Draw a convolution: ragged, strided, padded, spread, in groups."""
-    size, stride = draw(st.sampled_from((1, 2, 3))), draw(st.integers(1, 2))
+    size = draw(st.sampled_from((1, 2, 3)))
+    stride = draw(st.integers(1, 2))
     how = {"stride": stride, "pad": draw(st.integers(0, size - 1))}
     groups = draw(st.sampled_from((1, 1, 1, 2)))
     how |= {"dilation": draw(st.sampled_from((1, 1, 2)))} if size > 1 else {}

@@ -34,7 +34,8 @@ OLD = MODEL_VERSION - 1
 @settings(max_examples=15)
 def test_the_built_in_bank_finds_what_was_written(entries):
     with TemporaryDirectory() as folder:
-        file, again = Path(folder) / "bank.gz", Path(folder) / "again.gz"
+        file = Path(folder) / "bank.gz"
+        again = Path(folder) / "again.gz"
         best: dict[object, BankEntry] = {}
         for e in entries:
             best[e.key] = better(best.get(e.key, e), e)
@@ -203,7 +204,9 @@ def places(tmp_path, monkeypatch):
 
 
 def test_the_places_in_their_order(tmp_path, places):
-    home, root, cache = tmp_path / "home", tmp_path / "root", tmp_path / "cache"
+    home = tmp_path / "home"
+    root = tmp_path / "root"
+    cache = tmp_path / "cache"
     root.mkdir()
     places.setenv("TUNE_BANK_PATH", str(root))
     places.setenv("ASCEND_CACHE_PATH", str(cache))

@@ -67,7 +67,8 @@ def test_the_bank_is_one_file_that_can_be_opened_again(tmp_path):
 
 
 def test_nearest_looks_at_like_problems_only(store):
-    near, far = entry("near", features=(6, 6, 7)), entry("far", features=(9, 9, 9))
+    near = entry("near", features=(6, 6, 7))
+    far = entry("far", features=(9, 9, 9))
     other_cores = entry("near", features=(6, 6, 7), core_count=1)
     other_chip = entry("near", features=(6, 6, 7), chip_digest="edited")
     no_use = entry("b", op="vadd"), entry("c", chip="Toy"), entry("d", kind="graph")
@@ -90,7 +91,8 @@ def filled(folder, name, entries):
 @settings(max_examples=15)
 def test_merge_keeps_the_better_one_and_commutes(a, b):
     with TemporaryDirectory() as at, filled(at, "a", a) as one, filled(at, "b", b) as two:
-        before, others = one.entries(), two.entries()
+        before = one.entries()
+        others = two.entries()
         counts = one.take(two.entries())
         assert sum(counts.values()) == len(others)
         assert len(one.entries()) == len(before) + counts["add"]
@@ -119,7 +121,8 @@ def test_merge_takes_everything_or_nothing(store, tmp_path, monkeypatch):
 @settings(max_examples=15)
 def test_an_export_gives_the_bank_back(entries):
     with TemporaryDirectory() as folder, filled(folder, "a", entries) as one:
-        lines, again = Path(folder) / "bank.jsonl", Path(folder) / "again.jsonl"
+        lines = Path(folder) / "bank.jsonl"
+        again = Path(folder) / "again.jsonl"
         assert one.export_jsonl(lines) == len(one.entries())
         with Store(Path(folder) / "b") as two:
             assert two.import_jsonl(lines)["add"] == len(one.entries())
@@ -185,7 +188,9 @@ def test_a_missing_file_or_folder_is_named(tmp_path):
 
 
 def test_what_is_no_bank_is_refused_and_left_alone(tmp_path):
-    text, other, empty = tmp_path / "text.db", tmp_path / "other.db", tmp_path / "empty.db"
+    text = tmp_path / "text.db"
+    other = tmp_path / "other.db"
+    empty = tmp_path / "empty.db"
     text.write_text("I am a letter, not a database. " * 50)
     with sqlite3.connect(other) as con:
         con.execute("CREATE TABLE songs (name TEXT)")
@@ -386,7 +391,8 @@ with TemporaryDirectory() as _folder:
 @example([100 * 8]).via("the root of the schema")
 @example([4096 * 8]).via("the root of the entries")
 def test_flipped_bits_never_lose_a_bank_or_show_what_was_not_there(bits):
-    data, said = bytearray(WHOLE), []
+    data = bytearray(WHOLE)
+    said = []
     for bit in bits:
         data[bit // 8] ^= 1 << bit % 8
     with TemporaryDirectory() as folder:
@@ -463,7 +469,9 @@ def test_bad_trials_are_passed_over(tmp_path):
 
 
 def test_reading_makes_and_changes_nothing(tmp_path):
-    bank, empty, link = tmp_path / "bank.db", tmp_path / "empty.db", tmp_path / "link.db"
+    bank = tmp_path / "bank.db"
+    empty = tmp_path / "empty.db"
+    link = tmp_path / "link.db"
     made(bank)
     empty.touch()
     link.symlink_to("bank.db")
@@ -486,7 +494,8 @@ def test_reading_makes_and_changes_nothing(tmp_path):
 
 
 def test_what_a_killed_writer_left_is_read_and_stays(tmp_path):
-    live, copy = tmp_path / "bank.db", tmp_path / "copy"
+    live = tmp_path / "bank.db"
+    copy = tmp_path / "copy"
     copy.mkdir()
     with Store(live) as store:
         store.put(ENTRY)
@@ -709,7 +718,8 @@ def open_killed(folder):
 def test_a_half_written_state_is_never_shown():
     """What a killed writer left in the write-ahead file must not be passed over."""
     with TemporaryDirectory() as name:
-        live, folder = Path(name) / "live", Path(name) / "copy"
+        live = Path(name) / "live"
+        folder = Path(name) / "copy"
         live.mkdir()
         folder.mkdir()
         with Store(live / "knowledge.db") as store:

@@ -75,7 +75,8 @@ def test_the_tuned_model_takes_what_the_report_says(capsys, small, tmp_path):
 
 
 def test_a_network_without_kernels_is_not_improved(capsys, tmp_path):
-    view, words = tmp_path / "view.onnx", ("-j", "1,2", "--output", tmp_path, *CHIP)
+    view = tmp_path / "view.onnx"
+    words = ("-j", "1,2", "--output", tmp_path, *CHIP)
     view.write_bytes(model_of("Flatten x -> y", {"x": (2, 8)}, ["y"]).SerializeToString())
     code, out, err = aoe(capsys, "-m", view, *words)
     assert (code, err, out.count("improved by 0.00%")) == (0, "", 2)
@@ -183,7 +184,8 @@ def test_the_tuners_themselves(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
     model = write_mlp(tmp_path / "mlp.onnx")
     out, (section,) = tune(capsys, model, tmp_path, "--budget", "20")
-    report, own = section["OPAT"], section["ascend_lab"]
+    report = section["OPAT"]
+    own = section["ascend_lab"]
     before, after = (report[f"model_{k}_performance(ms)"] for k in ("baseline", "result"))
     assert own["bound(ms)"] < after < before
     units = {o["op_type"]: o["unit"] for o in own["operators"]}
@@ -217,7 +219,8 @@ def test_a_sliced_model_is_saved_and_takes_what_the_report_says(capsys, small, t
     assert code == 0
     assert out.index("sgat process finished") < out.index("opat process finished")
     assert out.index("sgat is subgraph tuning") < out.index("opat is operator tuning")
-    (sgat,), (opat,) = sections(output, "sgat"), sections(output)
+    (sgat,) = sections(output, "sgat")
+    (opat,) = sections(output)
     baseline, result = (sgat["SGAT"][f"model_{k}_performance(ms)"] for k in ("baseline", "result"))
     assert result < baseline and sgat["ascend_lab"]["slices"]
     assert opat["OPAT"]["model_baseline_performance(ms)"] == pytest.approx(result, rel=1e-6)
@@ -520,7 +523,8 @@ def test_a_bank_path_that_does_not_exist_is_refused(capsys, small, tmp_path, mon
 
 def test_schedules_for_something_else_are_refused(capsys, small, tmp_path):
     tune(capsys, small, tmp_path)
-    model, schedules = tmp_path / "mlp_tuned.onnx", tmp_path / "mlp_tuned.jsonl"
+    model = tmp_path / "mlp_tuned.onnx"
+    schedules = tmp_path / "mlp_tuned.jsonl"
     other = write_mlp(tmp_path / "other.onnx", (64, 32, 16))
     cut = tmp_path / "cut.jsonl"
     cut.write_text(schedules.read_text("utf-8")[:-20])

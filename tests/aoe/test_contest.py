@@ -203,7 +203,10 @@ def test_what_stays_resident_takes_room_in_both_subgraphs():
 
 # -- a second opinion: every step of every tile, one at a time ------------------------------------
 
-DEPTH, WIDE, HIGH, MIDDLE = 24, 40, 20, 12
+DEPTH = 24
+WIDE = 40
+HIGH = 20
+MIDDLE = 12
 LAYERS = (
     [DEPTH, WIDE, WIDE, MIDDLE, WIDE, WIDE, MIDDLE, MIDDLE],
     [HIGH, DEPTH, HIGH, WIDE, HIGH, HIGH, HIGH, HIGH],
@@ -219,7 +222,10 @@ def one_step(problem, operations, granularity, i, j, s):
     ops = [problem.operations[op] for op in operations]
     made = {tensor for op in ops for tensor in op.outputs}
     read = {tensor for op in ops for tensor in op.inputs}
-    work, held, out, ready = 0.0, {}, 0, {}
+    work = 0.0
+    held = {}
+    out = 0
+    ready = {}
     for op in ops:
         (result,) = op.outputs
         rows = min(h, problem.heights[result] - i * h)
@@ -249,7 +255,8 @@ def loop_latency(problem, operations, granularity, order):
     across = max(math.ceil(problem.shape(op)[1] / w) for op in operations)
     down = max(math.ceil(problem.shape(op)[0] / h) for op in operations)
     steps = max(math.ceil(problem.depth(op) / k) for op in operations)
-    total, held = 0.0, {}
+    total = 0.0
+    held = {}
     for tile in range(across * down) if order is None else order:
         held = {} if order is None else held
         for s in range(steps):
@@ -321,7 +328,11 @@ def problems(draw, most=6):
     """Return a graph of products and element-wise operations on a few matrix shapes."""
     sizes = st.sampled_from([8, 16, 32])
     rows = draw(sizes)
-    widths, heights, outputs, inputs, kinds = [draw(sizes)], [rows], [], [], []
+    widths = [draw(sizes)]
+    heights = [rows]
+    outputs = []
+    inputs = []
+    kinds = []
     live = [0]
     for _ in range(draw(st.integers(1, most))):
         left = draw(st.sampled_from(live))
@@ -342,7 +353,8 @@ def problems(draw, most=6):
         outputs.append([live[-1]])
         kinds.append(kind)
     costs = draw(st.lists(st.integers(0, 90), min_size=len(kinds), max_size=len(kinds)))
-    room, rate = draw(st.sampled_from([64, 300, 1200, 5000])), draw(st.sampled_from([1, 8]))
+    room = draw(st.sampled_from([64, 300, 1200, 5000]))
+    rate = draw(st.sampled_from([1, 8]))
     return problem_of(widths, heights, inputs, outputs, costs, kinds, room, rate, [8, 8])
 
 
@@ -357,7 +369,8 @@ def test_no_search_beats_the_exact_one(problem):
     prices = Prices(problem)
     path = best_sequence(prices)
     assert path is not None
-    best, resident = 0.0, frozenset()
+    best = 0.0
+    resident = frozenset()
     for group, retain in path:
         best += prices.price(group, resident, retain)
         resident = retain

@@ -50,7 +50,8 @@ from ascend_lab.operators.kernels.gemm_schedule import check_schedule
 
 def legal(space, schedule):
     """Return what the kernels themselves say."""
-    shape, chip = space.shape, space.chip
+    shape = space.shape
+    chip = space.chip
     try:
         if isinstance(shape, ConvShape):
             check_conv(shape, schedule, chip)
@@ -135,7 +136,8 @@ def _has_more_slots(space, point):
 def test_the_default_is_a_point(shape, name):
     chip = load_chip(name)
     measure = CubeMeasure(shape, chip, epilogue_for("bias", chip, shape.dtype))
-    space, rule = measure.space(), default_schedule
+    space = measure.space()
+    rule = default_schedule
     if isinstance(shape, ConvShape):
         tiling = conv_schedule(shape, chip, measure.epilogue)
         launch = conv_launch(shape, chip, tiling, dense_placement(shape), measure.epilogue)
@@ -148,7 +150,8 @@ def test_the_default_is_a_point(shape, name):
 
 
 def test_no_two_points_are_one_kernel():
-    shape, chip = GemmShape(64, 96, 48), load_chip("Ascend310")
+    shape = GemmShape(64, 96, 48)
+    chip = load_chip("Ascend310")
     space = gemm_space(shape, chip)
     texts = [repr(CubeMeasure(shape, chip).launch(p)) for p in list(space.points())[::7]]
     assert len(set(texts)) == len(texts) > 100
@@ -162,8 +165,10 @@ def test_other_numbers_for_one_kernel_are_one_point():
 
 
 def test_what_is_left_out_cannot_win():
-    shape, chip = GemmShape(80, 64, 48), load_chip("Ascend310")
-    space, measure = gemm_space(shape, chip), CubeMeasure(shape, chip)
+    shape = GemmShape(80, 64, 48)
+    chip = load_chip("Ascend310")
+    space = gemm_space(shape, chip)
+    measure = CubeMeasure(shape, chip)
     plain = [p for p in space.points() if p[5] == p[6] == ""]
     best = min(map(measure, plain))
     grids = ((1, 1), (1, 2), (2, 1))
@@ -260,10 +265,13 @@ def test_windows_on_arrays_are_those_of_the_kernel(shape, strip):
 
 
 def test_warm_operands_lower_the_bound():
-    shape, chip = GemmShape(128, 768, 768, "fp16", "fp16"), load_chip("Ascend310")
-    cold, warm = CubeMeasure(shape, chip), CubeMeasure(shape, chip, None, frozenset({"b"}))
+    shape = GemmShape(128, 768, 768, "fp16", "fp16")
+    chip = load_chip("Ascend310")
+    cold = CubeMeasure(shape, chip)
+    warm = CubeMeasure(shape, chip, None, frozenset({"b"}))
     genes = cold.space().genes
-    before, after = Bounds(cold, genes).closed, Bounds(warm, genes).closed
+    before = Bounds(cold, genes).closed
+    after = Bounds(warm, genes).closed
     assert (after <= before).all()
     assert (after < before).any()
 
@@ -300,7 +308,8 @@ def test_real_layers_are_proven_with_few_trials(shape, name):
 def test_without_time_the_bound_holds_all_the_same(shape):
     measure = CubeMeasure(shape, load_chip("Ascend310"))
     space = measure.space()
-    rushed, proof = prove(space, measure, time_limit_s=0.0), prove(space, measure)
+    rushed = prove(space, measure, time_limit_s=0.0)
+    proof = prove(space, measure)
     assert rushed.trials == 1
     assert rushed.lower_bound <= proof.cycles <= rushed.cycles
     assert math.isfinite(rushed.cycles)

@@ -155,7 +155,8 @@ def test_an_interrupt_keeps_what_was_found_and_resuming_gives_the_same_trace(nam
 
 
 def test_every_trial_is_told_of_before_the_next_is_measured():
-    told, open_when_measured = [], []
+    told = []
+    open_when_measured = []
 
     def measure(point):
         open_when_measured.append(len(told))
@@ -238,7 +239,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # those of a dying cluster a
 
 
 def test_a_worker_that_is_killed_in_the_middle_loses_no_trial():
-    space, killed = cases.table(), []
+    space = cases.table()
+    killed = []
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
         pids = client.run(os.getpid)
@@ -258,7 +260,8 @@ def test_a_worker_that_is_killed_in_the_middle_loses_no_trial():
 
 
 def test_a_lost_scheduler_ends_the_run_banks_nothing_unmeasured_and_reload_goes_on(tmp_path):
-    space, search = cases.table(), SEARCHES["genetic"]
+    space = cases.table()
+    search = SEARCHES["genetic"]
     cluster = distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None)
     with Knowledge(tmp_path / "bank.db", None) as bank:
 

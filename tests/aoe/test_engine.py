@@ -80,7 +80,8 @@ def test_results_are_bounded_never_slower_and_compute_the_same(graph, chip, job)
     tuning = tune(graph, TINY_L2 if chip == "tiny" else chip, job, settings=Settings(budget=3))
     check(tuning)
     inputs = whole_inputs(graph)
-    found, wanted = run_tasks(tuning.compiled, inputs), evaluate(graph, inputs)
+    found = run_tasks(tuning.compiled, inputs)
+    wanted = evaluate(graph, inputs)
     for one, two in zip(found.values(), wanted.values(), strict=True):
         assert np.abs(one - two).max(initial=0) <= 2e-3 * max(1, np.abs(two).max(initial=0))
 
@@ -297,7 +298,8 @@ def test_schedules_hold_for_a_weight_that_is_stored_transposed(tmp_path):
 
 
 def test_kernels_for_one_launch_are_saved_and_read_again(tmp_path, capsys):
-    net, chip = cases.Net(), load_chip("Ascend910B2")
+    net = cases.Net()
+    chip = load_chip("Ascend910B2")
     x = net.silu(net.conv2d(net.input("x", (1, 32, 28, 28)), net.numbers(32, 32, 1, 1)))
     x = net.silu(net.depthwise_conv2d(x, net.numbers(32, 1, 5, 5), pad=2))
     net.output(net.conv2d(x, net.numbers(32, 32, 1, 1)))

@@ -42,7 +42,8 @@ limits = st.one_of(st.none(), st.integers(1, 5))
 @given(profiles(), costs(), limits)
 def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
     found = plan(rows, cost, most)
-    table, price = table_of(rows), price_of(cost)
+    table = table_of(rows)
+    price = price_of(cost)
     _, end = brute_force(table, lambda split: end_s(table, price, split), most)
     assert found.end_s == pytest.approx(end, rel=1e-12)
     assert end_of(found.segments, rows, cost) == found.end_s
@@ -53,7 +54,8 @@ def test_the_plan_is_as_good_as_the_best_of_all_splits(rows, cost, most):
 @given(profiles(formats=2), costs(), st.integers(1, 2000))
 def test_formats_and_sizes_are_kept_apart(rows, cost, most_bytes):
     found = plan(rows, cost, max_bytes=most_bytes)
-    table, price = table_of(rows, most_bytes), price_of(cost)
+    table = table_of(rows, most_bytes)
+    price = price_of(cost)
     _, end = brute_force(table, lambda split: end_s(table, price, split))
     assert found.end_s == pytest.approx(end, rel=1e-12)
     for first, last in found.segments:
@@ -130,7 +132,8 @@ def test_times_out_of_order_are_their_running_maximum(rows, cost):
 
 def test_baselines_split_as_their_rules_say():
     mib = [MIB] * 60
-    table, cost = table_of(rows_of([0.0] * 60, mib)), AlphaBeta(1.0, 0.0)
+    table = table_of(rows_of([0.0] * 60, mib))
+    cost = AlphaBeta(1.0, 0.0)
     assert baseline("ddp_25mb", table, cost) == ((0, 0), (1, 25), (26, 50), (51, 59))
     assert baseline("hccl_default", table, cost) == ((0, 57), (58, 59))  # 58 of 60 is 96.67 %
     assert baseline("one_bucket", table, cost) == ((0, 59),)
@@ -141,7 +144,8 @@ def test_baselines_split_as_their_rules_say():
 
 def resnet50_bytes():
     """Return the bytes of ResNet-50's fp32 gradients, last registered first."""
-    counts, width = [64 * 3 * 49, 64, 64], 64
+    counts = [64 * 3 * 49, 64, 64]
+    width = 64
     for planes, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
             for i, o, k in ((width, planes, 1), (planes, planes, 9), (planes, 4 * planes, 1)):
@@ -172,7 +176,8 @@ def test_gdat_fills_the_time_the_bucket_before_is_sent_in():
 def test_the_best_threshold_is_the_best_of_its_grid():
     rng = np.random.default_rng(1)
     rows = rows_of(np.cumsum(rng.exponential(1, 40)).tolist(), rng.integers(1, 99, 40).tolist())
-    table, cost = table_of(rows), AlphaBeta(2.0, 0.03)
+    table = table_of(rows)
+    cost = AlphaBeta(2.0, 0.03)
     cap, split, end = best_cap(table, price_of(cost))
     grid = [end_s(table, price_of(cost), by_cap(table, c)) for c in np.geomspace(1, 4000, 20)]
     assert split == by_cap(table, cap)
@@ -264,7 +269,8 @@ def test_a_thousand_gradients_with_few_segments():
     rng = np.random.default_rng(3)
     ready = np.cumsum(rng.exponential(1e-4, 1000)).tolist()
     rows = rows_of(ready, rng.lognormal(11, 2, 1000).astype(int).tolist())
-    table, price = table_of(rows), price_of(AlphaBeta(3e-4, 1e-10))
+    table = table_of(rows)
+    price = price_of(AlphaBeta(3e-4, 1e-10))
     free, end = gradient.splits.best_split(table, price)
     few, limited = gradient.splits.best_split(table, price, 8)
     assert len(few) <= 8 < len(free)
@@ -294,7 +300,8 @@ def test_free_sharing_never_hurts_and_losses_never_help(rows, cost, streams, slo
 
 
 def test_two_streams_share_the_link_and_overlap_their_startups():
-    rows, split = rows_of([0, 0], [10, 10]), ((0, 0), (1, 1))
+    rows = rows_of([0, 0], [10, 10])
+    split = ((0, 0), (1, 1))
     assert evaluate(split, rows, Scenario(ONE)) == 22.0
     assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
     half = evaluate(split, rows, Scenario(ONE, streams=2, sharing=0.5))
@@ -302,13 +309,15 @@ def test_two_streams_share_the_link_and_overlap_their_startups():
 
 
 def test_a_stream_more_than_there_are_buckets_waits_for_gradients():
-    rows, split = rows_of([0, 5], [10, 10]), ((0, 0), (1, 1))
+    rows = rows_of([0, 5], [10, 10])
+    split = ((0, 0), (1, 1))
     # 1 startup, 5 bytes alone, then 5 + 5 shared while the second starts up and follows
     assert evaluate(split, rows, Scenario(ONE, streams=2)) == pytest.approx(21.0)
 
 
 def test_backward_is_slowed_while_something_is_sent():
-    rows, split = rows_of([0, 10], [4, 0]), ((0, 0), (1, 1))
+    rows = rows_of([0, 10], [4, 0])
+    split = ((0, 0), (1, 1))
     # 5 s of sending slow backward to half its pace: 2.5 s are lost
     assert evaluate(split, rows, Scenario(ONE, slowdown=1.0)) == pytest.approx(12.5 + 1)
     assert evaluate(((0, 1),), rows, Scenario(ONE, slowdown=1.0)) == pytest.approx(15.0)
@@ -316,7 +325,8 @@ def test_backward_is_slowed_while_something_is_sent():
 
 def test_noise_is_drawn_from_the_seed_and_has_mean_one():
     rows = rows_of(np.arange(1.0, 400.0).tolist(), [0] * 399)
-    split, still = ((0, 398),), Scenario(AlphaBeta(0.0, 0.0))
+    split = ((0, 398),)
+    still = Scenario(AlphaBeta(0.0, 0.0))
     noisy = Scenario(AlphaBeta(0.0, 0.0), noise=0.3, samples=20, seed=1)
     assert evaluate(split, rows, still) == 399.0
     assert evaluate(split, rows, noisy) == evaluate(split, rows, noisy)
@@ -341,9 +351,12 @@ def test_the_search_is_never_worse_than_the_plan_nor_better_than_all(rows, scena
 
 
 def test_the_search_finds_the_best_of_small_cases():
-    rng, gaps, gained = np.random.default_rng(0), [], 0
+    rng = np.random.default_rng(0)
+    gaps = []
+    gained = 0
     for _ in range(8):
-        ready, sizes = np.cumsum(rng.exponential(1, 9)), rng.lognormal(1, 1.5, 9).astype(int)
+        ready = np.cumsum(rng.exponential(1, 9))
+        sizes = rng.lognormal(1, 1.5, 9).astype(int)
         rows = rows_of(ready.tolist(), sizes.tolist())
         scenario = Scenario(AlphaBeta(1.0, 0.2), streams=2, sharing=0.5, slowdown=0.3)
         found = gradient.improve(rows, scenario, budget=80)
@@ -400,7 +413,8 @@ class Counting:
 
     def __init__(self, count=12):
         rows = tuple(Row(f"w{i}", 1e-4 * (i + 1), 100_000 * (i + 1)) for i in range(count))
-        self.step, self.asked = Step(5e-4, 1.3e-3, 1e-4, rows), 0
+        self.step = Step(5e-4, 1.3e-3, 1e-4, rows)
+        self.asked = 0
 
     def __call__(self, graph, chip, **settings):
         self.asked += 1
@@ -434,11 +448,13 @@ def test_the_key_is_of_network_batch_chip_and_training():
 
 
 def test_profiles_travel_with_the_bank(tmp_path, capsys):
-    ask, settings = Counting(), {"dtype": "bf16"}
+    ask = Counting()
+    settings = {"dtype": "bf16"}
     with Knowledge(tmp_path / "a.db", None) as bank:
         found, _ = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
         assert {row.dtype for row in found.gradients} == {"bf16"}
-    lines, other = tmp_path / "a.jsonl", tmp_path / "b.db"
+    lines = tmp_path / "a.jsonl"
+    other = tmp_path / "b.db"
     assert aoe(["bank", "export", str(lines), "--bank", str(tmp_path / "a.db")]) == 0
     assert aoe(["bank", "import", str(lines), "--bank", str(other)]) == 0
     assert aoe(["bank", "list", "--bank", str(other)]) == 0

@@ -177,7 +177,8 @@ ONE_STEP = [(256, "fp32"), (32, "fp32"), (256, "fp32"), (32, "fp32")]
 
 def recorded(steps, passes=1, shapes=SHAPES, optimiser=True, forward=True, backward=True):
     """Events of some steps of so many backward passes, as a CPU records them."""
-    events, now = [], 100.0
+    events = []
+    now = 100.0
     for _ in range(steps):
         for _ in range(passes):
             if forward:

@@ -160,7 +160,9 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
         """Seconds of a kernel, or of a network of them."""
 
         def __init__(self, time_s, name="", operators=()):
-            self.time_s, self.name, self.operators = time_s, name, operators
+            self.time_s = time_s
+            self.name = name
+            self.operators = operators
 
     def slower(compiled):
         kernels = []
@@ -197,7 +199,8 @@ class Clock:
     """Time that passes when it is told to, and at every look by `step`."""
 
     def __init__(self, step=0.0):
-        self.now, self.step = 100.0, step
+        self.now = 100.0
+        self.step = step
 
     def monotonic(self):
         self.now += self.step
@@ -207,7 +210,8 @@ class Clock:
 @pytest.mark.parametrize("limit_s", [1.5, 300.0])
 def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
     """The one with most to gain goes first; none gets less than is of use."""
-    clock, given_s = Clock(), {}
+    clock = Clock()
+    given_s = {}
     monkeypatch.setattr(clock_module, "time", clock)
     monkeypatch.setattr(engine_module, "CHECK_S", 0.0)
 
@@ -238,7 +242,8 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
 @pytest.mark.parametrize("limit_s", [0.5, 3.0, 400.0])
 def test_no_stage_works_behind_the_deadline(limit_s, monkeypatch):
     """Each look at the clock takes a tenth of a second: nothing begins when the time is over."""
-    clock, late = Clock(0.1), []
+    clock = Clock(0.1)
+    late = []
     monkeypatch.setattr(clock_module, "time", clock)
     end = clock.now + limit_s
     for module, name in WORK:
@@ -295,7 +300,8 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
 
 
 def test_ctrl_c_between_operators(monkeypatch):
-    original, done = engine_module.tune_operator, []
+    original = engine_module.tune_operator
+    done = []
 
     def tune(operator, *rest, **more):
         if done:
@@ -349,7 +355,8 @@ def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
     cubes = {"wanted": lambda op: op.unit == "cube"}
     with bank(tmp_path) as knowledge:
         tune_network(compiled, PLAIN, knowledge, progress=hearing([], 4), **cubes)
-        original, calls = engine_module.tune_operator, []
+        original = engine_module.tune_operator
+        calls = []
 
         def counting(op, settings, *, known, **more):
             calls.append(dict(known))
@@ -463,7 +470,9 @@ def test_an_operator_starts_on_the_l2_of_its_network(chip):
 @pytest.mark.parametrize("chip", cases.CHIPS)
 def test_operators_alone_add_up_to_about_the_network(chip):
     compiled = compile_graph(blocks(4), chip)
-    found, chip, times = operators_of(compiled), compiled.chip, simulate_graph(compiled)
+    found = operators_of(compiled)
+    chip = compiled.chip
+    times = simulate_graph(compiled)
     alone = sum(op.count * op.default_cycles for op in found)
     alone -= sum(op.count for op in found) * round(chip.launch_overhead_s * chip.clock_hz)
     total = (times.time_s - times.launch_s) * chip.clock_hz
@@ -540,7 +549,8 @@ chips = st.sampled_from(cases.CHIPS)
 
 def check(job, seed):
     """A few points and the default: cycles are the lowered kernel's, and no bound exceeds them."""
-    operator, rng = job.operator, np.random.default_rng(seed)
+    operator = job.operator
+    rng = np.random.default_rng(seed)
     points = [job.space.sample(rng) for _ in range(4)]
     low, proven = job.bound(())
     assert 0 < low <= operator.default_cycles
@@ -624,7 +634,8 @@ def test_trials_only_raise_the_bound(kind):
     points = list(job.space.points())
     some = points[:: max(1, len(points) // 9)]
     trials = [Trial(i, p, job.measure(p)) for i, p in enumerate(some)]
-    best, before = job.operator.default_cycles, 0
+    best = job.operator.default_cycles
+    before = 0
     for count in range(len(trials) + 1):
         best = min([best, *(t.cost for t in trials[:count])])
         low, proven = job.bound(trials[:count])
@@ -678,7 +689,8 @@ def test_choices_reach_the_network():
 
 BUDGET = Settings(budget=8, seed=5)
 BATCH = cases.batch(lead=(4,), relu=False)
-CUBE, VECTOR = cases.product(33, 70, 90, "bias relu"), cases.vector((64, 300), "relu")
+CUBE = cases.product(33, 70, 90, "bias relu")
+VECTOR = cases.vector((64, 300), "relu")
 VECTOR_UNITS = {"cube": CUBE, "vector": VECTOR, "product": cases.batch(relu=False)}
 
 
@@ -727,7 +739,8 @@ def test_a_schedule_that_does_not_fit_leaves_the_default_and_is_not_suggested(un
 @pytest.mark.parametrize("value", [0, -1, 10**9, 10**30, 1.5, "x", None, [1], {}])
 def test_a_tiling_with_a_wrong_number_does_no_harm(unit, value):
     """Banks are merged from files of other people."""
-    (operator, _, good), knowledge = kept(unit), Knowledge(None, None)
+    (operator, _, good) = kept(unit)
+    knowledge = Knowledge(None, None)
     job = job_of(operator)
     for name in SIZES:
         tiling = good.schedule["tiling"] | {name: value}

@@ -50,8 +50,11 @@ def test_options_lead_to_all_points_and_to_no_others(points):
 @settings(max_examples=100)
 @given(TABLES, st.integers(0, 2**32 - 1))
 def test_moves_are_legal_and_do_what_they_say(points, seed):
-    space, rng, legal = space_of(points), np.random.default_rng(seed), set(points)
-    one, two = space.sample(rng), space.sample(rng)
+    space = space_of(points)
+    rng = np.random.default_rng(seed)
+    legal = set(points)
+    one = space.sample(rng)
+    two = space.sample(rng)
     assert {one, crossed(space, one, two, rng), random_completion(space, one[:1], rng)} <= legal
     assert random_completion(space, one[:2], rng)[:2] == one[:2]
     changed = mutated(space, one, rng)
@@ -71,7 +74,8 @@ def test_a_wanted_value_moves_to_the_nearest_one():
 
 
 def test_samples_are_even():
-    space, rng = cases.table(), np.random.default_rng(0)
+    space = cases.table()
+    rng = np.random.default_rng(0)
     counts = Counter(space.sample(rng) for _ in range(200 * space.size))
     assert len(counts) == space.size and min(counts.values()) > 140
 
@@ -129,7 +133,8 @@ def test_a_seed_fixes_the_trace_and_another_changes_it(name):
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_points_to_start_with_come_first_and_are_made_legal(name):
-    space, start = SPACES["table"], [(4, 3, "y"), (2, 3, "z"), (4, 3, "y")]
+    space = SPACES["table"]
+    start = [(4, 3, "y"), (2, 3, "z"), (4, 3, "y")]
     trace = drive(SEARCHES[name], space, cases.cost, 6, start=start)
     legal = [t.point for t in trace.trials][:2]
     assert legal[0] == (4, 3, "y") and legal[1][0] == 2 and legal[1] != (2, 3, "z")
@@ -184,7 +189,8 @@ def test_branch_and_bound_proves_the_optimum_without_trying_all(space):
 
 
 def test_branch_and_bound_that_is_cut_short_gives_a_bound_but_no_proof():
-    space, search = SPACES["aliases"], BranchAndBound(cases.bound)
+    space = SPACES["aliases"]
+    search = BranchAndBound(cases.bound)
     needed = len(drive(search, space, cases.cost, 1000).trials)
     for budget in range(1, needed):
         trace = drive(search, space, cases.cost, budget)
@@ -194,7 +200,8 @@ def test_branch_and_bound_that_is_cut_short_gives_a_bound_but_no_proof():
 
 @pytest.mark.parametrize("budget", [8, 27])
 def test_the_tree_counts_visits_and_keeps_least_costs(budget):
-    space, search = SPACES["table"], Mcts()
+    space = SPACES["table"]
+    search = Mcts()
     trace = drive(search, space, cases.cost, budget, seed=1)
     tree = tree_of(search.root)
     tried = {t.point: t.cost for t in trace.trials}
@@ -221,7 +228,8 @@ def test_the_model_grown_in_steps_is_the_model_learned_at_once():
     space = SPACES["table"]
     points = list(space.points())
     costs = [cases.cost(p) for p in points]
-    at_once, in_steps = Surrogate(), Surrogate()
+    at_once = Surrogate()
+    in_steps = Surrogate()
     at_once.learn(points[:20], costs[:20])
     for first in range(0, 20, 3):
         in_steps.learn(points[first : min(first + 3, 20)], costs[first : min(first + 3, 20)])
@@ -337,7 +345,8 @@ def test_the_recorded_spaces_are_cases():
 
 
 def test_misses_are_named_under_what_they_belong_to():
-    met, part = Figure("stem", "4 s", "< 5 s", True), Figure("  again", "9 s", "< 5 s", False)
+    met = Figure("stem", "4 s", "< 5 s", True)
+    part = Figure("  again", "9 s", "< 5 s", False)
     assert closing([met]) == "all targets met" == closing([met, Figure("info", "1", "", None)])
     other = Figure("import", "2 s", "< 1 s", False)
     assert closing([met, part, other]).splitlines() == [

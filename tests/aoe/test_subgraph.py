@@ -126,7 +126,8 @@ def test_images_on_every_axis(data):
     axis = draw(st.sampled_from(["batch", "height", "width"]))
     size = graph.types[graph.outputs[0]].shape[("batch", "", "height", "width").index(axis)]
     parts = sizes_of(draw, size)
-    order, halo = draw(st.sampled_from(ORDERS)), draw(st.sampled_from(HALOS))
+    order = draw(st.sampled_from(ORDERS))
+    halo = draw(st.sampled_from(HALOS))
     plan = SlicePlan((region(graph, axis, parts, order, halo),))
     try:
         new = agree(graph, plan, draw(st.integers(0, 9)))
@@ -186,7 +187,8 @@ def test_shared_weights_stay_shared():
 @given(data=st.data(), axis=st.sampled_from(["batch", "sequence"]))
 def test_attention(data, axis):
     graph = attention()
-    parts, order = sizes_of(data.draw, 4 if axis == "batch" else 6), st.sampled_from(ORDERS)
+    parts = sizes_of(data.draw, 4 if axis == "batch" else 6)
+    order = st.sampled_from(ORDERS)
     agree(graph, SlicePlan((region(graph, axis, parts, data.draw(order)),)))
 
 
@@ -296,7 +298,8 @@ def test_any_region_of_any_graph_keeps_its_values(graph, data):
     assume(graph.nodes)
     low = draw(st.integers(0, len(graph.nodes) - 1))
     high = draw(st.integers(low, min(low + 4, len(graph.nodes) - 1)))
-    axis, order = draw(st.sampled_from(AXES)), draw(st.sampled_from(ORDERS))
+    axis = draw(st.sampled_from(AXES))
+    order = draw(st.sampled_from(ORDERS))
     halo = draw(st.sampled_from(HALOS))
     names = graph.nodes[low].name, graph.nodes[high].name
     parts = tuple(draw(st.lists(st.integers(1, 2), min_size=2, max_size=3)))
@@ -305,7 +308,8 @@ def test_any_region_of_any_graph_keeps_its_values(graph, data):
     except AscendLabError:
         return
     inputs = random_whole(graph, 5)
-    wanted, found = evaluate(graph, inputs), evaluate(new, inputs)
+    wanted = evaluate(graph, inputs)
+    found = evaluate(new, inputs)
     runs = run_tasks(compiled(new, CHIP), inputs)
     whole = run_tasks(compiled(graph, CHIP), inputs)
     for name in graph.outputs:
@@ -400,8 +404,10 @@ def test_where_all_fits_nothing_is_sliced_and_kernels_share_a_launch():
 
 @pytest.mark.parametrize(("name", "inside"), [("shufflenet_v1_g3_x2_0", True), ("resnet18", False)])
 def test_kernels_for_one_launch_are_taken_only_if_quicker(name, inside):
-    chip, graph = load_chip("Ascend910B2"), zoo.build(name, batch=1)
-    result, plain = tune_subgraph(graph, chip), prepared(graph, chip)
+    chip = load_chip("Ascend910B2")
+    graph = zoo.build(name, batch=1)
+    result = tune_subgraph(graph, chip)
+    plain = prepared(graph, chip)
     ways = [SlicePlan((), True, ahead) for ahead in (False, True)]
     best_s = min(plan_time(plain, plan, chip) for plan in ways)
     assert result.plan.inside == inside and (result.after_s < best_s) == inside
@@ -484,21 +490,32 @@ def resnet50(images):
     def conv(name, reads, weight, out):
         return Step({**reads, f"{name}.w": 2 * weight}, {name: out})
 
-    x, stem, pool = tensor(4, 224), tensor(64, 112), tensor(64, 56)
+    x = tensor(4, 224)
+    stem = tensor(64, 112)
+    pool = tensor(64, 56)
     blocks = [[conv("stem", {"x": x}, 64 * 147, stem), Step({"stem": stem}, {"pool": pool})]]
-    last, size, channels, height = "pool", pool, 64, 56
+    last = "pool"
+    size = pool
+    channels = 64
+    height = 56
     for stage, (mid, count) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
         for i in range(count):
             low = height // 2 if stage and not i else height
-            out, name, reads = tensor(4 * mid, low), f"{stage}.{i}", {last: size}
-            a, b = tensor(mid, height), tensor(mid, low)
+            out = tensor(4 * mid, low)
+            name = f"{stage}.{i}"
+            reads = {last: size}
+            a = tensor(mid, height)
+            b = tensor(mid, low)
             steps = [] if i else [conv(f"{name}d", reads, 4 * mid * channels, out)]
             steps += [conv(f"{name}a", reads, mid * channels, a)]
             steps += [conv(f"{name}b", {f"{name}a": a}, 9 * mid * mid, b)]
             short = reads if i else {f"{name}d": out}
             steps += [conv(f"{name}c", {f"{name}b": b, **short}, 4 * mid * mid, out)]
             blocks.append(steps)
-            last, size, channels, height = f"{name}c", out, 4 * mid, low
+            last = f"{name}c"
+            size = out
+            channels = 4 * mid
+            height = low
     blocks.append([Step({last: size}, {"mean": tensor(2048, 1)})])
     return [*blocks, [conv("fc", {"mean": tensor(2048, 1)}, 2048 * 1000, 2 * 1000 * images)]]
 

@@ -96,7 +96,8 @@ def test_where_every_candidate_fails_the_default_stays(how, monkeypatch):
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("stop", [1, 4])
 def test_an_interrupt_keeps_what_was_found(unit, stop):
-    operator, heard = cases.first(UNITS[unit]), []
+    operator = cases.first(UNITS[unit])
+    heard = []
     whole = tune_operator(operator, Settings(budget=12, search="random"))
 
     def on_trial(trial):
@@ -215,7 +216,8 @@ def test_proof_and_check_are_told():
 
 
 def test_schedules_of_like_shapes_are_tried_first(monkeypatch):
-    operator, other = cases.first(CUBE), cases.first(cases.product(40, 70, 96, "bias relu"))
+    operator = cases.first(CUBE)
+    other = cases.first(cases.product(40, 70, 96, "bias relu"))
     suited = tune_operator(other, Settings(budget=30))
     job = job_of(operator)
     (near,) = job.points([suited.choice])

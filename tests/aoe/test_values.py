@@ -21,7 +21,8 @@ FEW = Settings(budget=6, search="random", verify=False)
 def assert_close(one, two, share):
     assert one.keys() == two.keys()
     for name in one:
-        a, b = one[name].astype(np.float64), two[name].astype(np.float64)
+        a = one[name].astype(np.float64)
+        b = two[name].astype(np.float64)
         assert np.isfinite(b).all()
         assert np.abs(a - b).max() <= share * max(1.0, np.abs(b).max()), name
 
@@ -31,7 +32,8 @@ def check(graph, chip):
     compiled = compile_graph(graph, chip)
     found = tune_network(compiled, FEW)
     inputs = inputs_of(compiled.graph)
-    default, tuned = run_tasks(compiled, inputs), run_tasks(found.compiled, inputs)
+    default = run_tasks(compiled, inputs)
+    tuned = run_tasks(found.compiled, inputs)
     assert_close(tuned, default, 4e-3)
     assert_close(tuned, evaluate(compiled.graph, inputs), 4e-3)
     return found
@@ -96,7 +98,8 @@ def test_a_wrong_kernel_is_refused(unit, monkeypatch):
         "vector": (cases.vector((64, 300), "relu"), cases.vector((64, 300), "abs")),
         "product": (cases.batch(m=32, k=32, n=32, relu=False), net.build()),
     }[unit]
-    operator, other = cases.first(right), cases.first(other)
+    operator = cases.first(right)
+    other = cases.first(other)
     assert operator.unit == unit
     good = tune_operator(operator, Settings(budget=10))
     assert good.choice is not None and good.after_cycles < good.before_cycles and not good.note

@@ -38,7 +38,8 @@ def normalised(*shape):
 
 
 def both(*shape):
-    a, b = tensor(*shape, name="a"), tensor(*shape, name="b")
+    a = tensor(*shape, name="a")
+    b = tensor(*shape, name="b")
     return [te.renamed(te.vadd(a, b), "s"), te.renamed(te.vmul(a, b), "p")]
 
 
@@ -84,7 +85,8 @@ def test_the_default_is_a_point_of_the_space(case, chip_name):
 @pytest.mark.parametrize("chip_name", EACH)
 @pytest.mark.parametrize("case", CASES)
 def test_random_points_are_legal_distinct_schedules(case, chip_name):
-    space, rng = VectorSpace(CASES[case](), chip_of(chip_name)), np.random.default_rng(3)
+    space = VectorSpace(CASES[case](), chip_of(chip_name))
+    rng = np.random.default_rng(3)
     built = {}
     for _ in range(3):
         point = space.sample(rng)
@@ -100,7 +102,8 @@ def test_random_points_are_legal_distinct_schedules(case, chip_name):
 @given(data=st.data(), chip_name=st.sampled_from(CHIPS), seed=st.integers(0, 2**16))
 def test_random_points_of_random_programs_compute_the_reference(kinds, data, chip_name, seed):
     """Two random points: legal, the values of the oracle, no faster than the bound."""
-    program, rng = data.draw(programs(kinds=kinds)), np.random.default_rng(seed)
+    program = data.draw(programs(kinds=kinds))
+    rng = np.random.default_rng(seed)
     space = VectorSpace([o.tensor for o in program.outputs], chip_of(chip_name))
     bound = vector_bound(space.outputs, space.chip)
     for _ in range(2):
@@ -128,7 +131,8 @@ def test_a_point_that_is_none_is_refused():
 
 
 def test_products_are_refused():
-    a, b = tensor(32, 32, name="a"), tensor(32, 32, name="b")
+    a = tensor(32, 32, name="a")
+    b = tensor(32, 32, name="b")
     with pytest.raises(UnsupportedError, match="a product"):
         VectorSpace(te.matmul(a, b), chip_of("Toy"))
 
@@ -150,7 +154,8 @@ def measure(case, chip_name, warm=None):
 @pytest.mark.parametrize("case", MEASURED)
 def test_no_point_beats_the_bound_whatever_l2_holds(case, chip_name):
     for warm in WARM:
-        timed, rng = measure(case, chip_name, warm), np.random.default_rng(5)
+        timed = measure(case, chip_name, warm)
+        rng = np.random.default_rng(5)
         space = timed.space()
         bound = vector_bound(timed.outputs, timed.chip, warm or ())
         costs = [timed(space.sample(rng)) for _ in range(5)] + [timed(space.default_point)]
@@ -174,7 +179,8 @@ def test_a_measure_travels_to_other_processes_and_is_unpacked_once():
     there = pickle.loads(data)
     assert there is pickle.loads(data)
     assert isinstance(there.chip, Chip) and there.chip == timed.chip
-    rng, again = np.random.default_rng(1), np.random.default_rng(1)
+    rng = np.random.default_rng(1)
+    again = np.random.default_rng(1)
     for _ in range(5):
         point = timed.space().sample(rng)
         assert there.space().sample(again) == point
@@ -183,7 +189,8 @@ def test_a_measure_travels_to_other_processes_and_is_unpacked_once():
 
 
 def test_random_search_finds_a_better_schedule_than_the_default():
-    timed, rng = measure("scaled", "Ascend910B2"), np.random.default_rng(0)
+    timed = measure("scaled", "Ascend910B2")
+    rng = np.random.default_rng(0)
     space = timed.space()
     launch = round(timed.chip.launch_overhead_s * timed.chip.clock_hz)
     default = timed(space.default_point) - launch

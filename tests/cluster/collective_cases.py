@@ -47,7 +47,9 @@ def inputs(op: str, p: int, count: int, seed: int, kind: str = "int64") -> list[
 
 def check(schedule: Schedule, arrays: Sequence[Values], exact: bool = True) -> None:
     """Execute a schedule and compare every rank that matters with NumPy."""
-    got, p, root = execute(schedule, arrays), schedule.ranks, schedule.root
+    got = execute(schedule, arrays)
+    p = schedule.ranks
+    root = schedule.root
     total = np.sum(arrays, axis=0)
     wanted = {
         "all_reduce": lambda r: total,

@@ -32,7 +32,8 @@ def ring_rows(
     bands: Sequence[Band], sizes: Iterable[float], ranks: Sequence[int], noise: float = 0.0
 ) -> list[Measured]:
     """Return what bands would be measured as."""
-    rng, truth = np.random.default_rng(1), CollectiveFit(tuple(bands))
+    rng = np.random.default_rng(1)
+    truth = CollectiveFit(tuple(bands))
     return [
         Measured(size, p, truth.band_of(size).time_s(size, p) * (1 + noise * rng.standard_normal()))
         for size in map(float, sizes)

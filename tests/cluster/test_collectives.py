@@ -211,7 +211,8 @@ MIXED_SHAPES = (
 def test_straight_lines_and_events_agree(
     shape: str, messages: int, block_bytes: float, seed: int
 ) -> None:
-    topology, rng = load_topology(shape), np.random.default_rng(seed)
+    topology = load_topology(shape)
+    rng = np.random.default_rng(seed)
     sources = rng.integers(0, topology.size, messages)
     targets = (sources + rng.integers(1, topology.size, messages)) % topology.size
     blocks = [list(range(rng.integers(0, 5))) for _ in range(messages)]
@@ -240,7 +241,8 @@ def test_components_join_flows_that_share_through_others() -> None:
 
 
 def test_equal_rounds_are_prepared_once() -> None:
-    topology, schedule = load_topology("star:16"), make("all_reduce", "ring", 16)
+    topology = load_topology("star:16")
+    schedule = make("all_reduce", "ring", 16)
     ready = prepare(schedule, topology, tuple(range(16)))
     assert len(ready.rounds) == 30 and len(ready.patterns) == 2
     found = time_collective(schedule, topology, 1e6)
@@ -307,7 +309,8 @@ def test_placement_decides_over_servers() -> None:
 
 
 def test_the_two_meshes_of_a_910_server_are_levels_of_their_own() -> None:
-    server, places = load_topology("910a-server"), np.arange(8)
+    server = load_topology("910a-server")
+    places = np.arange(8)
     assert cluster.islands(server, places, cluster.servers_of(server, places)) == 4
     best = collective_time("all_reduce", server, 1e8)
     assert best.algorithm.startswith("hierarchical(4:mesh,")
@@ -334,7 +337,9 @@ def test_a_thousand_devices() -> None:
     assert times[-1].time_s < collective_time("all_reduce", topology, 1e9, "ring").time_s / 3
 
 
-ALPHA_S, BETA_S_PER_BYTE, GAMMA_S_PER_BYTE = 1e-6, 1e-10, 3e-11
+ALPHA_S = 1e-6
+BETA_S_PER_BYTE = 1e-10
+GAMMA_S_PER_BYTE = 3e-11
 COSTS = (ALPHA_S, BETA_S_PER_BYTE, GAMMA_S_PER_BYTE)
 QUEUED = {"mesh", "star", "double-ring"}
 """On a star these send several messages at once by one link, which the formulas count once."""
@@ -365,7 +370,8 @@ def test_on_a_star_messages_that_share_a_cable_queue(op: str, name: str) -> None
 
 
 def test_formulas_as_published() -> None:
-    n, p = 1e6, 8
+    n = 1e6
+    p = 8
     a, b, g = COSTS
     ring_s = 2 * (p - 1) * a + 2 * (p - 1) / p * n * b + (p - 1) / p * n * g
     nhr_s = 2 * 3 * a + 2 * (p - 1) / p * n * b + (p - 1) / p * n * g
@@ -381,11 +387,16 @@ def test_formulas_as_published() -> None:
 
 def test_levels_add_up() -> None:
     """On 910B servers rails do not meet, so two levels are the sum of three flat collectives."""
-    topology, n = load_topology("910b-roce:32"), 1e7
-    server, g = full_mesh(8, 0, 0), topology.gamma_s_per_byte
+    topology = load_topology("910b-roce:32")
+    n = 1e7
+    server = full_mesh(8, 0, 0)
+    g = topology.gamma_s_per_byte
     inside = topology.links[0]
     rail = topology.links[topology.between[0, topology.size]]
-    a1, b1, a2, b2 = inside.alpha_s, inside.beta_s_per_byte, 2 * rail.alpha_s, rail.beta_s_per_byte
+    a1 = inside.alpha_s
+    b1 = inside.beta_s_per_byte
+    a2 = 2 * rail.alpha_s
+    b2 = rail.beta_s_per_byte
     parts_s = (
         closed_form_s("reduce_scatter", "mesh", server.size, n, a1, b1, g)
         + closed_form_s("all_reduce", "halving-doubling", 4, n / 8, a2, b2, g)
@@ -581,7 +592,8 @@ def test_every_flow_carries_its_bytes_between_its_start_and_its_end(
     count = len(paths)
     starts = np.array(data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count)), float)
     sizes = np.array(data.draw(st.lists(st.integers(0, 20), min_size=count, max_size=count)), float)
-    uses, limits = Uses.of(paths), np.array(capacity, float)
+    uses = Uses.of(paths)
+    limits = np.array(capacity, float)
     ends = finish_times(starts, sizes, uses, limits)
     assert (ends[sizes == 0] == starts[sizes == 0]).all()
     assert (ends[sizes > 0] > starts[sizes > 0]).all()

@@ -35,8 +35,10 @@ def test_every_preset_joins_all_its_devices(kind: str, count: int) -> None:
 
 
 def test_a_910_server_is_two_meshes_joined_over_the_hosts() -> None:
-    chip, server = load_chip("Ascend910A"), load_topology("910a-server")
-    hccs, pcie = chip.links["hccs"].rate_bytes_per_s, chip.links["pcie"].rate_bytes_per_s
+    chip = load_chip("Ascend910A")
+    server = load_topology("910a-server")
+    hccs = chip.links["hccs"].rate_bytes_per_s
+    pcie = chip.links["pcie"].rate_bytes_per_s
     direct = [pair for pair in server.between if max(pair) < 8]
     assert len(direct) == 2 * 4 * 3
     assert all((a < 4) == (b < 4) for a, b in direct)
@@ -47,7 +49,8 @@ def test_a_910_server_is_two_meshes_joined_over_the_hosts() -> None:
 
 
 def test_a_910b_server_is_one_mesh_of_seven_links_each() -> None:
-    chip, server = load_chip("Ascend910B2"), load_topology("910b-server")
+    chip = load_chip("Ascend910B2")
+    server = load_topology("910b-server")
     assert chip.links["hccs"].count == 7
     leaving = list(server.leaving[0])
     assert sum(server.rated_bytes_per_s[leaving]) == pytest.approx(196 * GBYTES_PER_S)

@@ -16,7 +16,8 @@ from ascend_lab.lab.figures import fig_topology
 from ascend_lab.lab.figures.style import LabFigure
 
 RATE = 1e10
-ALPHA_S, BETA_S_PER_BYTE = 1e-6, 1 / RATE
+ALPHA_S = 1e-6
+BETA_S_PER_BYTE = 1 / RATE
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,8 @@ def test_one_device_has_no_links_to_count() -> None:
 
 def least_cut(topology: Topology) -> float:
     """Return the least rate over a cut between the halves, over all places for the switches."""
-    half, size = topology.size // 2, topology.size
+    half = topology.size // 2
+    size = topology.size
     cuts = []
     for sides in itertools.product((True, False), repeat=len(topology.switches)):
         near = {*range(half), *(size + i for i, side in enumerate(sides) if side)}
@@ -162,7 +164,8 @@ def test_shapes() -> None:
 
 
 def test_bytes_weigh_as_well_as_latency() -> None:
-    slow, fast = 1.0 / ROUTE_BYTES, 0.1 / ROUTE_BYTES
+    slow = 1.0 / ROUTE_BYTES
+    fast = 0.1 / ROUTE_BYTES
     links = [Link(0, 2, 0.0, slow), Link(2, 1, 0.0, slow)]
     links += [Link(0, 3, 0.4, fast), Link(3, 1, 0.4, fast)]
     room = Topology("room", ("a", "b"), ("slow", "fast"), tuple(links))

@@ -38,7 +38,8 @@ from ascend_lab.compiler.onnx import save_onnx
 from ascend_lab.errors import AscendLabError, ClusterError, InputError
 from ascend_lab.machine.chip import load_chip
 
-WIDTH, TOKENS = 64, 16
+WIDTH = 64
+TOKENS = 16
 BLOCK = Unit("block", 12 * WIDTH**2, 1e-4, 2e-4, 40.0 * TOKENS * WIDTH, 2.0 * TOKENS * WIDTH,
              2.0 * TOKENS * WIDTH, 2, 2.0 * TOKENS * WIDTH)  # fmt: skip
 EIGHT = FixedModel("eight", tuple(replace(BLOCK, name=f"block{i}") for i in range(8)), 1e-11)
@@ -112,7 +113,8 @@ def test_activations_follow_held_micro_batches_and_recomputation() -> None:
     units = EIGHT.units(2, 1, False)
     plain = stage_memory([units], {0: 3}, Plan(micro_batches=4))
     again = stage_memory([units], {0: 3}, Plan(micro_batches=4, recompute=True))
-    kept, read = units[0].activation_bytes, units[0].input_bytes
+    kept = units[0].activation_bytes
+    read = units[0].input_bytes
     assert plain.activations_bytes == 3 * 8 * kept
     assert again.activations_bytes == 3 * 8 * read + kept - read
 
@@ -348,7 +350,8 @@ def test_units_are_the_whole_network(model: GraphModel) -> None:
 
 def test_equal_layers_are_repeated(model: GraphModel) -> None:
     long = GraphModel("bert", bert, CHIP, layers=7)
-    short, units = model.units(1, 1, False), long.units(1, 1, False)
+    short = model.units(1, 1, False)
+    units = long.units(1, 1, False)
     four = 4 * (zoo.parameters(bert(1)) - zoo.parameters(
         zoo.build("bert_base", 1, 32, layers=2, vocabulary=512)))  # fmt: skip
     assert sum(u.parameters for u in units) == sum(u.parameters for u in short) + four
@@ -379,7 +382,8 @@ def test_tensor_parallelism_divides_matrices_not_vectors(model: GraphModel) -> N
 
 
 def test_cutting_the_sequence_cuts_the_rest(model: GraphModel) -> None:
-    plain, cut = model.units(8, 4, False), model.units(8, 4, True)
+    plain = model.units(8, 4, False)
+    cut = model.units(8, 4, True)
     whole = model.units(8, 1, False)
     kept = [sum(u.activation_bytes for u in units) for units in (whole, plain, cut)]
     assert kept[0] > kept[1] > kept[2] == pytest.approx(kept[0] / 4)

@@ -67,7 +67,8 @@ def test_every_pair_of_layouts_moves_the_right_values(
 
 @given(st.data())
 def test_larger_matrices_move_the_right_values(data: st.DataObject) -> None:
-    matrix, shape = (2, 2, 2), (8, 16, 8)
+    matrix = (2, 2, 2)
+    shape = (8, 16, 8)
     layouts = list(all_layouts(matrix, shape))
     source, target = (data.draw(st.sampled_from(layouts)) for _ in range(2))
     whole = numbered(shape)
@@ -111,7 +112,8 @@ def test_seconds_come_from_the_cost_model() -> None:
         calls.append((operation, devices, size_bytes))
         return 1.0 if operation == "all_gather" else 99.0
 
-    rows, columns = layout((4,), (0, -1), (8, 8)), layout((4,), (-1, 0), (8, 8))
+    rows = layout((4,), (0, -1), (8, 8))
+    columns = layout((4,), (-1, 0), (8, 8))
     # an all-to-all is dear here: gather everything, then slice
     steps = redistribute(rows, columns, item_bytes=2, cost=cost)
     assert [one.kind for one in steps] == ["all_gather", "slice"]
@@ -120,7 +122,8 @@ def test_seconds_come_from_the_cost_model() -> None:
 
 
 def test_the_greedy_rule_gathers_where_an_exchange_is_cheaper() -> None:
-    source, target = layout((2, 2), (0, 1), (4, 4)), layout((2, 2), (-1, (0, 1)), (4, 4))
+    source = layout((2, 2), (0, 1), (4, 4))
+    target = layout((2, 2), (-1, (0, 1)), (4, 4))
     assert [one.kind for one in greedy(source, target)] == ["all_gather"] * 2 + ["slice"] * 2
     found = compare((2, 2), (4, 4))
     assert (found.pairs, found.worse) == (121, 14)

@@ -218,7 +218,9 @@ def test_bad_flags_are_refused(extra: list[str], capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.count("\n") == 1
 
 
-ROWS, INNER, COLUMNS = 16, 8, 32
+ROWS = 16
+INNER = 8
+COLUMNS = 32
 
 
 def seconds(operation: str, devices: int, size_bytes: float) -> float:
@@ -249,7 +251,9 @@ def cost_of(given: GraphProblem, node: int, counts: tuple[int, ...]) -> tuple[in
 def test_costs_of_a_product_by_hand() -> None:
     given = problem_of(two_products(), 2, seconds, thousand_ns)
     assert [way.name for way in given.operators[2].ways] == ["axis 0", "axis 1", "sum"]
-    a, w, c = 2 * ROWS * COLUMNS, 2 * COLUMNS * INNER, 2 * ROWS * INNER
+    a = 2 * ROWS * COLUMNS
+    w = 2 * COLUMNS * INNER
+    c = 2 * ROWS * INNER
     state = STATE_BYTES // 2 * w
     # whole; rows: gradient of w2; columns: gradient of the hidden layer; sum: partial results
     assert cost_of(given, 2, (0, 0, 0)) == (1000, state + c)
@@ -263,7 +267,8 @@ def test_costs_of_a_product_by_hand() -> None:
 def test_an_edge_pays_both_directions() -> None:
     given = problem_of(two_products(), 2, seconds, thousand_ns)
     edge = next(e for e in given.problem.edges if (e.source, e.target) == (1, 2))
-    left, right = given.shardings[1], given.shardings[2]
+    left = given.shardings[1]
+    right = given.shardings[2]
 
     def pays(source: tuple[int, ...], target: tuple[int, ...]) -> int:
         return edge.costs[left.index(source) * len(right) + right.index(target)]
@@ -307,7 +312,8 @@ def test_halving_takes_the_published_cuts() -> None:
 
 def test_convolutions_are_cut_like_data_and_large_products_are_not() -> None:
     graph = zoo.build("alexnet", batch=64, dtype="fp16")
-    cost, work = on_topology(load_topology("910b-server")), roofline(load_chip("Ascend910B2"))
+    cost = on_topology(load_topology("910b-server"))
+    work = roofline(load_chip("Ascend910B2"))
     given = problem_of(graph, 4, cost, work)
     best = solve(given.problem)
     chosen = given.chosen(best.strategies)
@@ -466,7 +472,8 @@ def test_descent_stays_within_memory() -> None:
 
 
 def test_nodes_that_do_not_overlap_do_not_share_memory() -> None:
-    early, late = Node(0, 2, (5, 0), (1, 3)), Node(2, 4, (5, 0), (1, 3))
+    early = Node(0, 2, (5, 0), (1, 3))
+    late = Node(2, 4, (5, 0), (1, 3))
     assert solve(Problem("turns", (early, late), (), 4)).cost == 0
     assert solve(Problem("never", (Node(3, 3, (1, 0), (0, 99)),), (), 4)).cost == 0
 

@@ -99,7 +99,8 @@ def test_parts_and_copies() -> None:
 # -- traffic --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_bytes_of_a_ring(ranks: int) -> None:
-    group, x = group_of(ranks), draw(ranks, 24, 2)
+    group = group_of(ranks)
+    x = draw(ranks, 24, 2)
     size_bytes = x[0].nbytes
     group.all_reduce(x)
     group.reduce_scatter(x)
@@ -114,7 +115,8 @@ def test_bytes_of_a_ring(ranks: int) -> None:
 
 
 def test_one_rank_sends_nothing_and_a_message_is_counted() -> None:
-    group, x = group_of(1), draw(1, 4)
+    group = group_of(1)
+    x = draw(1, 4)
     assert group.all_reduce(x) is not None and group.all_to_all(x) is not None
     assert group.traffic.counts == {}
     np.testing.assert_array_equal(send(x, group.traffic)[0], x[0])
@@ -140,7 +142,8 @@ def test_a_step_and_its_conjugate_are_adjoint(step) -> None:
     `copy_in` and `sum_out` count a quantity that all ranks share once, so that one of the two inner
     products is taken on one rank only.
     """
-    group, tape = group_of(4), Tape()
+    group = group_of(4)
+    tape = Tape()
     shared = draw(1, 4, 8)[0]
     x = Var([shared] * 4 if step is copy_in else draw(4, 4, 8))
     y = step(tape, x, group)
@@ -156,7 +159,8 @@ def test_a_step_and_its_conjugate_are_adjoint(step) -> None:
 
 
 def test_a_variable_used_twice_adds_its_gradients() -> None:
-    tape, x = Tape(), Var([np.array([[2.0, 3.0]])])
+    tape = Tape()
+    x = Var([np.array([[2.0, 3.0]])])
     tape.backward(tape.apply("mul", x, x), [np.ones((1, 2))])
     np.testing.assert_array_equal(x.grads[0], [[4.0, 6.0]])
 
@@ -164,13 +168,17 @@ def test_a_variable_used_twice_adds_its_gradients() -> None:
 # -- cross-entropy --------------------------------------------------------------------------------
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_cross_entropy_equals_the_operator(ranks: int) -> None:
-    tokens, words = 7, 12
-    logits, targets = 30 * RNG.normal(size=(tokens, words)), RNG.integers(words, size=tokens)
-    one_hot, weights = np.eye(words)[targets], RNG.normal(size=tokens)
+    tokens = 7
+    words = 12
+    logits = 30 * RNG.normal(size=(tokens, words))
+    targets = RNG.integers(words, size=tokens)
+    one_hot = np.eye(words)[targets]
+    weights = RNG.normal(size=tokens)
     operator = ops.get("cross_entropy")
     wanted = operator.reference(logits, one_hot)
     slope, _ = ops.gradient(operator, [weights], [logits, one_hot], [wanted])
-    group, tape = group_of(ranks), Tape()
+    group = group_of(ranks)
+    tape = Tape()
     x = Var(parts(logits, group, 1))
     y = cross_entropy(tape, x, [targets] * ranks, group)
     tape.backward(y, [weights] * ranks)
@@ -180,7 +188,8 @@ def test_cross_entropy_equals_the_operator(ranks: int) -> None:
 
 
 ADAM = values.Adam(lr=0.01)
-MODEL, DATA = values.transformer(layers=1), values.sentences(12)
+MODEL = values.transformer(layers=1)
+DATA = values.sentences(12)
 
 
 @cache
@@ -324,7 +333,8 @@ def first_positions(net: Net, length: int) -> Var:
     return net.tape.record([position], [v[:length] for v in position.values], slope)
 
 
-TENSOR, DATA_GROUP = Plan(tensor=2), Plan(data=2)
+TENSOR = Plan(tensor=2)
+DATA_GROUP = Plan(data=2)
 MISTAKES = {
     "no all-reduce backward": (values.group, "copy_in", keep, TENSOR, "transformer"),
     "no all-reduce forward": (values.group, "sum_out", keep, TENSOR, "transformer"),

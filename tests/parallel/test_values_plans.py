@@ -28,7 +28,8 @@ def test_gradients_of_one_device_equal_finite_differences(name: str) -> None:
         model = values.transformer(layers=1)
         single = values.train_single(model, data[:1], SGD)
     rng = np.random.default_rng(5)
-    at, step = model.weights, 1e-6
+    at = model.weights
+    step = 1e-6
     for key, weight in at.items():
         way = rng.normal(size=weight.shape)
         ends = [
@@ -96,7 +97,8 @@ def test_zero(stage: int, data: int, micro: int) -> None:
 
 
 def test_zero_pads_what_does_not_divide() -> None:
-    model, data = perceptron(width=5, classes=3), points(2, batch=12, classes=3)
+    model = perceptron(width=5, classes=3)
+    data = points(2, batch=12, classes=3)
     single = values.train_single(model, data, SGD)
     for stage in (1, 2, 3):
         run = values.train(model, data, SGD, Plan(data=4, zero_stage=stage))
@@ -202,18 +204,25 @@ def test_what_is_held_is_what_the_memory_model_says(stage: int, data: int, exper
 
 
 def test_adam_forgets_the_mean_and_the_mean_square_each_at_its_own_rate() -> None:
-    adam, weight, mean, square = values.Adam(lr=0.1), np.ones(1), 0.0, 0.0
-    expected, state = 1.0, values.Adam().start(weight)
+    adam = values.Adam(lr=0.1)
+    weight = np.ones(1)
+    mean = 0.0
+    square = 0.0
+    expected = 1.0
+    state = values.Adam().start(weight)
     for step, grad in enumerate((2.0, -1.0, 0.5), 1):
         weight, state = adam.update(weight, np.full(1, grad), state, step)
-        mean, square = 0.9 * mean + 0.1 * grad, 0.999 * square + 0.001 * grad**2
+        mean = 0.9 * mean + 0.1 * grad
+        square = 0.999 * square + 0.001 * grad**2
         size = np.sqrt(square / (1 - 0.999**step)) + 1e-8
         expected -= 0.1 * mean / (1 - 0.9**step) / size
         assert weight == pytest.approx(expected, rel=1e-5)
 
 
 FP64_BYTES = 8
-BATCH, LENGTH, WIDTH = 8, 8, 16
+BATCH = 8
+LENGTH = 8
+WIDTH = 16
 ACTIVATION_BYTES = BATCH * LENGTH * WIDTH * FP64_BYTES
 WEIGHTS_BYTES = case("transformer")[0].elements * FP64_BYTES
 
@@ -284,7 +293,8 @@ def test_a_layer_all_reduces_four_activations_or_sends_the_same_bytes_in_two_ste
 )
 def test_half_of_them_forward_and_half_backward(sequence: bool, wanted: list) -> None:
     layer = values.transformer().pieces[1:2]
-    cuts, traffic = Cuts(Plan(tensor=2, sequence=sequence)), values.Traffic()
+    cuts = Cuts(Plan(tensor=2, sequence=sequence))
+    traffic = values.Traffic()
     chunk = _Chunk(layer, cuts.groups(traffic), cuts, SGD)
     x = [np.ones((BATCH, LENGTH // 2 if sequence else LENGTH, WIDTH))] * 2
     for half, run in enumerate((lambda: chunk.forward(0, x, x), lambda: chunk.backward(0, x))):

@@ -99,7 +99,8 @@ def attention(dtype: str = "fp32") -> Graph:
     """A block of attention with layer norms and GELU, q, k and v from one product."""
     net = GraphBuilder("attention", dtype)
     x = net.input("x", (6, 8))
-    scale, bias = net.weight((8,), "s", scale=1.0), net.weight((8,), "b", scale=1.0)
+    scale = net.weight((8,), "s", scale=1.0)
+    bias = net.weight((8,), "b", scale=1.0)
     y = net.layer_norm(x, scale, bias, name="norm")
     y = net.add(net.matmul(y, net.weight((8, 24), "wqkv")), net.weight((24,), "bqkv"), name="qkv")
     q, k, v = net.split(y, sizes=3, axis=1, name="split")

@@ -144,7 +144,8 @@ def test_batch_norms_use_and_average_the_batchs_statistics() -> None:
 # -- which constants are parameters ---------------------------------------------------------------
 def _arrays() -> Any:
     """A network whose weights are arrays, as an ONNX importer gives them."""
-    net, rng = GraphBuilder("arrays"), np.random.default_rng(0)
+    net = GraphBuilder("arrays")
+    rng = np.random.default_rng(0)
 
     def array(*shape: int, name: str) -> Any:
         return net.constant(rng.standard_normal(shape).astype(np.float32), name=name)
@@ -217,7 +218,8 @@ def test_graphs_that_cannot_be_trained() -> None:
 def test_fills_are_no_parameters_unless_named() -> None:
     net = GraphBuilder("filled")
     x = net.matmul(net.input("x", (3, 4)), net.weight((4, 5), "w"), name="product")
-    scale, bias = net.fill((5,), 1.0, "scale"), net.fill((5,), 0.0, "bias")
+    scale = net.fill((5,), 1.0, "scale")
+    bias = net.fill((5,), 0.0, "bias")
     net.output(net.layer_norm(x, scale, bias, name="norm"))
     assert training_graph(net.build()).parameters == ("w",)
     step = training_graph(net.build(), parameters=["w", "scale", "bias"], optimizer=None)
@@ -233,7 +235,8 @@ NAMES = sorted(name for name, operator in OPERATORS.items() if operator.backward
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nodes_compute_what_the_rule_says(name: str) -> None:
-    operator, example = OPERATORS[name], OPERATORS[name].examples[-1]
+    operator = OPERATORS[name]
+    example = OPERATORS[name].examples[-1]
     if 0 in example.shapes[0]:
         example = operator.examples[-2]
     attrs = dict(example.attrs)
@@ -325,7 +328,9 @@ def _loop(settings: dict[str, float], adam: bool) -> list[float]:
 
 
 def _losses(step: Any) -> list[float]:
-    values, data, found = first_values(step), _data(step), []
+    values = first_values(step)
+    data = _data(step)
+    found = []
     for number in range(1, STEPS + 1):
         result = run_step(step, values, data, number)
         values = dict(result.values)
@@ -362,7 +367,8 @@ def test_masters_are_wide_and_the_step_computes_narrow() -> None:
 def test_a_graph_that_is_narrow_already_trains_the_same() -> None:
     wide, narrow = (training_graph(mlp(d), dtype="fp16", optimizer=None) for d in ("fp32", "fp16"))
     inputs = given(wide)
-    one, two = evaluate(wide.graph, inputs), evaluate(narrow.graph, inputs)
+    one = evaluate(wide.graph, inputs)
+    two = evaluate(narrow.graph, inputs)
     for name in wide.graph.outputs:
         np.testing.assert_allclose(one[name], two[name], rtol=4e-3, atol=2e-4)
 
@@ -370,7 +376,8 @@ def test_a_graph_that_is_narrow_already_trains_the_same() -> None:
 def test_gradients_carry_the_loss_scale_and_updates_do_not() -> None:
     plain, scaled = (training_graph(mlp(), loss_scale=s) for s in (1.0, 256.0))
     inputs = given(plain)
-    one, two = evaluate(plain.graph, inputs), evaluate(scaled.graph, inputs)
+    one = evaluate(plain.graph, inputs)
+    two = evaluate(scaled.graph, inputs)
     for name in plain.parameters:
         np.testing.assert_allclose(one[f"{name}.new"], two[f"{name}.new"], rtol=1e-6, atol=1e-7)
     slopes = [training_graph(mlp(), optimizer=None, loss_scale=s) for s in (1.0, 256.0)]
@@ -459,7 +466,8 @@ def test_values_are_equal_to_the_last_bit(name: str, dtype: str) -> None:
     assert "recompute" in again.phases.values()
     assert "recompute" not in plain.phases.values()
     inputs = given(plain)
-    wanted, found = evaluate(plain.graph, inputs), evaluate(again.graph, inputs)
+    wanted = evaluate(plain.graph, inputs)
+    found = evaluate(again.graph, inputs)
     for name_ in plain.graph.outputs:
         np.testing.assert_array_equal(wanted[name_], found[name_])
 
@@ -611,10 +619,12 @@ def test_a_join_and_relus_gradient_follow_an_images_gradient(
 ) -> None:
     """Whole numbers: equal to the last bit, on images whose channels and pixels pad."""
     rng = np.random.default_rng(kernel + stride)
-    net, size = GraphBuilder("join", "fp16"), (2, 33, 9, 7)
+    net = GraphBuilder("join", "fp16")
+    size = (2, 33, 9, 7)
     small = tuple((n + stride - 1) // stride for n in size[2:])
     weight = net.constant(rng.integers(-1, 2, (20, 33, kernel, kernel)).astype(np.float16))
-    other, mask = net.input("other", size), net.input("mask", size)
+    other = net.input("other", size)
+    mask = net.input("mask", size)
     settings = {"stride": stride, "pad": kernel // 2}
     grad = net.conv_transpose2d(net.input("grad", (2, 20, *small)), weight, **settings)
     zero = net.constant(np.zeros(1, np.float16))
@@ -713,7 +723,8 @@ def test_inputs_that_are_images_become_narrow_and_tokens_stay() -> None:
 def test_gradients_of_whole_networks_point_uphill(name: str, settings: dict[str, Any]) -> None:
     """The change of the loss along the gradient itself is the gradient's squared length."""
     step = training_graph(zoo.build(name, **settings), optimizer=None)
-    graph, start = doubled(step.graph), given(step)
+    graph = doubled(step.graph)
+    start = given(step)
     found = evaluate(graph, start)
     slopes = {n: found[slope] for n, slope in step.gradients.items()}
     squared = sum(float((s**2).sum()) for s in slopes.values())

@@ -37,7 +37,8 @@ def layers(count: int, batch: int = 32) -> Graph:
     net = GraphBuilder("layers")
     x = net.input("x", (batch, 64))
     for i in range(count):
-        weight, bias = net.weight((64, 64), f"w{i}"), net.weight((64,), f"b{i}")
+        weight = net.weight((64, 64), f"w{i}")
+        bias = net.weight((64,), f"b{i}")
         x = net.relu(net.add(net.matmul(x, weight, name=f"mm{i}"), bias, name=f"add{i}"))
     net.output(x)
     return net.build()

@@ -213,7 +213,8 @@ class Knowledge:
 
     def _custom(self, key: BankKey) -> BankEntry | None:
         """Return the entry of the custom bank, or of the memory that stands in for it."""
-        stored, unsaved = self._asked(lambda store: store.get(key)), self.unsaved.get(key)
+        stored = self._asked(lambda store: store.get(key))
+        unsaved = self.unsaved.get(key)
         if stored is None or unsaved is None:
             return stored or unsaved
         return unsaved if unsaved.better_than(stored) else stored
@@ -277,15 +278,18 @@ def bank_file(*, make: bool = True) -> Path:
     if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:
-        folder, variable = Path(cache) / "aoe_data", CACHE_VARIABLE
+        folder = Path(cache) / "aoe_data"
+        variable = CACHE_VARIABLE
     else:
-        folder, variable = _home() / ".ascend_lab" / "aoe", "the home folder"
+        folder = _home() / ".ascend_lab" / "aoe"
+        variable = "the home folder"
     if not make:
         return folder / FILE_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        needed, got = f"a folder for the knowledge bank, from {variable}", f"{str(folder)!r}: "
+        needed = f"a folder for the knowledge bank, from {variable}"
+        got = f"{str(folder)!r}: "
         raise InputError(needed, f"{got}{error.strerror}", _SETTING) from None
     return _usable(folder, variable) / FILE_NAME
 

@@ -344,7 +344,8 @@ def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
 
 def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
     """Return the entries of `file`, and what is wrong with each line that is none; BankError."""
-    entries, wrong = [], []
+    entries = []
+    wrong = []
     for number, line in enumerate(read_file(file).split(b"\n"), 1):
         try:
             entries += [from_line(line)] if line.strip() else []

@@ -329,7 +329,8 @@ def _copied(file: Path) -> sqlite3.Connection:
     While a process has it open (there is a `-shm`), or was killed, SQLite's locks are needed; a
     file that lies alone is copied first, because SQLite would put files beside it.
     """
-    memory, shared = sqlite3.connect(":memory:"), file.with_name(f"{file.name}-shm")
+    memory = sqlite3.connect(":memory:")
+    shared = file.with_name(f"{file.name}-shm")
     memory.text_factory = _text
     if not shared.exists():
         with TemporaryDirectory() as folder:
@@ -391,7 +392,8 @@ def _text(raw: bytes) -> str:
 def _check(con: sqlite3.Connection, file: Path) -> None:
     """Refuse a database that is no bank, or one of a later version."""
     if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        got, remedy = "a database of some other program", _LEFT
+        got = "a database of some other program"
+        remedy = _LEFT
         raise BankError("not-a-bank", f"opening knowledge bank {file}", got, remedy)
     version = con.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:

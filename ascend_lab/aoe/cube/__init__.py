@@ -95,7 +95,8 @@ class CubeMeasure(CubeProblem):
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point."""
-        kernel, roles = as_kernel(self.launch(point)), _kind(self.shape).roles
+        kernel = as_kernel(self.launch(point))
+        roles = _kind(self.shape).roles
         held = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
         return warm_cycles(kernel, self.chip, held)
 
@@ -136,7 +137,8 @@ class CubeJob:
     def __init__(self, operator: operators.Tunable) -> None:
         """Take an operator of the cube; raises what its space raises."""
         self.operator = operator
-        piece, chip = operator.piece, operator.chip
+        piece = operator.piece
+        chip = operator.chip
         if piece.graph.nodes[0].op in lower.CONVOLUTIONS:
             shape, epilogue, _ = lower.conv.conv_job(piece, chip)
             self.measure = self._measure(shape, epilogue)
@@ -167,7 +169,9 @@ class CubeJob:
 
         Infinite where the default is one launch.
         """
-        shape, operator, own = self.measure.shape, self.operator, self.measure.own
+        shape = self.measure.shape
+        operator = self.operator
+        own = self.measure.own
         if not (isinstance(shape, gemm_schedule.GemmShape) and own and own.in_phases):
             return math.inf
         least = least_cycles(shape, operator.chip, self.measure.warm)
@@ -241,11 +245,14 @@ class _Search:
     """Branch and bound: rows by their bounds, closed forms in `order`, tighter ones in a heap."""
 
     def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:
-        self.space, self.bounds, self.timed = space, bounds, timed
+        self.space = space
+        self.bounds = bounds
+        self.timed = timed
         self.order = np.argsort(self.bounds.closed, kind="stable")
         self.sorted = self.bounds.closed[self.order]
         self.heap: list[tuple[float, int]] = []
-        self.walked, self.chunk = 0, CHUNK
+        self.walked = 0
+        self.chunk = CHUNK
         self.best: tuple[float, Point] = (math.inf, ())
         self.trials = 0
 
@@ -334,7 +341,9 @@ class TableJob:
         orders: Sequence[str],
     ) -> None:
         """Take what is done `times` times, and the tilings for it."""
-        self.operator, self.shape, self.macs = operator, shape, times * shape.ops // 2
+        self.operator = operator
+        self.shape = shape
+        self.macs = times * shape.ops // 2
         self.measure = partial(tiled_cycles, operator, shape.dtype)
         rows = [
             (*row, window, order)
@@ -372,8 +381,10 @@ class ProductJob(TableJob):
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a batch of products; raises what its space raises."""
-        node, piece = operator.piece.graph.nodes[0], operator.piece
-        left, out = piece.type(node.inputs[0]), piece.type(node.output)
+        node = operator.piece.graph.nodes[0]
+        piece = operator.piece
+        left = piece.type(node.inputs[0])
+        out = piece.type(node.output)
         k = left.shape[-2 if node.attr("trans_a", False) else -1]
         batch = math.prod(out.shape[:-2])
         shape = gemm_schedule.GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
@@ -394,11 +405,13 @@ class JointJob(TableJob):
         shape, epilogue, _ = lower.conv.conv_job(operator.piece, operator.chip)
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
-        found, near = {}, [conv_schedule(shape, operator.chip, epilogue)]
+        found = {}
+        near = [conv_schedule(shape, operator.chip, epilogue)]
         for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
             some = conv_candidates(one, chip)
             some = some.take(fitting(demand, chip, some.tilings))
-            cycles, found[window] = conv_estimate(one, chip, some, demand), some.tilings
+            cycles = conv_estimate(one, chip, some, demand)
+            found[window] = some.tilings
             least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
             tilings = (some.tilings.schedule(index, shape.dtype) for index in least)
             near += [replace(tiling, window=window) for tiling in tilings]

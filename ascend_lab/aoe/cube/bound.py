@@ -60,8 +60,11 @@ class Walk:
 
     def __init__(self, job: CubeWork, after: After) -> None:
         """Start all kernels; `after` is what follows a tile."""
-        self.job, self.after, self.flag = job, after, job.chip.flag_cycles
-        w, f = job.work, self.flag
+        self.job = job
+        self.after = after
+        self.flag = job.chip.flag_cycles
+        w = job.work
+        f = self.flag
         zero = np.zeros(len(w.m), np.int64)
         # consumers give their slots to the producers first, a flag each
         ahead = pipe_work.shared_slots(job)
@@ -94,7 +97,10 @@ class Walk:
     # -- from L0C to GM ----------------------------------------------------------------------------
     def _load_channels(self) -> None:
         """Load the numbers per channel that stay for all tiles."""
-        after, w, chip, f = self.after, self.job.work, self.job.chip, self.flag
+        after = self.after
+        w = self.job.work
+        chip = self.job.chip
+        f = self.flag
         if not after.channel_loads:
             return
         held = after.channel_blocks >= w.n_own
@@ -113,17 +119,21 @@ class Walk:
 
     def _drain(self, where: Mask, m_at: Array, n: Array) -> None:
         """Send finished tiles on their way to GM."""
-        f, chip, job = self.flag, self.job.chip, self.job
+        f = self.flag
+        chip = self.job.chip
+        job = self.job
         self._spend("cube", where, self.at["cube"] + f, f)
         index = np.flatnonzero(where)
         at = job.work.first[index] + m_at[index]
-        run, fractals = job.sides.pixels[at] * isa.FRACTAL, job.sides.fractals[at]
+        run = job.sides.pixels[at] * isa.FRACTAL
+        fractals = job.sides.fractals[at]
         more = job.sides.runs[at] - 1
         start = np.maximum(self.at["drain"][index], self.at["cube"][index]) + f
         if chip.combined:
             self._by_vector(where, index, start, (run, fractals, n[index], more))
             return
-        after, path = self.after, chip.path("L0C", "GM")
+        after = self.after
+        path = chip.path("L0C", "GM")
         size = run * n[index] * DTYPE_BYTES[after.out_dtype]
         copy = copied(path, size, after.out_cycles_per_byte[index]) + more * path.startup_cycles
         self.at["drain"][index] = start + copy + f
@@ -138,7 +148,9 @@ class Walk:
 
         `sizes`: elements and fractals high, blocks, copies to GM beside the first.
         """
-        f, after, (run, fractals, n, more) = self.flag, rows_of(self.after, index), sizes
+        f = self.flag
+        after = rows_of(self.after, index)
+        (run, fractals, n, more) = sizes
         stride = fractals * BLOCK if after.plan is None else run
         most = after.blocks(stride, n)
         # an epilogue gives L0C back as soon as its only piece has left it
@@ -165,7 +177,8 @@ class Walk:
         tiles = after.epilogue.of_kind("tile") if after.epilogue else ()
         if not tiles:
             return np.zeros_like(elements)
-        path, rate = self.job.chip.path("GM", "UB"), after.in_cycles_per_byte
+        path = self.job.chip.path("GM", "UB")
+        rate = after.in_cycles_per_byte
         cycles = np.full_like(elements, 2 * self.flag)
         for operand in tiles:
             cycles += copied(path, elements * DTYPE_BYTES[operand.dtype], rate)
@@ -185,8 +198,12 @@ class Walk:
         early: Mask,
     ) -> tuple[Array, Array]:
         """One piece: out of L0C, through the steps, to GM; return times of V and of L0C free."""
-        (mask, index), (drain, freed), (count, run, stride, more) = at, times, sizes
-        f, chip, on = self.flag, self.job.chip, mask[index]
+        (mask, index) = at
+        (drain, freed) = times
+        (count, run, stride, more) = sizes
+        f = self.flag
+        chip = self.job.chip
+        on = mask[index]
         size = DTYPE_BYTES[after.out_dtype]
         arrives = size if after.plan is None else DTYPE_BYTES[after.plan.tiles[after.plan.start]]
         work = copied(chip.path("L0C", "UB"), count * stride * arrives)
@@ -196,7 +213,8 @@ class Walk:
             freed = np.where(on & early, end, freed)
             steps = pipe_work.vector_cycles(after, chip, count, run)
             tiles = after.epilogue.of_kind("tile")
-            end, work = (np.maximum(end, loaded) + f if tiles else end) + steps, work + steps
+            end = (np.maximum(end, loaded) + f if tiles else end) + steps
+            work = work + steps
             if tiles:
                 end = end + f
                 self._free("tile", at, end)
@@ -213,7 +231,8 @@ class Walk:
 
     def _free(self, queue: str, at: tuple[Mask, Array], times: Array) -> None:
         """Give slots of some kernels back."""
-        (mask, index), every = at, np.zeros_like(self.at["load"])
+        (mask, index) = at
+        every = np.zeros_like(self.at["load"])
         every[index] = times
         self.slots[queue].free(every, mask)
 
@@ -233,7 +252,9 @@ class Walk:
 
     def _turn(self) -> None:
         """One product of L0 tiles in every kernel that has not ended."""
-        w, p, f = self.job.work, self.place, self.flag
+        w = self.job.work
+        p = self.place
+        f = self.flag
         going = self.ends == 0
         m_at = np.where(w.outer_n, p["inner"], p["outer"])
         n_at = np.where(w.outer_n, p["outer"], p["inner"])
@@ -245,7 +266,8 @@ class Walk:
         depth = np.minimum(w.k, depth_all - p["k"] * w.k)
         begin_stage = p["k"] == 0
         end_stage = (p["k"] + 1) * w.k >= depth_all
-        begin_tile, end_tile = begin_stage & (p["stage"] == 0), end_stage & last_stage
+        begin_tile = begin_stage & (p["stage"] == 0)
+        end_tile = end_stage & last_stage
         cube = self.at["cube"]
         self._spend("cube", going & begin_tile, self.slots["c"].wait(cube) + f, f)
         if (going & begin_stage).any():
@@ -260,7 +282,9 @@ class Walk:
         self, going: Mask, begin_tile: Mask, m_at: Array, n: Array, units: Array, depth: Array
     ) -> None:
         """Load what a stage needs, or an outer loop keeps, to L1; MTE1 waits for it."""
-        w, p, job = self.job.work, self.place, self.job
+        w = self.job.work
+        p = self.place
+        job = self.job
         first = begin_tile & (p["inner"] == 0)
         a = going & ~w.by_a & (~w.hold_a | first)
         b = going & ~w.by_b & (~w.hold_b | (first & (~w.hold_all | (p["outer"] == 0))))
@@ -287,7 +311,8 @@ class Walk:
         self._spend("feed", where, np.maximum(self.at["feed"], done + latency) + f, 0)
 
     def _free_l1(self, end: Mask, end_tile: Mask) -> None:
-        w, p = self.job.work, self.place
+        w = self.job.work
+        p = self.place
         last = end_tile & (p["inner"] == self.inner - 1)
         a = end & ~w.by_a & (~w.hold_a | last)
         b = end & ~w.by_b & (~w.hold_b | (last & (~w.hold_all | (p["outer"] == self.outer - 1))))
@@ -300,7 +325,10 @@ class Walk:
 
     def _multiply(self, going: Mask, m: Array, n: Array, depth: Array) -> None:
         """Feed L0A and L0B, multiply, give the slots back."""
-        job, chip, f, cube = self.job, self.job.chip, self.flag, self.at["cube"]
+        job = self.job
+        chip = self.job.chip
+        f = self.flag
+        cube = self.at["cube"]
         a_cycles, b_cycles = fed(job, m, n, depth)
         stays = near(job)
         for name, cycles, by in (("a", a_cycles, job.work.by_a), ("b", b_cycles, job.work.by_b)):
@@ -322,13 +350,17 @@ class Walk:
         self, name: str, going: Mask, full: Array, m: Array, n: Array, depth: Array
     ) -> Array:
         """Load what bypasses L1 from GM to L0; return when it is there, or `full` elsewhere."""
-        job, f = self.job, self.flag
+        job = self.job
+        f = self.flag
         load, by = (job.a, job.work.by_a) if name == "a" else (job.b, job.work.by_b)
-        path, area = job.chip.path("GM", f"L0{name.upper()}"), job.area_bytes
+        path = job.chip.path("GM", f"L0{name.upper()}")
+        area = job.area_bytes
         if name == "a":
-            size, times = np.maximum(m, depth) * area, np.minimum(m, depth)
+            size = np.maximum(m, depth) * area
+            times = np.minimum(m, depth)
         else:
-            size, times = n * area, depth
+            size = n * area
+            times = depth
         cycles = times * copied(path, size, load.cycles_per_byte)
         done = self.slots[f"{name}0"].wait(self.at["load"]) + 2 * f + cycles
         self._spend("load", going & by, done, 2 * f + cycles)
@@ -336,7 +368,8 @@ class Walk:
 
     def _step(self, going: Mask, end_stage: Mask, end_tile: Mask) -> None:
         """Go to the next turn of every loop; note the kernels that have ended."""
-        p, w = self.place, self.job.work
+        p = self.place
+        w = self.job.work
         end_inner = end_tile & (p["inner"] == self.inner - 1)
         end_outer = end_inner & (p["outer"] == self.outer - 1)
         over = going & end_outer & (p["bundle"] == w.bundles - 1)
@@ -372,7 +405,9 @@ class Bounds:
 
     def __init__(self, problem: CubeProblem, table: Columns) -> None:
         """Prepare the rows of `table`."""
-        shape, chip, warm = problem.shape, problem.chip, problem.warm
+        shape = problem.shape
+        chip = problem.chip
+        warm = problem.warm
         if isinstance(shape, kernels.ConvShape):
             self.job: CubeWork = conv_work(shape, chip, table, warm)
         else:

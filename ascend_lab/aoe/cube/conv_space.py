@@ -98,7 +98,8 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
 
 def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
-    bundle, found = bundles_of(shape), set()
+    bundle = bundles_of(shape)
+    found = set()
     for cols in space.core_counts(chip.core_count, ratio):
         _, inside = column_shares(bundle, cols)
         tiles = np.unique(up(bundle.n1, inside * np.arange(1, -(-bundle.n1 // inside) + 1)))
@@ -145,7 +146,8 @@ def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) ->
 
 def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Columns:
     """Add stages in channel blocks, K tiles and the slots of L0."""
-    c1, taps = bundles_of(shape).c1, shape.taps
+    c1 = bundles_of(shape).c1
+    taps = shape.taps
     stages = np.union1d(space.spaced(space.evens(c1), ratio), [c1])
     lists = []
     for stage in stages:
@@ -170,11 +172,13 @@ def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, i
 
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
-    pixel, area = shape.pixel_bytes, area_of(shape.dtype)
+    pixel = shape.pixel_bytes
+    area = area_of(shape.dtype)
     window = _by_window(
         shape, t, lambda s, strip, m: prod(conv_windows.window_sides(s, m, strip=strip))
     )
-    a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
+    a = t["stage"] * window * pixel
+    b = t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
 
 
@@ -200,7 +204,8 @@ def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns
 
 def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule) -> Columns:
     """Return the genes of a convolution's schedule as a table of one row."""
-    bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
+    bundle = bundles_of(shape)
+    strip = conv_schedules.takes_strips(shape, schedule, chip)
     window = schedule.window or ("strip" if strip else "flat")
     own, _ = seen_as(shape, space.number_of("window", window))
     oh, ow = own.out_hw
@@ -227,7 +232,8 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule)
 def conv_schedule_of(shape: ConvShape, point: Point) -> gemm_schedule.GemmSchedule:
     """Return the schedule of a point of a convolution's space."""
     g = dict(zip(CONV_NAMES, point, strict=True))
-    c0, step = c0_of(shape.dtype), -(-g["stage"] * shape.taps // g["k"])
+    c0 = c0_of(shape.dtype)
+    step = -(-g["stage"] * shape.taps // g["k"])
     plain = gemm_schedule.GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]
     )

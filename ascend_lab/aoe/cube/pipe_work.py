@@ -65,14 +65,18 @@ def after_of(
     job: CubeWork, epilogue: Epilogue | None, out_dtype: str, warm: Collection[str] = ()
 ) -> After:
     """Return what follows the sums of each tiling; L2 holds all operands if one is `warm`."""
-    chip, w = job.chip, job.work
-    sums, out = ACCUMULATOR[job.dtype], epilogue.out_dtype if epilogue else out_dtype
+    chip = job.chip
+    w = job.work
+    sums = ACCUMULATOR[job.dtype]
+    out = epilogue.out_dtype if epilogue else out_dtype
     demand = demand_of(epilogue, chip, sums)
     held, pieces = _rooms(job, demand, DTYPE_BYTES[out])
     loads, wide = _channel_copies(epilogue, chip)
     path = chip.path("GM", "UB" if chip.combined else "L1")
-    n, clock = w.cores.astype(np.float64), chip.clock_hz
-    own, hit = 1.0 / path.rate_bytes_per_cycle, n * clock / chip.l2.rate_bytes_per_s
+    n = w.cores.astype(np.float64)
+    clock = chip.clock_hz
+    own = 1.0 / path.rate_bytes_per_cycle
+    hit = n * clock / chip.l2.rate_bytes_per_s
     rate = np.maximum(own, hit)
     memory = np.maximum(own, n * clock / chip.device_memory.rate_bytes_per_s)
     memory = np.where(w.ragged, rate, memory)
@@ -81,9 +85,12 @@ def after_of(
     again = np.maximum(w.m_tiles * (held < w.n_own), 1)
     fresh = 1.0 / np.maximum(1, max(loads, 1) * w.rows * again)
     if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
-        memory, far, fresh = rate, np.full_like(far, near), np.zeros_like(fresh)
+        memory = rate
+        far = np.full_like(far, near)
+        fresh = np.zeros_like(fresh)
     plan = drain_plan(epilogue, sums) if epilogue and chip.combined else None
-    stored, each = store_cycles_per_byte(chip, w.cores), np.where(fresh == 1.0, memory, rate)
+    stored = store_cycles_per_byte(chip, w.cores)
+    each = np.where(fresh == 1.0, memory, rate)
     seen = np.floor(near + fresh * (far - near)).astype(np.int64)
     return After(epilogue, plan, out, pieces, w.m * BLOCK, stored, memory, far,
                  loads, wide, held, each, seen)  # fmt: skip
@@ -91,7 +98,8 @@ def after_of(
 
 def _rooms(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:
     """Return the blocks of numbers per channel a slot holds, and the output blocks of a piece."""
-    chip, w = job.chip, job.work
+    chip = job.chip
+    w = job.work
     tile_n = np.minimum(w.n, w.n_own)
     if demand is None:
         fit = chip.buffers.get("UB", 0) // (2 * w.m * BLOCK * out_bytes)
@@ -140,7 +148,9 @@ def shared_slots(job: CubeWork) -> Array:
 
 def fed(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
     """Return the cycles that copy a tile of A and one of B from L1 to L0."""
-    l0a, l0b, area = job.chip.path("L1", "L0A"), job.chip.path("L1", "L0B"), job.area_bytes
+    l0a = job.chip.path("L1", "L0A")
+    l0b = job.chip.path("L1", "L0B")
+    area = job.area_bytes
     if job.is_conv:
         b = np.where(near(job), 0, copied(l0b, depth * n * area))
         return copied(l0a, m * depth * area), b
@@ -179,7 +189,8 @@ def _steps_cycles(after: After, chip: Chip, count: Array, run: Array) -> Array:
 
 def _run_cycles(elements: Array, lanes: int, most: int, cost: VectorCost) -> Array:
     """Cycles of one operation on neighbouring elements: repeats, at most `most` an instruction."""
-    repeats, rest = elements // lanes, elements % lanes > 0
+    repeats = elements // lanes
+    rest = elements % lanes > 0
     instructions = up(repeats, most) + rest
     cycles: Array = cost.head_cycles * instructions + cost.slope_cycles * (repeats + rest)
     return cycles
@@ -213,7 +224,8 @@ class Busy:
     @property
     def pipes(self) -> tuple[Floats, ...]:
         """Cycles of MTE2, MTE1, the cube, the drain and the store."""
-        load, feed = self.load_a + self.load_b + self.load_more, self.feed_a + self.feed_b
+        load = self.load_a + self.load_b + self.load_more
+        feed = self.feed_a + self.feed_b
         return load, feed, self.cube, self.drain, self.store
 
 
@@ -233,7 +245,9 @@ def macs_per_fractal(job: CubeWork) -> int:
 
 def busy_of(job: CubeWork, after: After) -> Busy:
     """Return the work of every pipe."""
-    chip, w, f = job.chip, job.work, job.chip.flag_cycles
+    chip = job.chip
+    w = job.work
+    f = job.chip.flag_cycles
     tiles = w.m_tiles * w.n_tiles * w.bundles
     products = w.bundles * w.m_sum * w.n_own * w.units * job.taps
     flags = np.where(near(job), 2 * f, 4 * f)
@@ -250,9 +264,13 @@ def busy_of(job: CubeWork, after: After) -> Busy:
 
 def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     """MTE2: cycles for A and for B, and how often each is loaded."""
-    w, f, area = job.work, job.chip.flag_cycles, job.area_bytes
+    w = job.work
+    f = job.chip.flag_cycles
+    area = job.area_bytes
     start = job.chip.path("GM", "L1").startup_cycles
-    stages, turns, depth = up(w.units, w.stage), turns_of(job), w.units * job.taps
+    stages = up(w.units, w.stage)
+    turns = turns_of(job)
+    depth = w.units * job.taps
     a_times = np.where(w.hold_a & ~w.outer_n, 1, w.n_tiles)
     b_times = np.where(w.hold_b, 1, w.m_tiles)
     a_copies = w.bundles * w.m_tiles * a_times * np.where(w.hold_a, 1, stages)
@@ -270,12 +288,17 @@ def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
 
 def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     """MTE1: cycles for A and for B, flags counted."""
-    chip, w, area = job.chip, job.work, job.area_bytes
-    l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-    depth, turns = w.units * job.taps, turns_of(job)
+    chip = job.chip
+    w = job.work
+    area = job.area_bytes
+    l0a = chip.path("L1", "L0A")
+    l0b = chip.path("L1", "L0B")
+    depth = w.units * job.taps
+    turns = turns_of(job)
     flags = 2 * chip.flag_cycles * turns * w.m_tiles * w.n_tiles
     if job.is_conv:
-        copies, rows = turns * w.m_tiles, turns
+        copies = turns * w.m_tiles
+        rows = turns
     else:
         rows = depth
         # a load per row or column of fractals: full tiles have min(m, k) of each
@@ -292,12 +315,15 @@ def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
 
 def _drains(job: CubeWork, after: After, tiles: Array, elements: Array) -> tuple[Floats, Floats]:
     """Cycles out of L0C, the epilogue's steps included, and of the last hop to GM."""
-    chip, f, size = job.chip, job.chip.flag_cycles, DTYPE_BYTES[after.out_dtype]
+    chip = job.chip
+    f = job.chip.flag_cycles
+    size = DTYPE_BYTES[after.out_dtype]
     if not chip.combined:
         path = chip.path("L0C", "GM")
         fix = tiles * (path.startup_cycles + 2.0 * f) + elements * size * after.out_cycles_per_byte
         return fix, np.zeros_like(fix)
-    hop, path = chip.path("L0C", "UB"), chip.path("UB", "GM")
+    hop = chip.path("L0C", "UB")
+    path = chip.path("UB", "GM")
     demand = demand_of(after.epilogue, chip, ACCUMULATOR[job.dtype])
     per_element = demand.cycles if demand else size / hop.rate_bytes_per_cycle
     heads = hop.startup_cycles + 4 * f
@@ -309,9 +335,12 @@ def _drains(job: CubeWork, after: After, tiles: Array, elements: Array) -> tuple
 
 def first_of(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     """Cycles of the first loads from GM, of the first copies to L0, and of the first product."""
-    chip, w, area = job.chip, job.work, job.area_bytes
+    chip = job.chip
+    w = job.work
+    area = job.area_bytes
     path = chip.path("GM", "L1")
-    m, n = job.sides.fractals[w.first], np.where(w.n_tiles == 1, w.n_last, w.n)
+    m = job.sides.fractals[w.first]
+    n = np.where(w.n_tiles == 1, w.n_last, w.n)
     stage = np.minimum(w.stage, w.units)
     depth = np.minimum(w.k, stage * job.taps)
     a_size = job.sides.unit_bytes[w.first] * np.where(w.hold_a, w.units, stage)
@@ -327,14 +356,16 @@ def first_of(job: CubeWork) -> tuple[Floats, Floats, Floats]:
 
 def last_of(job: CubeWork, after: After) -> Floats:
     """Least cycles from the end of the last product until its tile is in GM."""
-    chip, w = job.chip, job.work
+    chip = job.chip
+    w = job.work
     size = DTYPE_BYTES[after.out_dtype]
     run = job.sides.pixels[w.first + w.m_tiles - 1] * FRACTAL
     if not chip.combined:
         path = chip.path("L0C", "GM")
         last = copied(path, run * w.n_last * size, after.out_cycles_per_byte)
         return (last + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
-    path, blocks = chip.path("UB", "GM"), after.blocks(run, w.n_last)
+    path = chip.path("UB", "GM")
+    blocks = after.blocks(run, w.n_last)
     last_piece = w.n_last - (up(w.n_last, blocks) - 1) * blocks
     last = copied(path, run * last_piece * size, after.out_cycles_per_byte)
     return (last + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
@@ -342,7 +373,9 @@ def last_of(job: CubeWork, after: After) -> Floats:
 
 def closed_bounds(job: CubeWork, after: After) -> Floats:
     """Return a lower bound of the cycles of each tiling, without memory's own limit."""
-    w, busy, f = job.work, busy_of(job, after), job.chip.flag_cycles
+    w = job.work
+    busy = busy_of(job, after)
+    f = job.chip.flag_cycles
     first_load, first_feed, first_cube = first_of(job)
     last = last_of(job, after)
     load, feed, cube, drain, store = busy.pipes
@@ -363,9 +396,12 @@ def closed_bounds(job: CubeWork, after: After) -> Floats:
 
 def _out_of_l0c(job: CubeWork, after: After, tiles: Array) -> Floats:
     """Cycles a tile that fills L0C alone keeps the cube waiting, all tiles but the last one."""
-    w, chip, size = job.work, job.chip, DTYPE_BYTES[after.out_dtype]
+    w = job.work
+    chip = job.chip
+    size = DTYPE_BYTES[after.out_dtype]
     if not chip.combined:
-        path, rate = chip.path("L0C", "GM"), after.out_cycles_per_byte
+        path = chip.path("L0C", "GM")
+        rate = after.out_cycles_per_byte
         each = path.startup_cycles + path.latency_cycles + chip.l2.latency_cycles
     else:
         path = chip.path("L0C", "UB")
@@ -381,9 +417,12 @@ def _out_of_l0c(job: CubeWork, after: After, tiles: Array) -> Floats:
 
 def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     """Bounds by the slots of L1 and L0: load, latency and use of one slot do not overlap."""
-    w, feed = job.work, busy.feed_a + np.where(near(job), 0.0, busy.feed_b)
-    a_staged, b_staged = ~w.by_a & ~w.hold_a, ~w.by_b & ~w.hold_b
-    wait_a, wait_b = busy.a_copies * job.a.latency_cycles, busy.b_copies * job.b.latency_cycles
+    w = job.work
+    feed = busy.feed_a + np.where(near(job), 0.0, busy.feed_b)
+    a_staged = ~w.by_a & ~w.hold_a
+    b_staged = ~w.by_b & ~w.hold_b
+    wait_a = busy.a_copies * job.a.latency_cycles
+    wait_b = busy.b_copies * job.b.latency_cycles
     a_l1, b_l1 = (np.maximum(shared_slots(job), slots) for slots in (w.a_l1, w.b_l1))
     both = (busy.load_a + busy.load_b + wait_b + feed) / a_l1
     a = np.where(w.by_a, 0.0, (busy.load_a + wait_a + feed) / a_l1)

@@ -125,7 +125,9 @@ class CubeSpace(TableSpace):
         """Sort the rows and drop those that are there twice; raise `InputError` without any."""
         if not len(table[names[0]]):
             raise InputError("a tiling that fits", f"none of {shape} on {chip.name}", "split it")
-        self.shape, self.chip, self.demand = shape, chip, demand
+        self.shape = shape
+        self.chip = chip
+        self.demand = demand
         found = [coded(table[name]) for name in names]
         _, first, _ = same_rows([code for _, code in found])
         self.genes: Columns = {name: table[name][first] for name in names}
@@ -255,7 +257,8 @@ def with_l0_slots(table: Columns, chip: Chip, area: int) -> Columns:
 
 def _walks(shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns) -> Columns:
     """Add loop order, what stays and what bypasses L1, and the slots of L1."""
-    parts, alike = [], _order_is_nothing(shape, chip, demand, table)
+    parts = []
+    alike = _order_is_nothing(shape, chip, demand, table)
     for way in WAYS:
         words = TEXTS["bypass"][way[2]].upper()
         if any(("GM", f"L0{name}") not in chip.paths for name in words):
@@ -274,7 +277,8 @@ def _order_is_nothing(shape: GemmShape, chip: Chip, demand: Demand | None, t: Co
     m1, k1, n1 = shape.fractals
     stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
     most = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
-    even_m, even_n = (t["rows"] > 1) | (m1 % t["m"] == 0), (t["cols"] > 1) | (n1 % t["n"] == 0)
+    even_m = (t["rows"] > 1) | (m1 % t["m"] == 0)
+    even_n = (t["cols"] > 1) | (n1 % t["n"] == 0)
     alike: Mask = even_m & even_n & (most <= chip.l2.size_bytes)
     return alike
 
@@ -288,7 +292,8 @@ def uses(table: Columns, gene: str, name: str) -> Mask:
 
 def slot_bytes(shape: GemmShape, t: Columns) -> tuple[Array, Array]:
     """Return the bytes of one slot of A and of B in L1."""
-    k1, area = shape.fractals[1], area_of(shape.dtype)
+    k1 = shape.fractals[1]
+    area = area_of(shape.dtype)
     stage = t["k"] * t["step"]
     found = []
     for side, name in (("m", "a"), ("n", "b")):
@@ -301,7 +306,8 @@ def with_l1_slots(table: Columns, chip: Chip, a: Array, b: Array) -> Columns:
     """Return the rows that fit L1, once for each choice of slots that leaves no room for more."""
     room = chip.buffers["L1"]
     both = 2 * (a + b) <= room
-    more_a, more_b = ~both & (2 * a + b <= room), ~both & (a + 2 * b <= room)
+    more_a = ~both & (2 * a + b <= room)
+    more_b = ~both & (a + 2 * b <= room)
     table |= {
         "a_l1": np.where(both | more_a, 2, 1),
         "b_l1": np.where(both | (more_b & ~more_a), 2, 1),
@@ -340,8 +346,10 @@ def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns
 def gemm_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a product's schedule as a table of one row."""
     m1, k1, n1 = shape.fractals
-    m, n = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
-    rows, cols = chunks(m1, m, schedule.grid_rows), chunks(n1, n, schedule.grid_cols)
+    m = schedule.base_m // FRACTAL
+    n = schedule.base_n // FRACTAL
+    rows = chunks(m1, m, schedule.grid_rows)
+    cols = chunks(n1, n, schedule.grid_cols)
     k = min(max(schedule.base_k // c0_of(shape.dtype), 1), k1)  # schedules of other formats too
     genes: dict[str, int | str] = {
         "rows": len(rows),

@@ -119,7 +119,8 @@ class CubeWork:
 
 def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
     """Return the cost of `reads` bytes, `once` different ones: as in the simulator."""
-    path, n = chip.path("GM", "L1"), cores.astype(np.float64)
+    path = chip.path("GM", "L1")
+    n = cores.astype(np.float64)
     fresh = np.minimum(1.0, once / np.maximum(reads, 1))
     own = 1.0 / path.rate_bytes_per_cycle
     hit = np.maximum(own, n * chip.clock_hz / chip.l2.rate_bytes_per_s)
@@ -136,11 +137,14 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     m1, k1, n1 = shape.fractals
     area = area_of(shape.dtype)
     cores = t["rows"] * t["cols"]
-    m_all, n_all = up(m1, t["m"]), up(n1, t["n"])
+    m_all = up(m1, t["m"])
+    n_all = up(n1, t["n"])
     m_own = np.minimum(up(m_all, t["rows"]) * t["m"], m1)
     n_own = np.minimum(up(n_all, t["cols"]) * t["n"], n1)
-    m_tiles, n_tiles = up(m_own, t["m"]), up(n_own, t["n"])
-    keep_a, keep_b = uses(t, "keep", "a"), uses(t, "keep", "b")
+    m_tiles = up(m_own, t["m"])
+    n_tiles = up(n_own, t["n"])
+    keep_a = uses(t, "keep", "a")
+    keep_b = uses(t, "keep", "b")
     sides, first = _listed(m_own, t["m"], area)
     reads_a = m1 * k1 * area * np.where(keep_a, t["cols"], n_all)
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
@@ -170,7 +174,9 @@ def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
 
 def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
     """Return the work of every tiling of a convolution's table; L2 holds the sides `warm`."""
-    bundle, pixel, area = bundles_of(shape), shape.pixel_bytes, area_of(shape.dtype)
+    bundle = bundles_of(shape)
+    pixel = shape.pixel_bytes
+    area = area_of(shape.dtype)
     shares, inside = shares_of(bundle, t["cols"])
     # the first share has no bundle of another size, unless it is the only one
     uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1) and bundle.count > 1
@@ -182,8 +188,10 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     cores = t["rows"] * _columns_used(bundle, t["n"], shares, inside)
     inside = up(n_all, up(n_all, inside))
     sides, m = _pixels(shape, t)
-    once, nm = t["stage"] >= bundle.c1, (t["order"] == 1) & (m["tiles"] > 1)
-    hold_a, hold_all = once & ~nm, once & ~nm & (n_tiles == 1)
+    once = t["stage"] >= bundle.c1
+    nm = (t["order"] == 1) & (m["tiles"] > 1)
+    hold_a = once & ~nm
+    hold_all = once & ~nm & (n_tiles == 1)
     c1 = (bundle.count - 1) * bundle.c1 + bundle.last_c1
     reads_x = m["read"] * c1 * pixel * np.where(once & (t["order"] == 0), inside, n_all)
     weights = ((bundle.count - 1) * bundle.c1 * bundle.n1 + bundle.last_c1 * bundle.last_n1) * (
@@ -202,7 +210,8 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     x = load_of(chip, reads_x, 0 if "a" in warm else m["touched"] * c1 * pixel, cores)
     w = load_of(chip, reads_w, 0 if "b" in warm else weights, cores)
     oh, ow = shape.out_hw
-    pixels, blocks = shape.n * oh * ow, (bundle.count - 1) * bundle.n1 + bundle.last_n1
+    pixels = shape.n * oh * ow
+    blocks = (bundle.count - 1) * bundle.n1 + bundle.last_n1
     return CubeWork(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
 
 
@@ -254,19 +263,23 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
 
 def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, Array, int]:
     """Return per tile its fractals, pixels, image pixels loaded and runs; and pixels of all."""
-    (oh, ow), side = shape.out_hw, m * FRACTAL
+    (oh, ow) = shape.out_hw
+    side = m * FRACTAL
     t = np.arange(tiles_per_image(shape, m, strip=strip))
     if strip:
         each = -(-ow // side)
-        row, at = t // each, t % each * side
+        row = t // each
+        at = t % each * side
         pixels = np.minimum(side, ow - at)
-        rows, columns = (row, row), (at, at + pixels - 1)
+        rows = (row, row)
+        columns = (at, at + pixels - 1)
     else:
         pixels = np.minimum(side, oh * ow - t * side)
         rows = (t * side // ow, (t * side + pixels - 1) // ow)
         columns = (np.zeros_like(t), np.full_like(t, ow - 1))
     mixed = shape.mixed
-    down, across = spans(shape, 0, *(row // mixed for row in rows)), spans(shape, 1, *columns)
+    down = spans(shape, 0, *(row // mixed for row in rows))
+    across = spans(shape, 1, *columns)
     touched = _covered(*down) * _covered(*across) * mixed
     runs = rows[1] - rows[0] + 1 if mixed > 1 else np.ones_like(t)
     return up(pixels, FRACTAL), pixels, down[1] * across[1] * mixed, runs, touched
@@ -274,7 +287,8 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
 
 def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:
     """Return (first, count) of what outputs first..last look at: `window_of` on arrays."""
-    size, stride = (shape.h, shape.w)[axis], shape.strides[axis]
+    size = (shape.h, shape.w)[axis]
+    stride = shape.strides[axis]
     low = first * stride - shape.pads[2 * axis]
     high = last * stride - shape.pads[2 * axis] + shape.reach[axis] - 1
     start = low - np.maximum(0, up(low - size + 1, stride)) * stride

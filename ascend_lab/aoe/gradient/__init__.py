@@ -118,7 +118,8 @@ def tune_gradients(
     unless `cost` is given. At most `max_segments` (HCCL takes 8). Raises as the profiler,
     `load_topology` and `plan`.
     """
-    started, given = time.monotonic(), dict(settings or {})
+    started = time.monotonic()
+    given = dict(settings or {})
     chip = load_chip(chip) if isinstance(chip, str) else chip
     topology = load_topology(topology) if isinstance(topology, str) else topology
     bank = knowledge if knowledge is not None else Knowledge(None)
@@ -131,7 +132,8 @@ def tune_gradients(
     error = 0.0 if cost else _error(found, profile, table, topology)
     forms = planning.forms_of(found, rows, table, max_bytes=max_bytes)
     least_s = bound(rows, table, max_bytes=max_bytes)
-    spent_s, warnings = time.monotonic() - started, tuple(bank.warnings)
+    spent_s = time.monotonic() - started
+    warnings = tuple(bank.warnings)
     return GradientTuning(
         graph.name, chip, topology, profile, found, forms, least_s, error, outcome, spent_s,
         warnings, given,
@@ -158,7 +160,8 @@ def _exact(topology: Topology) -> Cost:
 
 def _error(found: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
     """Return the largest relative error of the table at the sizes the plan sends."""
-    rows, exact = profile.gradients, _exact(topology)
+    rows = profile.gradients
+    exact = _exact(topology)
     sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in found.segments}
     times = [(table(size), exact(size)) for size in sizes]
     return max(abs(a / b - 1) if b else 0.0 for a, b in times)
@@ -258,7 +261,8 @@ def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") 
 
 def _limits(found: GradientPlan) -> str:
     """Return which splits were allowed, in words."""
-    count, size = found.max_segments, found.max_bytes
+    count = found.max_segments
+    size = found.max_bytes
     if count is None and size is None:
         return "all splits"
     segments = "segments" if count is None else f"at most {count} segments"
@@ -293,14 +297,17 @@ def forms_text(forms: Forms) -> list[str]:
 
 def tuning_text(found: GradientTuning) -> list[str]:
     """Return what job 4 found as lines."""
-    t, p = found, found.profile
-    before, after = t.step_s(DEFAULT), t.step_s()
+    t = found
+    p = found.profile
+    before = t.step_s(DEFAULT)
+    after = t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
     times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
     gain = f"{t.gain(DEFAULT):.2%}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms a step"
     source = "from the bank" if t.outcome == "hit" else "timed anew"
-    count, spent = len(p.gradients), f"{t.spent_s:.1f} s, profile {source}"
+    count = len(p.gradients)
+    spent = f"{t.spent_s:.1f} s, profile {source}"
     return [
         f"{t.name}: {count} gradients on {where}, {spent}",
         f"gdat process finished. Performance improved by {gain}",
@@ -315,8 +322,10 @@ def tuning_text(found: GradientTuning) -> list[str]:
 
 def section(found: GradientTuning) -> dict[str, Any]:
     """Return what job 4 found as a section of the report, in the published form and our own."""
-    t, p = found, found.profile
-    before, after = t.step_s(DEFAULT), t.step_s()
+    t = found
+    p = found.profile
+    before = t.step_s(DEFAULT)
+    after = t.step_s()
     return {
         "basic": {"tuning_name": t.name, "tuning_time(s)": round(t.spent_s)},
         "GDAT": {

@@ -100,8 +100,12 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
     A gradient that could be sent from `start` on goes into the next one's bucket if that one is
     ready before it would have been sent, and either before `start` or less than a startup after it.
     """
-    startup, sums, ready = splits.startup_s(cost), table.sums_bytes.tolist(), table.ready_s.tolist()
-    lasts, begin, start = list[int](), 0, ready[0]
+    startup = splits.startup_s(cost)
+    sums = table.sums_bytes.tolist()
+    ready = table.ready_s.tolist()
+    lasts = list[int]()
+    begin = 0
+    start = ready[0]
     for i in range(table.count - 1):
         time_s = float(cost(sums[i + 1] - sums[begin]))
         wait = ready[i + 1] - start
@@ -109,7 +113,8 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
             start = max(start, ready[i + 1])
             continue
         lasts.append(i)
-        begin, start = i + 1, max(start + time_s, ready[i + 1])
+        begin = i + 1
+        start = max(start + time_s, ready[i + 1])
     return split_at([*lasts, table.count - 1])
 
 
@@ -119,23 +124,30 @@ def gdat(table: Table, cost: Cost) -> Split:
     For every end of the first bucket: the following ones take the gradients that are computed while
     the last bucket is sent. The one with the shortest tail of at most eight buckets wins.
     """
-    start, sums = splits.startup_s(cost), table.sums_bytes.tolist()
+    start = splits.startup_s(cost)
+    sums = table.sums_bytes.tolist()
     at = (table.ready_s - table.ready_s[0]).tolist()  # the time of the first gradient counts as 0
-    count, whole = table.count, at[-1]
-    best, found = float(cost(sums[-1])), one_bucket(table, cost)
+    count = table.count
+    whole = at[-1]
+    best = float(cost(sums[-1]))
+    found = one_bucket(table, cost)
     for first in range(1, count):
         sent = float(cost(sums[first]))
-        end, begin, lasts = at[first - 1] + sent, first, [first - 1]
+        end = at[first - 1] + sent
+        begin = first
+        lasts = [first - 1]
         while begin < count and len(lasts) < GDAT_SEGMENTS:
             stop = bisect_right(at, at[begin - 1] + sent + start, begin)
             if stop == begin:  # one slow layer: wait for it
                 end += at[begin] - at[begin - 1] - sent
                 stop = begin + 1
             sent = float(cost(sums[stop] - sums[begin]))
-            end, begin = end + sent, stop
+            end = end + sent
+            begin = stop
             lasts.append(stop - 1)
         if begin == count and end - whole < best:
-            best, found = end - whole, split_at(lasts)
+            best = end - whole
+            found = split_at(lasts)
     return found
 
 
@@ -211,7 +223,8 @@ def plan(
     bucket holds one number format. Raises `InputError` for rows, costs and limits that mean nothing
     and for limits that no split keeps.
     """
-    table, price = splits.table_of(rows, max_bytes), price_of(cost)
+    table = splits.table_of(rows, max_bytes)
+    price = price_of(cost)
     split, end = splits.best_split(table, price, max_segments)
     unlimited = splits.table_of(rows)
     others = {name: baseline(name, unlimited, cost) for name in BASELINES}
@@ -274,15 +287,18 @@ def forms_of(
 
     Raises `InputError` where number formats change more than seven times: HCCL has no such split.
     """
-    hccl, too_large = found, False
+    hccl = found
+    too_large = False
     if len(found.segments) > HCCL_SEGMENTS:
         try:
             hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
         except InputError:
             if max_bytes is None:
                 raise
-            hccl, too_large = plan(rows, cost, HCCL_SEGMENTS), True
-    table, price = splits.table_of(rows), price_of(cost)
+            hccl = plan(rows, cost, HCCL_SEGMENTS)
+            too_large = True
+    table = splits.table_of(rows)
+    price = price_of(cost)
     shares = by_size(hccl.segments, rows)
     cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
     shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))

@@ -145,7 +145,8 @@ def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
     if not isinstance(times, list) or not isinstance(sizes, list) or len(times) != len(sizes):
         needed = f"{path}: modelvalue with {' and '.join(BANK_LISTS)} of one length"
         raise InputError(needed, shown(value))
-    rows, ready = list[Gradient](), 0.0
+    rows = list[Gradient]()
+    ready = 0.0
     for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
         where = f"{path} gradient {i}"
         step_ns = _number(where, BANK_LISTS[0], time) if i else 0.0

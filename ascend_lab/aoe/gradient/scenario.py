@@ -71,7 +71,8 @@ def evaluate(
 
 def scorer(table: splits.Table, scenario: Scenario) -> Callable[[splits.Split], float]:
     """Return the function split -> end; the same samples serve every split."""
-    price, draws = splits.price_of(scenario.cost), _draws(table, scenario)
+    price = splits.price_of(scenario.cost)
+    draws = _draws(table, scenario)
     startup = splits.startup_s(scenario.cost)
 
     def score(split: splits.Split) -> float:
@@ -89,7 +90,8 @@ def _draws(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
     """Return ready times, one array a sample."""
     if scenario.noise == 0:
         return [table.ready_s]
-    rng, sigma = np.random.default_rng(scenario.seed), scenario.noise
+    rng = np.random.default_rng(scenario.seed)
+    sigma = scenario.noise
     gaps = np.diff(table.ready_s, prepend=0.0)
     factors = rng.lognormal(-sigma * sigma / 2, sigma, (scenario.samples, table.count))
     return list(np.cumsum(gaps * factors, axis=1))
@@ -103,7 +105,9 @@ def _end_s(
     `works`: the startup of each bucket and the seconds its bytes take alone.
     """
     nothing = (backward + sum(a + b for a, b in works)) * NOTHING
-    now, done, coming = 0.0, 0.0, 0
+    now = 0.0
+    done = 0.0
+    coming = 0
     active: list[list[float]] = []  # rest of the startup, rest of the bytes
     while True:
         while (
@@ -122,7 +126,8 @@ def _end_s(
         marks = [backward, *ready[coming : coming + 1]]
         times += [(mark - done) / pace for mark in marks if mark > done + nothing]
         step = min(times)
-        now, done = now + step, min(backward, done + step * pace)
+        now = now + step
+        done = min(backward, done + step * pace)
         for work in active:
             phase, speed = (0, 1.0) if work[0] > 0 else (1, rate)
             work[phase] -= step * speed
@@ -163,14 +168,16 @@ def improve(
     """
     if budget < 1:
         raise errors.InputError("a budget of at least 1", str(budget), "raise it")
-    table, price = splits.table_of(rows, max_bytes), splits.price_of(scenario.cost)
+    table = splits.table_of(rows, max_bytes)
+    price = splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
     likely = [start]
     for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
         with suppress(errors.InputError):  # so few cannot keep the formats apart
             likely.append(splits.best_split(table, price, few)[0])
     likely += [planning.baseline(name, table, scenario.cost) for name in planning.BASELINES]
-    space, score = _Cuts(table, max_segments), scorer(table, scenario)
+    space = _Cuts(table, max_segments)
+    score = scorer(table, scenario)
 
     def measure(point: Point) -> float:
         """Return the end of a split; infinity if it breaks a limit."""

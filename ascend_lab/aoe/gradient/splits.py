@@ -166,7 +166,8 @@ class Piecewise:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for a table that is empty, unordered, negative or not finite."""
-        x, y = np.array(self.sizes_bytes, np.float64), np.array(self.times_s, np.float64)
+        x = np.array(self.sizes_bytes, np.float64)
+        y = np.array(self.times_s, np.float64)
         if not len(x) or len(x) != len(y):
             raise InputError("a time for each size, one at least", f"{len(x)} and {len(y)}")
         if not (np.all(np.isfinite(x)) and x[0] >= 0 and np.all(np.diff(x) > 0)):
@@ -182,7 +183,8 @@ class Piecewise:
 
     def many(self, sizes_bytes: Floats) -> Floats:
         """Return the seconds of many."""
-        x, y = self._x, self._y
+        x = self._x
+        y = self._y
         slope = y[-1] / x[-1] if x[-1] > 0 else 0.0
         found: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(sizes_bytes - x[-1], 0.0)
         return found
@@ -259,7 +261,8 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     """
     if max_segments is not None and max_segments < 1:
         raise InputError("at least 1 segment", str(max_segments))
-    count, free = table.count, max_segments is None
+    count = table.count
+    free = max_segments is None
     levels = 1 if max_segments is None else min(max_segments, count)
     ends = np.full((levels + 1, count + 1), np.inf)
     ends[:, 0] = 0.0
@@ -277,10 +280,13 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     if not np.isfinite(end):
         remedy = "allow more, or let buckets be larger"
         raise InputError(f"a split in at most {max_segments} segments", "none exists", remedy)
-    lasts, level, j = list[int](), levels, count
+    lasts = list[int]()
+    level = levels
+    j = count
     while j > 0:  # the choices lead back to the first gradient
         lasts.append(j - 1)
-        j, level = int(came[level, j]), level if free else level - 1
+        j = int(came[level, j])
+        level = level if free else level - 1
     return _fewer(table, price, split_at(reversed(lasts)), end), end
 
 
@@ -298,7 +304,8 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
             both = (made[-1][0], last)
             sent = max(done[-2], ready) + float(price(table.sizes_bytes((both,)))[0])
             if sent <= latest[k + 1]:
-                made[-1], done[-1] = both, sent
+                made[-1] = both
+                done[-1] = sent
                 continue
         made.append((first, last))
         done.append(max(done[-1], ready) + float(times[k]))
@@ -312,7 +319,8 @@ def lower_bound_s(table: Table, price: Price) -> float:
     then on gradients j.. are still to be sent, which takes at least the cheapest split of them
     without any waiting, h[j] = min over k of cost(S[k] - S[j]) + h[k].
     """
-    rest, sums = np.zeros(table.count + 1), table.sums_bytes
+    rest = np.zeros(table.count + 1)
+    sums = table.sums_bytes
     for j in range(table.count - 1, -1, -1):
         rest[j] = np.min(price(sums[j + 1 :] - sums[j]) + rest[j + 1 :])
     return float((table.ready_s + rest[:-1]).max())

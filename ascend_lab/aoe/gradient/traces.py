@@ -294,7 +294,8 @@ def _is_all_reduce(event: Event) -> bool:
 
 def _shape(event: Event) -> list[int] | None:
     """Return the shape of what an event was given; None if that was nothing."""
-    dims, types = _args(event).get("Input Dims"), _args(event).get("Input type")
+    dims = _args(event).get("Input Dims")
+    types = _args(event).get("Input type")
     known = isinstance(types, list) and types and types[0]
     shape = dims[0] if known and isinstance(dims, list) and dims else None
     good = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_BYTES for n in shape)

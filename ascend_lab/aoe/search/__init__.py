@@ -72,15 +72,19 @@ class BranchAndBound:
         self, space: Space, rng: np.random.Generator, start: Sequence[Point] = ()
     ) -> Steps:
         """Measure points in the order of their bounds, until none can be better than the best."""
-        self.lower_bound, self.opened, self.proven = -math.inf, 0, False
-        fresh, best = Fresh(space, rng), math.inf
+        self.lower_bound = -math.inf
+        self.opened = 0
+        self.proven = False
+        fresh = Fresh(space, rng)
+        best = math.inf
         if batch := fresh.legal(start):
             best = min((yield from fresh.ask(batch)))
         heap: list[_Open] = [(self.bound(()), 0, 0, ())]
         while batch := self._leaves(fresh, heap, best):
             best = min(best, *(yield from fresh.ask(batch)))
             self.lower_bound = min(best, heap[0][0] if heap else math.inf)
-        self.lower_bound, self.proven = best, True
+        self.lower_bound = best
+        self.proven = True
 
     def _leaves(self, fresh: Fresh, heap: list[_Open], best: float) -> list[Point]:
         """Open prefixes until a batch of points is found or nothing below the best is left."""
@@ -207,7 +211,8 @@ class _Rollouts:
 
     def _descend(self) -> tuple[Point, list[Node]]:
         """Follow the best children down to an option never tried; return prefix and nodes."""
-        space, node = self.fresh.space, self.root
+        space = self.fresh.space
+        node = self.root
         prefix: Point = ()
         path = [node]
         while len(prefix) < len(space.names):
@@ -229,7 +234,8 @@ class _Rollouts:
             if not left:
                 break
             value = min(left, key=lambda v: left[v].best)
-            node, prefix = left[value], (*prefix, value)
+            node = left[value]
+            prefix = (*prefix, value)
         return prefix
 
     def _select(self, node: Node, prefix: Point) -> Value:
@@ -263,7 +269,8 @@ class _Rollouts:
 
     def _borrowed(self, prefix: Point) -> Point:
         """Return a prefix with the ending of one of the best points, one decision changed."""
-        space, rng = self.fresh.space, self.fresh.rng
+        space = self.fresh.space
+        rng = self.fresh.rng
         donor = self.elite[int(rng.integers(len(self.elite)))]
         point = mutated(space, completed(space, donor, prefix), rng)
         return completed(space, point, prefix)

@@ -40,7 +40,8 @@ class Fresh:
     """What every search remembers: costs of the candidates it proposed, and a source of others."""
 
     def __init__(self, space: Space, rng: np.random.Generator) -> None:
-        self.space, self.rng = space, rng
+        self.space = space
+        self.rng = rng
         self.costs: dict[Hashable, float] = {}
         self._rest: list[Point] | None = None
 
@@ -82,7 +83,8 @@ class Fresh:
             point = self.space.sample(self.rng)
             key = self.space.key(point)
             if key not in self.costs and key not in found:
-                found[key], misses = point, 0
+                found[key] = point
+                misses = 0
                 continue
             misses += 1
             if misses > PATIENCE:
@@ -135,7 +137,8 @@ class IteratedLocal:
             reached, foot = yield from fresh.best_of(batch)
             reached, foot = yield from self._down(fresh, reached, foot)
             if reached < cost:
-                cost, point = reached, foot
+                cost = reached
+                point = foot
 
     def _jumps(self, fresh: Fresh, point: Point) -> list[Point]:
         """Return a new point some decisions away, or random ones where those are all known."""
@@ -156,7 +159,9 @@ class IteratedLocal:
             for first in range(0, len(order), self.batch):
                 reached, best = yield from fresh.best_of(order[first : first + self.batch])
                 if reached < cost:
-                    cost, point, moved = reached, best, True
+                    cost = reached
+                    point = best
+                    moved = True
                     break
         return cost, point
 
@@ -190,9 +195,12 @@ class Annealing:
                 if not batch:
                     return
                 (reached,) = yield from fresh.ask(batch)
-                nearby, trials, moves = batch[0], trials + 1, 0
+                nearby = batch[0]
+                trials = trials + 1
+                moves = 0
             if rng.random() < self._chance(cost, reached, trials):
-                point, cost = nearby, reached
+                point = nearby
+                cost = reached
 
     def _chance(self, cost: float, other: float, trials: int) -> float:
         """Return the probability of going from one cost to another."""
@@ -266,8 +274,11 @@ class Surrogate:
         order = np.argsort(self.costs, kind="stable").tolist()
         best = len(order) // 4
         keep = sorted(order[:best] + order[best::2])
-        points, costs = [self.points[i] for i in keep], [self.costs[i] for i in keep]
-        self.points, self.costs, self._known = [], [], None
+        points = [self.points[i] for i in keep]
+        costs = [self.costs[i] for i in keep]
+        self.points = []
+        self.costs = []
+        self._known = None
         for at in range(0, len(points), 16):
             self.learn(points[at : at + 16], costs[at : at + 16])
 
@@ -352,7 +363,9 @@ class Genetic:
     ) -> Steps:
         """Breed until no point is left that was not tried."""
         self.log = log = []
-        fresh, model, generation = Fresh(space, rng), Surrogate(), 0
+        fresh = Fresh(space, rng)
+        model = Surrogate()
+        generation = 0
         scored: list[Scored] = []
         brood = dict.fromkeys(fresh.legal(start), "start")
         self._fill(brood, fresh.sample(self.first), self.first)
@@ -367,7 +380,8 @@ class Genetic:
 
     def _next(self, fresh: Fresh, model: Surrogate, parents: list[Scored]) -> Brood:
         """Return the next generation: chosen children, then immigrants."""
-        children, strangers = self._children(fresh, parents), fresh.sample(2 * self.measured)
+        children = self._children(fresh, parents)
+        strangers = fresh.sample(2 * self.measured)
         count = self.measured - self.immigrants
         if self.screened and math.isfinite(parents[0][0]):
             pool = dict.fromkeys(strangers[self.immigrants :], "random") | children
@@ -400,13 +414,16 @@ class Genetic:
 
     def _children(self, fresh: Fresh, parents: list[Scored]) -> Brood:
         """Return the neighbours of the best point and many children, none of them known."""
-        rng, space = fresh.rng, fresh.space
+        rng = fresh.rng
+        space = fresh.space
         found = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
         picks = rng.integers(len(parents), size=(self.children, 2, self.tournament)).min(2)
         for one, two in picks.tolist():
-            child, origin = parents[one][2], "mutated"
+            child = parents[one][2]
+            origin = "mutated"
             if rng.random() < self.crossover:
-                child, origin = crossed(space, child, parents[two][2], rng), "crossed"
+                child = crossed(space, child, parents[two][2], rng)
+                origin = "crossed"
             if origin == "mutated" or rng.random() < 0.5:
                 child = mutated(space, child, rng, 1 + int(rng.integers(2)))
             found.setdefault(child, origin)

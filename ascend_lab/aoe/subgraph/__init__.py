@@ -138,7 +138,8 @@ def tune_subgraph(
 
 def planned(graph: Graph, plan: SlicePlan, chip: Chip, bound_s: float) -> SubgraphResult:
     """Return a prepared graph under a plan that is known; raises as `sliced`, `compile_stages`."""
-    cut, before_s = sliced(graph, plan), plan_time(graph, SlicePlan(), chip)
+    cut = sliced(graph, plan)
+    before_s = plan_time(graph, SlicePlan(), chip)
     built = _launched(cut, plan, chip)
     return SubgraphResult(plan, cut, built, before_s, simulate_graph(built).time_s, bound_s, 0)
 
@@ -149,9 +150,14 @@ class _Search:
     def __init__(
         self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, told: Progress
     ) -> None:
-        self.graph, self.chip, self.deadline = graph, chip, deadline
-        self.budget, self.told = budget, told
-        self.best, self.best_s, self.interrupted = SlicePlan(), math.inf, False
+        self.graph = graph
+        self.chip = chip
+        self.deadline = deadline
+        self.budget = budget
+        self.told = told
+        self.best = SlicePlan()
+        self.best_s = math.inf
+        self.interrupted = False
         self.known: dict[SlicePlan, float] = {}
         self.compiled = self._built = compiled(graph, chip)
         self._of: tuple[tuple[Region, ...], bool] = (), False
@@ -168,7 +174,8 @@ class _Search:
         time_s = math.inf
         with suppress(AscendLabError):
             if (plan.regions, plan.inside) != self._of:
-                cut, road = sliced(self.graph, plan), plan.road(self.chip)
+                cut = sliced(self.graph, plan)
+                road = plan.road(self.chip)
                 self._built = compiled(cut, self.chip, road)
                 self._of = plan.regions, plan.inside
             time_s = simulate_graph(plan.launched(self._built)).time_s
@@ -202,7 +209,8 @@ class _Search:
 
         When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
         """
-        best_s, near = self.time(self._plan(segments, chain)), neighbours
+        best_s = self.time(self._plan(segments, chain))
+        near = neighbours
         seen = {chain}
         while self.tried < self.budget:
             cost = {c: total(segments, c) for c in near(segments, chain) if c not in seen}
@@ -213,7 +221,8 @@ class _Search:
                 seen.add(one)
                 time_s = self.time(self._plan(segments, one))
                 if time_s < best_s:
-                    chain, best_s = one, time_s
+                    chain = one
+                    best_s = time_s
                     break
             else:
                 if near is uneven:
@@ -329,7 +338,8 @@ def slice_network(
     deadline: Deadline,
 ) -> tuple[SubgraphResult, Outcome | None]:
     """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
-    graph, bound_s = canonical(front.rewritten, chip), bound_of(front.rewritten, chip).time_s
+    graph = canonical(front.rewritten, chip)
+    bound_s = bound_of(front.rewritten, chip).time_s
     key = key_of_graph(graph, chip)
     known = None if settings.repeat else knowledge.find(key)
     if known and (plan := _from_bank(graph, chip, known[0], bound_s)):

@@ -46,7 +46,8 @@ SLACK = 4.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
 SIZES = 3
 """Sizes of slices tried for a segment: the largest that pass, along each axis."""
-MOST_SLICES, MOST_ROWS = 64, 8
+MOST_SLICES = 64
+MOST_ROWS = 8
 """The most slices of images, and of rows."""
 MOST_POINTS = 20
 """Cut points used at most."""
@@ -77,7 +78,9 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     launch, the second half of a tandem. Of many cuts those that one tensor crosses are used, and in
     the longest gaps those that the fewest bytes cross.
     """
-    nodes, end, inner = graph.nodes, len(graph.nodes), set[str]()
+    nodes = graph.nodes
+    end = len(graph.nodes)
+    inner = set[str]()
     if road.start != "queued":
         tandems = (tandem_convolutions(graph, node) or () for node in nodes)
         inner = {node.name for tandem in tandems for node in tandem[1:]}
@@ -160,7 +163,8 @@ class Cache:
 
     def _shrink(self) -> int:
         """Throw out what was unused for longest until the rest fits; return the dirty bytes."""
-        out, total = 0, sum(self.held.values())
+        out = 0
+        total = sum(self.held.values())
         while total > self.size_bytes:
             name, size = self.held.popitem(last=False)
             total -= size
@@ -239,7 +243,8 @@ class Segments:
 
     def region(self, first: int, stop: int, way: Way) -> Region:
         """Return units first .. stop-1 as a region."""
-        low, high = self.points[first], self.points[stop] - 1
+        low = self.points[first]
+        high = self.points[stop] - 1
         names = self.graph.nodes[low].name, self.graph.nodes[high].name
         return Region(*names, *way)
 
@@ -252,13 +257,15 @@ class Segments:
         L2 still spill; slices of slices that fit read the same bytes again.
         """
         part = self.part(first, stop)
-        room, live = self.chip.l2.size_bytes, max(live_bytes(part))
+        room = self.chip.l2.size_bytes
+        live = max(live_bytes(part))
         if self.chip.l2.kind == "cache":
             room -= min(weight_bytes(part), room // 2)
         if stop > self.reach[first]:
             rows = not self.numbers and live > room
             return list(self._rows(part, SLACK * room / live)) if rows else []
-        found, coarser = [], 1
+        found = []
+        coarser = 1
         for n in self.numbers:
             if live > coarser * room and live <= SLACK * n * room:
                 found.append(("batch", even(self.batch, n)))
@@ -275,7 +282,8 @@ class Segments:
     @cached_property
     def reach(self) -> list[int]:
         """Of each unit the end of the longest segment from there on that images can be cut in."""
-        found, stop = list[int](), 0
+        found = list[int]()
+        stop = 0
         for first in range(self.count):
             stop = max(stop, first)
             while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
@@ -284,7 +292,8 @@ class Segments:
         return found
 
     def _sliceable(self, first: int, stop: int) -> bool:
-        part, way = self.part(first, stop), ("batch", even(self.batch, self.numbers[-1]))
+        part = self.part(first, stop)
+        way = ("batch", even(self.batch, self.numbers[-1]))
         with suppress(AscendLabError):
             ranges_of(part, self.region(first, stop, way))
             return True
@@ -294,7 +303,8 @@ class Segments:
         """Yield the largest slices of rows whose share of them is small enough, if any."""
         ends = part.nodes[0].name, part.nodes[-1].name
         for axis in ("height", "sequence"):
-            size, known = _size(part, axis), set[int]()
+            size = _size(part, axis)
+            known = set[int]()
             for count in range(2, min(size, MOST_ROWS) + 1):
                 parts = even(size, count)
                 if parts[0] in known or parts[0] > share * size or len(known) == SIZES:
@@ -334,9 +344,12 @@ class Segments:
 
     def _summed(self, first: int, stop: int, way: Way) -> float:
         """Return the cost from runs: of every size the first slice, then its like."""
-        part, total, l2 = self.part(first, stop), 0.0, self.chip.l2
+        part = self.part(first, stop)
+        total = 0.0
+        l2 = self.chip.l2
         cache = (Buffer if l2.kind == "buffer" else Cache)(l2.size_bytes)
-        kept, types = frozenset(part.outputs), part.types
+        kept = frozenset(part.outputs)
+        types = part.types
         before = [n for n in part.inputs if n not in self.graph.inputs]
         cache.left({name: types[name].size_bytes for name in before})
         for size, times in Counter(way[1] or (self.batch,)).items():
@@ -374,7 +387,8 @@ class Segments:
         return self.built[key]
 
     def _runs(self, unit: int, size: int) -> Iterator[Run]:
-        part, whole = self.part(unit, unit + 1), dict[str, str]()
+        part = self.part(unit, unit + 1)
+        whole = dict[str, str]()
         if size < self.batch:
             way = "batch", (size, self.batch - size)
             part, whole = one_slice(part, self.region(unit, unit + 1, way))

@@ -133,11 +133,13 @@ class SlicePlan:
     def ranges(self, graph: Graph) -> list[tuple[int, int, Region]]:
         """Return first and last position of every region; `InputError` out of order."""
         place = {node.name: i for i, node in enumerate(graph.nodes)}
-        found, end = [], -1
+        found = []
+        end = -1
         for region in self.regions:
             if missing := [n for n in (region.first, region.last) if n not in place]:
                 raise InputError(f"nodes of {graph.name}", missing[0], "name nodes of this graph")
-            low, high = place[region.first], place[region.last]
+            low = place[region.first]
+            high = place[region.last]
             if not end < low <= high:
                 needed = f"regions in order, each behind node {end}"
                 raise InputError(needed, f"{region.first} .. {region.last}: {low} .. {high}")
@@ -163,7 +165,8 @@ def _borders(compiled: Compiled) -> Iterator[str]:
         if node is not None and node.op == "concat" and node.attr("axis", 0) == 0:
             yield node.output
         if node is not None and node.op == "slice":
-            whole, part = graph.types[node.inputs[0]], graph.types[node.output]
+            whole = graph.types[node.inputs[0]]
+            part = graph.types[node.output]
             if whole.shape[:1] != part.shape[:1]:
                 yield node.inputs[0]
 
@@ -253,7 +256,8 @@ def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
 
 def sliced(graph: Graph, plan: SlicePlan) -> Graph:
     """Return the graph with each region of the plan in slices; raises as `ranges_of`."""
-    draft, done = Draft(graph, ()), 0
+    draft = Draft(graph, ())
+    done = 0
     cuts: dict[Any, str] = {}
 
     def keep(nodes: Sequence[Node]) -> None:
@@ -307,7 +311,10 @@ class _Slices:
     """
 
     def __init__(self, draft: Draft, cuts: dict[Any, str], ranges: Ranges, region: Region) -> None:
-        self.draft, self.cuts, self.ranges, self.region = draft, cuts, ranges, region
+        self.draft = draft
+        self.cuts = cuts
+        self.ranges = ranges
+        self.region = region
         self.pieces: dict[str, list[tuple[int, Range, str]]] = {}
 
     def add(self) -> None:
@@ -317,13 +324,16 @@ class _Slices:
             if (node.name, i) in ranges.spans:
                 self.slice_of(node, i)
         for name in ranges.part.outputs:
-            axis, spans = ranges.axes[name], [one[name] for one in ranges.wanted]
+            axis = ranges.axes[name]
+            spans = [one[name] for one in ranges.wanted]
             parts = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
             self.append("concat", parts, {"axis": axis}, name, self.draft.types[name])
 
     def slice_of(self, node: Node, i: int) -> None:
         """Append slice i of a node."""
-        draft, axes, span = self.draft, self.ranges.axes, self.ranges.spans[node.name, i]
+        draft = self.draft
+        axes = self.ranges.axes
+        span = self.ranges.spans[node.name, i]
         found = self.ranges.cut(node, span)
         reads = []
         for name, taken in zip(node.inputs, found.ranges, strict=True):
@@ -343,7 +353,8 @@ class _Slices:
 
     def piece(self, name: str, axis: int, span: Range, i: int) -> str:
         """Return a part of a tensor for slice i, from the slices there are or the whole tensor."""
-        whole, shared = [(i, (0, self.size(name, axis)), name)], self.region.halo == "store"
+        whole = [(i, (0, self.size(name, axis)), name)]
+        shared = self.region.halo == "store"
         known = [(r, new) for at, r, new in self.pieces.get(name, whole) if shared or at == i]
         low, high = span
         for (start, end), new in known:
@@ -365,7 +376,8 @@ class _Slices:
         if span == (0, self.size(name, axis)):
             return name
         shape = self.draft.types[name].shape
-        begin, end = [0] * len(shape), list(shape)
+        begin = [0] * len(shape)
+        end = list(shape)
         begin[axis], end[axis] = span
         attrs = {"begin": tuple(begin), "end": tuple(end)}
         return self.once((name, axis, span), "slice", [name], attrs)

@@ -31,7 +31,8 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     ops = [op for _, op in _operations(state, chip, need)]
     compute = sum(op.cycles(chip) for op in ops)
     share = _fresh_share(state, warm)
-    first, last = _least_copy(chip, "GM", "UB", share), _least_copy(chip, "UB", "GM")
+    first = _least_copy(chip, "GM", "UB", share)
+    last = _least_copy(chip, "UB", "GM")
     ends = [s for s in state.stages if s.output]
     # something to do for every output, whatever is inlined
     computed = all(isinstance(s, stages.Stage) and not s.is_copy for s in ends)
@@ -91,7 +92,8 @@ def _memory_cycles(
     """
     ends = [s for s in state.stages if s.output]
     sizes = {s.name: math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in ends}
-    least, l2 = _read_bytes(state, warm), chip.l2.size_bytes
+    least = _read_bytes(state, warm)
+    l2 = chip.l2.size_bytes
     evicted = sum(size for name, size in sizes.items() if size + least[name] > l2)
     rate = chip.shared_rate_bytes_per_cycle("memory", 1)
     return (_cold_bytes(state, need, warm) + evicted) / rate
@@ -109,7 +111,8 @@ def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
         if warm or isinstance(stage, stages.Fixed):
             continue
         for read in stage.reads:
-            source, distinct = state.find(read.source), _distinct(state, stage, read)
+            source = state.find(read.source)
+            distinct = _distinct(state, stage, read)
             size = distinct * DTYPE_BYTES[source.dtype]
             if isinstance(source, stages.Stage | stages.Fixed):
                 here = least[source.name] if distinct == math.prod(source.shape) else 0
@@ -220,7 +223,8 @@ def nest_work(state: stages.State, chip: Chip, names: Collection[str]) -> NestWo
     """Return the work of a nest of these stages; all else comes to them through memory."""
     ops = tuple(op for name, op in _operations(state, chip, _needed(state)) if name in names)
     loads = all(state.stage(name).reads for name in names)
-    first, last = _least_copy(chip, "GM", "UB") if loads else 0.0, _least_copy(chip, "UB", "GM")
+    first = _least_copy(chip, "GM", "UB") if loads else 0.0
+    last = _least_copy(chip, "UB", "GM")
     return NestWork(chip, ops, first + last if ops else 0.0)
 
 

@@ -39,7 +39,10 @@ class Nest:
 
 def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
     """Return the schedule with one more nest laid out; `ScheduleError` for impossible numbers."""
-    phase, bound, loops, tiles = nest.phase, [], [], []
+    phase = nest.phase
+    bound = []
+    loops = []
+    tiles = []
     name = phase.root
     extents = {a.name: a.extent for a in s.state.stage(name).axes}
     for axis, share, width in layout.cuts:
@@ -91,7 +94,8 @@ def read_layout(state: State, phase: auto_fuse.Phase) -> Layout:
 
 def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
     """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
-    done, sizes = schedule.complete(laid, root), []
+    done = schedule.complete(laid, root)
+    sizes = []
     for depth in (1, 2):
         stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
         sizes.append(boxes.ub_bytes(replace(done, stages=tuple(stages)), root, chip))

@@ -21,7 +21,8 @@ width of a tile along it and along the next axis outside; elements a fold takes 
 a tile; what happens to the last tile. Axes further out have width 1, those further in are whole."""
 LEAST: Point = ("", 0, 0, "", 0, 1, 1, 1, "cut")
 """What the decisions still to be taken are at least."""
-CUT, FOLD = DECISIONS.index("cut"), DECISIONS.index("fold")
+CUT = DECISIONS.index("cut")
+FOLD = DECISIONS.index("fold")
 FOLDS = 4
 """Widths of folds, at most: the widest that fit, and the least."""
 SURE = 0.9
@@ -38,8 +39,10 @@ class NestSpace:
 
     def __init__(self, schedule: dsl.Schedule, nest: Nest, default: Layout | None = None) -> None:
         """Take the schedule, the nest, and how the default lays it out, if it has such a nest."""
-        self.schedule, self.nest = schedule, nest
-        state, phase = schedule.state, nest.phase
+        self.schedule = schedule
+        self.nest = nest
+        state = schedule.state
+        phase = nest.phase
         root = state.stage(phase.root)
         self.extents = {a.name: a.extent for a in root.axes}
         self.last = root.axes[-1].name
@@ -59,7 +62,8 @@ class NestSpace:
         self._needs: dict[Layout, tuple[int, int, int]] = {}
         self._written: dict[object, bool] = {}
         self._roomy: dict[object, list[tuple[int, ...]]] = {}
-        self._count, self._counted = 0, False
+        self._count = 0
+        self._counted = False
         self.default = default
         self.default_point: Point | None = None
         if default is not None:  # its own numbers become options where they are not yet
@@ -71,11 +75,14 @@ class NestSpace:
         spread = [(n, share) for n, share, _ in layout.cuts if share < self.extents[n]][:2]
         numbers = [*(share for _, share in spread), 0, 0][:2]
         names = "+".join(n for n, _ in spread)
-        cut, width, outer = "", 0, 1
+        cut = ""
+        width = 0
+        outer = 1
         sizes = {n: w for n, _, w in layout.cuts}
         for name, share, wide in layout.cuts:
             if wide < share and name in self.nest.rows:
-                cut, width = name, wide
+                cut = name
+                width = wide
         if cut and self.outside(cut):
             outer = sizes[self.outside(cut)[-1]]
         given = self.folds | dict(layout.folds)
@@ -115,7 +122,8 @@ class NestSpace:
         return any(self._legal(self.layout((*point[:FOLD], f, *point[FOLD + 1 :]))) for f in folds)
 
     def _legal(self, layout: Layout) -> bool:
-        pattern, sizes = self._pattern(layout), layout.sizes(self.folds)
+        pattern = self._pattern(layout)
+        sizes = layout.sizes(self.folds)
         for larger in self._roomy.get(pattern, ()):
             if all(a <= b for a, b in zip(sizes, larger, strict=True)):
                 return self._written[pattern]
@@ -278,7 +286,8 @@ class NestSpace:
         return [d for d in DEPTHS if self.good((*prefix, d))]
 
     def _tail(self, prefix: Point) -> Sequence[str]:
-        cut, width = prefix[3], prefix[4]
+        cut = prefix[3]
+        width = prefix[4]
         if not cut or cut == self.last or self.nest.phase.outputs:
             return ("cut",)
         share = {n: s for n, s, _ in self.layout(prefix).cuts}[cut]
@@ -325,7 +334,8 @@ def width_ladder(
     least = min(unit, share)
     if least >= share or not good(least):
         return []
-    low, high = 1, up(share, unit)
+    low = 1
+    high = up(share, unit)
     while low < high:  # the least number of tiles that fit, by bisection
         middle = (low + high) // 2
         fits = good(min(share, up(up(share, middle), unit) * unit))

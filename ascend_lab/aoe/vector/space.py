@@ -39,7 +39,8 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, 
 
     Raises `ScheduleError` where the way does not apply.
     """
-    base, merge = way.removesuffix(APART), not way.endswith(APART)
+    base = way.removesuffix(APART)
+    merge = not way.endswith(APART)
     s, phases = _phases(s, phase, base)
     found: list[Phase] = []
     cut = False
@@ -49,7 +50,8 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, 
         if fold is not None and parts in part_counts(s, fold):
             axis = max(fold.reduce, key=lambda a: a.extent)
             s = steps.split(s, fold.name, axis.name, axis.extent // parts)
-            s, partial = steps.rfactor(s, fold.name, f"{axis.name}_o"), f"{fold.name}_rf"
+            s = steps.rfactor(s, fold.name, f"{axis.name}_o")
+            partial = f"{fold.name}_rf"
         cut = cut or bool(partial)
         found += [Phase(partial), each] if partial else [each]
     if parts > 1 and not cut:
@@ -133,7 +135,8 @@ def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
     return tuple(counts)
 
 
-AS_DEFAULT, IN_PARTS = "default", "parts of rows"
+AS_DEFAULT = "default"
+IN_PARTS = "parts of rows"
 """Ways for all nests at once: those of the default, where no way makes the same ones; and the
 default itself, where it takes long rows in parts, which the decisions about a nest cannot say."""
 
@@ -299,7 +302,8 @@ class VectorSpace:
 
     def parts(self, point: Point) -> list[tuple[NestSpace, Point]]:
         """Return the nests of a point, each with the decisions about it."""
-        found, at = [], self._head
+        found = []
+        at = self._head
         for nest, slot in zip(self.structure(point).nests, self._slots, strict=False):
             found.append((nest, _filled(slot, point[at : at + len(slot)])))
             at += len(slot)
@@ -344,7 +348,8 @@ class VectorSpace:
         if len(prefix) < self._head:
             return self.grouping.options(prefix)
         number, at = self._places[len(prefix) - self._head]
-        nests, slot = self.structure(prefix).nests, self._slots[number]
+        nests = self.structure(prefix).nests
+        slot = self._slots[number]
         if number >= len(nests):
             return (LEAST[at],)
         own = prefix[len(prefix) - slot.index(at) :] if at else ()

@@ -80,9 +80,11 @@ def best_plans(
         raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
     costs = costs or TopologyCosts(topology)
     cuts: list[Cut] = []
-    least, tried = float("inf"), 0
+    least = float("inf")
+    tried = 0
     for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
-        cut, tried = cut_model(plan, model, batch), tried + 1
+        cut = cut_model(plan, model, batch)
+        tried = tried + 1
         need = max(m.total_bytes for m in cut.memory(optimizer))
         least = min(least, need)
         cuts += [cut] if need <= memory_bytes else []

@@ -198,7 +198,8 @@ def parts_of(graph: Graph, profile: train.StepProfile, dtype: str) -> tuple[Part
     place = {node.name: i for i, nodes in enumerate(groups) for node in nodes}
     seconds = _seconds(profile, place, typed)
     kept = _kept_tensors(graph, dtype)
-    found, counted = [], set[str]()
+    found = []
+    counted = set[str]()
     for i, nodes in enumerate(groups):
         found.append(_part(i, nodes, typed, frozenset(leaves), counted, seconds[i], kept))
         counted.update(name for node in nodes for name in node.inputs)
@@ -210,7 +211,8 @@ def _unit_nodes(typed: Graph, leaves: Sequence[str]) -> list[list[Node]]:
 
     Units without parameters are joined to those before.
     """
-    own, found = set(leaves), list[list[Node]]([[]])
+    own = set(leaves)
+    found = list[list[Node]]([[]])
     for node, live in alive(typed, leaves):
         found[-1].append(node)
         if len(live) == 1 and node is not typed.nodes[-1]:
@@ -244,7 +246,8 @@ def _seconds(
     """Return, per unit, (forward, backward) seconds by kind: product, cut, whole."""
     count = max(place.values()) + 1
     found = [{k: [0.0, 0.0] for k in ("product", "cut", "whole")} for _ in range(count)]
-    ops, unit = {node.name: node.op for node in typed.nodes}, 0
+    ops = {node.name: node.op for node in typed.nodes}
+    unit = 0
     for row in profile.operators:
         if row.phase == "update":
             continue

@@ -207,7 +207,8 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
 
 
 # -- the order of a pipeline: who computes what when ----------------------------------------------
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD = "forward"
+BACKWARD = "backward"
 
 
 class Task(NamedTuple):
@@ -296,9 +297,11 @@ def run_pipeline(
     for lists that wait for each other forever.
     """
     ends: dict[Task, float] = {}
-    clock, places = [0.0] * len(lists), [0] * len(lists)
+    clock = [0.0] * len(lists)
+    places = [0] * len(lists)
     done: list[TimedTask] = []
-    total, last = sum(map(len, lists)), len(forward_s) - 1
+    total = sum(map(len, lists))
+    last = len(forward_s) - 1
     while len(done) < total:
         before = len(done)
         for device, tasks in enumerate(lists):

@@ -207,7 +207,8 @@ def execute(steps: Sequence[Step], arrays: Sequence[Values]) -> list[Values]:
 
 
 def _received(one: Step, device: int, arrays: Sequence[Values]) -> Values:
-    group, place = one.before.group(device, one.axis), one.before.coordinate(device, one.axis)
+    group = one.before.group(device, one.axis)
+    place = one.before.coordinate(device, one.axis)
     if one.kind == "slice":
         return np.split(arrays[device], len(group), axis=one.dim)[place]
     parts = [arrays[peer] for peer in group]
@@ -272,7 +273,8 @@ def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
 def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Return the steps of the greedy rule; LayoutError as `redistribute`."""
     _comparable(source, target)
-    steps, at = list[Step](), source
+    steps = list[Step]()
+    at = source
     while at.tensor_map != target.tensor_map:
         steps.append(_next(at, target))
         at = steps[-1].after
@@ -326,16 +328,20 @@ def compare(
     """Run both searches between all pairs of layouts of a tensor; keep matrices small."""
     value = price(item_bytes, cost)
     layouts = list(all_layouts([size for size in device_matrix if size > 1], shape))
-    worse, worst, example = 0, 1.0, None
+    worse = 0
+    worst = 1.0
+    example = None
     paid = best = 0.0
     for source in layouts:
         paths = cheapest(source, value)
         for target in layouts:
             optimum = paths[target.tensor_map].total
             taken = sum(map(value, greedy(source, target)))
-            paid, best = paid + taken, best + optimum
+            paid = paid + taken
+            best = best + optimum
             worse += taken > optimum * (1 + 1e-9)
             if optimum and taken / optimum > max(worst, 1 + 1e-9):
-                worst, example = taken / optimum, (source, target)
+                worst = taken / optimum
+                example = (source, target)
     excess = paid / best - 1 if best else 0.0
     return Comparison(len(layouts) ** 2, worse, excess, worst, example)

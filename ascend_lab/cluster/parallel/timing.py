@@ -119,7 +119,9 @@ class Cut:
     @property
     def bound_s(self) -> float:
         """Seconds no step is shorter than: a device's work, and the way to it and back."""
-        plan, way, most = self.plan, 0.0, 0.0
+        plan = self.plan
+        way = 0.0
+        most = 0.0
         for device in range(plan.pipeline):
             work = self.work_s(device)
             most = max(most, plan.micro_batches * work + way)
@@ -200,7 +202,8 @@ def plan_time(
     plan: Plan, model: Model, costs: Costs, batch: int, optimizer: str = "adam"
 ) -> PlanTime:
     """Return the step time and memory of a plan; raises as `cut_model`."""
-    cut, traffic = cut_model(plan, model, batch), _Traffic(plan, costs)
+    cut = cut_model(plan, model, batch)
+    traffic = _Traffic(plan, costs)
     ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
     back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
     ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
@@ -245,9 +248,12 @@ def _finished_s(
     cut: Cut, model: Model, traffic: _Traffic, timed: plans.PipelineTime, device: int
 ) -> float:
     """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
-    plan, last, chunks = cut.plan, timed.last_backward(device), cut.of_device(device)
+    plan = cut.plan
+    last = timed.last_backward(device)
+    chunks = cut.of_device(device)
     op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
-    now, lane = last.start_s, 0.0
+    now = last.start_s
+    lane = 0.0
     final = last.task.stage // plan.pipeline
     for place in sorted(range(len(chunks)), key=lambda c: c == final):
         for unit in chunks[place][::-1]:
@@ -318,7 +324,8 @@ class TopologyCosts:
         return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
-        stages, everyone = np.array(groups).T, tuple(range(self.topology.size))
+        stages = np.array(groups).T
+        everyone = tuple(range(self.topology.size))
         rows = np.zeros((len(groups), 1), np.int64)
         hops = (Round.of(one, two, rows) for one, two in pairwise(stages))
         patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)

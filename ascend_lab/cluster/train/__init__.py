@@ -122,7 +122,8 @@ def _operators(
     step: TrainingGraph, compiled: Compiled, times: NetworkTimeline
 ) -> tuple[OperatorRow, ...]:
     """Return the kernels with the phase of their nodes; nodes without one are of the one before."""
-    rows, phase = [], "forward"
+    rows = []
+    phase = "forward"
     tasks = [task for task in compiled.tasks if task.lowered is not None]
     for task, time in zip(tasks, times.operators, strict=True):
         phase = max((phase_of(step, name) or phase for name in task.nodes), key=PHASES.index)
@@ -143,7 +144,8 @@ def _gradients(
     step: TrainingGraph, compiled: Compiled, rows: Sequence[OperatorRow], dtype: str
 ) -> tuple[GradientRow, ...]:
     """Return the gradients, by the end of the last kernel that writes them."""
-    ends, clock = {}, 0.0
+    ends = {}
+    clock = 0.0
     for row in rows:
         clock += row.time_s if row.phase == "backward" else 0.0
         ends.update(dict.fromkeys(row.nodes, clock))
@@ -175,7 +177,8 @@ def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> 
     found = optimiser(optimizer, None)
     assert found is not None
     net = GraphBuilder("update")
-    old, grad = net.input("old", (elements,)), net.input("grad", (elements,), dtype)
+    old = net.input("old", (elements,))
+    grad = net.input("grad", (elements,), dtype)
     states = [net.input(name, (elements,)) for name in found.states]
     made = net.add_node(found.operator.name, old, net.cast(grad, dtype="fp32"), *states)
     net.output(*made, net.cast(made[0], dtype=dtype))
@@ -188,8 +191,10 @@ def averages_s(step: TrainingGraph, chip: Chip) -> float:
     if not elements:
         return 0.0
     net = GraphBuilder("averages")
-    old, batch = net.input("old", (elements,)), net.input("batch", (elements,))
-    kept, new = RUNNING_MOMENTUM, 1.0 - RUNNING_MOMENTUM
+    old = net.input("old", (elements,))
+    batch = net.input("batch", (elements,))
+    kept = RUNNING_MOMENTUM
+    new = 1.0 - RUNNING_MOMENTUM
     net.output(net.add(net.muls(old, number=kept), net.muls(batch, number=new)))
     return _alone_s(net, chip)
 
@@ -248,7 +253,8 @@ def profile_layers(
     ahead, back = (sum(r.time_s for r in middle if r.phase == phase) for phase in PHASES[:2])
     own = [row for row in profile.gradients if row.name.startswith(f"{prefix}1.")]
     width = DTYPE_BYTES[dtype]
-    some, added = profile.gradient_bytes // width, sum(row.size_bytes for row in own) // width
+    some = profile.gradient_bytes // width
+    added = sum(row.size_bytes for row in own) // width
     updates = [update_s(n, chip, optimizer, dtype) for n in (some, some + more * added)]
     return replace(
         profile,
@@ -353,14 +359,16 @@ def step_timeline(
     """
     rows = profile.gradients
     cuts = bucketed(rows) if segments is None else cluster.checked(segments, len(rows))
-    start, back = profile.forward_s, profile.forward_s + profile.backward_s
+    start = profile.forward_s
+    back = profile.forward_s + profile.backward_s
     spans = [Span("compute", "forward", 0.0, start), Span("compute", "backward", start, back)]
     lane = total = 0.0
     for number, (first, last) in enumerate(cuts):
         seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))
         ready = start + max(row.ready_s for row in rows[first : last + 1])
         begin = max(lane, ready)
-        lane, total = begin + seconds, total + seconds
+        lane = begin + seconds
+        total = total + seconds
         spans.append(Span("communication", f"bucket {number}", begin, lane))
     free = max(back, lane)
     spans.append(Span("compute", "update", free, free + profile.update_s))

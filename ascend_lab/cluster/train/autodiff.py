@@ -72,7 +72,8 @@ class _Step:
     def __init__(
         self, given: Graph, dtype: str, names: tuple[str, ...], recompute: Sequence[str] | int
     ) -> None:
-        self.given, self.names = given, names
+        self.given = given
+        self.names = names
         typed, self.leaves = steps.in_compute_format(given, dtype, names)
         self.typed = typed
         dropped = steps.dropped_tensors(typed, recompute, tuple(self.leaves))
@@ -87,7 +88,8 @@ class _Step:
     # -- forward ----------------------------------------------------------------------------------
     def forward(self) -> None:
         """Declare data and parameters; append the forward nodes, batch norms as in training."""
-        net, typed = self.net, self.typed
+        net = self.net
+        typed = self.typed
         for name in typed.inputs:
             net.input(name, typed.types[name].shape, typed.types[name].dtype)
         for name in self.names:
@@ -110,7 +112,8 @@ class _Step:
             if net.known(name) or name not in self.typed.constants:
                 continue
             if name in self.leaves:
-                cast, dtype = net.unique(f"{name}.cast"), self.typed.types[name].dtype
+                cast = net.unique(f"{name}.cast")
+                dtype = self.typed.types[name].dtype
                 net.copy(Node(cast, "cast", (self.leaves[name],), (name,), {"dtype": dtype}))
             elif node.op in steps.NORMS and place in steps.STATISTICS:
                 self._input(name)
@@ -130,7 +133,8 @@ class _Step:
     # -- loss -------------------------------------------------------------------------------------
     def losses(self) -> list[Value]:
         """Append the loss; return the losses of the rows of each output."""
-        net, outs = self.net, [name for name in self.typed.outputs if name in self.wanted]
+        net = self.net
+        outs = [name for name in self.typed.outputs if name in self.wanted]
         found = [self._rows(net.value(name)) for name in outs]
         if not found:
             got = f"{len(self.names)} parameters, none of which an output hangs on"
@@ -146,11 +150,13 @@ class _Step:
 
     def _rows(self, logits: Value) -> Value:
         """Append the cross entropy of an output's rows, in fp32."""
-        net, shape = self.net, logits.shape
+        net = self.net
+        shape = logits.shape
         if len(shape) < 2:
             raise GraphError(f"output {logits.name} as (..., classes)", str(shape), "reshape it")
         net.prefix = f"{logits.name}.loss"
-        classes, start = shape[-1], len(net.forward)
+        classes = shape[-1]
+        start = len(net.forward)
         wide = net.wide(net.shaped(logits, (logits.type.elements // classes, classes)))
         target = net.input(net.unique("target"), wide.shape, "fp32")
         self.targets.append(target.name)
@@ -198,7 +204,8 @@ class _Step:
         self, found: steps.Optimiser | None, scale: float, strict: bool
     ) -> steps.TrainingGraph:
         """Append the updates; return the graph with what its names mean."""
-        net, grads = self.net, self._merged()
+        net = self.net
+        grads = self._merged()
         missing = [name for name in self.names if name not in grads]
         if missing and strict:
             raise GraphError(f"a gradient of {missing[0]}", "none reaches it", "leave it out")
@@ -220,7 +227,8 @@ class _Step:
         self, name: str, grad: Value, found: steps.Optimiser, scale: float
     ) -> dict[str, str]:
         """Append a parameter's update; return the new tensor of the parameter and of each state."""
-        net, old = self.net, self.net.value(name)
+        net = self.net
+        old = self.net.value(name)
         states = [net.unique(f"{name}.{state}") for state in found.states]
         for state in states:
             net.input(state, old.shape, old.type.dtype)
@@ -248,7 +256,8 @@ class _Step:
         new: dict[str, str],
         scale: float,
     ) -> steps.TrainingGraph:
-        net, ready = self.net, self.net.in_order(grads)
+        net = self.net
+        ready = self.net.in_order(grads)
         names = net.telling({n: grads[n].name for n in ready}, new)
         names[self.loss] = net.unique("loss")
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
@@ -280,7 +289,9 @@ class Tape(GraphBuilder, Writer):
 
     def __init__(self, name: str, dtype: str, dropped: frozenset[str] = frozenset()) -> None:
         super().__init__(name, dtype)
-        self.phase, self.prefix, self.dropped = "forward", "", dropped
+        self.phase = "forward"
+        self.prefix = ""
+        self.dropped = dropped
         self.phases: dict[str, str] = {}
         self.forward: list[Node] = []
         self._makers: dict[str, Node] = {}
@@ -347,7 +358,8 @@ class Tape(GraphBuilder, Writer):
     def _again(self, node: Node) -> None:
         if node.output in self._copies:
             return
-        phase, self.phase = self.phase, "recompute"
+        phase = self.phase
+        self.phase = "recompute"
         reads = (self._copies[n].name if n in self.dropped else n for n in node.inputs)
         title = self.unique(f"{node.name}.again")
         outs = tuple(self.unique(f"{name}.again") for name in node.outputs)

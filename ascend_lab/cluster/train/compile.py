@@ -65,7 +65,8 @@ def batch_norms_apart(graph: Graph) -> Graph:
 
 def _apart(edit: Draft, node: Node) -> None:
     x, scale, bias = node.inputs[:3]
-    kind, name = edit.types[x], node.name
+    kind = edit.types[x]
+    name = node.name
     channels = (kind.shape[1],)
     epsilon = ir.operator_of(node.op).settings(node.attrs)["epsilon"]
 
@@ -126,7 +127,8 @@ def as_convolutions(graph: Graph) -> Graph:
     for node in edit:
         if node.op != "conv_transpose2d" or len(node.inputs) > 2 or node.attr("groups", 1) != 1:
             continue
-        fixed, taps = node.inputs[1] in edit.constants, edit.types[node.inputs[1]].shape[2:]
+        fixed = node.inputs[1] in edit.constants
+        taps = edit.types[node.inputs[1]].shape[2:]
         if not fixed or (
             taps == (1, 1) and formats.pair("stride", node.attr("stride", 1)) > (1, 1)
         ):
@@ -176,7 +178,8 @@ def flipped(edit: Draft, weight: str, name: str) -> str:
         return edit.add(made, f"{name}.turned")
     if (r, s) == (1, 1):
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
-    title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()
+    title = f"{name}.flipped"
+    taps = np.arange(r * s, dtype=np.int32)[::-1].copy()
     indices = edit.add(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
     taps_first = edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title)
     rows = edit.insert("reshape", (taps_first,), {"shape": (r * s, c * k)}, title)
@@ -228,7 +231,9 @@ def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
 
 def weights_in_place(step: TrainingGraph) -> Graph:
     """Return forward and backward, with the parameters' copies as constants: no cast each step."""
-    graph, constants, nodes = step.graph, dict(step.graph.constants), []
+    graph = step.graph
+    constants = dict(step.graph.constants)
+    nodes = []
     known = set(step.parameters)
     for node in graph.nodes:
         if node.op == "cast" and node.inputs[0] in known:

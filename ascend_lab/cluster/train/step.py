@@ -140,7 +140,8 @@ def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ..
     kept = inner[blocks - 1 :: blocks]
     if not kept:
         return ()
-    flowing, dropped = carried(graph, parameters), []
+    flowing = carried(graph, parameters)
+    dropped = []
     for node in graph.nodes:
         if kept[-1] in node.outputs:
             break

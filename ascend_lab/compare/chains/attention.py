@@ -250,7 +250,8 @@ def moves_s(work: Work, chip: Chip) -> float:
     order of heads and tokens of q and of the result.
     """
     q, k, v, _ = work.shapes
-    depth, width = q[3], v[3]
+    depth = q[3]
+    width = v[3]
     total_s = 0.0
     if "Slice*4" in work.kernels:
         for shape in (q, k):

@@ -161,9 +161,11 @@ def _in_blocks(tensors: Mapping[str, tuple[TensorType, str]]) -> Graph | None:
 
 def _gated(work: Work, shape: GroupedShape) -> Graph:
     """Return bytes q and scales s of q s = silu(y1 token) (y2 token), rows of groups filled up."""
-    rows, half = shape.whole.m, shape.n // 2
+    rows = shape.whole.m
+    half = shape.n // 2
     net = GraphBuilder(work.operator, "fp32")
-    y, token = net.input("y", (rows, shape.n)), net.input("token", (rows, 1))
+    y = net.input("y", (rows, shape.n))
+    token = net.input("token", (rows, 1))
     gate, value = (
         net.mul(net.slice(y, begin=(0, first), end=(rows, end)), token)
         for first, end in ((0, half), (half, shape.n))

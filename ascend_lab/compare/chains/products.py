@@ -117,7 +117,8 @@ Given = Mapping[str, tuple[Shape, str]]
 
 def _dequantised(net: GraphBuilder, work: Work, sums: Value, given: Given, out: str) -> Graph:
     """Return the graph of sums scaled by column and by row; a bias in int32 is one of the sums."""
-    columns, numbers = sums.shape[-1], list[Value]()
+    columns = sums.shape[-1]
+    numbers = list[Value]()
     shape, _ = given["scale"]
     numbers.append(net.constant(SCALE, column(work, shape, columns, "fp32"), "scale"))
     shape, dtype = given.get("bias", ((1,), ""))
@@ -162,7 +163,8 @@ def with_epilogue(work: Work) -> Graph:
         needed = f"{work.operator}: one of int8, {', '.join(FLOATS)}"
         raise UnsupportedError(needed, ", ".join(work.dtypes), "none is guessed")
     x, w = product_of(work)
-    (main,), net = work.dtypes, GraphBuilder(work.operator)
+    (main,) = work.dtypes
+    net = GraphBuilder(work.operator)
     y = net.matmul(net.input("x", x, main), net.input("w", w, main))
     for step in steps:
         if step == "dequantise":
@@ -194,7 +196,9 @@ def mla_prolog(work: Work) -> Graph:
         raise UnsupportedError(needed, f"{len(work.shapes)} in {work.dtypes}", "none is guessed")
     (batch, tokens, hidden), down, up, latent, down_key, *_, sine, cosine = work.shapes
     heads, size, width = latent
-    rows, turned, each = batch * tokens, sine[-1], up[1] // heads
+    rows = batch * tokens
+    turned = sine[-1]
+    each = up[1] // heads
     told = (down[0], up[0], down_key, work.shapes[5], work.shapes[6], cosine)
     wanted = (hidden, down[1], (hidden, width + turned), (down[1],), (width,), sine)
     if told != wanted or each * heads != up[1] or each != size + turned:
@@ -231,7 +235,8 @@ def _cut(net: GraphBuilder, x: Value, first: int, end: int) -> Value:
 
 def _rotated(net: GraphBuilder, x: Value, sine: Value, cosine: Value) -> Value:
     """Return x cosine + (-x2, x1) sine, for the halves x1 and x2 of each row."""
-    middle, end = x.shape[-1] // HALF, x.shape[-1]
+    middle = x.shape[-1] // HALF
+    end = x.shape[-1]
     other = net.concat(net.neg(_cut(net, x, middle, end)), _cut(net, x, 0, middle), axis=-1)
     turned: Value = net.add(net.mul(x, cosine), net.mul(other, sine))
     return turned
@@ -254,7 +259,8 @@ def filter_gradient(work: Work) -> Graph:
     if taps[:2] != (k, c):
         raise InputError(f"{work.operator}: a filter of {k}, {c}", str(taps), "mend that row")
     net = GraphBuilder(work.operator, work.dtypes[0])
-    x, dy = net.input("x", (depth * n, c, *image)), net.input("dy", (frames * n, k, *small))
+    x = net.input("x", (depth * n, c, *image))
+    dy = net.input("dy", (frames * n, k, *small))
     window: dict[str, Any] = {"kernel": taps[3:], "stride": stride[1:], "dilation": dilation[1:]}
     window["pad"] = (pads[2:4], pads[4:6])
     shifts = [tap * dilation[0] - pads[0] for tap in range(taps[2])]
@@ -282,7 +288,8 @@ def _frames(net: GraphBuilder, x: Value, frames: tuple[int, int, int], images: i
     if (first, count * images, step) == (0, x.shape[0], 1):
         return x
     if step == 1:
-        begin, end = first * images, (first + count) * images
+        begin = first * images
+        end = (first + count) * images
         part: Value = net.slice(x, begin=(begin, 0, 0, 0), end=(end, *x.shape[1:]))
         return part
     each = [_frames(net, x, (first + i * step, 1, 1), images) for i in range(count)]

@@ -88,14 +88,16 @@ def group_norm(work: Work) -> Programs:
     The measured kernel is GroupNormSilu; that SiLU was on is taken from its name.
     """
     _check(work, 3, 3, "groups")
-    shape, groups = work.shapes[0], work.attributes["groups"]
+    shape = work.shapes[0]
+    groups = work.attributes["groups"]
     if len(shape) < 3 or not isinstance(groups, int) or groups < 1 or shape[1] % groups:
         needed = "group_norm: x (n, c, ...) and groups that divide c"
         raise InputError(needed, f"{shape}, {shown(groups)}", "mend that row")
     if work.shapes[1:] != ((shape[1],), (shape[1],)):
         needed = f"group_norm: scale and bias of {shape[1]} channels"
         raise InputError(needed, shown(work.shapes[1:]), "mend that row")
-    channels, pixels = shape[1] // groups, math.prod(shape[2:])
+    channels = shape[1] // groups
+    pixels = math.prod(shape[2:])
     norm = GroupNorm(shape[0], groups, channels, pixels, _format_of(work))
     return Programs(
         lambda chip: (as_kernel(group_norm_launch(norm, chip)),), ("x", "scale", "bias"), ("y",)
@@ -159,7 +161,8 @@ def apply_rotary_pos_emb(work: Work) -> Programs:
     what they stretch, the counts of repeats, is small.
     """
     _check(work, 4, 4, "layout", "mode")
-    layout, mode = work.attributes["layout"], work.attributes["mode"]
+    layout = work.attributes["layout"]
+    mode = work.attributes["mode"]
     if layout not in ("BSND", "BNSD") or mode not in ("half", "interleaved"):
         needed = "apply_rotary_pos_emb: layout BSND or BNSD, mode half or interleaved"
         raise UnsupportedError(needed, f"{shown(layout)}, {shown(mode)}", "no other is built")
@@ -193,9 +196,12 @@ class _RotaryChain:
         layout = self.work.attributes["layout"]
         shapes = self.work.shapes
         heads = 3 - layout.index("S")
-        batch, length, size = shapes[0][0], shapes[2][0], shapes[0][3]
+        batch = shapes[0][0]
+        length = shapes[2][0]
+        size = shapes[0][3]
         names = {"q": "q", "k": "k"}
-        before, after = [], []
+        before = []
+        after = []
         for table in ("cos", "sin"):
             rows, made = self._table(table, batch, chip)
             names[table] = rows
@@ -220,9 +226,11 @@ class _RotaryChain:
         """Return the name of a table as long as q has rows, and the kernels that make it."""
         length, half = self.work.shapes[2]
         size = 2 * half
-        twice, rows = f"{name}_twice", f"{name}_rows"
+        twice = f"{name}_twice"
+        rows = f"{name}_rows"
         if self.neighbours:
-            single, pairs = (length * half, 1), (length * half, 2)
+            single = (length * half, 1)
+            pairs = (length * half, 2)
             made = [self._kernel("expand", (single,), (name, twice), chip, {"shape": pairs})]
         else:
             given = ((length, half), (length, half))
@@ -265,7 +273,8 @@ def moe_re_routing(work: Work) -> Programs:
         needed = f"moe_re_routing: a scale for each of {count} tokens"
         raise InputError(needed, "x".join(map(str, work.shapes[2])), "mend that row")
     shape = Rerouting(count, hidden, ranks, experts, _format_of(work, DTYPE_BYTES), scaled)
-    inputs, outputs = ("x", "scale"), ("y", "scale_out")
+    inputs = ("x", "scale")
+    outputs = ("y", "scale_out")
     return Programs(
         lambda chip: (rerouting_kernel(shape, chip),), inputs[: 1 + scaled], outputs[: 1 + scaled]
     )
@@ -369,7 +378,8 @@ def unsorted_segment_sum(work: Work) -> Graph:
     if work.attributes["segments"] != shape[0]:
         needed = f"unsorted_segment_sum: segments equal to the first size, {shape[0]}"
         raise InputError(needed, shown(work.attributes["segments"]), "mend that row")
-    count, width = math.prod(picks), math.prod(shape[1:])
+    count = math.prod(picks)
+    width = math.prod(shape[1:])
     if updates != (*picks, *shape[1:]):
         needed = f"unsorted_segment_sum: one row of {width} elements per index"
         raise InputError(needed, "x".join(map(str, updates)), "mend that row")

@@ -200,7 +200,8 @@ def swi_glu(work: Work) -> Graph:
     neighbours, which need no kernel.
     """
     _refuse_others(work, "axis")
-    shape, axis = _only_shape(work), _glu_axis(work)
+    shape = _only_shape(work)
+    axis = _glu_axis(work)
     half = shape[axis] // 2
     if not half:
         needed = f"{work.operator}: an axis of at least 2"
@@ -348,7 +349,8 @@ def dequant_swiglu_quant(work: Work) -> Graph:
     matrix is read as (rows, 2, columns / 2).
     """
     _refuse_others(work, "activate_left")
-    shapes, dtypes = work.shapes, _dtypes(work, len(work.shapes))
+    shapes = work.shapes
+    dtypes = _dtypes(work, len(work.shapes))
     if not shapes or len(shapes[0]) != 2 or shapes[0][1] % 2:
         needed = f"{work.operator}: a matrix of an even number of columns first"
         raise InputError(needed, shown(shapes[:1]), "mend that row")

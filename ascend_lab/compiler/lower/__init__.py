@@ -69,7 +69,8 @@ def _by_steps(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
 def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> Lowered:
     """Return the kernel of a piece whose images lie as kernels have them."""
     _check_formats(piece, chip)
-    nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
+    nodes = piece.graph.nodes
+    op = piece.graph.nodes[0].op
     tiling = choice.tiling if choice else None
     if choice is not None and tiling is None:
         return _by_steps(piece, chip, choice)
@@ -127,7 +128,8 @@ def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
 def _refuse_packed_twice(piece: Piece) -> None:
     """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
     nodes = piece.graph.nodes
-    first, rest = nodes[0], nodes[1:]
+    first = nodes[0]
+    rest = nodes[1:]
     later = {name for node in rest for name in node.inputs}
     again = sorted(piece.constants.intersection(first.inputs) & later)
     if again:
@@ -152,7 +154,8 @@ def _check_formats(piece: Piece, chip: Chip) -> None:
 # -- rows in fractals ------------------------------------------------------------------------------
 def _lower_rows(piece: Piece, chip: Chip) -> Lowered:
     """Return a kernel of the vector unit, or a quicker one in which the cube adds up rows."""
-    alone, others = vector.lower_vector(piece, chip), [*_norms(piece, chip)]
+    alone = vector.lower_vector(piece, chip)
+    others = [*_norms(piece, chip)]
     if not others:
         return alone
     return min((alone, *others), key=lambda way: near_cycles(way.kernel, piece, chip))
@@ -160,10 +163,12 @@ def _lower_rows(piece: Piece, chip: Chip) -> Lowered:
 
 def _norms(piece: Piece, chip: Chip) -> Iterator[Lowered]:
     """Yield the ways in which the cube adds up rows in fractals, if it can."""
-    (first, *rest), graph = piece.graph.nodes, piece.graph
+    (first, *rest) = piece.graph.nodes
+    graph = piece.graph
     if first.op != "layer_norm" or rest or not chip.combined:
         return
-    kind, factors = piece.type(first.inputs[0]), first.inputs[1:]
+    kind = piece.type(first.inputs[0])
+    factors = first.inputs[1:]
     if (kind.layout, kind.dtype) != ("FRACTAL_NZ", "fp16") or kind.shape[-1] % FRACTAL:
         return
     *matrices, columns, rows, _, _ = kind.stored_shape
@@ -193,7 +198,8 @@ def means_of(nodes: Sequence[Node]) -> Sequence[Node]:
 
 def lower_tandem(piece: Piece, chip: Chip) -> Lowered:
     """Return two convolutions and what follows each, all in one kernel, the quickest of some."""
-    nodes, means = piece.graph.nodes, means_of(piece.graph.nodes)
+    nodes = piece.graph.nodes
+    means = means_of(piece.graph.nodes)
     parts = [piece.part(some) for some in halves_of(nodes[: len(nodes) - len(means)])]
     shared = parts[0].constants & parts[1].constants
     weights = [part.graph.nodes[0].inputs[1] for part in parts]
@@ -230,7 +236,8 @@ def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
     if node.op != "mul" or len(node.inputs) != 2:
         return None
     one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
-    image, scale = graph.types[one], graph.types[two]
+    image = graph.types[one]
+    scale = graph.types[two]
     layouts = blocks.IMAGES, blocks.BLOCKS
     plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
     fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape

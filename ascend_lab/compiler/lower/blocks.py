@@ -20,7 +20,8 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine import isa, layout
 from ascend_lab.machine.chip import Chip
 
-IMAGES, BLOCKS = "NC1HWC0", "C1NHWC0"
+IMAGES = "NC1HWC0"
+BLOCKS = "C1NHWC0"
 Steps = tuple[tuple[int, int, int], ...]
 """Of every stored axis: elements from one to the next, how many, and elements where it is moved."""
 
@@ -72,7 +73,9 @@ def _converted(piece: Piece, plain: Piece, kernel: isa.Kernel, chip: Chip) -> li
     names = [
         n for n in (*piece.graph.inputs, *piece.graph.outputs) if piece.type(n).layout == BLOCKS
     ]
-    own, before, after = {n: f"images_{n}" for n in names}, [], []
+    own = {n: f"images_{n}" for n in names}
+    before = []
+    after = []
     for name in names:
         maps = maps_between(piece.type(name), plain.type(name))
         if name in piece.graph.inputs:
@@ -135,7 +138,8 @@ def _moved(
     regions = list(old.regions)
     for axis in reversed(range(len(regions[place].sizes))):
         for plane, _, _ in reversed(steps):
-            size, step = regions[place].sizes[axis], regions[place].strides[axis]
+            size = regions[place].sizes[axis]
+            step = regions[place].strides[axis]
             inner = plane // step if step > 0 and plane % step == 0 else 1
             if 1 < inner < size and size % inner == 0:
                 regions = [_cut(region, axis, inner) for region in regions]
@@ -148,7 +152,8 @@ def _moved(
 
 
 def _cut(region: isa.Region, axis: int, inner: int) -> isa.Region:
-    sizes, strides = list(region.sizes), list(region.strides)
+    sizes = list(region.sizes)
+    strides = list(region.strides)
     sizes[axis : axis + 1] = sizes[axis] // inner, inner
     strides[axis : axis + 1] = strides[axis] * inner, strides[axis]
     return replace(region, sizes=tuple(sizes), strides=tuple(strides))
@@ -161,7 +166,8 @@ def _moved_region(region: isa.Region, steps: Steps, ranges: Mapping[str, int]) -
     the digits may be any: those of both places are known.
     """
     first = _digits(region.offset.const, steps)
-    low, high = list(first), list(first)
+    low = list(first)
+    high = list(first)
 
     def there(digits: Sequence[int]) -> int:
         return sum(digit * stride for digit, (_, _, stride) in zip(digits, steps, strict=True))

@@ -28,7 +28,8 @@ from ascend_lab.operators.ops.formats import numpy_type, pair
 
 PACKED = "packed"
 """Name of the kernel's own tensor of packed weights, (C1, r, s, 16)."""
-TILE, HEAD_CYCLES = 64, 12
+TILE = 64
+HEAD_CYCLES = 12
 """About: fractals of a tile of sums of a core with more; cycles that begin work on a tile."""
 
 
@@ -38,7 +39,8 @@ def conv_shape_of(piece: Piece, node: ir.Node, out_dtype: str) -> kernels.ConvSh
     given = (node.attr(key, value) for key, value in (("stride", 1), ("pad", 0), ("dilation", 1)))
     step, pads, spread = geometry(*given)
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
-    dtype, sides = piece.type(node.inputs[0]).dtype, (*pads[0], *pads[1])
+    dtype = piece.type(node.inputs[0]).dtype
+    sides = (*pads[0], *pads[1])
     value = node.attr("pad_value", 0)
     lanes = isa.SMALL_C0 if piece.type(node.inputs[0]).layout == ir.SMALL_PIXELS else 0
     shape = kernels.ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
@@ -90,7 +92,8 @@ def lower_conv(
         refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not single:
         return _by_cube(piece, chip, tiling)
-    found, failure = list[Lowered](), None
+    found = list[Lowered]()
+    failure = None
     ways = partial(_lower_conv, piece, chip, vector=True), partial(_by_cube, piece, chip, None)
     for way in ways:
         try:
@@ -166,12 +169,14 @@ def near_cycles(kernel: isa.Kernel, piece: Piece, chip: Chip) -> int:
 def _lower_conv(
     piece: Piece, chip: Chip, *, vector: bool, tiling: kernels.GemmSchedule | None = None
 ) -> Lowered:
-    y, (piece, pool) = piece.graph.outputs[0], pooled_of(piece)
+    y = piece.graph.outputs[0]
+    (piece, pool) = pooled_of(piece)
     shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     if pool:
         settings = ir.operator_of(pool.op).settings(pool.attrs)
         windows = pooling.as_convolution(settings, piece.output.shape)
-        shape, epilogue = replace(shape, pool=windows), epilogue or PLAIN
+        shape = replace(shape, pool=windows)
+        epilogue = epilogue or PLAIN
     piece, other = beside_of(piece)
     node = piece.graph.nodes[0]
     x, weight = node.inputs[:2]
@@ -227,8 +232,10 @@ def beside_of(piece: Piece) -> tuple[Piece, tuple[ir.Node, ...]]:
     nodes = piece.graph.nodes
 
     def order(nodes: tuple[ir.Node, ...]) -> tuple[int, int, int]:
-        first, last = nodes[0], nodes[-1]
-        taps, step = piece.type(first.inputs[1]).shape[2:], first.attr("stride", 1)
+        first = nodes[0]
+        last = nodes[-1]
+        taps = piece.type(first.inputs[1]).shape[2:]
+        step = first.attr("stride", 1)
         return len(last.inputs) < 3, -math.prod(taps), pair("stride", step)[0]
 
     for sums in nodes:
@@ -278,7 +285,8 @@ def conv_job(
     """
     piece, other = beside_of(piece)
     node, *rest = piece.graph.nodes
-    bias, first = node.inputs[2:3], piece.type(node.output)
+    bias = node.inputs[2:3]
+    first = piece.type(node.output)
     beside = conv_shape_of(piece, other[0], first.dtype) if other else None
     if rest and rest[0].op in ep.DEQUANTISING and not bias:
         return _whole_job(piece, chip, beside, *other[1:])
@@ -301,7 +309,8 @@ def follows_free(piece: Piece, alone: Piece, chip: Chip) -> bool:
     heads = tuple(node for node in piece.graph.nodes if node.has("convolution"))
     if chip.combined or heads != piece.graph.nodes[:1] or pooled_of(piece)[1]:
         return False
-    (shape, one, _), (same, other, _) = conv_job(piece, chip), conv_job(alone, chip)
+    (shape, one, _) = conv_job(piece, chip)
+    (same, other, _) = conv_job(alone, chip)
     if one is None or other is None or shape != same or by_vector(shape):
         return False
     sums = isa.ACCUMULATOR[shape.dtype]
@@ -314,7 +323,8 @@ def _after(
 ) -> tuple[Epilogue, dict[str, Form]]:
     """Return what follows the first node of a piece, numbers per channel `added`, and forms."""
     node, *rest = piece.graph.nodes
-    first, wide = piece.type(node.output), isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    first = piece.type(node.output)
+    wide = isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
     sums = te.placeholder(main.map.piece_shape, "fp16" if vector else wide, "sums")
     known, operands = ep.operands_of(piece, rest, main)
@@ -337,7 +347,8 @@ def _whole_job(
     epilogue, main = ep.whole_epilogue(piece, "NC1HWC0", other)
     shape = conv_shape_of(piece, node, epilogue.out_dtype)
     if epilogue.width == PAIR:
-        shape, beside = in_pairs(shape), in_pairs(beside) if beside else None
+        shape = in_pairs(shape)
+        beside = in_pairs(beside) if beside else None
     shape = replace(shape, beside=beside)
     forms = ep.operand_forms(epilogue.operands, piece, main)
     if scaled.attr("small_bias", False):
@@ -356,9 +367,11 @@ def _paces(
     to do sets the pace; behind the last tile the vector unit works alone, in vain for groups, whose
     loads to L0 set the pace. The second way takes for ever where the bias fills much of L1.
     """
-    paces, depth = list[float](), units_of(shape).every
+    paces = list[float]()
+    depth = units_of(shape).every
     own = isa.up(isa.up(shape.gemm.m, isa.FRACTAL) * shape.blocks[1], chip.core_count)
-    tile, dense = min(own, TILE), shape.groups == 1
+    tile = min(own, TILE)
+    dense = shape.groups == 1
     for epilogue, steps in zip(ways, (depth, depth + 1 + HEAD_CYCLES / tile), strict=True):
         demand = epilogue_plan.demand_of(epilogue, chip, isa.ACCUMULATOR[shape.dtype])
         cycles = demand.cycles * isa.FRACTAL**2 if demand else 0.0
@@ -378,7 +391,8 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
     if deq is None or not deq.bias or not chip.combined:
         return epilogue
     own = tuple(o for o in epilogue.operands if o.name != deq.bias)
-    plain, size = replace(deq, bias=""), epilogue_plan.bias_bytes(shape)
+    plain = replace(deq, bias="")
+    size = epilogue_plan.bias_bytes(shape)
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
     here, there = _paces(shape, (epilogue, moved), chip)
     return moved if there + 1 < here else epilogue
@@ -393,7 +407,9 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     What follows is the epilogue of each phase.
     """
     node, *rest = piece.graph.nodes
-    (x, weight), first, y = node.inputs, piece.type(node.output), piece.graph.outputs[0]
+    (x, weight) = node.inputs
+    first = piece.type(node.output)
+    y = piece.graph.outputs[0]
     types = [piece.type(n) for n in node.inputs]
     settings = ir.operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
@@ -401,20 +417,24 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     formats = {types[0].dtype, types[1].dtype, first.dtype}
     plain = formats == {"fp16"} and spread == (1, 1) and not rest
     if weight not in piece.constants and single and plain:
-        (n, c, h, w), (r, s) = first.shape, types[1].shape[2:]
+        (n, c, h, w) = first.shape
+        (r, s) = types[1].shape[2:]
         image = kernels.ConvShape(n, c, h, w, c, r, s, step, (*pads[0], *pads[1]), groups=c)
         launch = pool_gradient_launch(PoolGradient(image, False, weighted=True), chip)
         own = isa.renamed(launch, {"grad": x, "weight": PACKED, "y": y})
         return Lowered(isa.Kernel(node.op, (pack_launch(types[1], weight, chip), own)))
     refuse_computed(piece, weight)
-    shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
+    shapes = tuple(t.shape for t in types)
+    dtypes = tuple(t.dtype for t in types)
     shape = conv_gradient.deconv_shape(operator.Call(shapes, dtypes, settings, (first.shape,)))
     oh, ow = shape.out_hw
-    launches, (epilogue, forms) = [], (None, dict[str, Form]())
+    launches = []
+    (epilogue, forms) = (None, dict[str, Form]())
     if rest:
         epilogue, forms = _after(piece, chip)
     for number, phase in enumerate(deconv.phases_of(shape)):
-        name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
+        name = f"{weight}.{number}"
+        place = replace(phase.place, plane=oh * ow)
         names = {"x": x, phase.place.weight: name, "y": y}
         launch = kernels.conv_launch(phase.conv, chip, place=place, epilogue=epilogue)
         launches.append(isa.renamed(launch, names))

@@ -108,7 +108,8 @@ def whole_epilogue(
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
     known[node.output] = sums
     if beside:
-        name, kind = beside.output, piece.type(beside.output).dtype
+        name = beside.output
+        kind = piece.type(beside.output).dtype
         known[name] = te.placeholder(main.map.piece_shape, kind, name)
         operands[known[name]] = Operand(name, "sums", kind)
     found = expressions(rest, known, main)[piece.graph.outputs[-1]]
@@ -117,13 +118,15 @@ def whole_epilogue(
 
 def _deq(piece: Piece, node: Node, main: TensorType) -> Deq:
     """Return how a node scales int32 sums; raise `UnsupportedError` if not so, per channel."""
-    settings, others = operator_of(node.op).settings(node.attrs), node.inputs[1:]
+    settings = operator_of(node.op).settings(node.attrs)
+    others = node.inputs[1:]
     plain = node.op == "requantise" or not settings["offset"]
     if node.op not in DEQUANTISING or not others or settings["scale"] != 1 or not plain:
         raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
     if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in others):
         raise UnsupportedError("constants per channel", str(node), "run it on its own")
-    bias, dtype = others[1] if len(others) > 1 else "", piece.type(node.output).dtype
+    bias = others[1] if len(others) > 1 else ""
+    dtype = piece.type(node.output).dtype
     return Deq(others[0], bias, settings.get("relu", False), settings["offset"], dtype)
 
 

@@ -32,7 +32,9 @@ def lower_gated(
     (shape, first), (_, last) = (_product(piece, some, chip) for some in (one, two))
     n, c, h, w = piece.type(x := piece.graph.nodes[0].inputs[0]).shape
     job = excitation.Excitation(n, c, h, w, shape.k, (first, last))
-    sides, names, forms = (job.hidden, job.blocks * FRACTAL), {"x": x}, dict[str, Form]()
+    sides = (job.hidden, job.blocks * FRACTAL)
+    names = {"x": x}
+    forms = dict[str, Form]()
     for node, number, size in ((one[0], 1, sides), (two[0], 2, sides[::-1])):
         _, weight, bias = node.inputs
         names |= {("squeeze", "excite")[number - 1]: weight, f"bias{number}": bias}
@@ -85,7 +87,8 @@ def _lower_behind(piece: Piece, chip: Chip, scaled: Callable[[int], tuple[Launch
     """
     first, node, *rest = piece.graph.nodes
     image = max(first.inputs, key=lambda name: piece.type(name).elements)
-    weight, y = node.inputs[1], piece.graph.outputs[-1]
+    weight = node.inputs[1]
+    y = piece.graph.outputs[-1]
     conv.refuse_computed(piece, weight)
     plain = replace(node, inputs=(image, *node.inputs[1:]))
     graph = replace(piece.graph, nodes=(plain, *rest))
@@ -93,7 +96,9 @@ def _lower_behind(piece: Piece, chip: Chip, scaled: Callable[[int], tuple[Launch
     if shape.groups > 1 or shape.dtype != "fp16":
         raise UnsupportedError("one group in fp16", str(shape), "cut here")
     forms = dict(found)
-    n, c, k = shape.n, up(shape.c, FRACTAL) * FRACTAL, up(shape.k, FRACTAL) * FRACTAL
+    n = shape.n
+    c = up(shape.c, FRACTAL) * FRACTAL
+    k = up(shape.k, FRACTAL) * FRACTAL
     every = replace(shape, n=1, c=n * c, k=n * k, groups=n)
     launch = kernels.conv_launch(
         every, chip, place=conv_windows.dense_placement(every), epilogue=epilogue

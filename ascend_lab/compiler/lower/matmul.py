@@ -66,7 +66,8 @@ def lower_product(
     once for each side.
     """
     node = piece.graph.nodes[0]
-    (a, b), types = node.inputs, [piece.type(n) for n in node.inputs]
+    (a, b) = node.inputs
+    types = [piece.type(n) for n in node.inputs]
     names = (a, f"{b}.b") if a == b else (a, b)
     forms = _matrix_forms(piece, names, types)
     if is_turned(node, types):
@@ -77,7 +78,8 @@ def lower_product(
         out = batched_output(piece, names)
         return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
     shape, epilogue = product_job(piece, chip)
-    finish, main = _finish(piece, node, shape), _main(piece.type(node.output))
+    finish = _finish(piece, node, shape)
+    main = _main(piece.type(node.output))
     if tiling is None:
         warm = frozenset(side for side, name in zip("ab", node.inputs, strict=True)
                          if _likely_held(piece, name, chip))  # fmt: skip
@@ -123,7 +125,8 @@ def _likely_held(piece: Piece, name: str, chip: Chip) -> bool:
 def product_job(piece: Piece, chip: Chip) -> tuple[kernels.GemmShape, Epilogue | None]:
     """Return the product at the head of a plain piece, and what follows it."""
     node = piece.graph.nodes[0]
-    (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
+    (m, k) = piece.type(node.inputs[0]).shape
+    out = piece.type(node.output)
     epilogue = _epilogue(piece, node, chip) if len(piece.graph.nodes) > 1 else None
     last = epilogue.out_dtype if epilogue else out.dtype
     n = out.shape[1]
@@ -166,8 +169,10 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     """
     if len(piece.graph.nodes) > 1:
         raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
-    (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
-    dtype, out_dtype = piece.type(names[0]).dtype, piece.output.dtype
+    (rows, k) = piece.type(names[0]).shape
+    columns = piece.output.shape[1]
+    dtype = piece.type(names[0]).dtype
+    out_dtype = piece.output.dtype
     high = rows // isa.FRACTAL
     shape = kernels.ConvShape(
         1, columns, high, isa.FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype
@@ -179,7 +184,8 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
 
 def _finish(piece: Piece, node: Node, shape: kernels.GemmShape) -> matmul.Finish | None:
     """Return what is done to the whole sums where K is divided; None: K is not, for bytes."""
-    out, nodes = piece.type(node.output), piece.graph.nodes[1:]
+    out = piece.type(node.output)
+    nodes = piece.graph.nodes[1:]
     if shape.dtype == "int8" and nodes:
         return None
 
@@ -202,10 +208,12 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     On split chips a bias right behind it is added to the wide sums, as the bias table does;
     elsewhere the sums are rounded on their way to the vector unit.
     """
-    out, nodes = piece.type(node.output), piece.graph.nodes[1:]
+    out = piece.type(node.output)
+    nodes = piece.graph.nodes[1:]
     if nodes[0].op in ep.DEQUANTISING:
         return ep.whole_epilogue(piece, "FRACTAL_NZ")[0]
-    main, wide = _main(out), isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    main = _main(out)
+    wide = isa.ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
     known, operands = ep.operands_of(piece, nodes, main)
     known[node.output] = narrow(sums, out.dtype)
@@ -263,9 +271,13 @@ def lower_moved(piece: Piece, chip: Chip) -> Lowered | None:
     if node is None:
         only = all(node.op in MOVES for node in piece.graph.nodes)
         return vector.lower_moves(piece, chip) if only else None
-    graph, types, ends, views = piece.graph, dict(piece.graph.types), dict[str, str](), []
+    graph = piece.graph
+    types = dict(piece.graph.types)
+    ends = dict[str, str]()
+    views = []
     for name, chain, view in around_attention(graph, node):
-        first, last = chain[0].inputs[0], chain[-1].output
+        first = chain[0].inputs[0]
+        last = chain[-1].output
         near, far = (first, last) if name == "y" else (last, first)
         ends[near], types[far] = far, types[near]
         views.append((name, view))

@@ -176,7 +176,9 @@ def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
 def pack_beside(array: Values, main: TensorType) -> Values:
     """Return an operand's elements in the order of `beside`, flat; padding is zero."""
     sizes = _aligned(array.shape, main)
-    pads, split, place = [], [], []
+    pads = []
+    split = []
+    place = []
     for axis, size in enumerate(sizes):
         own = main.map.of_axis(axis)
         counts = [p.count if size == main.shape[axis] else 1 for p in own]

@@ -72,14 +72,16 @@ def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
 
     Bytes it writes lie in blocks of 16 at first. Raises as `lower_vector`.
     """
-    whole, graph = mixed_blocks(piece), piece.graph
+    whole = mixed_blocks(piece)
+    graph = piece.graph
     types = {
         n: replace(t, layout=f"{t.layout}:16") if t.layout in CUBE_LAYOUTS else t
         for n, t in graph.types.items()
     }
     inner = lower_vector(Piece(replace(graph, types=types), piece.constants, piece.names), chip)
     halves = {name: f"halves_{name}" for name in whole}
-    before, after = [], []
+    before = []
+    after = []
     for name, own in halves.items():
         maps = (replace(graph.types[name].map, format="ND"), replace(types[name].map, format="ND"))
         if name in graph.inputs:
@@ -128,11 +130,13 @@ def expressions(
     """Return the tensors of all names, the nodes' expressions built on the given ones."""
     known = dict(tensors)
     for node in nodes:
-        op, attrs = node.op, dict(node.attrs)
+        op = node.op
+        attrs = dict(node.attrs)
         if main.layout != "ND" and node.has("pooling"):
             raise UnsupportedError("no windows among what is done lane by lane", op, "cut here")
         if main.layout != "ND" and op in IMAGE_FOLDS:
-            op, attrs = IMAGE_FOLDS[op], {"axis": (2, 3), "keepdims": True}
+            op = IMAGE_FOLDS[op]
+            attrs = {"axis": (2, 3), "keepdims": True}
         given = [known[n] for n in node.inputs]
         if main.layout == "FRACTAL_NZ" and op in ROW_WISE:
             found: Any = ROW_WISE[op](*given, **attrs)
@@ -202,7 +206,8 @@ def lower_template(piece: Piece, chip: Chip, **told: object) -> Lowered | None:
     """
     (node,) = piece.graph.nodes
     operator = operator_of(node.op)
-    types, template = [piece.type(n) for n in node.inputs], operator.template
+    types = [piece.type(n) for n in node.inputs]
+    template = operator.template
     if template is None or (template.layout == "NC1HWC0" and types[0].layout == "ND"):
         return None
     settings, shapes = blocked(node, types, operator.settings(node.attrs))
@@ -211,7 +216,8 @@ def lower_template(piece: Piece, chip: Chip, **told: object) -> Lowered | None:
     if not template.applies(call, chip):
         return None
     kernel = template.kernel(call, chip)
-    known, reads = {t.name for t in kernel.tensors}, template.names(len(node.inputs))
+    known = {t.name for t in kernel.tensors}
+    reads = template.names(len(node.inputs))
     outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
     names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
     forms = {
@@ -237,7 +243,8 @@ def blocked(
 
     Operators that take images in NC1HWC0 by themselves keep the logical ones.
     """
-    attrs, kind = dict(settings), types[0] if types else None
+    attrs = dict(settings)
+    kind = types[0] if types else None
     if node.op == "cast":
         return attrs, [t.stored_shape or (1,) for t in types]
     if node.op not in JOINS or kind is None or kind.layout == "ND":
@@ -264,12 +271,14 @@ def _blocked_slice(
     attrs: Mapping[str, Any], kind: TensorType, stored: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
     """Return the bounds of a slice on stored axes: of images, or of batches of matrices."""
-    begin, end = list(attrs["begin"]), list(attrs["end"])
+    begin = list(attrs["begin"])
+    end = list(attrs["end"])
     if kind.layout == "FRACTAL_NZ":
         inner = len(kind.shape) - 2
         return {"begin": (*begin[:inner], 0, 0, 0, 0), "end": (*end[:inner], *stored[inner:])}
     last = end[1] // BLOCK if end[1] < kind.shape[1] else -(-kind.shape[1] // BLOCK)
-    low, high = (begin[0], begin[1] // BLOCK), (end[0], last)
+    low = (begin[0], begin[1] // BLOCK)
+    high = (end[0], last)
     return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
 
 
@@ -278,7 +287,8 @@ def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
     found = lower_template(piece, chip)
     if found is not None:
         return found
-    (node,), types = piece.graph.nodes, piece.graph.types
+    (node,) = piece.graph.nodes
+    types = piece.graph.types
     x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
     settings = {**operator_of(node.op).settings(node.attrs), "out_dtype": piece.output.dtype}
     y = te.renamed(in_blocks(x, grad, **settings), node.output)
@@ -299,14 +309,17 @@ Axes = list[list[Digit]]
 
 def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name: str) -> Lowered:
     """Return the kernel that copies between two maps."""
-    (x,), (y,) = piece.graph.inputs, piece.graph.outputs
+    (x,) = piece.graph.inputs
+    (y,) = piece.graph.outputs
     phases = transpose.maps_phases(*maps, chip, name)
     return Lowered(Kernel(name, tuple(renamed(phase, {"x": x, "y": y}) for phase in phases)))
 
 
 def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
     """Return the program that copies a tensor from one layout to another."""
-    (x,), (y,), kind = piece.graph.inputs, piece.graph.outputs, piece.type(piece.graph.inputs[0])
+    (x,) = piece.graph.inputs
+    (y,) = piece.graph.outputs
+    kind = piece.type(piece.graph.inputs[0])
     launch = None
     with suppress(UnsupportedError):  # many channels, or few pixels: by the maps
         if (kind.layout, piece.output.layout) == ("ND", SMALL_PIXELS):
@@ -326,8 +339,10 @@ def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
     For an image that is one program, else two phases: quantised as it lies, then moved. Raises
     `UnsupportedError` for other formats, and as `byte_image_launch` and `lower_vector`.
     """
-    (node, last), (x,) = piece.graph.nodes, piece.graph.inputs
-    kind, settings = piece.type(x), operator_of(node.op).settings(node.attrs)
+    (node, last) = piece.graph.nodes
+    (x,) = piece.graph.inputs
+    kind = piece.type(x)
+    settings = operator_of(node.op).settings(node.attrs)
     if (kind.dtype, kind.layout, piece.output.dtype) != ("fp16", "ND", "int8"):
         raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
     in_halves = is_half(1 / settings["scale"])  # these kernels multiply in fp16
@@ -345,7 +360,8 @@ def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
     types = {name: piece.type(name) for name in (x, node.output)}
     own = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
     inner = lower_vector(Piece(own, piece.constants, piece.names), chip)
-    maps, between = maps_between(piece.type(node.output), piece.output), {node.output: "bytes"}
+    maps = maps_between(piece.type(node.output), piece.output)
+    between = {node.output: "bytes"}
     move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": last.output})
     phases = (*(renamed(phase, between) for phase in inner.kernel.phases), move)
     return Lowered(Kernel("quantise", phases), inner.forms, inner.extra)
@@ -369,7 +385,8 @@ def digits_moved(
 
     Raises `UnsupportedError` as `lower_moves`.
     """
-    source, ends = graph.types[chain[0].inputs[0]], _of_axes(graph.types[chain[-1].output])
+    source = graph.types[chain[0].inputs[0]]
+    ends = _of_axes(graph.types[chain[-1].output])
     axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
     for move in chain:
         if move.op == "transpose":

@@ -122,7 +122,8 @@ class _Importer:
     """A model on its way into a graph: the tensors known so far by the model's names."""
 
     def __init__(self, model: ModelProto, folder: Path | None) -> None:
-        self.proto, self.folder = model.graph, folder
+        self.proto = model.graph
+        self.folder = folder
         self.opset = file.opset_of(model)
         self.nodes = file.checked_nodes(model, self.opset)
         self.tensors: dict[str, Tensor] = {
@@ -197,7 +198,8 @@ class _Importer:
         """Return the graph with the model's outputs."""
         elems: dict[str, str] = {}
         for entry in self.proto.output:
-            name, tensor = entry.name, self.tensors[entry.name]
+            name = entry.name
+            tensor = self.tensors[entry.name]
             value = Context("output", name, self.opset, self.net, [tensor], {}, 1, "").value(tensor)
             self.net.output(value if value.name == name else self.net.copy(value, name))
             elems[name] = tensor.elem
@@ -305,7 +307,8 @@ def _inlined(ctx: Context) -> list[Tensor]:
             needed = f"{key} {', '.join(words[:-1])} or {words[-1]}"
             ctx.unsupported(needed, str(ctx.attr(key)))
     body = _body(ctx)
-    opset, found = body.opset_import[0].version, dict(zip(body.input, ctx.inputs, strict=False))
+    opset = body.opset_import[0].version
+    found = dict(zip(body.input, ctx.inputs, strict=False))
     for node in body.node:
         how = file.find(node, opset)
         inner = replace(

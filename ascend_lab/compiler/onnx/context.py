@@ -60,7 +60,8 @@ class Builder(GraphBuilder):
 
         `int64`: their whole numbers have 64 bits.
         """
-        nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
+        nodes = tuple(self._nodes[start:])
+        outs = tuple(dict.fromkeys(results))
         written = self.written(start)
         names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
         types = {name: self._types[name] for name in names}
@@ -125,7 +126,8 @@ class Builder(GraphBuilder):
         """Return the same tensor under a name of its own: an output that no node writes."""
         if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
             return self.lasting(np.zeros(value.shape), value.type, name)
-        title, attrs = kinds.free_name(name, self._titles), {"shape": value.shape}
+        title = kinds.free_name(name, self._titles)
+        attrs = {"shape": value.shape}
         self._types[name] = value.type
         self._nodes.append(Node(title, "reshape", (value.name,), (name,), attrs))
         return Value(name, value.type)
@@ -266,7 +268,8 @@ class Context:
             self.unsupported(f"one of the types {', '.join(kinds.FORMATS)}", tensor.elem)
         found = self.net.emitted.get(id(tensor))
         if found is None:
-            data, kind = self._data(tensor.known, tensor), TensorType(tensor.shape, dtype)
+            data = self._data(tensor.known, tensor)
+            kind = TensorType(tensor.shape, dtype)
             made = self.net.lasting(data, kind, tensor.name or f"{self.name}/constant")
             found = self.net.emitted[id(tensor)] = (made, tensor)
         return found[0]
@@ -320,8 +323,10 @@ class Context:
         axis %= len(x.shape)
         if (begin, end) == (0, x.shape[axis]):
             return x
-        low, high = [0] * len(x.shape), list(x.shape)
-        low[axis], high[axis] = begin, end
+        low = [0] * len(x.shape)
+        high = list(x.shape)
+        low[axis] = begin
+        high[axis] = end
         return self.emit("slice", x, begin=tuple(low), end=tuple(high))
 
     def choose(self, condition: Value, x: Value, y: Value) -> Value:

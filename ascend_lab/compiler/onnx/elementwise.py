@@ -56,7 +56,8 @@ def _selu(ctx: Context) -> Value:
 @converter("PRelu", types=(FLOATS,), since=6)
 def _prelu(ctx: Context) -> Value:
     """Return relu(x) + slope min(x, 0); in opset 6 slopes are one or one per channel."""
-    x, slope = ctx.input(0), ctx.input(1)
+    x = ctx.input(0)
+    slope = ctx.input(1)
     if ctx.opset < 7 and slope.type.elements > 1 and len(x.shape) > 2:
         slope = ctx.emit("reshape", slope, shape=(x.shape[1], *(1,) * (len(x.shape) - 2)))
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
@@ -67,7 +68,8 @@ def _prelu(ctx: Context) -> Value:
 
 @converter("HardSigmoid", types=(FLOATS,), since=6)
 def _hard_sigmoid(ctx: Context) -> Value:
-    alpha, beta = ctx.attr("alpha"), ctx.attr("beta")
+    alpha = ctx.attr("alpha")
+    beta = ctx.attr("beta")
     if np.float32(alpha) == np.float32(1 / 6) and beta == 0.5:
         return ctx.emit("hard_sigmoid", ctx.input(0))
     line = ctx.emit("adds", ctx.emit("muls", ctx.input(0), number=alpha), number=beta)
@@ -76,7 +78,8 @@ def _hard_sigmoid(ctx: Context) -> Value:
 
 @converter("Swish", types=(FLOATS,))
 def _swish(ctx: Context) -> Value:
-    x, alpha = ctx.input(0), ctx.attr("alpha")
+    x = ctx.input(0)
+    alpha = ctx.attr("alpha")
     if alpha == 1:
         return ctx.emit("silu", x)
     return ctx.emit("mul", x, ctx.emit("sigmoid", ctx.emit("muls", x, number=alpha)))
@@ -85,7 +88,8 @@ def _swish(ctx: Context) -> Value:
 @converter("Gelu", types=(FLOATS,))
 def _gelu(ctx: Context) -> Value:
     """Return the tanh form as it is; x (1 + erf(x / sqrt 2)) / 2 from its parts."""
-    x, form = ctx.input(0), ctx.attr("approximate")
+    x = ctx.input(0)
+    form = ctx.attr("approximate")
     if form == "tanh":
         return ctx.emit("gelu", x)
     if form != "none":
@@ -99,7 +103,8 @@ def _gelu(ctx: Context) -> Value:
 def _hyperbolic(ctx: Context) -> Value:
     """Half the difference, or sum, of e^x and e^-x."""
     x = ctx.input(0, "fp32")
-    up, down = ctx.emit("exp", x), ctx.emit("exp", ctx.emit("neg", x))
+    up = ctx.emit("exp", x)
+    down = ctx.emit("exp", ctx.emit("neg", x))
     both = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
     return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
 
@@ -115,7 +120,8 @@ def _clip(ctx: Context) -> Result:
     open_: dict[str, float] = {"low": -math.inf, "high": math.inf}
     if ctx.opset < 11:
         return ctx.emit("clip", ctx.input(0), low=_bound(ctx, "min"), high=_bound(ctx, "max"))
-    value, limits = ctx.input(0), dict(open_)
+    value = ctx.input(0)
+    limits = dict(open_)
     for i, key, op in ((1, "low", "max"), (2, "high", "min")):
         if not ctx.has(i):
             continue
@@ -125,7 +131,8 @@ def _clip(ctx: Context) -> Result:
             limits[key] = ctx.scalar(i)
             continue
         if limits != open_:
-            value, limits = ctx.emit("clip", value, **limits), dict(open_)
+            value = ctx.emit("clip", value, **limits)
+            limits = dict(open_)
         value = ctx.emit(op, value, ctx.emit("reshape", ctx.input(i), shape=()))
     if limits != open_:
         return ctx.emit("clip", value, **limits)
@@ -145,7 +152,8 @@ def _is_nan(ctx: Context) -> Value:
 
 @converter("IsInf", types=(FLOATS,), result="bool")
 def _is_inf(ctx: Context) -> Value:
-    x, (low, high) = ctx.input(0), (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
+    x = ctx.input(0)
+    (low, high) = (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
     if not low and not high:
         ctx.unsupported("infinities of a sign to look for", "none")
     x = ctx.emit("abs", x) if low and high else x
@@ -155,7 +163,8 @@ def _is_inf(ctx: Context) -> Value:
 # -- two operands and more ------------------------------------------------------------------------
 @converter(*_ARITHMETIC, types=(WHOLE,), since=6)
 def _arithmetic(ctx: Context) -> Value:
-    x, y = ctx.input(0), _second(ctx)
+    x = ctx.input(0)
+    y = _second(ctx)
     if ctx.op == "Div" and ctx.elem(0) not in FLOATS:
         return ctx.cast(quantised.divided(ctx, x, y)[0], x.type.dtype)
     return ctx.emit(SAME[ctx.op], x, y)
@@ -163,7 +172,9 @@ def _arithmetic(ctx: Context) -> Value:
 
 def _second(ctx: Context, dtype: str = "") -> Value:
     """Return the second operand; in opset 6 its axes may start at an axis of the first."""
-    y, axis, shape = ctx.input(1, dtype), ctx.attr("axis"), ctx.shape(0)
+    y = ctx.input(1, dtype)
+    axis = ctx.attr("axis")
+    shape = ctx.shape(0)
     if ctx.opset >= 7 or not ctx.attr("broadcast"):
         if axis is not None or ctx.attr("broadcast"):
             ctx.unsupported("axis and broadcast in opset 6 only", f"opset {ctx.opset}")
@@ -182,7 +193,8 @@ def _second(ctx: Context, dtype: str = "") -> Value:
 @converter("Mod", types=((*INTEGERS, "int8", "uint8"),))
 def _mod(ctx: Context) -> Value:
     """Return the remainder, of y's sign or, with fmod, of x's."""
-    x, y = ctx.input(0), ctx.input(1)
+    x = ctx.input(0)
+    y = ctx.input(1)
     rest = quantised.divided(ctx, x, y)[1] if ctx.attr("fmod") else quantised.modulo(ctx, x, y)
     return ctx.cast(rest, x.type.dtype)
 
@@ -190,7 +202,8 @@ def _mod(ctx: Context) -> Value:
 @converter("Pow", types=(FLOATS, NUMBERS), since=6)
 def _pow(ctx: Context) -> Result:
     """Return powers; small whole exponents by multiplication, which is quicker."""
-    x, y = ctx.input(0), ctx.tensor(1)
+    x = ctx.input(0)
+    y = ctx.tensor(1)
     if y.known is None:
         return ctx.emit("pow", x, _second(ctx, x.type.dtype))
     extra_axes = len(y.shape) - len(x.shape)
@@ -264,7 +277,9 @@ def _running(ctx: Context) -> Value:
 
 def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
     """Return x moved along an axis, back with `reverse`, a number filling its place."""
-    back, size, sides = bool(ctx.attr("reverse")), x.shape[axis], [(0, 0)] * len(x.shape)
+    back = bool(ctx.attr("reverse"))
+    size = x.shape[axis]
+    sides = [(0, 0)] * len(x.shape)
     if step >= size:
         return ctx.emit("expand", ctx.table(fill, x.type.dtype, "fill"), shape=x.shape)
     sides[axis] = (0, step) if back else (step, 0)
@@ -345,7 +360,8 @@ def _picked(ctx: Context, x: Values, *more: Values) -> Values | None:
         total = np.cumsum(flipped, axis, dtype=x.dtype)
         total = total - flipped if ctx.attr("exclusive") else total
         return np.asarray(np.flip(total, axis) if ctx.attr("reverse") else total)
-    indices, axis = more[0], ctx.attr("axis")
+    indices = more[0]
+    axis = ctx.attr("axis")
     size = x.shape[axis]
     if indices.size * (x.size // max(1, size)) > kinds.SMALL:
         return None

@@ -60,7 +60,8 @@ def export_onnx(graph: Graph, *, fill_nodes: bool = False) -> onnx.ModelProto:
         writer.finish(_stated(graph, node, site, many), node.outputs)
     inner = [n for node in graph.nodes for n in node.outputs if n not in graph.outputs]
     ends = _infos(graph, graph.inputs), _infos(graph, list(dict.fromkeys(graph.outputs)))
-    named, inside = graph.name or "graph", _infos(graph, inner)
+    named = graph.name or "graph"
+    inside = _infos(graph, inner)
     made = onnx.helper.make_graph(writer.nodes, named, *ends, writer.tensors, value_info=inside)
     _keep_elements(made, graph)
     how = {"ir_version": IR_VERSION, "producer_name": "ascend_lab"}
@@ -242,7 +243,8 @@ def _silu(site: Site) -> Result:
 def _with_number(site: Site) -> Result:
     """Return x op number; in fp32 where the format cannot hold the number."""
     op = "Add" if site.op == "adds" else "Mul"
-    number, dtype = site.attrs["number"], site.dtype
+    number = site.attrs["number"]
+    dtype = site.dtype
     if dtype in NARROW and float(np.asarray(number).astype(numpy_type(dtype))) != number:
         return site.back(site.one(op, *site.wide(), site.writer.number(number, "fp32")))
     return site.one(op, *site.inputs, site.writer.number(number, dtype))
@@ -254,11 +256,14 @@ def _cast(site: Site) -> Result:
 
     fp32 has no 2^31 - 1 to limit to: floats beyond int32 stay undefined.
     """
-    source, target, name = site.dtype, site.attrs["dtype"], site.inputs[0]
+    source = site.dtype
+    target = site.attrs["dtype"]
+    name = site.inputs[0]
     if is_float(target) or (not is_float(source) and "int64" in (source, target)):
         return site.cast(name, target)
     limits = np.iinfo(np.int64 if target == "int64" else numpy_type(target))
-    low, high = int(limits.min), int(limits.max)
+    low = int(limits.min)
+    high = int(limits.max)
     if is_float(source):
         rounding = {"rint": "Round", "floor": "Floor", "ceil": "Ceil"}.get(site.attrs["round"])
         name = site.one(rounding, name) if rounding else name
@@ -266,7 +271,8 @@ def _cast(site: Site) -> Result:
     else:
         own = np.iinfo(numpy_type(source))
         inside = low <= own.min and own.max <= high
-        low, high = max(low, int(own.min)), min(high, int(own.max))
+        low = max(low, int(own.min))
+        high = min(high, int(own.max))
     return site.cast(name if inside else _clip(site, name, low, high, source), target)
 
 
@@ -303,14 +309,16 @@ def _reshaped(site: Site) -> Result:
 
 @rule("transpose")
 def _transpose(site: Site) -> Result:
-    rank, perm = len(site.shape), site.attrs["perm"]
+    rank = len(site.shape)
+    perm = site.attrs["perm"]
     order = range(rank)[::-1] if perm is None else (p % rank for p in perm)
     return site.one("Transpose", site.inputs[0], perm=tuple(order))
 
 
 @rule("slice")
 def _slice(site: Site) -> Result:
-    a, axes = site.attrs, tuple(range(len(site.shape)))
+    a = site.attrs
+    axes = tuple(range(len(site.shape)))
     steps = (1,) * len(axes) if a["step"] is None else a["step"]
     bounds = (site.writer.ints(v) for v in (a["begin"], a["end"], axes, steps))
     return site.one("Slice", site.inputs[0], *bounds)
@@ -332,7 +340,8 @@ def _split(site: Site) -> Result:
 
 @rule("one_hot")
 def _one_hot(site: Site) -> Result:
-    a, write = site.attrs, site.writer
+    a = site.attrs
+    write = site.writer
     values = write.number((a["off_value"], a["on_value"]), "fp32")
     index = site.cast(site.inputs[0], "int64")
     return site.back(site.one("OneHot", index, write.ints((a["depth"],)), values))
@@ -358,7 +367,8 @@ def _matmul(site: Site) -> Result:
 
     Matrices of floats are a Gemm, which transposes itself: a weight two nodes share stays one.
     """
-    names, turns = site.growing(), [site.attrs.get(key) for key in ("trans_a", "trans_b")]
+    names = site.growing()
+    turns = [site.attrs.get(key) for key in ("trans_a", "trans_b")]
     matrices = all(len(kind.shape) == 2 for kind in site.given[:2]) and is_float(site.dtype)
     if matrices and any(turns):
         return site.one("Gemm", *names, transA=int(bool(turns[0])), transB=int(bool(turns[1])))
@@ -416,7 +426,8 @@ def _convolution(site: Site) -> Result:
     }
     op = "Conv"
     if "output_padding" in a:
-        op, attrs["output_padding"] = "ConvTranspose", pair("", a["output_padding"], least=0)
+        op = "ConvTranspose"
+        attrs["output_padding"] = pair("", a["output_padding"], least=0)
     border = a.get("pad_value", 0)
     if border and any(attrs["pads"]):  # ONNX pads convolutions with 0 only
         top, left, bottom, right = attrs["pads"]
@@ -452,7 +463,8 @@ def _whole_convolution(site: Site, op: str, attrs: dict[str, Any]) -> str:
 
 @rule("max_pool2d", "avg_pool2d")
 def _pool(site: Site) -> Result:
-    a, kernel = site.attrs, pair("kernel", site.attrs["kernel"])
+    a = site.attrs
+    kernel = pair("kernel", site.attrs["kernel"])
     step = kernel if a["stride"] is None else pair("stride", a["stride"])
     attrs: dict[str, Any] = {"pads": _pads(site), "kernel_shape": kernel, "strides": step}
     if "count_include_pad" not in a:

@@ -33,7 +33,8 @@ class Writer:
         self.tensors: list[onnx.TensorProto] = []
         self._names = set(taken)
         self._known: dict[tuple[Any, ...], str] = {}
-        self._title, self._start = "", 0
+        self._title = ""
+        self._start = 0
 
     def begin(self, title: str) -> None:
         """Start the nodes of one operator, named after it."""

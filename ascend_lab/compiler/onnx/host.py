@@ -370,7 +370,9 @@ def random_feed(
     """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
     from onnx import helper
 
-    rng, found, entries = np.random.default_rng(seed), {}, inputs_of(model.graph)
+    rng = np.random.default_rng(seed)
+    found = {}
+    entries = inputs_of(model.graph)
     for entry in entries:
         if not entry.type.HasField("tensor_type"):
             raise UnsupportedError(f"{entry.name}: a tensor", "another type", "give the inputs")

@@ -29,7 +29,8 @@ NEWEST_OPSET = 28
 """The newest version of the standard's operators these converters were written for."""
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
-MOST_BYTES, MOST_NODES = 2**31, 20_000
+MOST_BYTES = 2**31
+MOST_NODES = 20_000
 """Of a file, and of the nodes in it: more is refused before any work."""
 
 
@@ -151,7 +152,8 @@ def _names(graph: GraphProto) -> set[str]:
 
 def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
     """Return the nodes as they stand if that order works, else sorted."""
-    there, sound = set(ready), True
+    there = set(ready)
+    sound = True
     for node in graph.node:
         sound = sound and all(not name or name in there for name in node.input)
         there.update(node.output)
@@ -241,7 +243,8 @@ def attributes(
 
     Raises `UnsupportedError` for one that is not the operator's, `GraphError` for another kind.
     """
-    where, says = f"node {title(node)} ({node.op_type})", signature(node.op_type, opset)
+    where = f"node {title(node)} ({node.op_type})"
+    says = signature(node.op_type, opset)
     assert says is not None
     found = dict(says.defaults)
     for attribute in node.attribute:
@@ -314,9 +317,11 @@ def tensor_of(proto: TensorProto, folder: Path | None) -> Tensor:
         return Tensor(elem, shape, known=_external(proto, folder), name=proto.name)
     count = math.prod(shape)
     if proto.HasField("raw_data"):
-        got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
+        got = len(proto.raw_data)
+        needed = count * NUMPY[elem].itemsize
     else:
-        got, needed = len(getattr(proto, _FIELDS.get(elem, "int32_data"))), count
+        got = len(getattr(proto, _FIELDS.get(elem, "int32_data")))
+        needed = count
     if got != needed:
         wanted = f"{where}: {needed} bytes or numbers for {shape} of {elem}"
         raise InputError(wanted, str(got), "export again")
@@ -334,7 +339,8 @@ def _external(proto: TensorProto, folder: Path | None) -> Callable[[], Values]:
 
     Read is from the folder of the model only: no absolute path, no way up, no link out.
     """
-    kind, shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
+    kind = NUMPY[ELEMENTS[proto.data_type][0]]
+    shape = tuple(proto.dims)
     entries = {entry.key: entry.value for entry in proto.external_data}
     where = f"external data of {proto.name}"
     if folder is None:
@@ -369,7 +375,8 @@ def _number(where: str, text: str) -> int:
 
 def _inside(where: str, folder: Path, location: str) -> Path:
     """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
-    relative, needed = Path(location), f"{where}: a file in the model's folder"
+    relative = Path(location)
+    needed = f"{where}: a file in the model's folder"
     bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
     if bad or location[:1] == "\\" or ":" in location[:2]:
         raise InputError(needed, repr(location)[:80], "move it")

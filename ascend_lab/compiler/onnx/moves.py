@@ -30,7 +30,8 @@ def _split(ctx: Context) -> Sequence[Result]:
     Pieces without elements are known; only the others are nodes.
     """
     (at,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
-    size, count = ctx.shape(0)[at], ctx.attr("num_outputs") or ctx.out_count
+    size = ctx.shape(0)[at]
+    count = ctx.attr("num_outputs") or ctx.out_count
     sizes: kinds.Shape = ctx.ints(1) if ctx.has(1) else ctx.attr("split")
     if not sizes:
         if count != ctx.out_count or (ctx.attr("num_outputs") is None and size % count):
@@ -112,7 +113,8 @@ def _gather(ctx: Context) -> Value:
     (axis,) = shapes.axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
     indices = ctx.tensor(1)
     if indices.known is not None:
-        array, size = ctx.const(1), ctx.shape(0)[axis]
+        array = ctx.const(1)
+        size = ctx.shape(0)[axis]
         if array.size and (array.min() < -size or array.max() >= size):
             ctx.unsupported(f"indices from {-size} to {size - 1}", str(array)[:40])
         indices = ctx.known(np.where(array < 0, array + size, array), "int32")
@@ -134,7 +136,8 @@ def _expand(ctx: Context) -> Result:
 @converter("Tile", since=6)
 def _tile(ctx: Context) -> Result:
     """Repeat: a new axis before each one, expanded, then joined with it."""
-    x, repeats = ctx.input(0), ctx.ints(1)
+    x = ctx.input(0)
+    repeats = ctx.ints(1)
     if len(repeats) != len(x.shape) or min(repeats, default=1) < 1:
         ctx.unsupported(f"{len(x.shape)} repeats of at least 1", str(repeats))
     if set(repeats) <= {1}:
@@ -151,9 +154,11 @@ def _pad(ctx: Context) -> Result:
     """Add elements of one value, or of the tensor's own; negative pads cut."""
     x = ctx.input(0)
     rank = len(x.shape)
-    pads, value = ctx.attr("pads"), ctx.attr("value")
+    pads = ctx.attr("pads")
+    value = ctx.attr("value")
     if ctx.opset >= 11:
-        pads, value = ctx.ints(1), ctx.scalar(2) if ctx.has(2) else 0
+        pads = ctx.ints(1)
+        value = ctx.scalar(2) if ctx.has(2) else 0
     axes = shapes.axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
     if len(pads) != 2 * len(axes):
         ctx.unsupported(f"{2 * len(axes)} pads", str(pads))
@@ -193,7 +198,9 @@ def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: o
 @converter("DepthToSpace", "SpaceToDepth")
 def _blocks(ctx: Context) -> Value:
     """Let channels become pixels of a block, or these channels: before the old (DCR) or behind."""
-    x, block, mode = ctx.input(0), ctx.attr("blocksize"), ctx.attr("mode") or "DCR"
+    x = ctx.input(0)
+    block = ctx.attr("blocksize")
+    mode = ctx.attr("mode") or "DCR"
     deep = ctx.op == "DepthToSpace"
     if mode not in ("DCR", "CRD"):
         ctx.unsupported("mode DCR or CRD", str(mode))
@@ -246,7 +253,8 @@ def _argmax(ctx: Context) -> Value:
 @converter("Hardmax", types=(kinds.FLOATS,))
 def _hardmax(ctx: Context) -> Value:
     """Mark the first largest element with 1; before opset 13 of all axes from `axis` on."""
-    x, shape = ctx.input(0), ctx.shape(0)
+    x = ctx.input(0)
+    shape = ctx.shape(0)
     axis = ctx.axis(ctx.attr("axis"), len(shape))
     if ctx.opset < 13:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
@@ -259,17 +267,20 @@ def _hardmax(ctx: Context) -> Value:
 
 @converter("Compress", types=(kinds.ANY, ("bool",)))
 def _compress(ctx: Context) -> Value:
-    x, kept = ctx.input(0), np.flatnonzero(ctx.const(1))
+    x = ctx.input(0)
+    kept = np.flatnonzero(ctx.const(1))
     axis = ctx.attr("axis")
     if axis is None:
-        x, axis = ctx.reshape(x, (x.type.elements,)), 0
+        x = ctx.reshape(x, (x.type.elements,))
+        axis = 0
     return _picked(ctx, x, kept, ctx.axis(axis, len(x.shape)))
 
 
 @converter("ReverseSequence", types=(kinds.ANY, ("int64",)))
 def _reverse_sequence(ctx: Context) -> Value:
     """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
-    x, lengths = ctx.input(0), ctx.ints(1)
+    x = ctx.input(0)
+    lengths = ctx.ints(1)
     rank = len(x.shape)
     time, batch = (ctx.axis(ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
     if {time, batch} != {0, 1} or len(lengths) != x.shape[batch]:
@@ -328,7 +339,8 @@ def _gather_elements(ctx: Context) -> Value:
 
 @converter("ScatterElements", "Scatter", types=_TYPES, since=9)
 def _scatter_elements(ctx: Context) -> Value:
-    x, updates = ctx.input(0), ctx.input(2)
+    x = ctx.input(0)
+    updates = ctx.input(2)
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     places = _elements(ctx, x.shape, axis)
     if updates.shape != places.shape:
@@ -385,7 +397,8 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     Before an element stand all larger ones, and equal ones with a lower index. NaN, of which the
     standard says nothing, counts as infinity.
     """
-    x, k = ctx.input(0), int(ctx.scalar(1))
+    x = ctx.input(0)
+    k = int(ctx.scalar(1))
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     n = x.shape[axis]
     if not 0 < k <= n or x.type.elements * n > _MOST:

@@ -26,7 +26,8 @@ def _sign(ctx: Context, x: Value, y: Value) -> Value:
 
 def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
     """Return x / y cut toward zero, and the remainder, which has the sign of x; in int32."""
-    x, y = ctx.cast(x, "int32"), ctx.cast(y, "int32")
+    x = ctx.cast(x, "int32")
+    y = ctx.cast(y, "int32")
     nearest = ctx.emit("div", x, y)
     rest = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
     # the nearest quotient is one too far from zero where the rest points the other way than x
@@ -36,7 +37,8 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
 
 def modulo(ctx: Context, x: Value, y: Value) -> Value:
     """Return the remainder with the sign of y, in int32."""
-    rest, y = divided(ctx, x, y)[1], ctx.cast(y, "int32")
+    rest = divided(ctx, x, y)[1]
+    y = ctx.cast(y, "int32")
     return ctx.choose(_opposed(ctx, rest, y), ctx.emit("add", rest, y), rest)
 
 
@@ -51,15 +53,18 @@ def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
 @converter("BitwiseXor", types=(BITS,), since=18)
 def _xor(ctx: Context) -> Value:
     """Bits in either but not in both: x or y, less x and y."""
-    x, y = ctx.input(0), ctx.input(1)
+    x = ctx.input(0)
+    y = ctx.input(1)
     return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
 
 
 @converter("BitShift", types=(BITS,), since=11)
 def _shift(ctx: Context) -> Value:
     """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
-    x, y = ctx.input(0, "int32"), ctx.input(1, "int32")
-    left, dtype = ctx.attr("direction") == "LEFT", ctx.input(0).type.dtype
+    x = ctx.input(0, "int32")
+    y = ctx.input(1, "int32")
+    left = ctx.attr("direction") == "LEFT"
+    dtype = ctx.input(0).type.dtype
     if not left and ctx.attr("direction") != "RIGHT":
         ctx.unsupported("direction LEFT or RIGHT", str(ctx.attr("direction")))
     most = (32 if dtype == "int32" else 8) - (1 if left or dtype != "int32" else 2)
@@ -68,7 +73,8 @@ def _shift(ctx: Context) -> Value:
     power = ctx.emit("gather", ctx.table(powers, "int32", "powers"), places, axis=0)
     zero = ctx.table(0, "int32", "zero")
     if left:
-        moved, sign = ctx.emit("mul", x, power), zero
+        moved = ctx.emit("mul", x, power)
+        sign = zero
     else:
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
@@ -80,7 +86,8 @@ def _shift(ctx: Context) -> Value:
 # -- quantised tensors: whole numbers that stand for (number - zero point) * scale ----------------
 def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
-    given, block = ctx.input(i), ctx.attr("block_size")
+    given = ctx.input(i)
+    block = ctx.attr("block_size")
     if given.type.elements == 1 and not block:
         return ctx.reshape(given, ())
     axis = ctx.axis(ctx.attr("axis"), len(shape))
@@ -103,7 +110,8 @@ def _one_step(ctx: Context) -> tuple[float, int] | None:
     whole = [i for i in (1, 2) if ctx.has(i)]
     if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in whole):
         return None
-    scale, offset = float(ctx.scalar(1)), int(ctx.scalar(2)) if ctx.has(2) else 0
+    scale = float(ctx.scalar(1))
+    offset = int(ctx.scalar(2)) if ctx.has(2) else 0
     fits = SCALES[0] <= scale <= SCALES[1] and OFFSETS[0] <= offset <= OFFSETS[1]
     return (scale, offset) if fits and not ctx.attr("block_size") else None
 
@@ -112,11 +120,13 @@ def _one_step(ctx: Context) -> tuple[float, int] | None:
 def _quantize(ctx: Context) -> Value:
     if ctx.attr("precision"):
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
-    given, elem = ctx.attr("output_dtype"), ctx.elem(2) if ctx.has(2) else "uint8"
+    given = ctx.attr("output_dtype")
+    elem = ctx.elem(2) if ctx.has(2) else "uint8"
     ctx.result = ELEMENTS[given][0] if given in ELEMENTS else elem
     if ctx.result not in _NARROW or (given and given not in ELEMENTS):
         ctx.unsupported("output in int8 or uint8", ctx.result if not given else str(given))
-    x, one = ctx.input(0), _one_step(ctx)
+    x = ctx.input(0)
+    one = _one_step(ctx)
     if one is not None:
         return ctx.emit("quantise", x, scale=one[0], offset=one[1], dtype=ctx.result)
     scale = _spread(ctx, 1, x.shape)
@@ -129,7 +139,8 @@ def _quantize(ctx: Context) -> Value:
 
 @converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
-    given, (ctx.result, one) = ctx.attr("output_dtype"), (ctx.elem(1), _one_step(ctx))
+    given = ctx.attr("output_dtype")
+    (ctx.result, one) = (ctx.elem(1), _one_step(ctx))
     if given and ELEMENTS.get(given, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {given}")
     if one is not None:
@@ -184,7 +195,8 @@ def _product(ctx: Context, factors: tuple[int, int], zeros: tuple[int, int]) -> 
 
     The cube multiplies bytes: sum a b - oa sum b - ob sum (a - oa).
     """
-    (i, j), rows = factors, ctx.shape(factors[0])
+    (i, j) = factors
+    rows = ctx.shape(factors[0])
     if min(len(rows), len(ctx.shape(j))) < 2:
         ctx.unsupported("matrices", f"{rows} and {ctx.shape(j)}")
     op = "matmul" if len(rows) == len(ctx.shape(j)) == 2 else "batch_matmul"
@@ -263,7 +275,8 @@ def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value
         scales.append(ctx.reshape(given, () if one else (*given.shape, *(1,) * behind)))
     ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     whole = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
-    point, ctx.result = ctx.reshape(ctx.input(7, "fp32"), ()), ctx.elem(7)
+    point = ctx.reshape(ctx.input(7, "fp32"), ())
+    ctx.result = ctx.elem(7)
     return ctx.cast(ctx.emit("add", whole, point), ctx.result)
 
 
@@ -291,7 +304,8 @@ def _as_whole(site: export_writer.Site, x: str, dtype: str) -> str:
 
 def _as_float(site: export_writer.Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
-    a, least = site.attrs, {"int8": -128, "uint8": 0}.get(dtype, 256)
+    a = site.attrs
+    least = {"int8": -128, "uint8": 0}.get(dtype, 256)
     whole = float(a["offset"]).is_integer()
     if not bias and whole and least <= a["offset"] < least + 256:
         point = site.writer.number(a["offset"], dtype)

@@ -66,7 +66,8 @@ def _known_bias(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
     if lengths is not None and (past or lengths.shape != (q[0],)):
         ctx.unsupported("one length for each of the batch, no past", str(lengths.shape))
     offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
-    at, key = np.arange(q[2]).reshape(-1, 1) + offset, np.arange(keys)
+    at = np.arange(q[2]).reshape(-1, 1) + offset
+    key = np.arange(keys)
     left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
     seen = np.ones(np.broadcast_shapes(at.shape, key.shape), bool)
     if ctx.attr("is_causal"):
@@ -86,7 +87,8 @@ def _mask(ctx: Context, keys: int, dtype: str) -> Value:
     if not mask.shape or mask.shape[-1] > keys:
         ctx.unsupported(f"a mask over at most {keys} keys", str(mask.shape))
     if ctx.elem(3) == "bool":
-        zero, drop = ctx.table(0, dtype, "zero"), ctx.table(-math.inf, dtype, "drop")
+        zero = ctx.table(0, dtype, "zero")
+        drop = ctx.table(-math.inf, dtype, "drop")
         mask = ctx.choose(mask, zero, drop)
     if mask.shape[-1] < keys:
         pads = (*((0, 0) for _ in mask.shape[:-1]), (0, keys - mask.shape[-1]))
@@ -98,7 +100,8 @@ def _attended(
     ctx: Context, qkv: tuple[Value, Value, Value], known: Values | None, mask: Value | None
 ) -> tuple[Value, Value | None]:
     """Return the context, and the scores if they are an output."""
-    (q, k, v), dtype = qkv, qkv[0].type.dtype
+    (q, k, v) = qkv
+    dtype = qkv[0].type.dtype
     cap, scale, mode = (ctx.attr(n) for n in ("softcap", "scale", "qk_matmul_output_mode"))
     wanted = ctx.out_count > 3
     may_drop = mask is not None or (known is not None and bool((known.max(-1) == -np.inf).any()))
@@ -127,7 +130,8 @@ def _attended(
 # -- RNN, GRU, LSTM -------------------------------------------------------------------------------
 _TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
 _FUNCTIONS = ("sigmoid", "tanh", "relu")
-_MOST_STEPS, _MOST_TOKENS = 512, 256
+_MOST_STEPS = 512
+_MOST_TOKENS = 256
 States = tuple[Value, ...]
 
 
@@ -138,7 +142,9 @@ class _Layer:
     """
 
     def __init__(self, ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> None:
-        self.ctx, self.hidden, self.functions = ctx, hidden, functions
+        self.ctx = ctx
+        self.hidden = hidden
+        self.functions = functions
         self.biases: tuple[Value, Value] | None = None
         if ctx.has(3):
             both = _own(ctx, ctx.input(3), d)
@@ -161,7 +167,8 @@ class _Layer:
 
     def gates(self, x: Value, h: Value, begin: int, end: int) -> Value:
         """Return the pre-activations of gates begin to end."""
-        total, own = self.project(0, x, begin, end), self.project(1, h, begin, end)
+        total = self.project(0, x, begin, end)
+        own = self.project(1, h, begin, end)
         return self.ctx.emit("add", total, own)
 
     def active(self, which: int, x: Value) -> Value:
@@ -183,7 +190,8 @@ def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
 
 
 def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
-    ctx, (h,) = layer.ctx, states
+    ctx = layer.ctx
+    (h,) = states
     both = layer.gates(x, h, 0, 2)
     update, reset = (layer.active(0, layer.gate(both, i, i + 1)) for i in range(2))
     fresh = layer.project(0, x, 2, 3)
@@ -197,7 +205,8 @@ def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
 
 
 def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
-    ctx, (h, c) = layer.ctx, states
+    ctx = layer.ctx
+    (h, c) = states
     gates = layer.gates(x, h, 0, 4)
     enter, leave, forget, fresh = (layer.gate(gates, i, i + 1) for i in range(4))
     enter = layer.active(0, layer.peep(0, enter, c))
@@ -223,7 +232,8 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     cell, gates, states, default = _CELLS[ctx.op]
     if ctx.attr("input_forget"):
         ctx.unsupported("input_forget = 0", "1")
-    turned, x = bool(ctx.attr("layout")), ctx.input(0)
+    turned = bool(ctx.attr("layout"))
+    x = ctx.input(0)
     x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
@@ -235,7 +245,8 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
     if ctx.has(4) and set(ctx.ints(4)) != {steps}:
         ctx.unsupported(f"sequences of {steps} steps", str(ctx.ints(4)))
     names = _functions(ctx, default * directions)
-    outs, lasts = [], []
+    outs = []
+    lasts = []
     for d, way in enumerate(order):
         layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
         now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))

@@ -45,7 +45,8 @@ def _dropout(ctx: Context) -> Sequence[Result]:
 @converter("Reshape", since=5)
 def _reshape(ctx: Context) -> Result:
     """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
-    x, wanted = ctx.tensor(0), ctx.ints(1)
+    x = ctx.tensor(0)
+    wanted = ctx.ints(1)
     keep = not ctx.attr("allowzero")
     if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)) and keep:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(wanted))
@@ -64,7 +65,8 @@ def _reshape(ctx: Context) -> Result:
 
 @converter("Flatten")
 def _flatten(ctx: Context) -> Result:
-    x, at = ctx.tensor(0), ctx.attr("axis")
+    x = ctx.tensor(0)
+    at = ctx.attr("axis")
     if not -len(x.shape) <= at <= len(x.shape):
         ctx.unsupported(f"an axis of {x.shape}", str(at))
     at += len(x.shape) if at < 0 else 0
@@ -73,7 +75,8 @@ def _flatten(ctx: Context) -> Result:
 
 @converter("Squeeze")
 def _squeeze(ctx: Context) -> Result:
-    x, given = ctx.tensor(0), axes_given(ctx)
+    x = ctx.tensor(0)
+    given = axes_given(ctx)
     axes = {i for i, n in enumerate(x.shape) if n == 1}
     if given is not None:
         axes = set(axes_of(ctx, given, len(x.shape)))
@@ -84,11 +87,13 @@ def _squeeze(ctx: Context) -> Result:
 
 @converter("Unsqueeze")
 def _unsqueeze(ctx: Context) -> Result:
-    x, given = ctx.tensor(0), axes_given(ctx)
+    x = ctx.tensor(0)
+    given = axes_given(ctx)
     if given is None:
         ctx.unsupported("axes", "none")
     rank = len(x.shape) + len(given)
-    axes, sizes = set(axes_of(ctx, given, rank)), iter(x.shape)
+    axes = set(axes_of(ctx, given, rank))
+    sizes = iter(x.shape)
     return reshaped(ctx, x, tuple(1 if i in axes else next(sizes) for i in range(rank)))
 
 
@@ -109,7 +114,8 @@ def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
 
 @converter("Transpose")
 def _transpose(ctx: Context) -> Result:
-    x, rank = ctx.tensor(0), len(ctx.shape(0))
+    x = ctx.tensor(0)
+    rank = len(ctx.shape(0))
     perm = ctx.attr("perm") or tuple(range(rank))[::-1]
     if sorted(perm) != list(range(rank)):
         ctx.unsupported(f"perm: each of {rank} axes once", str(perm))
@@ -126,7 +132,8 @@ def _cast(ctx: Context) -> Result:
     number = ctx.attr("to")
     if ctx.op == "Cast" and number not in kinds.ELEMENTS:
         ctx.unsupported("a numeric type", f"type {number}")
-    x, elem = ctx.tensor(0), kinds.ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
+    x = ctx.tensor(0)
+    elem = kinds.ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
     ctx.result = elem
     if elem == x.elem:
         return x
@@ -134,7 +141,8 @@ def _cast(ctx: Context) -> Result:
         return _recast(x, elem)
     if elem not in kinds.FORMATS:
         ctx.unsupported(f"a cast to {', '.join(kinds.FORMATS)}", elem)
-    value, dtype = ctx.value(x), kinds.FORMATS[elem]
+    value = ctx.value(x)
+    dtype = kinds.FORMATS[elem]
     if x.elem == "bool" or value.name in ctx.net.truths:
         if elem == "bool":
             return value
@@ -226,7 +234,9 @@ def _of_unknown_size(ctx: Context) -> Tensor:
 
 @converter("EyeLike")
 def _eye_like(ctx: Context) -> Tensor:
-    shape, number, k = ctx.shape(0), ctx.attr("dtype"), ctx.attr("k")
+    shape = ctx.shape(0)
+    number = ctx.attr("dtype")
+    k = ctx.attr("k")
     elem = kinds.ELEMENTS[number][0] if number in kinds.ELEMENTS else ctx.elem(0)
     if len(shape) != 2 or (number and number not in kinds.ELEMENTS):
         ctx.unsupported("a matrix of numbers", f"{shape}, type {number}")
@@ -236,7 +246,8 @@ def _eye_like(ctx: Context) -> Tensor:
 @converter("Trilu", types=(kinds.ANY, kinds.EVERY))
 def _trilu(ctx: Context) -> draft.Value | Tensor:
     """Keep one triangle: elsewhere 0 is selected."""
-    x, k = ctx.tensor(0), int(ctx.scalar(1)) if ctx.has(1) else 0
+    x = ctx.tensor(0)
+    k = int(ctx.scalar(1)) if ctx.has(1) else 0
     if len(x.shape) < 2:
         ctx.unsupported("matrices", str(x.shape))
     rows, columns = x.shape[-2:]
@@ -257,11 +268,15 @@ def _one_hot(ctx: Context) -> draft.Value:
 
     Indices are compared in fp32: numbers it rounds are larger than any depth accepted.
     """
-    depth, values, shape = int(ctx.scalar(1)), ctx.const(2).ravel(), ctx.shape(0)
-    rank, axis = len(shape) + 1, ctx.attr("axis")
+    depth = int(ctx.scalar(1))
+    values = ctx.const(2).ravel()
+    shape = ctx.shape(0)
+    rank = len(shape) + 1
+    axis = ctx.attr("axis")
     if len(values) != 2 or not 1 <= depth < 2**24 or not -rank <= axis < rank:
         ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
-    ctx.result, at = ctx.elem(2), axis % rank
+    ctx.result = ctx.elem(2)
+    at = axis % rank
     off, on = (ctx.number(v.item(), kinds.FORMATS[ctx.elem(2)]) for v in values)
     index = ctx.input(0)
     if ctx.elem(0) in kinds.FLOATS:

@@ -13,7 +13,8 @@ from ascend_lab.compiler.onnx.model_file import NEWEST_OPSET, signature
 from ascend_lab.compiler.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
 
 CROP = "tf_crop_and_resize"
-ROWS, WEIGHTS = 2**16, 2**26
+ROWS = 2**16
+WEIGHTS = 2**26
 """Rows and elements of the matrix that interpolates along one axis, at most."""
 
 
@@ -101,7 +102,8 @@ def _resize(ctx: Context) -> Result:
     attrs = {**(newest.defaults if newest else {}), **ctx.attrs}
     if ctx.op == "Resize" and ctx.opset >= 11:
         return _resized(ctx, _axes(ctx, attrs), attrs)
-    shape, scales = ctx.shape(0), ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales")
+    shape = ctx.shape(0)
+    scales = ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales")
     least = 1 if ctx.op == "Upsample" else 0
     if len(scales) != len(shape) or min(scales, default=1) < least or 0 in scales:
         ctx.unsupported(f"a scale above 0, at least {least}, for each axis", str(scales))
@@ -116,7 +118,8 @@ def _scaled(size: int, scale: float, **more: float) -> _Axis:
 
 def _axes(ctx: Context, attrs: dict[str, Any]) -> dict[int, _Axis]:
     """Return the axes to change, from `scales` or `sizes`."""
-    shape, rank = ctx.shape(0), len(ctx.shape(0))
+    shape = ctx.shape(0)
+    rank = len(ctx.shape(0))
     axes = [ctx.axis(a, rank) for a in attrs["axes"] or range(rank)]
     crop = attrs["coordinate_transformation_mode"] == CROP
     roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
@@ -153,7 +156,9 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
     Where no size changes nothing is mixed either, whatever the scales say: so ONNX Runtime and
     PyTorch have it.
     """
-    x, how, mode = ctx.input(0), attrs["coordinate_transformation_mode"], attrs["mode"]
+    x = ctx.input(0)
+    how = attrs["coordinate_transformation_mode"]
+    mode = attrs["mode"]
     _check_modes(ctx, attrs)
     mixes = mode in ("linear", "cubic")
     if any(change.out < 1 for change in changes.values()):
@@ -249,10 +254,12 @@ _MOST = 2048
 @converter("DFT", types=(FLOATS, INTEGERS, ("int64",)), since=17)
 def _dft(ctx: Context) -> Value:
     """Multiply (real, imaginary) pairs along an axis by e^(-2 pi i k n / N), or its inverse."""
-    x, rank = ctx.input(0), len(ctx.shape(0))
+    x = ctx.input(0)
+    rank = len(ctx.shape(0))
     asked = int(ctx.scalar(2)) if ctx.has(2) else -2
     axis = ctx.axis(asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
-    parts, n = x.shape[-1], x.shape[axis]
+    parts = x.shape[-1]
+    n = x.shape[axis]
     half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
     length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
     if axis == rank - 1 or parts not in (1, 2) or not 0 < length <= _MOST or (half and parts == 1):
@@ -271,7 +278,8 @@ def _dft(ctx: Context) -> Value:
 
 def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     """Return the matrix from n pairs (or real numbers) to the transform's pairs."""
-    inverse, onesided = bool(ctx.attr("inverse")), bool(ctx.attr("onesided"))
+    inverse = bool(ctx.attr("inverse"))
+    onesided = bool(ctx.attr("onesided"))
     outs = length // 2 + 1 if onesided and not inverse else length
     k, at = np.ogrid[:outs, : min(n, length)]
     turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)

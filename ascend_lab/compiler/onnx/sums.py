@@ -16,7 +16,9 @@ from ascend_lab.compiler.onnx.context import Context, Result, converter
 @converter("Gemm", types=(kinds.FLOATS,), since=6)
 def _gemm(ctx: Context) -> draft.Value:
     trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
-    a, b, alpha = ctx.input(0), ctx.input(1), ctx.attr("alpha")
+    a = ctx.input(0)
+    b = ctx.input(1)
+    alpha = ctx.attr("alpha")
     if ctx.has(2):
         return ctx.emit("gemm", a, b, ctx.input(2), **trans, alpha=alpha, beta=ctx.attr("beta"))
     out = ctx.emit("matmul", a, b, **trans)
@@ -26,7 +28,8 @@ def _gemm(ctx: Context) -> draft.Value:
 @converter("MatMul", types=((*kinds.FLOATS, "int32"),))
 def _matmul(ctx: Context) -> draft.Value:
     """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
-    a, b = ctx.input(0), ctx.input(1)
+    a = ctx.input(0)
+    b = ctx.input(1)
     if not a.shape or not b.shape:
         ctx.unsupported("operands of at least 1 axis", f"{a.shape} and {b.shape}")
     left = a if len(a.shape) > 1 else ctx.reshape(a, (1, *a.shape))
@@ -124,7 +127,8 @@ _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 
 def _axes(ctx: Context) -> kinds.Shape:
     """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
-    rank, given = len(ctx.shape(0)), shapes.axes_given(ctx)
+    rank = len(ctx.shape(0))
+    given = shapes.axes_given(ctx)
     if not given:
         return () if ctx.attr("noop_with_empty_axes") else tuple(range(rank))
     return shapes.axes_of(ctx, given, rank)
@@ -153,7 +157,9 @@ def _empty(ctx: Context) -> bool:
 
 def _least(ctx: Context, sign: int) -> kinds.Tensor:
     """Return the result of a fold over nothing: -infinity, or the format's end, times a sign."""
-    kind, axes, kept = kinds.NUMPY[ctx.elem(0)], _axes(ctx), ctx.attr("keepdims")
+    kind = kinds.NUMPY[ctx.elem(0)]
+    axes = _axes(ctx)
+    kept = ctx.attr("keepdims")
     shape = [1 if i in axes else n for i, n in enumerate(ctx.shape(0)) if kept or i not in axes]
     if ctx.elem(0) in kinds.FLOATS:
         return ctx.known(np.full(shape, -sign * np.inf), ctx.elem(0))
@@ -167,7 +173,8 @@ def _least(ctx: Context, sign: int) -> kinds.Tensor:
 )  # fmt: skip
 def _composed(ctx: Context) -> Result:
     """Fold with functions before and behind."""
-    x, op = ctx.input(0), ctx.op.removeprefix("Reduce")
+    x = ctx.input(0)
+    op = ctx.op.removeprefix("Reduce")
     if not _axes(ctx):
         ctx.unsupported("axes to fold", "none")
     if op == "LogSumExp" and _empty(ctx):
@@ -187,7 +194,8 @@ def _composed(ctx: Context) -> Result:
 def _softmax(ctx: Context) -> draft.Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
-    x, at = ctx.input(0), ctx.attr("axis")
+    x = ctx.input(0)
+    at = ctx.attr("axis")
     if ctx.opset >= 13:
         return ctx.emit(op, x, axis=at)
     if not -len(x.shape) <= at <= len(x.shape):
@@ -202,7 +210,8 @@ def _softmax(ctx: Context) -> draft.Value:
 @converter("LpNormalization", types=(kinds.FLOATS,))
 def _lp_norm(ctx: Context) -> draft.Value:
     """Divide by the norm along an axis; zeros stay zeros."""
-    x, p = ctx.input(0), ctx.attr("p")
+    x = ctx.input(0)
+    p = ctx.attr("p")
     axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     if p not in (1, 2):
         ctx.unsupported("p of 1 or 2", str(p))
@@ -232,7 +241,8 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
 @converter("LRN", types=(kinds.FLOATS,))
 def _lrn(ctx: Context) -> draft.Value:
     """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
-    x, size = ctx.input(0), ctx.attr("size")
+    x = ctx.input(0)
+    size = ctx.attr("size")
     if len(x.shape) < 2 or not 1 <= size <= 2 * x.shape[1] + 1:
         ctx.unsupported("a size from 1 to about twice the channels", f"{size} on {x.shape}")
     return ctx.emit("lrn", x, **ctx.attrs)
@@ -241,13 +251,16 @@ def _lrn(ctx: Context) -> draft.Value:
 @converter("LayerNormalization", types=(kinds.FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
-    x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
+    x = ctx.input(0)
+    tail = _tail(ctx)
+    epsilon = ctx.attr("epsilon")
     scale = _stretched(ctx, ctx.input(1), tail)
     bias = _stretched(ctx, ctx.input(2), tail) if ctx.has(2) else _fill(ctx, x, tail, 0.0)
     out = ctx.emit("layer_norm", x, scale, bias, axis=-len(tail), epsilon=epsilon)
     if ctx.out_count == 1:
         return (out,)
-    axes, wide = tuple(range(-len(tail), 0)), ctx.input(0, "fp32")
+    axes = tuple(range(-len(tail), 0))
+    wide = ctx.input(0, "fp32")
     mean = ctx.emit("reduce_mean", wide, axis=axes, keepdims=True)
     squares = ctx.emit("square", ctx.emit("sub", wide, mean))
     variance = ctx.emit("reduce_mean", squares, axis=axes, keepdims=True)
@@ -263,7 +276,8 @@ def _rms_norm(ctx: Context) -> draft.Value:
 
 
 def _tail(ctx: Context) -> kinds.Shape:
-    shape, axis = ctx.shape(0), ctx.attr("axis")
+    shape = ctx.shape(0)
+    axis = ctx.attr("axis")
     if not -len(shape) <= axis < len(shape) or ctx.attr("stash_type") != 1:
         ctx.unsupported(f"an axis of {shape}, stash_type 1", f"axis {axis}")
     return shape[axis % len(shape) :]
@@ -288,7 +302,9 @@ def _fill(ctx: Context, like: draft.Value, shape: kinds.Shape, number: float) ->
 @converter("GroupNormalization", types=(kinds.FLOATS,))
 def _group_norm(ctx: Context) -> draft.Value:
     """Scale and bias are one per channel, before opset 21 of groups one per group."""
-    x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"
+    x = ctx.input(0)
+    shape = ctx.shape(0)
+    single = ctx.op == "InstanceNormalization"
     if len(shape) < 3:
         ctx.unsupported("an image (n, c, ...)", str(shape))
     n, c, *spatial = shape
@@ -313,7 +329,8 @@ def _mean_variance_norm(ctx: Context) -> draft.Value:
     The standard writes s^2 = E[x^2] - m^2, whose digits cancel where m is large beside s, all of
     them in fp16; the mean of (x - m)^2 is the same number without that.
     """
-    x, rank = ctx.input(0), len(ctx.shape(0))
+    x = ctx.input(0)
+    rank = len(ctx.shape(0))
     axes = tuple(ctx.axis(axis, rank) for axis in ctx.attr("axes"))
     mean = ctx.emit("reduce_mean", x, axis=axes, keepdims=True)
     centred = ctx.emit("sub", x, mean)

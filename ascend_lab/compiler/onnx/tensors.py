@@ -71,7 +71,8 @@ def in_type(values: Any, kind: str) -> Any:
         return array != 0
     wanted = NUMPY.get(kind, array.dtype)
     if wanted.kind in "iu" and array.dtype.kind in "iu" and array.size:
-        low, high = int(array.min()), int(array.max())
+        low = int(array.min())
+        high = int(array.max())
         if low < np.iinfo(wanted).min or high > np.iinfo(wanted).max:
             raise GraphError(f"an output in {kind}", f"numbers from {low} to {high}", "cast it")
     return array.astype(wanted, copy=False)
@@ -81,7 +82,8 @@ def beyond_32_bits(array: Values) -> str:
     """Return the range of whole numbers that 32 bits do not hold; "" where they do."""
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
         return ""
-    low, high = int(array.min()), int(array.max())
+    low = int(array.min())
+    high = int(array.max())
     return f"{low} .. {high}" if low < -(2**31) or high >= 2**31 else ""
 
 
@@ -231,7 +233,8 @@ def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
         return sizes
     given = tuple(int(n) for n in wanted)
     if sizes is not None and len(sizes) != len(given):
-        needed, got = f"{len(sizes)} sizes, as in {_text(sizes)}", f"{len(given)}: {given}"
+        needed = f"{len(sizes)} sizes, as in {_text(sizes)}"
+        got = f"{len(given)}: {given}"
         raise InputError(f"input {name}: {needed}", got, "check the input shape")
     for axis, (size, asked) in enumerate(zip(sizes or given, given, strict=True)):
         if isinstance(size, int) and size != asked:

@@ -35,7 +35,8 @@ class Window:
     @property
     def reach(self) -> Pair:
         """Rows and columns a window spans: (k - 1) d + 1."""
-        (h, w), (y, x) = self.kernel, self.dilation
+        (h, w) = self.kernel
+        (y, x) = self.dilation
         return (h - 1) * y + 1, (w - 1) * x + 1
 
     @property
@@ -52,7 +53,8 @@ class Window:
 
 def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
     """Return the window over the last axes of an input of spatial `size`."""
-    rank, given = len(size), ctx.attr("kernel_shape")
+    rank = len(size)
+    given = ctx.attr("kernel_shape")
     if rank not in (1, 2):
         ctx.unsupported("images of 1 or 2 dimensions", f"{rank} dimensions")
     if len(kernel) != rank or given not in ((), kernel):
@@ -60,7 +62,8 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         raise GraphError(needed, str(given or kernel), "mend it")
     stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
     if min(*kernel, *stride, *dilation) < 1:
-        needed, got = "kernel, strides, dilations of at least 1", f"{kernel}, {stride}, {dilation}"
+        needed = "kernel, strides, dilations of at least 1"
+        got = f"{kernel}, {stride}, {dilation}"
         raise GraphError(f"{ctx.where}: {needed}", got, "mend it")
     if math.prod(kernel) > SMALL:
         ctx.unsupported(f"windows of at most {SMALL} elements", str(kernel))
@@ -85,7 +88,9 @@ def _pads(
     ctx: Context, kernel: Shape, stride: Shape, dilation: Shape, size: Shape
 ) -> tuple[Pair, ...]:
     """Return (before, after) per axis: as given, or so that the output is ceil(size / stride)."""
-    rank, auto, given = len(size), ctx.attr("auto_pad"), ctx.attr("pads")
+    rank = len(size)
+    auto = ctx.attr("auto_pad")
+    given = ctx.attr("pads")
     if auto in ("NOTSET", ""):
         flat = given or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
@@ -109,7 +114,8 @@ def _pads(
 
 def _halves(total: int, auto: str) -> Pair:
     """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
-    less, more = total // 2, total - total // 2
+    less = total // 2
+    more = total - total // 2
     return (less, more) if auto == "SAME_UPPER" else (more, less)
 
 
@@ -157,8 +163,11 @@ def _conv(ctx: Context) -> Value:
 
 @converter("ConvTranspose", types=(FLOATS,))
 def _conv_transpose(ctx: Context) -> Value:
-    shape, weight = ctx.shape(0), ctx.shape(1)
-    spatial, auto, wanted = shape[2:], ctx.attr("auto_pad"), ctx.attr("output_shape")
+    shape = ctx.shape(0)
+    weight = ctx.shape(1)
+    spatial = shape[2:]
+    auto = ctx.attr("auto_pad")
+    wanted = ctx.attr("output_shape")
     lead = (1,) * (2 - len(spatial))
     given: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
     if len(given) != len(spatial):
@@ -188,7 +197,8 @@ def _conv_transpose(ctx: Context) -> Value:
 def _max_pool(ctx: Context) -> Value:
     """Take the largest of each window; bytes pass through fp32, which holds them exactly."""
     whole = ctx.elem(0) not in FLOATS
-    window, x = _pool_window(ctx), as_image(ctx, ctx.input(0, "fp32" if whole else ""))
+    window = _pool_window(ctx)
+    x = as_image(ctx, ctx.input(0, "fp32" if whole else ""))
     if window.dilation == (1, 1) and _fits(window):
         out = ctx.emit("max_pool2d", x, **_pool_settings(window))
     else:
@@ -202,7 +212,8 @@ def _average_pool(ctx: Context) -> Value:
 
     Elements beyond the padding, which only the ceiling mode reaches, never count.
     """
-    window, x = _pool_window(ctx), as_image(ctx, ctx.input(0))
+    window = _pool_window(ctx)
+    x = as_image(ctx, ctx.input(0))
     include = bool(ctx.attr("count_include_pad"))
     if window.dilation != (1, 1):
         total = _by_taps(ctx, x, window, "add", 0.0)
@@ -211,7 +222,8 @@ def _average_pool(ctx: Context) -> Value:
         return as_row(ctx, ctx.emit("div", total, shares), len(ctx.shape(0)))
     if include and any(window.extra):
         x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.pads))
-        window, include = replace(window, pads=((0, 0), (0, 0))), False
+        window = replace(window, pads=((0, 0), (0, 0)))
+        include = False
     if not _fits(window):
         ctx.unsupported("pads smaller than the kernel", f"{window.pads} for {window.kernel}")
     out = ctx.emit("avg_pool2d", x, count_include_pad=include, **_pool_settings(window))
@@ -235,7 +247,8 @@ def _lp_pool(ctx: Context) -> Value:
     x = ctx.input(0)
     if ctx.attr("ceil_mode"):
         ctx.unsupported("ceil_mode = 0", "1")
-    powers, kernel = _powered(ctx, x), ctx.attr("kernel_shape")
+    powers = _powered(ctx, x)
+    kernel = ctx.attr("kernel_shape")
     window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
     ones = ctx.table(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
     return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
@@ -251,7 +264,8 @@ def _global_lp_pool(ctx: Context) -> Value:
 
 
 def _powered(ctx: Context, x: Value) -> Value:
-    p, size = ctx.attr("p"), ctx.emit("abs", x)
+    p = ctx.attr("p")
+    size = ctx.emit("abs", x)
     if p < 1:
         ctx.unsupported("p of at least 1", str(p))
     return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
@@ -273,7 +287,8 @@ def _pool_window(ctx: Context) -> Window:
     window = window_of(ctx, ctx.attr("kernel_shape"), size)
     if not ctx.attr("ceil_mode") or ctx.attr("auto_pad") not in ("NOTSET", ""):
         return window
-    wide, extra = (1,) * (2 - len(size)) + size, []
+    wide = (1,) * (2 - len(size)) + size
+    extra = []
     for n, pads, reach, step in zip(wide, window.pads, window.reach, window.stride, strict=True):
         count = -(-(n + sum(pads) - reach) // step) + 1
         if (count - 1) * step >= n + pads[0]:
@@ -315,7 +330,8 @@ def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> 
         ctx.unsupported("a window no larger than the padded image", f"{window.reach}")
     taps = []
     for i, j in itertools.product(*map(range, window.kernel)):
-        top, left = i * window.dilation[0], j * window.dilation[1]
+        top = i * window.dilation[0]
+        left = j * window.dilation[1]
         end = (n, c, top + last[0] + 1, left + last[1] + 1)
         step = (1, 1, *window.stride)
         taps.append(ctx.emit("slice", x, begin=(0, 0, top, left), end=end, step=step))

@@ -61,7 +61,9 @@ class _Conversion:
     def __init__(
         self, graph: ir.Graph, dtype: str, source: str, keep: frozenset[str] = frozenset()
     ) -> None:
-        self.graph, self.dtype, self.source = graph, dtype, source
+        self.graph = graph
+        self.dtype = dtype
+        self.source = source
         self.keep = keep | scaled_sums(graph, source)
         self.draft = Draft(graph, nodes=())
         self.names: dict[tuple[str, str], str] = {}
@@ -74,7 +76,8 @@ class _Conversion:
 
     def wanted(self, name: str, dtype: str) -> str:
         """Return the name of a tensor in a format: itself, a converted constant, or a cast."""
-        draft, constant = self.draft, self.draft.constants.get(name)
+        draft = self.draft
+        constant = self.draft.constants.get(name)
         if draft.types[name].dtype == dtype:
             return name
         if (name, dtype) not in self.names:
@@ -91,7 +94,8 @@ class _Conversion:
     def node(self, node: ir.Node) -> None:
         """Append a node in the format it computes in now, its inputs cast where they differ."""
         operator = ir.operator_of(node.op)
-        names, rule = operator.names(len(node.inputs)), operator.types
+        names = operator.names(len(node.inputs))
+        rule = operator.types
         before = tuple(t.dtype for t in self.graph.in_types(node))
         main = rule.main(names, before)
         attrs = operator.settings(node.attrs)
@@ -116,7 +120,8 @@ class _Conversion:
     def cast_output(self, name: str) -> None:
         """Let a graph output that is still in the old format be written by a cast."""
         draft = self.draft
-        old, title = draft.new_name(f"{name}_{self.source}"), draft.new_name(f"{name}_cast")
+        old = draft.new_name(f"{name}_{self.source}")
+        title = draft.new_name(f"{name}_cast")
         kind = draft.types[old] = draft.types[name]
         if name in draft.constants:
             draft.constants[old] = draft.constants.pop(name)
@@ -146,7 +151,8 @@ def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
 
 def _gemms_apart(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, frozenset[str]]:
     """Return the graph with gemms to keep as product, scales and sum: a gemm has one format."""
-    draft, kept = Draft(graph), set(keep)
+    draft = Draft(graph)
+    kept = set(keep)
     for node in graph.nodes:
         if node.name not in keep or node.op != "gemm":
             continue
@@ -295,8 +301,10 @@ def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
     for node in graph.nodes:
         if node.name not in layers:
             continue
-        one, x = layers[node.name], node.inputs[0]
-        attrs, key = {"scale": one.scale, "offset": one.offset}, (x, one.scale, one.offset)
+        one = layers[node.name]
+        x = node.inputs[0]
+        attrs = {"scale": one.scale, "offset": one.offset}
+        key = (x, one.scale, one.offset)
         if key not in pairs:
             byte = draft.insert("quantise", (x,), attrs, f"{x}_int8")
             kind = {**attrs, "dtype": graph.types[x].dtype}
@@ -304,7 +312,8 @@ def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
         reads = (pairs[key], _whole_weights(draft, node, one), *node.inputs[2:])
         draft.become(node, node.op, reads, node.attrs)
     for name, layer in summands(graph, [name for name, one in layers.items() if one.shared]):
-        one, x = layers[layer], graph.node(layer).inputs[0]
+        one = layers[layer]
+        x = graph.node(layer).inputs[0]
         share(draft, name, x, pairs[x, one.scale, one.offset])
     return draft.finish()
 
@@ -330,7 +339,8 @@ def share(draft: Draft, addition: str, summand: str, quantised: str) -> None:
 def _whole_weights(draft: Draft, node: ir.Node, one: Steps) -> str:
     """Insert a layer's weights as whole numbers, dequantised."""
     name = node.inputs[1]
-    weight, found = draft.constants[name], np.asarray(one.weight_scales, np.float32)
+    weight = draft.constants[name]
+    found = np.asarray(one.weight_scales, np.float32)
     rank = len(weight.type.shape)
     axis = rank - 1 if node.op in PRODUCTS and not node.attr("trans_b", False) else 0
     axis = rank - 2 if node.op in PRODUCTS and rank > 2 and node.attr("trans_b") else axis

@@ -76,12 +76,15 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     conv = draft.only(found[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
     if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
         return False
-    weight, biased = draft.constant(conv.inputs[1]), len(conv.inputs) > 2
+    weight = draft.constant(conv.inputs[1])
+    biased = len(conv.inputs) > 2
     bias = draft.constant(conv.inputs[2]) if biased else None
     if weight is None or weight.type.dtype == "int8" or (biased and bias is None):
         return False
-    turned, deep = conv.op == "conv_transpose2d", conv.op == "depthwise_conv2d"
-    scales, shifts = node.op not in ("add", "adds"), node.op not in ("mul", "muls")
+    turned = conv.op == "conv_transpose2d"
+    deep = conv.op == "depthwise_conv2d"
+    scales = node.op not in ("add", "adds")
+    shifts = node.op not in ("mul", "muls")
     if (turned and conv.attr("groups", 1) != 1) or (deep and not scales):
         return False
     reads = [conv.inputs[0], conv.inputs[1]]
@@ -133,7 +136,8 @@ def _summand(
 ) -> str:
     """Return the name of a b + c, one number a channel."""
     out = draft.type(conv.output)
-    kind, old = TensorType((out.shape[1], *tail), out.dtype), () if bias is None else (bias,)
+    kind = TensorType((out.shape[1], *tail), out.dtype)
+    old = () if bias is None else (bias,)
 
     def shifted(*arrays: Values) -> Values:
         a, c = affine.wide(arrays[len(old) :])
@@ -201,7 +205,8 @@ def fully_connected(draft: Draft, node: Node) -> bool:
     One node becomes three: of use where matrix products are what is tuned, not to save nodes.
     """
     x, weight = (draft.type(name) for name in node.inputs[:2])
-    options, out = settings(node), draft.type(node.output)
+    options = settings(node)
+    out = draft.type(node.output)
     constants = [draft.constant(name) for name in node.inputs[1:]]
     whole = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
     padded = any(map(any, formats.pad_pairs("conv2d", options["pad"])))
@@ -211,7 +216,8 @@ def fully_connected(draft: Draft, node: Node) -> bool:
         return False
     if options["out_dtype"] or x.dtype == "int8":
         return False
-    k, n = weight.shape[0], x.shape[0]
+    k = weight.shape[0]
+    n = x.shape[0]
     inner = weight.elements // k
     kind = TensorType((k, inner), weight.dtype)
     flat = derived(kind, lambda w: w.reshape(k, inner), constants[0])
@@ -231,7 +237,8 @@ def _window(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[i
 @rewrites("AReduceMeanFusionPass", "reduce_mean")
 def mean_of_image(draft: Draft, node: Node) -> bool:
     """Turn a mean over the pixels into global average pooling."""
-    shape, options = draft.type(node.inputs[0]).shape, settings(node)
+    shape = draft.type(node.inputs[0]).shape
+    options = settings(node)
     if len(shape) != 4 or formats.axes_of("reduce_mean", options["axis"], shape) != (2, 3):
         return False
     if options["keepdims"]:
@@ -255,7 +262,8 @@ def pool_to_conv(draft: Draft, node: Node) -> bool:
     The weights are all 1 / window: for average pooling that counts its padding the results are
     the same; a maximum becomes a mean, and only training the new weights makes up for that.
     """
-    kind, (size, step, pads) = draft.type(node.inputs[0]), _window(node)
+    kind = draft.type(node.inputs[0])
+    (size, step, pads) = _window(node)
     channels = kind.shape[1]
     weights = TensorType((channels, 1, *size), kind.dtype)
     filled = Constant(weights, Fill(1.0 / float(np.prod(size))))

@@ -34,7 +34,8 @@ MOVING = ("reshape", "transpose", "slice", "expand")
 WINDOW = ("stride", "pad", "dilation")
 MOST_APART = 16.0
 """How much larger steps of sums may be than those of the sums that take their bias."""
-MOST_PRODUCT, MOST_SUM = 255 * 128, 2**31 - 1
+MOST_PRODUCT = 255 * 128
+MOST_SUM = 2**31 - 1
 """The largest |(q - offset) w| of bytes, and the largest sum of such that int32 holds."""
 ZERO_STEPS = 2**18
 """Most steps that the bias of a channel of zeros becomes."""
@@ -66,7 +67,8 @@ def bytes_of(draft: Draft, name: str) -> Bytes | None:
 # -- uint8 ----------------------------------------------------------------------------------------
 def in_int8(draft: Draft, node: Node) -> bool:
     """Let uint8 be int8 where only dequantising nodes read it, zero points 128 lower."""
-    out, readers = node.output, draft.graph.readers[node.output]
+    out = node.output
+    readers = draft.graph.readers[node.output]
     pure = out not in draft.outputs and all(r.op == "dequantise" for r in readers)
     if draft.type(out).dtype != "uint8" or not pure:
         return False
@@ -83,26 +85,30 @@ def in_int8(draft: Draft, node: Node) -> bool:
 # -- integer layers -------------------------------------------------------------------------------
 def integer_layer(draft: Draft, node: Node) -> bool:
     """Compute a convolution or product of bytes in int32."""
-    x, options = bytes_of(draft, node.inputs[0]), settings(node)
+    x = bytes_of(draft, node.inputs[0])
+    options = settings(node)
     weight = _weight(draft, node, options)
     if x is None or weight is None or not is_float(draft.type(node.output).dtype):
         return False
     if options.get("trans_a") or options.get("alpha", 1.0) != 1 or options.get("beta", 1.0) != 1:
         return False
     whole, scales = weight
-    conv, title = node.op in CONVOLUTIONS, node.name
+    conv = node.op in CONVOLUTIONS
+    title = node.name
     shape = (whole.type.shape[0], 1, 1) if conv else (draft.type(node.output).shape[-1],)
     products = whole.type.elements // shape[0]
     if products * MOST_PRODUCT > MOST_SUM:
         return False
-    biased, bias = len(node.inputs) > 2, _bias(draft, node, shape[0])
+    biased = len(node.inputs) > 2
+    bias = _bias(draft, node, shape[0])
     if biased and bias is None:
         return False
     room = MOST_SUM - products * MOST_PRODUCT
     beside = bias is not None and not _bias_fits(bias, scales, x.scale, room)
     given = [scales, whole, *([bias] if bias and not beside else [])]
     axes: tuple[int, ...] = (1, 2, 3) if conv else (-1 if options.get("trans_b") else 0,)
-    kind, name = TensorType(shape, "fp32"), draft.add(whole, f"{title}_weight")
+    kind = TensorType(shape, "fp32")
+    name = draft.add(whole, f"{title}_weight")
     step = derived(kind, partial(_scales, x.scale, shape, axes), *given)
     total = partial(_whole_bias, x, shape, axes)
     added = draft.add(derived(replace(kind, dtype="int32"), total, *given), f"{title}_bias")
@@ -162,7 +168,8 @@ def _weight(
     one = Constant(TensorType((1,), "fp32"), np.array([maker.attr("scale", 1.0)], np.float32))
     if len(maker.inputs) == 1:
         return whole, one
-    scales, rank = draft.constant(maker.inputs[1]), len(whole.type.shape)
+    scales = draft.constant(maker.inputs[1])
+    rank = len(whole.type.shape)
     if scales is None or maker.attr("scale", 1.0) != 1:
         return None
     sides = (1,) * (rank - len(scales.type.shape)) + scales.type.shape
@@ -290,7 +297,8 @@ def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
     if node is None:
         return None
     low, high = simplify.LIMITS.get(node.op, (node.attr("low"), node.attr("high")))
-    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    low = -math.inf if low is None else low
+    high = math.inf if high is None else high
     below = low / own.scale + own.offset <= -128
     above = high / own.scale + own.offset >= 127
     return (node.inputs[0], not below) if above and (below or low == 0) else None
@@ -298,7 +306,8 @@ def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
 
 def _divided(draft: Draft, sums: Node, step: float) -> str:
     """Return the scales of dequantised sums in steps of what they become."""
-    scales, factor = draft.constants[sums.inputs[1]], sums.attr("scale", 1.0) / step
+    scales = draft.constants[sums.inputs[1]]
+    factor = sums.attr("scale", 1.0) / step
     return draft.add(
         derived(scales.type, lambda v: v.astype(np.float64) * factor, scales), f"{sums.name}_steps"
     )

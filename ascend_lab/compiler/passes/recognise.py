@@ -42,7 +42,8 @@ def layer_norm(draft: Draft, node: Node) -> bool:
     if found is None:
         return False
     kind = draft.type(found["x"])
-    rank, axes = len(kind.shape), axes_of("layer_norm", found["axis"], kind.shape)
+    rank = len(kind.shape)
+    axes = axes_of("layer_norm", found["axis"], kind.shape)
     if axes != tuple(range(axes[0], rank)):
         return False
     tail = TensorType(kind.shape[axes[0] :], kind.dtype)
@@ -148,7 +149,8 @@ def product_bias(draft: Draft, node: Node) -> bool:
 
 def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) -> bool:
     """Let one gemm compute product + bias if formats and shapes fit; `split`: reshaped between."""
-    kind, wanted = draft.type(product.output), draft.type(node.output)
+    kind = draft.type(product.output)
+    wanted = draft.type(node.output)
     shape = draft.type(bias).shape
     if kind.dtype != draft.type(product.inputs[0]).dtype or kind.dtype not in FLOATS:
         return False
@@ -189,7 +191,8 @@ def attention(draft: Draft, node: Node) -> bool:
     q, k = scores.product.inputs
     rest = (node.inputs[1], *([scores.mask] if scores.mask else []))
     kinds = [draft.type(name) for name in (q, k, *rest)]
-    turned, sizes = scores.product.attr("trans_b", False), kinds[1].shape
+    turned = scores.product.attr("trans_b", False)
+    sizes = kinds[1].shape
     if not turned:
         kinds[1] = replace(kinds[1], shape=(*sizes[:-2], sizes[-1], sizes[-2]))
     try:
@@ -206,7 +209,8 @@ def attention(draft: Draft, node: Node) -> bool:
 
 def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
     """Walk back from softmax over mask and scale to the product."""
-    shape, name = draft.type(weights.output).shape, weights.inputs[0]
+    shape = draft.type(weights.output).shape
+    name = weights.inputs[0]
     if weights.op == "masked_softmax":
         found = _scaled_product(draft, name)
         return None if found is None else replace(found, mask=weights.inputs[1])
@@ -236,10 +240,12 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
             own = settings(node)["scale"]
             own = 1 / math.sqrt(draft.type(node.inputs[0]).shape[-1]) if own is None else own
             return _Scores(replace(node, attrs={"trans_b": True}), scale * own)
-        name, other = node.inputs[0], node.inputs[-1]
+        name = node.inputs[0]
+        other = node.inputs[-1]
         number = settings(node)["number"] if node.op == "muls" else draft.number(other)
         if number is None and node.op == "mul":
-            name, number = node.inputs[1], draft.number(node.inputs[0])
+            name = node.inputs[1]
+            number = draft.number(node.inputs[0])
         widens = draft.type(name).shape != draft.type(node.output).shape
         if not number or widens:
             return None

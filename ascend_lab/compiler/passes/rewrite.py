@@ -63,7 +63,8 @@ def sweep(rule: Rule, *ops: str) -> Apply:
         names = [node.name for node in graph.nodes if not ops or node.op in ops]
         if not names:
             return graph, 0
-        draft, count = Draft(graph), 0
+        draft = Draft(graph)
+        count = 0
         for name in names:
             if name in draft.nodes:
                 node = draft.current(name)
@@ -275,7 +276,9 @@ def run_passes(
     if rounds is not None and rounds < 1:
         raise InputError("at least 1 round", str(rounds), "leave it out: until none matches")
     steps: list[Step] = []
-    current, done, quiet = graph, 0, 0
+    current = graph
+    done = 0
+    quiet = 0
     while passes and done < (rounds or MOST_ROUNDS):
         done += 1
         for one in passes:

@@ -56,7 +56,8 @@ def _result(draft: Draft, node: Node, place: int, known: list[Constant]) -> Cons
 
 def merge_common(graph: Graph) -> tuple[Graph, int]:
     """Let nodes with the same operator, inputs and attributes, and equal constants, be one."""
-    draft, count = Draft(graph), 0
+    draft = Draft(graph)
+    count = 0
     seen: dict[Hashable, str] = {}
     for name, constant in graph.constants.items():
         first = seen.setdefault(_content(constant), name)
@@ -130,7 +131,8 @@ def identity(draft: Draft, node: Node) -> bool:
 
 def _is_identity(draft: Draft, node: Node) -> bool:
     """Tell whether a node that keeps its input's type keeps its values."""
-    options, shape = settings(node), draft.type(node.inputs[0]).shape
+    options = settings(node)
+    shape = draft.type(node.inputs[0]).shape
     if node.op in ("reshape", "expand", "cast", "split", "trans_data", "pad", "slice"):
         return True  # with the type kept there is nothing left to change
     if node.op in ("global_avg_pool", "global_max_pool"):
@@ -161,7 +163,8 @@ def _pairs(node: Node) -> list[tuple[str, str]]:
 def _without_expand(draft: Draft, node: Node) -> bool:
     """Let a broadcasting node repeat its operand itself where the other one has the full shape."""
     for place in (0, 1):
-        maker, other = draft.maker(node.inputs[place]), node.inputs[1 - place]
+        maker = draft.maker(node.inputs[place])
+        other = node.inputs[1 - place]
         full = draft.type(other).shape == draft.type(node.output).shape
         if full and maker is not None and maker.op == "expand":
             inputs = (maker.inputs[0], other) if place == 0 else (other, maker.inputs[0])
@@ -275,7 +278,8 @@ def _bounds(node: Node) -> tuple[float, float] | None:
 
 def _limits(draft: Draft, node: Node, source: Node) -> bool:
     """Merge two limits on a value into one."""
-    outer, inner = _bounds(node), _bounds(source)
+    outer = _bounds(node)
+    inner = _bounds(source)
     if outer is None or inner is None:
         return False
     low, high = (min(max(end, outer[0]), outer[1]) for end in inner)
@@ -299,7 +303,8 @@ def reassociation(draft: Draft, node: Node) -> bool:
     source = draft.only(node.inputs[0], node.op)
     if source is None:
         return False
-    a, b = settings(source)["number"], settings(node)["number"]
+    a = settings(source)["number"]
+    b = settings(node)["number"]
     both = a + b if node.op == "adds" else a * b
     return math.isfinite(both) and draft.become(node, node.op, source.inputs, {"number": both})
 
@@ -317,7 +322,8 @@ def permute(draft: Draft, node: Node) -> bool:
     """Merge transposes, also around a pointwise node, and fold them into products and reshapes."""
     if node.op in PRODUCTS:
         return _transposed_operand(draft, node)
-    source, order = draft.maker(node.inputs[0]), order_of(draft, node)
+    source = draft.maker(node.inputs[0])
+    order = order_of(draft, node)
     same = tuple(range(len(order)))
     if source is not None and source.op == "transpose":
         first = order_of(draft, source)
@@ -367,7 +373,8 @@ def _transposed_operand(draft: Draft, node: Node) -> bool:
 @rewrites("ReshapeRemovePass", "reshape", stage="prepare")
 def reshapes(draft: Draft, node: Node) -> bool:
     """Merge reshapes of reshapes."""
-    source, kind = draft.maker(node.inputs[0]), draft.type(node.output)
+    source = draft.maker(node.inputs[0])
+    kind = draft.type(node.output)
     if source is None or source.op != "reshape":
         return False
     if draft.type(source.inputs[0]) == kind and draft.forward(node, source.inputs[0]):
@@ -379,7 +386,8 @@ def reshapes(draft: Draft, node: Node) -> bool:
 @rewrites("CastRemovePass", "cast", stage="prepare")
 def casts(draft: Draft, node: Node) -> bool:
     """Remove casts to the same format, pairs that lose nothing, and those around x * number."""
-    kind, source = draft.type(node.output), draft.maker(node.inputs[0])
+    kind = draft.type(node.output)
+    source = draft.maker(node.inputs[0])
     if draft.type(node.inputs[0]) == kind:
         return draft.forward(node, node.inputs[0])
     if source is None or source.op != "cast":

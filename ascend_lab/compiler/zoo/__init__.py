@@ -181,7 +181,8 @@ def why(
     for name in names:
         graph = sized(name, **sizes)
         stages = compile_stages(graph, on, dtype=dtype)
-        times, macs = stages.timeline(), published_macs(graph)
+        times = stages.timeline()
+        macs = published_macs(graph)
         bound_s = bound.bound_of(stages.rewritten, on).time_s
         peak = on.peak_ops_per_s(dtype) / 2
         busy = [op for op in times.operators if not op.timeline.macs]

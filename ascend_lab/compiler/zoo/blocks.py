@@ -21,7 +21,8 @@ from ascend_lab.operators.ops.formats import numpy_type
 Layers = Callable[..., Value]
 """Layers from a `Net`, its images and so many classes to logits; some also take a width."""
 
-NARROWEST, WIDEST = 0.05, 8.0
+NARROWEST = 0.05
+WIDEST = 8.0
 """Widths that a model is built with: factors of its channels."""
 BRANCH = 0.25
 """Mean scale of the batch norm that ends a residual branch."""

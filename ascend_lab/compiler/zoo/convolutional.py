@@ -269,7 +269,8 @@ def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
     """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
     width = features // 2
     if first:
-        left, right = _separable(net, x, width, 2, f"{name}.left"), x
+        left = _separable(net, x, width, 2, f"{name}.left")
+        right = x
     else:
         left, right = net.split(x, sizes=2, axis=1)
     right = net.conv_norm(right, width, name=f"{name}.reduce")
@@ -302,7 +303,8 @@ def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float 
 
 def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     """Append y times a gate of x at half the size, along rows and columns (DFC attention)."""
-    c, size = y.shape[1], y.shape[2]
+    c = y.shape[1]
+    size = y.shape[2]
     g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
     for part, kernel in (("row", (1, 5)), ("column", (5, 1))):
@@ -317,7 +319,8 @@ def _ghost_bottleneck(
     """Append two ghost modules, a depthwise layer between them where the size halves."""
     kernel, expanded, features, squeezes, stride = row
     inner, features = (rounded(n * width, 4) for n in (expanded, features))
-    start, y = x, _ghost(net, x, inner, "relu", f"{name}.ghost1")
+    start = x
+    y = _ghost(net, x, inner, "relu", f"{name}.ghost1")
     if gated:
         y = _gated(net, x, y, f"{name}.gate")
     if stride > 1:

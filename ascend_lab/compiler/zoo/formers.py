@@ -28,7 +28,8 @@ FORMER = {
 
 D halves the size. The first block, with its stride, has no tokens.
 """
-MAP_HEADS, TOKEN_HEADS = 2, 4
+MAP_HEADS = 2
+TOKEN_HEADS = 4
 DOWN_EXPANSION = 4
 
 
@@ -106,9 +107,11 @@ def _former_block(
     net: Net, x: Value, t: Value, text: str, groups: int, name: str
 ) -> tuple[Value, Value]:
     """Append a block: tokens look at the image, mix, steer its layers, and are looked at."""
-    down, start = text[0] == "D", x
+    down = text[0] == "D"
+    start = x
     expansion, features = (int(n) for n in text.lstrip("D").split(","))
-    own, g = x.shape[1], groups
+    own = x.shape[1]
+    g = groups
     t = _tokens_mix(net, _tokens_look(net, x, t, f"{name}.see"), x.shape[0], f"{name}.mix")
     if down:
         y = _wide(net, x, own * expansion, g, 2, f"{name}.down")
@@ -171,7 +174,8 @@ FORMER_V2 = {
     "l": ((40, 80, 192, 384), ("44444", "44444", "444433333334444", "4443333444"), 6),
 }
 """Widths of the stages, the expansion of each block, and how many of the last have attention."""
-HEADS, KEY = 8, 32
+HEADS = 8
+KEY = 32
 
 
 def _relative(net: Net, side: int, step: int, name: str) -> Value:
@@ -200,7 +204,8 @@ def _pool_block(net: Net, x: Value, name: str) -> Value:
 
 def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
     """Append attention with relative biases over rows of tokens, then a small network."""
-    width, value = x.shape[1], 4 * KEY
+    width = x.shape[1]
+    value = 4 * KEY
     y = norm(net, x, 1e-5, name=f"{name}.norm1")
     y = linear(net, y, HEADS * (2 * KEY + value), name=f"{name}.qkv")
     y = heads(net, y, n, HEADS, (0, 2, 1, 3), name=f"{name}.qkv")
@@ -274,7 +279,9 @@ def _attended(net: Net, q: Value, k: Value, v: Value, step: int, talking: bool, 
 
 def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     """Append talking-head attention, at half the size where told, with a local part of values."""
-    c, wide, start = x.shape[1], HEADS * 4 * KEY, x
+    c = x.shape[1]
+    wide = HEADS * 4 * KEY
+    start = x
     if halved:
         x = _layer(net, x, c, f"{name}.down", kernel=3, stride=2, groups=c)
     q, k = (_layer(net, x, HEADS * KEY, f"{name}.{part}") for part in "qk")
@@ -282,7 +289,8 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
     local = _layer(net, v, wide, f"{name}.local", kernel=3, groups=wide)
     y = net.add(net.reshape(_attended(net, q, k, v, 1, True, name), shape=v.shape), local)
     if halved:
-        small, large = y.shape[2], start.shape[2]
+        small = y.shape[2]
+        large = start.shape[2]
         at = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
         weights = np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(small)))
         y = net.resized(y, weights, name=f"{name}.up")
@@ -291,11 +299,13 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
 
 def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
     """Append attention whose queries stand on every second pixel, beside a 3 x 3 layer."""
-    c, key = x.shape[1], HEADS * KEY // 2
+    c = x.shape[1]
+    key = HEADS * KEY // 2
     near = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
     picked = net.avg_pool2d(x, kernel=1, stride=2)
     q = _layer(net, net.add(near, picked), key, f"{name}.q")
-    k, v = _layer(net, x, key, f"{name}.k"), _layer(net, x, 4 * key, f"{name}.v")
+    k = _layer(net, x, key, f"{name}.k")
+    v = _layer(net, x, 4 * key, f"{name}.v")
     local = _layer(net, v, 4 * key, f"{name}.local", kernel=3, stride=2, groups=4 * key)
     y = net.reshape(_attended(net, q, k, v, 2, False, name), shape=local.shape)
     y = _layer(net, net.gelu(net.add(y, local)), features, f"{name}.out")

@@ -21,7 +21,8 @@ V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 
 V2: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (3, 6, 32, 3, 2), (3, 6, 64, 4, 2),
             (3, 6, 96, 3, 1), (3, 6, 160, 3, 2), (3, 6, 320, 1, 1))  # fmt: skip
 """Kernel, expansion, features, blocks, stride of the first: so in all tables of `Rows`."""
-R, H = "relu", "hard_swish"
+R = "relu"
+H = "hard_swish"
 V3_LARGE = (
     (3, 16, 16, 0, R, 1), (3, 64, 24, 0, R, 2), (3, 72, 24, 0, R, 1), (5, 72, 40, 1, R, 2),
     *((5, 120, 40, 1, R, 1),) * 2, (3, 240, 80, 0, H, 2), (3, 200, 80, 0, H, 1),
@@ -75,7 +76,9 @@ class Inverted:
 
 def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     """Append an inverted residual, with the sum where size and channels stay."""
-    start, channels, eps = x, x.shape[1], block.epsilon
+    start = x
+    channels = x.shape[1]
+    eps = block.epsilon
     if block.expanded != channels:
         x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
     x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, epsilon=eps,
@@ -93,7 +96,8 @@ def fused_residual(
     net: Net, x: Value, expanded: int, features: int, stride: int, act: str, name: str
 ) -> Value:
     """Append a fused inverted residual: 3 x 3 up to `expanded`, 1 x 1 down; plain if they match."""
-    start, stays = x, stride == 1 and x.shape[1] == features
+    start = x
+    stays = stride == 1 and x.shape[1] == features
     scale = BRANCH if stays else 1.0
     if expanded == x.shape[1]:
         x = net.conv_norm(x, features, 3, stride=stride, act=act, scale=scale, name=f"{name}.conv")
@@ -110,7 +114,9 @@ def _staged(
     """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
     for stage, (kernel, expansion, features, blocks, first) in enumerate(rows, 1):
         for i in range(math.ceil(blocks * depth)):
-            own, stride, name = x.shape[1], first if i == 0 else 1, f"stage{stage}.{i}"
+            own = x.shape[1]
+            stride = first if i == 0 else 1
+            name = f"stage{stage}.{i}"
             if kernel:
                 block = Inverted(own * expansion, scaled(features), kernel, stride, act,
                                  own // 4 * squeezes, "silu", "sigmoid")  # fmt: skip
@@ -161,11 +167,13 @@ def _mobilenet_v3(
 
     A width leaves that layer and every row's ratio of expansion as they are, below 0.75 the stem.
     """
-    eps, before = 1e-3, 16
+    eps = 1e-3
+    before = 16
     stem = rounded(16 * width) if width >= 0.75 else 16
     x = net.conv_norm(x, stem, 3, stride=2, act=H, epsilon=eps, name="stem")
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
-        inner, before = rounded(x.shape[1] * expanded / before), features
+        inner = rounded(x.shape[1] * expanded / before)
+        before = features
         block = Inverted(inner, rounded(features * width), kernel, stride, act,
                          rounded(inner / 4) if squeezes else 0, epsilon=eps)  # fmt: skip
         x = inverted(net, x, block, f"block{i}")
@@ -239,8 +247,10 @@ one shared, here halved, map of keys and values. "96-64": 96 features, after c1 
 
 def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: str) -> Value:
     """Append a universal inverted bottleneck a/m/e; hybrids scale its branch by channel."""
-    start, (first, middle, expansion) = x, (int(n) for n in text.split("/"))
-    own, stays = x.shape[1], stride == 1 and x.shape[1] == features
+    start = x
+    (first, middle, expansion) = (int(n) for n in text.split("/"))
+    own = x.shape[1]
+    stays = stride == 1 and x.shape[1] == features
     hybrid = "hybrid" in net.name
     if first:
         x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
@@ -291,7 +301,8 @@ def _mobilenet_v4(
         for word in blocks.split():
             text, _, times = word.partition("*")
             for _ in range(int(times or 1)):
-                name, stride = f"stage{s}.{i}", 1 if i else 2
+                name = f"stage{s}.{i}"
+                stride = 1 if i else 2
                 if text[0] == "c":
                     x = net.conv_norm(x, features[0 if text == "c3" else -1], int(text[1]),
                                       stride=stride, name=name)  # fmt: skip

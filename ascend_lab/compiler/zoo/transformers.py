@@ -19,8 +19,11 @@ from ascend_lab.compiler.zoo.mobile import Inverted, inverted
 from ascend_lab.errors import InputError
 
 SPREAD = 0.02
-WORDS, POSITIONS, KINDS = 30522, 512, 2
-GPT_WORDS, GPT_POSITIONS = 50257, 1024
+WORDS = 30522
+POSITIONS = 512
+KINDS = 2
+GPT_WORDS = 50257
+GPT_POSITIONS = 1024
 DROPPED = -10000.0
 """What a mask adds to the score of a token that is padding, or comes later."""
 
@@ -222,7 +225,8 @@ def vit_b16(
     """Return ViT-B/16 (Dosovitskiy et al. 2021): x (batch, 3, size, size) -> logits."""
     if size % 16:
         raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
-    net, length = Net("vit_b16", dtype), (size // 16) ** 2 + 1
+    net = Net("vit_b16", dtype)
+    length = (size // 16) ** 2 + 1
     dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
     x = net.images(batch, 3, size)
     x = net.conv(x, dims.width, 16, stride=16, pad=(0, 0), name="patches")

@@ -30,7 +30,9 @@ from ascend_lab.deploy.compress.scales import EPSILON, Scale, checked, scale_bet
 from ascend_lab.errors import InputError
 
 Batches = Sequence[Values]
-BINS, CANDIDATES, EMPTY = 512, 20, 1e-4
+BINS = 512
+CANDIDATES = 20
+EMPTY = 1e-4
 RATIOS = np.arange(70, 130, dtype=np.float32) / np.float32(100)
 
 
@@ -80,7 +82,8 @@ def percentile_range(
     """Return the left edges of the bins where the cumulated shares pass the percentiles."""
     if not 0 <= percent <= 100:
         raise InputError("percent from 0 to 100", str(percent))
-    low, high = float(x.min()), float(x.max())
+    low = float(x.min())
+    high = float(x.max())
     most = max(abs(low), abs(high))
     least = float(abs(x).min()) if absolute else -most
     counts, edges = histogram(abs(x) if absolute else x, bins, least, most)
@@ -105,7 +108,8 @@ def ifmr(
     """
     x = np.sort(_joined(batches))
     above, below = (max(1, len(x) - int(share * len(x))) for share in shares)
-    high, low = max(x[-above], np.float32(0)), min(x[below - 1], np.float32(0))
+    high = max(x[-above], np.float32(0))
+    low = min(x[below - 1], np.float32(0))
     most = max(high, -low)
     levels = 2**bits - 1 if asymmetric else 2 ** (bits - 1) - (abs(high) >= abs(low))
     best = (math.inf, 1.0, low)
@@ -123,7 +127,8 @@ def ifmr(
 # -- HFMG -----------------------------------------------------------------------------------------
 def hfmg(batches: Batches, bits: int, asymmetric: bool, bins: int = 4096) -> Scale:
     """Cut the thinner tail of a histogram step by step; keep the range with the least error."""
-    low, high = float(batches[0].min()), float(batches[0].max())
+    low = float(batches[0].min())
+    high = float(batches[0].max())
     counts = histogram(batches[0], bins, low, high)[0]
     for one in batches[1:]:
         ends = (low, high), (min(low, float(one.min())), max(high, float(one.max())))
@@ -141,7 +146,8 @@ def rebinned(counts: Values, old: tuple[float, float], new: tuple[float, float])
     bins = len(counts)
     if max(abs(a - b) for a, b in zip(old, new, strict=True)) <= EPSILON:
         return counts
-    step, width = (old[1] - old[0]) / bins, (new[1] - new[0]) / bins
+    step = (old[1] - old[0]) / bins
+    width = (new[1] - new[0]) / bins
     lower = old[0] + np.arange(bins) * step
     first = ((lower - new[0]) // width).astype(int)
     last = np.minimum((lower + step - new[0]) // width, bins - 1).astype(int)
@@ -157,11 +163,16 @@ def tail_cuts(counts: Values) -> list[tuple[int, int]]:
     At each step the end that has to move further to drop one in 100,000 samples moves, the upper
     one in doubt. Up to 100,000 samples that is always the upper: the first bin is never empty.
     """
-    least, step = math.ceil(len(counts) / 4), max(1, math.ceil(counts.sum() / 100_000))
-    left, right, found = 0, len(counts) - 1, []
+    least = math.ceil(len(counts) / 4)
+    step = max(1, math.ceil(counts.sum() / 100_000))
+    left = 0
+    right = len(counts) - 1
+    found = []
     counts = counts.tolist()
     while right - left > least:
-        ahead, behind, dropped = left, right, 0
+        ahead = left
+        behind = right
+        dropped = 0
         while ahead < behind and dropped < step:
             dropped += counts[ahead]
             ahead += 1
@@ -182,8 +193,10 @@ def best_range(counts: Values, levels: int) -> tuple[int, int]:
 
     Ranges shrink: once what lies outside alone costs more than the best, no later one is better.
     """
-    moments, bins = moments_of(counts), len(counts)
-    best, found = math.inf, (0, bins - 1)
+    moments = moments_of(counts)
+    bins = len(counts)
+    best = math.inf
+    found = (0, bins - 1)
     for left, right in tail_cuts(counts):
         edges = np.array([left, right + 1.0])
         count, total, squares = map(np.diff, moments(np.array([0, *edges, bins])))
@@ -192,7 +205,8 @@ def best_range(counts: Values, levels: int) -> tuple[int, int]:
             break
         loss = histogram_loss(moments, bins, left, right, levels)
         if loss < best:
-            best, found = loss, (left, right)
+            best = loss
+            found = (left, right)
     return found
 
 
@@ -226,7 +240,8 @@ def histogram_loss(
     width = (right - left + 1) / levels
     edges = left + width * np.arange(levels + 1)
     centres = edges[:-1] + width / 2
-    edges[0], edges[-1] = 0, bins
+    edges[0] = 0
+    edges[-1] = bins
     count, total, squares = map(np.diff, moments(edges))
     return float(np.sum(squares - 2 * centres * total + centres**2 * count))
 
@@ -240,7 +255,8 @@ def histogram(x: Values, bins: int, low: float, high: float) -> tuple[Values, Va
 
 def divergence(p: Values, q: Values) -> float:
     """Return D(P||Q) of two histograms in nats; infinite where Q lacks what P has."""
-    one, two = p / p.sum(), q / q.sum()
+    one = p / p.sum()
+    two = q / q.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(one > 0, one * np.log(one / two), 0.0)
     return float(terms.sum())
@@ -283,20 +299,25 @@ def tensorrt_threshold(counts: Values, levels: int = 128) -> int:
 
 def entropy_range(x: Values, bins: int, levels: int) -> tuple[float, float]:
     """Return the range of ONNX Runtime's form, within what was seen."""
-    low, high = float(x.min()), float(x.max())
+    low = float(x.min())
+    high = float(x.max())
     most = max(abs(low), abs(high))
     counts, edges = histogram(x, bins, -most, most)
-    edges, middle = edges.astype(np.float32), bins // 2
-    best, found = np.inf, (low, high)
+    edges = edges.astype(np.float32)
+    middle = bins // 2
+    best = np.inf
+    found = (low, high)
     for i in range(levels // 2, middle + 1):
-        start, end = middle - i, min(middle + i + 1, bins)
+        start = middle - i
+        end = min(middle + i + 1, bins)
         inside = counts[start:end]
         p = inside.copy()
         p[0] += counts[:start].sum()
         p[-1] += counts[end:].sum()
         loss = divergence(_lost(p), _lost(_equal_levels(inside, p > 0, levels)))
         if loss < best:
-            best, found = loss, (float(edges[start]), float(edges[end]))
+            best = loss
+            found = (float(edges[start]), float(edges[end]))
     return max(found[0], low), min(found[1], high)
 
 
@@ -342,7 +363,8 @@ def kl(batches: Batches, bits: int, asymmetric: bool) -> Scale:
 def tensorrt(batches: Batches, bits: int, asymmetric: bool, bins: int = 2048) -> Scale:
     """Cut |x| where the divergence is least, in TensorRT's form."""
     x = _joined(batches)
-    low, high = float(x.min()), float(x.max())
+    low = float(x.min())
+    high = float(x.max())
     most = max(abs(low), abs(high))
     if most < EPSILON:
         return scale_between(low, high, bits, asymmetric)

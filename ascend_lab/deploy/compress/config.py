@@ -118,7 +118,8 @@ class Plan:
 
 # -- the file -------------------------------------------------------------------------------------
 _ACTIVATION = {"asymmetric": bool, "dst_type": ("INT8", "INT16")}
-_PERCENT, _BETA = Range(float, 0.5, 1), Range(float, 1, 1e3)
+_PERCENT = Range(float, 0.5, 1)
+_BETA = Range(float, 1, 1e3)
 _LAYER: Mapping[str, Any] = {
     "ifmr_quantize": {
         **dict.fromkeys(("search_range_start", "search_range_end"), Range(float, 1e-3, 1e3)),
@@ -238,7 +239,8 @@ def _rounding(given: Mapping[str, Any], where: str) -> Rounding:
 # -- protobuf's text form against a table of keys --------------------------------------------------
 Table = Mapping[str, Any]
 Message = dict[str, Any]
-DEEPEST, FEW = 16, 8
+DEEPEST = 16
+FEW = 8
 """Messages inside each other; keys that a message about an unknown one can list."""
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
@@ -271,7 +273,10 @@ class _Reader:
     """A text as tokens, one ahead: `line` is that of the one at fault, `ahead` of the next."""
 
     def __init__(self, text: str, where: str) -> None:
-        self.where, self.line, self.ahead, self.depth = where, 1, 1, 0
+        self.where = where
+        self.line = 1
+        self.ahead = 1
+        self.depth = 0
         self.tokens = self._split(text)
         self.token = next(self.tokens, "")
 
@@ -359,9 +364,11 @@ class _Reader:
         if kind is str and word[0] in "\"'":
             return re.sub(r"\\(.)", r"\1", word[1:-1])
         if isinstance(kind, tuple):
-            needed, found = " or ".join(kind), word if word in kind else None
+            needed = " or ".join(kind)
+            found = word if word in kind else None
         elif isinstance(kind, Range):
-            needed, found = str(kind), _READERS[kind.kind][1](word)
+            needed = str(kind)
+            found = _READERS[kind.kind][1](word)
             found = found if found in kind else None
         else:
             needed, read = _READERS[kind]

@@ -25,7 +25,8 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.operators.ops.convolution import geometry
 
-GROUP, KEPT = 4, 2
+GROUP = 4
+KEPT = 2
 LEAST_CHANNELS = 3
 """Layers of fewer input channels are left alone."""
 LAYERS = {"conv2d": 1, "matmul": 0, "gemm": 0}
@@ -90,7 +91,8 @@ def pack(rows: ir.Values) -> Packed:
     if most > KEPT:
         raise InputError("at most 2 weights in a group of 4", str(most), "apply mask_of first")
     used = groups != 0
-    head, tail = used[..., :3], used[..., 1:]
+    head = used[..., :3]
+    tail = used[..., 1:]
     first = np.where(head.any(-1), head.argmax(-1), 0)
     last = np.where(tail.any(-1), 2 - tail[..., ::-1].argmax(-1), 0)
     indexes = np.stack([first, last], -1)
@@ -162,7 +164,8 @@ def sparse_cost(graph: Graph, chip: Chip | str) -> SparseCost:
     for node in sparse_layers(graph):
         shape = graph.types[node.inputs[1]].shape
         channels = shape[_axis(node)]
-        rows, groups = int(np.prod(shape)) // channels, -(-channels // GROUP)
+        rows = int(np.prod(shape)) // channels
+        groups = -(-channels // GROUP)
         dense += rows * channels
         small += rows * groups * KEPT + -(-rows * groups * KEPT // GROUP)
     return SparseCost(dense, small, max(dense - small, 0) / chip.device_memory.rate_bytes_per_s)
@@ -216,7 +219,8 @@ def thin_of(graph: Graph, node: Node) -> Thin | None:
     settings = ir.operator_of(node.op).settings(node.attrs)
     step, _, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
     k, c, *kernel = graph.types[node.inputs[1]].shape
-    least, narrow = min(kernel), min(k, c)
+    least = min(kernel)
+    narrow = min(k, c)
     refused = max(spread) > 1 or settings["groups"] > 1 or least < 3 or max(step) > 2
     small = least * narrow < UNIT or (least < 7 and narrow < 64)
     return None if refused or small else Thin(k, c, (kernel[0], kernel[1]))
@@ -259,7 +263,8 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
 
     def energy(noise: float) -> float:
         x = np.maximum(squares / (columns * noise), np.finfo(float).tiny)
-        above, below = x[x > limit], x[x <= limit]
+        above = x[x > limit]
+        below = x[x <= limit]
         part = above - (1 + alpha)
         tau = 0.5 * (part + np.sqrt(np.maximum(part**2 - 4 * alpha, 0)))
         sums = (below - np.log(below)).sum() + (above - tau).sum()
@@ -271,7 +276,8 @@ def _noise(squares: ir.Values, rows: int, columns: int, limit: float) -> float:
 
 def rank_of(thin: Thin, found: int) -> int:
     """Return the rank to cut to, from the one found: in bounds, a multiple of 16."""
-    rows, divisor = thin.matrix[0], DIVISORS[min(thin.features, thin.channels) >= WIDE]
+    rows = thin.matrix[0]
+    divisor = DIVISORS[min(thin.features, thin.channels) >= WIDE]
     wanted = min(max(found, rows // (divisor + 1)), rows // divisor)
     near = max(math.floor(wanted / UNIT + 0.5) * UNIT, UNIT)
     return near + UNIT if near < 0.9 * wanted else near
@@ -303,7 +309,8 @@ def decomposed(graph: Graph, ranks: dict[str, int] | None = None) -> tuple[Graph
     `ranks` replays what was found before. Convolutions that would not become smaller stay. Raises
     `InputError` for a rank that no such convolution has.
     """
-    draft, used = Draft(graph), dict[str, int]()
+    draft = Draft(graph)
+    used = dict[str, int]()
     for node in graph.nodes:
         thin = thin_of(graph, node)
         if thin is None or (ranks is not None and node.name not in ranks):

@@ -48,7 +48,8 @@ Loss = Callable[[Values, int], tuple[float, Values]]
 # -- quantisers and their slopes ------------------------------------------------------------------
 def ulq(x: Values, low: float, high: float, bits: int = 8) -> Values:
     """Return x rounded and limited to the learned range; the offset is added before rounding."""
-    found, kind = scale_between(low, high, bits, True), x.dtype.type
+    found = scale_between(low, high, bits, True)
+    kind = x.dtype.type
     whole = np.clip(np.rint(x / kind(found.scale) + found.offset), *limits(bits))
     y: Values = (whole - found.offset) * kind(found.scale)
     return y.astype(x.dtype, copy=False)
@@ -60,7 +61,8 @@ def ulq_slopes(
     """Return the slopes with respect to x, low and high, from that of the result."""
     found = scale_between(low, high, bits, True)
     least, most = (found.scale * (end - found.offset) for end in limits(bits))
-    under, over = x < least, x > most
+    under = x < least
+    over = x > most
     steps = np.where(over, high, np.where(under, low, x)) / found.scale
     error = (np.rint(steps) - steps) / (2**bits - 1)
     inside: Values = g * ~(under | over)
@@ -117,13 +119,16 @@ class Rounded:
         """Return input and weights rounded."""
         ends = learned[self.name("low")], learned[self.name("high")]
         low, high = (float(end.values[0]) for end in ends)
-        bits, steps = self.layer.bits, learned[self.name("steps")]
+        bits = self.layer.bits
+        steps = learned[self.name("steps")]
 
         def x_slope(grads: Any) -> Any:
             return [[np.asarray(one)] for one in ulq_slopes(x.values[0], low, high, grads[0], bits)]
 
-        step, axis = steps.values[0], self.axis if len(steps.values[0]) > 1 else None
-        wide, width = along(step, axis, w.values[0].ndim), self.layer.weight_bits
+        step = steps.values[0]
+        axis = self.axis if len(steps.values[0]) > 1 else None
+        wide = along(step, axis, w.values[0].ndim)
+        width = self.layer.weight_bits
 
         def w_slope(grads: Any) -> Any:
             return [[one] for one in lsq_slopes(w.values[0], step, grads[0], width, axis)]
@@ -185,12 +190,15 @@ def fit(
     for node in graph.nodes:
         if node.name in points:
             values |= points[node.name].start(_wide(graph.constants[node.inputs[1]].array()))
-    rng, optimizer, losses = np.random.default_rng(seed), Adam(rate), []
+    rng = np.random.default_rng(seed)
+    optimizer = Adam(rate)
+    losses = []
     states = {name: optimizer.start(value) for name, value in values.items()}
     order: list[int] = []
     for step in range(1, steps + 1):
         order = order or rng.permutation(len(feeds)).tolist()
-        place, tape = order.pop(), Tape()
+        place = order.pop()
+        tape = Tape()
         learned = {name: Var([value]) for name, value in values.items()}
         out = play(graph, tape, feeds[place], learned, points)[graph.outputs[0]]
         value, slope = loss(out.values[0], place)
@@ -227,9 +235,11 @@ def cross_entropy(labels: Sequence[Values]) -> Loss:
     """Return the mean -log softmax(z)[label] over rows."""
 
     def loss(z: Values, place: int) -> tuple[float, Values]:
-        e, wanted = np.exp(z - z.max(axis=-1, keepdims=True)), labels[place]
+        e = np.exp(z - z.max(axis=-1, keepdims=True))
+        wanted = labels[place]
         p = e / e.sum(axis=-1, keepdims=True)
-        rows, slope = np.arange(len(z)), p.copy()
+        rows = np.arange(len(z))
+        slope = p.copy()
         slope[rows, wanted] -= 1
         return float(-np.log(np.maximum(p[rows, wanted], 1e-300)).mean()), slope / len(z)
 
@@ -281,7 +291,8 @@ def distil(
     nodes = [graph.node(layer.name) for layer in found.layers]
     names = {name for node in nodes for name in (node.inputs[0], node.output)}
     teacher = seen(graph, feeds, names)
-    points, layers = rounded_layers(found, fresh=False), []
+    points = rounded_layers(found, fresh=False)
+    layers = []
     losses: dict[str, list[float]] = {}
     new: dict[str, Values] = {}
     for node in nodes:
@@ -308,7 +319,8 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 # -- digits ---------------------------------------------------------------------------------------
 BATCH = 50
-TRAIN, TEST = 1250, 500
+TRAIN = 1250
+TEST = 500
 """Images to learn from, and the last ones, by other writers, to be tried on."""
 
 
@@ -338,7 +350,8 @@ def load_digits() -> tuple[Digits, Digits]:
 
 
 def _cut(images: Values, labels: Values, start: int, count: int) -> Digits:
-    images, labels = images[start:][:count], labels[start:][:count]
+    images = images[start:][:count]
+    labels = labels[start:][:count]
     places = range(0, count, BATCH)
     return Digits(
         [{"image": images[i : i + BATCH]} for i in places], [labels[i : i + BATCH] for i in places]
@@ -364,7 +377,8 @@ def convolutional() -> Graph:
 
 def transformer(width: int = 24) -> Graph:
     """Return one layer of attention over the eight rows of an image, and one of two products."""
-    net, rows = GraphBuilder("digits_transformer"), BATCH * 8
+    net = GraphBuilder("digits_transformer")
+    rows = BATCH * 8
 
     def linear(x: Value, inputs: int, outputs: int, name: str) -> Value:
         bias = net.constant(np.zeros(outputs, np.float32), name="bias")

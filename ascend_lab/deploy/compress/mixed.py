@@ -143,13 +143,18 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
         raise InputError("a budget that the exact formats keep", f"{budget:g} below {least:g}")
     hulls = _rest_hulls(layers)
     best = _greedy_time(layers, budget)
-    slack, near = 1e-9 * (best + budget), 1e-12 * budget  # sums of floats end where they may
-    times, errors, trail = np.zeros(1), np.zeros(1), []
+    # sums of floats end where they may
+    slack = 1e-9 * (best + budget)
+    near = 1e-12 * budget
+    times = np.zeros(1)
+    errors = np.zeros(1)
+    trail = []
     for at, layer in enumerate(layers):
         count = len(layer.options)
         step = np.array([(o.time_s, o.error) for o in layer.options])
         grown = [(v[:, None] + step[:, i]).ravel() for i, v in enumerate((times, errors))]
-        left, (rest_errors, rest_times) = budget + near - grown[1], hulls[at + 1]
+        left = budget + near - grown[1]
+        (rest_errors, rest_times) = hulls[at + 1]
         # the least time of the layers to come, fractions allowed; infinite if none fits
         rest = np.where(left < rest_errors[0], np.inf, np.interp(left, rest_errors, rest_times))
         bound = grown[0] + rest
@@ -157,7 +162,8 @@ def fastest(layers: Sequence[Layer], budget: float) -> Mix:
         kept = alive[_undominated(grown[0][alive], grown[1][alive])]
         if len(kept) > MOST_STATES:
             raise InputError(f"at most {MOST_STATES} states", str(len(kept)), "round the errors")
-        times, errors = grown[0][kept], grown[1][kept]
+        times = grown[0][kept]
+        errors = grown[1][kept]
         trail.append((kept // count, kept % count))
     place = int(np.lexsort((errors, times))[0])
     found = []
@@ -191,11 +197,14 @@ def _hull(layer: Layer) -> list[tuple[float, float]]:
 
 def _rest_hulls(layers: Sequence[Layer]) -> list[tuple[ir.Values, ir.Values]]:
     """Return, for each number of layers passed, the least time of the rest over the error left."""
-    found, error, time = [(np.zeros(1), np.zeros(1))], 0.0, 0.0
+    found = [(np.zeros(1), np.zeros(1))]
+    error = 0.0
+    time = 0.0
     slopes: list[tuple[float, float, float]] = []
     for layer in reversed(layers):
         hull = _hull(layer)
-        error, time = error + hull[0][0], time + hull[0][1]
+        error = error + hull[0][0]
+        time = time + hull[0][1]
         for (e0, t0), (e1, t1) in pairwise(hull):
             slopes.append(((t0 - t1) / max(e1 - e0, 1e-300), e1 - e0, t0 - t1))
         slopes.sort(key=lambda s: -s[0])
@@ -243,7 +252,8 @@ def put_back(ranking: Sequence[str], accepts: Callable[[frozenset[str]], bool]) 
     """
     if accepts(frozenset()):
         return frozenset()
-    low, high = 0, len(ranking)
+    low = 0
+    high = len(ranking)
     if not accepts(frozenset(ranking)):
         raise InputError("a metric that the network in float meets", "it fails", "loosen it")
     while high - low > 1:
@@ -289,15 +299,18 @@ def layer_errors(found: q.Quantised, feeds: q.Feeds) -> dict[str, float]:
 
     A layer whose output is all zero has none.
     """
-    graph, layers = found.graph, q.by_node(found)
+    graph = found.graph
+    layers = q.by_node(found)
     nodes = [node for node in graph.nodes if node.name in layers]
     names = tuple(dict.fromkeys(node.inputs[0] for node in nodes))
     sums = {node.name: np.zeros(2) for node in nodes}
     for feed in feeds:
         values = evaluate(replace(graph, outputs=names), feed)
         for node in nodes:
-            layer, rest = layers[node.name], [graph.constants[n].array() for n in node.inputs[1:]]
-            x, scales = values[node.inputs[0]], q.weight_scales(layer, node, graph)
+            layer = layers[node.name]
+            rest = [graph.constants[n].array() for n in node.inputs[1:]]
+            x = values[node.inputs[0]]
+            scales = q.weight_scales(layer, node, graph)
             wanted = q.output_of(node, [x, *rest], np.float32)
             given = fake(x, layer.scale, layer.offset, layer.bits)
             weights = fake(rest[0], scales, 0, layer.weight_bits)

@@ -82,7 +82,9 @@ def left_out(
     These are layers of the graph, ready to be quantised, that are no operators of the model: a
     recurrent network, for instance, is many products in a graph and one operator in a file.
     """
-    places, apart, layers = Places(model), set[str](), set[str]()
+    places = Places(model)
+    apart = set[str]()
+    layers = set[str]()
     found: dict[str, LeftOut] = {}
     for node in graph.nodes:
         if node.op not in q.HEAVY:
@@ -111,7 +113,8 @@ def upgraded(model: ModelProto, bits: int = 8) -> ModelProto | None:
     """Return the model in an operator set that has pairs; None where it cannot be converted."""
     from onnx import version_converter
 
-    wanted, version = PAIRS_SINCE[bits], qdq_opset(model)
+    wanted = PAIRS_SINCE[bits]
+    version = qdq_opset(model)
     if version >= wanted:
         return model
     try:
@@ -171,7 +174,10 @@ class _Writer:
     """A model being changed; new nodes stand at its end until `written` sorts them."""
 
     def __init__(self, model: ModelProto, found: Quantised, before: Graph) -> None:
-        self.model, self.graph, self.before, self.after = model, model.graph, before, found.graph
+        self.model = model
+        self.graph = model.graph
+        self.before = before
+        self.after = found.graph
         self.layers = q.by_node(found)
         self.places = Places(model)
         self.stored = {tensor.name: tensor for tensor in self.graph.initializer}
@@ -194,7 +200,8 @@ class _Writer:
     # -- names and tensors ------------------------------------------------------------------------
     def free(self, wanted: str) -> str:
         """Return a name that nothing has, and take it."""
-        name, count = wanted, 0
+        name = wanted
+        count = 0
         while name in self.names:
             count += 1
             name = f"{wanted}_{count}"
@@ -228,7 +235,8 @@ class _Writer:
             conv = self.before.producers[node.inputs[0]]
             if conv.op == "reshape":  # a row, which the graph convolves as an image
                 conv = self.before.producers[conv.inputs[0]]
-            layer, norm = self.places.layer(conv), self.places.of(node, "BatchNormalization")
+            layer = self.places.layer(conv)
+            norm = self.places.of(node, "BatchNormalization")
             if layer is None or norm is None:
                 raise self.missing(conv)
             layer.output[0] = norm.output[0]
@@ -251,7 +259,8 @@ class _Writer:
     # -- layers -----------------------------------------------------------------------------------
     def layer(self, node: Node, shifts: Mapping[str, ir.Values | None]) -> None:
         """Let a layer read whole numbers, or the weights that its norm has changed."""
-        site, layer = self.places.layer(node), self.layers.get(node.name)
+        site = self.places.layer(node)
+        layer = self.layers.get(node.name)
         if site is None:
             raise self.missing(node)
         weights, axis = self.weights(node, site)
@@ -286,7 +295,8 @@ class _Writer:
     def weights(self, node: Node, site: NodeProto) -> tuple[ir.Values, int | None]:
         """Return a layer's weights as its operator has them, and the axis of its channels."""
         values = self.after.constants[node.inputs[1]].array()
-        axis, rank = q.channel_axis(node, self.after), values.ndim
+        axis = q.channel_axis(node, self.after)
+        rank = values.ndim
         turned = any(one.name == "transB" and one.i for one in site.attribute)
         if node.op in PRODUCTS and turned != bool(node.attr("trans_b", False)):
             values = np.swapaxes(values, -1, -2)
@@ -317,7 +327,8 @@ class _Writer:
         """Return a tensor quantised and dequantised, once for equal scales."""
         key = (x, layer.scale, layer.offset, layer.bits)
         if key not in self.pairs:
-            name, kind = f"{x}_dequantised", WIDTHS[layer.bits]
+            name = f"{x}_dequantised"
+            kind = WIDTHS[layer.bits]
             given = [
                 self.store(f"{name}/scale", np.asarray(layer.scale, np.float32)),
                 self.store(f"{name}/offset", np.asarray(layer.offset, kind)),
@@ -341,8 +352,10 @@ class _Writer:
         """Let additions read what the layers beside them read in whole numbers."""
         shared = [name for name, layer in self.layers.items() if layer.shared]
         for addition, name in formats.summands(self.after, shared):
-            node, layer = self.after.node(addition), self.layers[name]
-            site, x = self.places.of(node, "Add", "Sum"), self.after.node(name).inputs[0]
+            node = self.after.node(addition)
+            layer = self.layers[name]
+            site = self.places.of(node, "Add", "Sum")
+            x = self.after.node(name).inputs[0]
             for place, read in enumerate(node.inputs):
                 if site is not None and len(site.input) == 2 and read == x:
                     site.input[place] = self.pair(site.input[place], layer)
@@ -356,7 +369,8 @@ def _tidy(model: ModelProto) -> None:
 
     graph = model.graph
     ordered = GraphProto(node=sound_nodes(model))
-    needed, kept = {entry.name for entry in graph.output}, list[Any]()
+    needed = {entry.name for entry in graph.output}
+    kept = list[Any]()
     for node in reversed(ordered.node):
         if needed.intersection(node.output):
             kept.append(node)

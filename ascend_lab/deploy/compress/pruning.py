@@ -47,7 +47,8 @@ def balanced_scores(weights: Values) -> Values:
     if not np.isfinite(rows).all():
         raise InputError("finite weights", "NaN or infinity", "mend them")
     norms: Values = np.sqrt((rows**2).sum(1)) / rows.shape[1]
-    low, high = norms.min(), norms.max()
+    low = norms.min()
+    high = norms.max()
     return (norms - low) / (high - low) if high > low else np.ones(len(rows))
 
 
@@ -102,7 +103,8 @@ class Channels:
         if shape[0] != shape[1]:
             return False
         for (a, _), (b, _) in zip(one, two, strict=True):
-            left, right = self.root(a), self.root(b)
+            left = self.root(a)
+            right = self.root(b)
             if left != right:
                 self.parents[right] = left
         return True
@@ -134,7 +136,8 @@ def channels_of(graph: Graph) -> Channels:
 
 def _behind(found: Channels, node: Node) -> Segments | None:
     """Return the channels a node writes; None where they cannot be followed."""
-    graph, x = found.graph, node.inputs[0]
+    graph = found.graph
+    x = node.inputs[0]
     own = found.held.get(x)
     fixed = all(name in graph.constants for name in node.inputs[1:])
     if own is None or len(node.outputs) > 1:
@@ -144,7 +147,8 @@ def _behind(found: Channels, node: Node) -> Segments | None:
     if node.op in FOLLOWED and fixed:
         return own
     if node.op == "reshape":
-        before, after = graph.types[x].shape, graph.types[node.output].shape
+        before = graph.types[x].shape
+        after = graph.types[node.output].shape
         each = math.prod(before[2:])
         flat = len(after) == 2 and after == (before[0], before[1] * each)
         return tuple((key, n * each) for key, n in own) if flat else None
@@ -155,8 +159,10 @@ def _behind(found: Channels, node: Node) -> Segments | None:
 
 
 def _layer(found: Channels, node: Node, own: Segments) -> Segments | None:
-    graph, weight = found.graph, node.inputs[1]
-    shape, groups = graph.types[weight].shape, node.attr("groups", 1)
+    graph = found.graph
+    weight = node.inputs[1]
+    shape = graph.types[weight].shape
+    groups = node.attr("groups", 1)
     conv = node.op in LAYERS[:2]
     if len(shape) != (4 if conv else 2) or node.attr("trans_a", False):
         return None
@@ -178,7 +184,8 @@ def _lanes(found: Channels, node: Node, own: Segments) -> Segments | None:
     graph = found.graph
     if not node.has("lanes") and not operator_of(node.op).has("pointwise"):
         return None
-    shape, zeros = graph.types[node.output].shape, []
+    shape = graph.types[node.output].shape
+    zeros = []
     for name in node.inputs:
         if name not in graph.constants:
             zeros.append(np.zeros(1))
@@ -253,12 +260,14 @@ def _masked(keep: Values, array: Values, axis: int) -> Values:
 
 def _cut(found: Channels, gone: Gone, node: Node, change: Change) -> dict[int, Values]:
     """Return a node's constants changed where channels go, by place."""
-    graph, arrays = found.graph, dict[int, Values]()
+    graph = found.graph
+    arrays = dict[int, Values]()
     ends = [found.held.get(name) for name in (node.inputs[0], node.output)]
     x, y = (_kept(found, gone, segments) if segments else None for segments in ends)
     if x is None or y is None or (x.all() and y.all()):
         return arrays
-    layer, turned = node.op in LAYERS, node.op in LAYERS[2:] and not node.attr("trans_b", False)
+    layer = node.op in LAYERS
+    turned = node.op in LAYERS[2:] and not node.attr("trans_b", False)
     for place, name in enumerate(node.inputs):
         if name not in graph.constants or not graph.constants[name].type.elements:
             continue
@@ -278,7 +287,8 @@ def _changed(found: Channels, gone: Gone, change: Change) -> Graph:
     graph = found.graph
     draft = Draft(graph, nodes=())
     for node in graph.nodes:
-        inputs, attrs = list(node.inputs), dict(node.attrs)
+        inputs = list(node.inputs)
+        attrs = dict(node.attrs)
         for place, array in _cut(found, gone, node, change).items():
             kind = replace(graph.constants[inputs[place]].type, shape=array.shape)
             inputs[place] = draft.add(Constant(kind, array), f"{inputs[place]}_pruned")

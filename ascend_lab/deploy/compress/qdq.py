@@ -32,11 +32,13 @@ def with_reads(
 
     Its places are what a layer reads, 0, once for equal scales; the weights, 1; a whole bias, 2.
     """
-    draft, made = Draft(graph), dict[tuple[str, float, int, int], str]()
+    draft = Draft(graph)
+    made = dict[tuple[str, float, int, int], str]()
     for node in graph.nodes:
         if node.name not in layers:
             continue
-        layer, reads = layers[node.name], list(node.inputs)
+        layer = layers[node.name]
+        reads = list(node.inputs)
         key = (reads[0], layer.scale, layer.offset, layer.bits)
         if key not in made:
             made[key] = put(draft, node, layer, 0)
@@ -45,7 +47,8 @@ def with_reads(
             reads[2] = put(draft, node, layer, 2)
         draft.become(node, node.op, reads, node.attrs)
     for addition, name in formats.summands(graph, [n for n, one in layers.items() if one.shared]):
-        layer, x = layers[name], graph.node(name).inputs[0]
+        layer = layers[name]
+        x = graph.node(name).inputs[0]
         formats.share(draft, addition, x, made[x, layer.scale, layer.offset, layer.bits])
     return draft.finish()
 
@@ -57,7 +60,8 @@ def fake_quantised(found: Quantised) -> Graph:
     """
 
     def put(draft: Draft, node: Node, layer: LayerScales, place: int) -> str:
-        name, graph = node.inputs[place], found.graph
+        name = node.inputs[place]
+        graph = found.graph
         if place == 0:  # (clip(round(x / scale) + offset) - offset) scale
             step = draft.add(constant_of(np.asarray(layer.scale, np.float32)), f"{name}_scale")
             y = draft.insert("round", [draft.insert("div", [name, step])])
@@ -65,7 +69,8 @@ def fake_quantised(found: Quantised) -> Graph:
             y = draft.insert("clip", [y], {"low": low, "high": high})
             return draft.insert("muls", [y], {"number": layer.scale}, f"{name}_fake")
         if place == 1:
-            array, scales = graph.constants[name].array(), weight_scales(layer, node, graph)
+            array = graph.constants[name].array()
+            scales = weight_scales(layer, node, graph)
             return draft.add(constant_of(fake(array, scales, 0, layer.weight_bits)), f"{name}_fake")
         bias = whole_bias(layer, node, graph) * bias_scales(layer)
         return draft.add(constant_of(bias), f"{name}_fake")
@@ -121,7 +126,8 @@ def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, .
     """Return the layers of a record file; raise `InputError` naming the layer or key at fault."""
     found: dict[str, LayerScales] = {}
     for record in config.read_text(text, _FILE, where).get("record", []):
-        name, value = record.get("key", ""), record.get("value", {})
+        name = record.get("key", "")
+        value = record.get("value", {})
         missing = [key for key in ("scale_d", "scale_w") if key not in value]
         if not name or missing or name in found:
             got = f"{name}: no {missing[0]}" if missing else f"{name or 'a record without'} twice"

@@ -89,7 +89,8 @@ def _before_reshape(draft: Draft, node: Node) -> bool:
     conv = draft.maker(row.inputs[0]) if row is not None else None
     if row is None or conv is None or conv.op not in CONVOLUTIONS:
         return False
-    image, shape = row.inputs[0], draft.type(node.output).shape
+    image = row.inputs[0]
+    shape = draft.type(node.output).shape
     if draft.type(image).shape[:2] != shape[:2]:
         return False
     normal = draft.insert("batch_norm", (image, *node.inputs[1:]), node.attrs, f"{node.name}_image")
@@ -160,7 +161,8 @@ def batches_of(graph: Graph, arrays: Mapping[str, Any]) -> Feeds:
         raise InputError(f"arrays for {', '.join(graph.inputs)}", ", ".join(arrays) or "none")
     counts = set()
     for name in graph.inputs:
-        shape, given = graph.types[name].shape, np.shape(arrays[name])
+        shape = graph.types[name].shape
+        given = np.shape(arrays[name])
         if len(given) != len(shape) or given[1:] != shape[1:] or not shape:
             raise InputError(f"samples of {name} as rows of {shape[1:]}", str(given), "reshape")
         counts.add(given[0] // shape[0])
@@ -204,7 +206,8 @@ def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quan
     beside = {layer for _, layer in formats.summands(graph, [node.name for node in nodes])}
     layers = []
     for node in nodes:
-        one, name = chosen[node.name], node.inputs[0]
+        one = chosen[node.name]
+        name = node.inputs[0]
         key = (name, repr((one.method, one.bits, one.with_offset, one.options)))
         if key not in scales:
             scales[key] = _read_steps(values[name], one)
@@ -289,7 +292,8 @@ def with_records(
 
     Weights are not rounded by AdaRound again. Raises `InputError` for layers the graph has not.
     """
-    plan, layers = plan or Plan(), tuple(layers)
+    plan = plan or Plan()
+    layers = tuple(layers)
     graph = made_ready(graph, plan)
     factors = {layer.name: layer.balance for layer in layers if layer.balance}
     found = Quantised(with_balance(graph, factors), layers)
@@ -338,13 +342,15 @@ def balance_factors(x_most: Values, w_most: Values, strength: float = 0.5) -> Va
     if not least <= strength <= most:
         raise InputError(f"migration strength from {least} to {most}", str(strength))
     x, w = (np.asarray(one, np.float64) for one in (x_most, w_most))
-    no_x, no_w = x < EPSILON, w < EPSILON
+    no_x = x < EPSILON
+    no_w = w < EPSILON
     whole = ~no_x & ~no_w
     if not whole.any():
         return np.ones_like(x)
     found = np.ones_like(x)
     found[whole] = x[whole] ** strength / w[whole] ** (1 - strength)
-    largest_x, largest_w = (x / found)[whole].max(), (w * found)[whole].max()
+    largest_x = (x / found)[whole].max()
+    largest_w = (w * found)[whole].max()
     found[no_x & ~no_w] = largest_w / w[no_x & ~no_w]
     found[~no_x & no_w] = x[~no_x & no_w] / largest_x
     return found
@@ -361,7 +367,8 @@ def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Grap
     draft = Draft(graph)
     for node in graph.nodes:
         if node.name in factors:
-            found, axes = np.asarray(factors[node.name], np.float32), input_axes(node, graph)
+            found = np.asarray(factors[node.name], np.float32)
+            axes = input_axes(node, graph)
             x, w = node.inputs[:2]
             if axes is None or graph.types[x].shape[axes[0]] != len(found):
                 raise InputError(f"{node.name}: factors for its input channels", str(len(found)))
@@ -391,9 +398,11 @@ def _rounded(
     found: Quantised, values: Mapping[str, list[Values]], plans: Mapping[str, LayerPlan]
 ) -> Quantised:
     """Return the graph with some weights put on their grid by AdaRound."""
-    graph, learned = found.graph, dict[str, Values]()
+    graph = found.graph
+    learned = dict[str, Values]()
     for layer in found.layers:
-        node, how = graph.node(layer.name), plans[layer.name].rounding
+        node = graph.node(layer.name)
+        how = plans[layer.name].rounding
         if how is None:
             continue
         x = np.concatenate(values[node.inputs[0]])
@@ -414,8 +423,10 @@ def adaptive_rounding(
     `arrays` are what the node reads, the quantised input first; `scales` broadcast with weights.
     """
     x, weights, *rest = (one.astype(np.float64) for one in arrays)
-    steps, (low, high) = weights / scales, limits(bits)
-    floor, rng = np.floor(steps), np.random.default_rng(how.seed)
+    steps = weights / scales
+    (low, high) = limits(bits)
+    floor = np.floor(steps)
+    rng = np.random.default_rng(how.seed)
     a = -np.log(1.2 / (steps - floor + 0.1) - 1)
     optimizer = Adam(how.lr)
     state = optimizer.start(a)
@@ -467,7 +478,8 @@ def output_of(node: Node, arrays: Sequence[Values], kind: type = np.float64) -> 
 # -- what others ask of it ------------------------------------------------------------------------
 def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
     """Return the scales of a layer's weights, shaped to broadcast with them."""
-    axis, kind = channel_axis(node, graph), graph.types[node.inputs[1]]
+    axis = channel_axis(node, graph)
+    kind = graph.types[node.inputs[1]]
     many = len(layer.weight_scales)
     if many > 1 and (axis is None or kind.shape[axis] != many):
         raise InputError(f"{node.name}: one weight scale, or one a channel", str(many))
@@ -487,8 +499,10 @@ def output_error(graph: Graph, found: Graph, feeds: Feeds) -> float:
     """Return how far the outputs are off: sqrt(sum (y' - y)^2 / sum y^2) over all feeds."""
     noise = total = 0.0
     for feed in feeds:
-        one, other = evaluate(graph, feed), evaluate(found, feed)
+        one = evaluate(graph, feed)
+        other = evaluate(found, feed)
         for y, z in zip(one.values(), other.values(), strict=True):
             wide = y.astype(np.float64)
-            noise, total = noise + float(np.sum((z - wide) ** 2)), total + float(np.sum(wide**2))
+            noise = noise + float(np.sum((z - wide) ** 2))
+            total = total + float(np.sum(wide**2))
     return float(np.sqrt(noise / total)) if total else 0.0 if not noise else float("inf")

@@ -62,7 +62,8 @@ def feeds_of(
     parts: dict[str, list[Values]] = {}
     counts: dict[str, int] = {}
     for name, sizes in inputs.items():
-        array, axis = np.asarray(arrays[name]), batch.axes[name]
+        array = np.asarray(arrays[name])
+        axis = batch.axes[name]
         if axis is None:
             parts[name] = _whole(f"{flag} of {name}", sizes, array)
             continue

@@ -60,9 +60,11 @@ def fake(values: Values, scale: Any, offset: Any = 0, bits: int = 8) -> Values:
 def scale_between(low: float, high: float, bits: int = 8, asymmetric: bool = False) -> Scale:
     """Return the scale and offset that just hold the numbers from low to high."""
     half = 2 ** (bits - 1)
-    one, two = np.float32(low), np.float32(high)
+    one = np.float32(low)
+    two = np.float32(high)
     if asymmetric:
-        one, two = min(one, np.float32(0)), max(two, np.float32(0))
+        one = min(one, np.float32(0))
+        two = max(two, np.float32(0))
         step = (two - one) / np.float32(2 * half - 1)
         if not step >= EPSILON:
             return Scale(1.0, -half, bits)

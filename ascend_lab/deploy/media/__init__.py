@@ -96,7 +96,8 @@ def _shared(s: Aipp) -> tuple[Any, ...]:
 
 
 def _packed(s: Aipp) -> bytes:
-    crop, scaled = s.crop or (0, 0, 0, 0), s.scaled or (0, 0)
+    crop = s.crop or (0, 0, 0, 0)
+    scaled = s.scaled or (0, 0)
     source = (crop[2:] if s.crop else (s.width, s.height)) if s.scaled else (0, 0)
     switches = (s.crop is not None, s.scaled is not None, any(s.padding), 0)
     return IMAGE.pack(
@@ -160,7 +161,8 @@ def _result(
     frames: Image, block: Image | None = None, *, shape: Any, dtype: str, settings: Any, small: bool
 ) -> Image:
     """Return the image (n, c, h, w) in fp16 or uint8; `small` is about memory only."""
-    raw, dtype = np.asarray(frames, np.uint8), "uint8" if dtype == "uint8" else "fp16"
+    raw = np.asarray(frames, np.uint8)
+    dtype = "uint8" if dtype == "uint8" else "fp16"
     if block is not None:
         each = unpack_block(np.asarray(block, np.uint8).tobytes())
         image = aipp_each(raw.reshape(-1)[: sum(s.frame_bytes for s in each)], each, dtype=dtype)
@@ -220,7 +222,8 @@ def _image_at(graph: Graph, rank: int) -> str:
 
 
 def _inserted(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
-    kind, types = graph.types[name], dict(graph.types)
+    kind = graph.types[name]
+    types = dict(graph.types)
     extra: tuple[str, ...] = ()
     n, channels, height, width = kind.shape
     attrs: dict[str, Any] = {"shape": kind.shape, "dtype": kind.dtype}
@@ -235,7 +238,8 @@ def _inserted(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
         types[name] = TensorType((n, settings.frame_bytes), "uint8")
     else:
         block = next(b for b in (BLOCK, *(f"{BLOCK}_{i}" for i in range(99))) if b not in types)
-        extra, types[name] = (block,), TensorType((op.max_bytes,), "uint8")
+        extra = (block,)
+        types[name] = TensorType((op.max_bytes,), "uint8")
         types[block] = TensorType((block_bytes(n),), "uint8")
     made = Draft(graph).new_name(f"{name}_aipp")
     types[made] = kind
@@ -255,7 +259,8 @@ def fitted(settings: Aipp, width: int, height: int) -> Aipp:
 
     Raises `InputError` where the result has another size than the network takes.
     """
-    s, padded = settings, any(settings.padding)
+    s = settings
+    padded = any(settings.padding)
     if not s.crop and not padded:
         s = replace(s, width=s.width or width, height=s.height or height)
     elif s.crop and not padded:
@@ -279,7 +284,8 @@ def _in_small_channels(graph: Graph, name: str) -> Graph:
     if conv is None or conv.inputs[1] not in graph.constants:
         needed = f"one convolution of constant weights behind {name}"
         raise UnsupportedError(needed, ", ".join(r.op for r in readers) or "none", _PLAIN)
-    (_, c, _, width), groups = graph.types[head.output].shape, conv.attr("groups", 1)
+    (_, c, _, width) = graph.types[head.output].shape
+    groups = conv.attr("groups", 1)
     if c > SMALL_C0 or groups != 1:
         needed = f"{conv.name}: up to {SMALL_C0} channels in one group"
         raise UnsupportedError(needed, f"{c} channels, {groups} groups", _PLAIN)

@@ -36,7 +36,10 @@ from ascend_lab.machine.chip import Chip
 FORMATS = {"YUV420SP_U8": 1.5, "XRGB8888_U8": 4.0, "RGB888_U8": 3.0, "YUV400_U8": 1.0}
 """Bytes of a pixel by input format; their numbers 1 to 4 in a parameter block count from here."""
 PLANES = {"YUV420SP_U8": 3, "XRGB8888_U8": 4, "RGB888_U8": 3, "YUV400_U8": 1}
-WIDEST, TALLEST, MOST_PADDING, LARGEST = 4096, 4096, 32, 65504
+WIDEST = 4096
+TALLEST = 4096
+MOST_PADDING = 32
+LARGEST = 65504
 NARROW_CHIPS = ("Ascend310", "Ascend310DK", "Ascend310P3", "Ascend910A")
 NARROW = 1080
 """Widest padded result on these (Atlas inference and training products)."""
@@ -90,7 +93,8 @@ def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
 
     Raises `InputError` naming the key of the configuration file that does not.
     """
-    s, yuv = settings, settings.input_format == "YUV420SP_U8"
+    s = settings
+    yuv = settings.input_format == "YUV420SP_U8"
     if s.input_format not in FORMATS:
         raise InputError(f"input_format: one of {', '.join(FORMATS)}", s.input_format)
     for axis, size, least, most in (("w", s.width, 2, WIDEST), ("h", s.height, 1, TALLEST)):
@@ -153,7 +157,8 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
     `dtype` is fp16 or uint8, `channels` those a network takes (0: all there are). Raises
     `InputError` for bytes that are no whole frames, and as `check`.
     """
-    s, frames = check(settings), np.asarray(frames)
+    s = check(settings)
+    frames = np.asarray(frames)
     if dtype not in ("fp16", "uint8"):
         raise InputError("fp16 or uint8 for AIPP's result", dtype, "choose one")
     if frames.dtype != np.uint8 or frames.size == 0 or frames.size % s.frame_bytes:
@@ -188,7 +193,8 @@ def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Im
     if not each or flat.size != total:
         needed = f"{len(each)} frames of {total:,} bytes in all"
         raise InputError(needed, f"{flat.size:,}", "check src_image_size and input_format")
-    shape, source = np.shape(frames), (each[0].height, each[0].width)
+    shape = np.shape(frames)
+    source = (each[0].height, each[0].width)
     if len(shape) == 3 and shape[2] in (3, 4) and shape[:2] != source:
         needed = f"images of height x width {source[0]} x {source[1]}, as the settings say"
         raise InputError(needed, f"{shape[0]} x {shape[1]}", "mend src_image_size_h and _w")
@@ -201,7 +207,8 @@ def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Im
 
 def _planes(frames: Image, s: Aipp) -> Image:
     """Return frames as images (n, planes, h, w), chroma as large as luma."""
-    count, pixels = len(frames), s.width * s.height
+    count = len(frames)
+    pixels = s.width * s.height
     if s.input_format != "YUV420SP_U8":
         packed = frames.reshape(count, s.height, s.width, PLANES[s.input_format])
         return packed.transpose(0, 3, 1, 2)
@@ -250,7 +257,8 @@ def pad(image: Image, sides: tuple[int, int, int, int], value: float = 0.0) -> I
     return np.pad(image, around, constant_values=np.float64(value).astype(image.dtype))
 
 
-_AXES, _SIDES = ("w", "h"), ("top", "bottom", "left", "right")
+_AXES = ("w", "h")
+_SIDES = ("top", "bottom", "left", "right")
 _MATRIX = [[f"matrix_r{row}c{column}" for column in range(3)] for row in range(3)]
 
 

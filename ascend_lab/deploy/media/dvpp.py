@@ -73,7 +73,8 @@ def csc_of(standard: str, to: str) -> Csc:
         needed = f"one of {', '.join(STANDARDS)} to RGB, BGR, YUV or YVU"
         raise InputError(needed, f"{standard} to {to}", "JPEG images are 601 wide")
     name, reach = standard.split()
-    (red, blue), narrow = WEIGHTS[name], reach == "narrow"
+    (red, blue) = WEIGHTS[name]
+    narrow = reach == "narrow"
     luma, chroma = (219 / 255, 224 / 255) if narrow else (1.0, 1.0)
     shares = np.array([red, 1 - red - blue, blue])
     bias: Row = (16, 128, 128) if narrow else NEUTRAL
@@ -117,7 +118,8 @@ def resize(image: Image, width: int, height: int, method: str = "bilinear") -> I
         raise InputError("a uint8 image (..., h, w)", f"{image.dtype}{image.shape}", "convert it")
     if min(width, height) < 1:
         raise InputError("a width and a height of at least 1", f"{width} x {height}")
-    (h, w), sizes = image.shape[-2:], (height, width)
+    (h, w) = image.shape[-2:]
+    sizes = (height, width)
     if method == "nearest":
         rows, columns = (
             np.minimum(np.floor(np.arange(out) * _step(size, out)).astype(np.intp), size - 1)
@@ -165,7 +167,8 @@ LATER = (64, 16)
 SAMPLINGS = {"4:2:0": 1.5, "4:2:2": 2.0, "4:4:0": 2.0, "4:4:4": 3.0}
 LARGEST = {"Ascend310": 8192, "Ascend310DK": 8192, "Ascend310P3": 8192, "Ascend910A": 8192}
 """Most pixels along a side of a JPEG, and of what VPC reads; later chips decode twice as many."""
-VPC_LEAST, VPC_OUT = (10, 6), (4096, 4096)
+VPC_LEAST = (10, 6)
+VPC_OUT = (4096, 4096)
 LEAST_STRIDE = 32
 
 
@@ -354,7 +357,8 @@ def play(
     if seed is not None:
         gaps = np.random.default_rng(seed).exponential(1 / rate_per_s, pictures)
     starts = np.cumsum(gaps).tolist()
-    times, waited_s = starts, {}
+    times = starts
+    waited_s = {}
     for station in stations:  # all take as long there, so nobody overtakes
         ends: list[float] = []
         total = 0.0
@@ -362,7 +366,8 @@ def play(
             begin = came if i < station.servers else max(came, ends[i - station.servers])
             total += begin - came
             ends.append(begin + station.time_s)
-        times, waited_s[station.name] = ends, total / pictures
+        times = ends
+        waited_s[station.name] = total / pictures
     span = max(times) - starts[0]
     busy = {s.name: pictures * s.time_s / s.servers / span for s in stations}
     latencies = tuple(end - start for start, end in zip(starts, times, strict=True))

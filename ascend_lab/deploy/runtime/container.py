@@ -240,8 +240,10 @@ def compile_offline(
     One graph under None has fixed sizes. `told` is what the file says of its times.
     Raises as `compile_stages`, and `CapacityError` for a network that would have to be tiled.
     """
-    weights, kernels = _Weights(), dict[str, int]()
-    parts, rows = [], []
+    weights = _Weights()
+    kernels = dict[str, int]()
+    parts = []
+    rows = []
     for number, (batch, found) in enumerate(gears.items()):
         front = front_stages(found.graph, chip, road)
         times, _ = tiled.simulate_within(front, chip, None, road)
@@ -319,7 +321,8 @@ def _graphs(
 def _stored(task: Task, graph: Graph, name: str) -> Values:
     """Return a constant as the task's kernel reads it."""
     assert task.lowered is not None
-    constant, form = graph.constants[task.value(name)], task.lowered.forms.get(name)
+    constant = graph.constants[task.value(name)]
+    form = task.lowered.forms.get(name)
     return form(constant.array()) if form else lower.packed(constant.type, constant.array())
 
 
@@ -328,7 +331,8 @@ def _bare(compiled: Compiled) -> Graph:
 
     What makes int64 numbers stays: they are computed beside the kernel, too, to see that they fit.
     """
-    graph, kept = compiled.graph, set(compiled.graph.outputs)
+    graph = compiled.graph
+    kept = set(compiled.graph.outputs)
     for task in compiled.tasks:
         nodes = [graph.node(name) for name in task.nodes]
         apart = task.lowered is None or isinstance(task.lowered.kernel, CpuKernel)

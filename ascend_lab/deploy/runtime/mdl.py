@@ -127,13 +127,15 @@ def _destroyer(kind: type[Handle]) -> Callable[[Any], None]:
     return destroy
 
 
-destroy_desc, destroy_dataset = _destroyer(Desc), _destroyer(Dataset)
+destroy_desc = _destroyer(Desc)
+destroy_dataset = _destroyer(Dataset)
 destroy_data_buffer = _destroyer(DataBuffer)
 
 
 def _tensors(gear: Gear, side: str) -> list[Tensor]:
     """Return a gear's inputs or outputs."""
-    found, graph = gear.imported, gear.imported.graph
+    found = gear.imported
+    graph = gear.imported.graph
     inputs = side == "input"
     kinds = found.input_types if inputs else found.output_types
     pairs = zip(kinds.items(), graph.inputs if inputs else graph.outputs, strict=True)
@@ -196,7 +198,8 @@ def set_dynamic_batch_size(model: Model, batch: int) -> None:
     """Choose the gear of a model that has several; `AclError` names them all for another batch."""
     offline = process().own(Model, model, Code.NO_MODEL).offline
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
-    got, remedy = "one with fixed sizes", "compile it for several batches"
+    got = "one with fixed sizes"
+    remedy = "compile it for several batches"
     need(None not in gears, "a model with gears", got, remedy, code=Code.STATIC)
     known = f"a batch among the gears {', '.join(map(str, gears))}"
     need(batch in gears, known, repr(batch), "pad to a gear")
@@ -244,7 +247,8 @@ def _check_free(found: Process, model: Model, stream: Stream | None) -> None:
     """Raise `AclError` 200004 for a model that still runs in another stream."""
     other = model.stream
     free = other in (None, stream) or found.clock.is_idle(other)
-    got, remedy = f"one that runs in {other}", "synchronise that stream, or load it twice"
+    got = f"one that runs in {other}"
+    remedy = "synchronise that stream, or load it twice"
     need(free, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
 
 
@@ -258,7 +262,8 @@ def _memory(
     memory = []
     for buffer, tensor in zip(buffers, tensors, strict=True):
         needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
-        fits, got = buffer.size_bytes >= tensor.size_bytes, str(buffer.size_bytes)
+        fits = buffer.size_bytes >= tensor.size_bytes
+        got = str(buffer.size_bytes)
         need(fits, needed, got, "see get_input_size_by_index", code=code)
         memory.append(found.memory(buffer.address, tensor.size_bytes))
     return memory

@@ -93,7 +93,8 @@ class Gear:
     @cached_property
     def compiled(self) -> Compiled:
         """The kernels in order."""
-        data, chip = self._graphs, self.model.chip
+        data = self._graphs
+        chip = self.model.chip
         with file.as_written(self.model.where):
             graph = self.model.graph(data["compiled"])
             tasks = tuple(self._task(graph, row) for row in data["tasks"])
@@ -101,7 +102,8 @@ class Gear:
 
     def _task(self, graph: Graph, row: Mapping[str, Any]) -> Task:
         nodes = [graph.node(name) for name in row["nodes"]]
-        lowered, array = None, self.model.array
+        lowered = None
+        array = self.model.array
         if "kernel" in row:
             kernel = self.model.kernels[row["kernel"]]
             forms = {n: _form(array(key)) for n, key in row.get("forms", {}).items()}
@@ -208,7 +210,8 @@ class OfflineModel:
 
     def check_chip(self, chip: Chip) -> Chip:
         """Return the chip, with the cores the model was compiled for; `InputError` for another."""
-        name, remedy = self.meta["chip"], f"compile it for {chip.name}"
+        name = self.meta["chip"]
+        remedy = f"compile it for {chip.name}"
         if chip.name != name:
             raise InputError(f"{self.where}: chip {name}, which it is for", chip.name, remedy)
         chip = replace(chip, core_count=min(chip.core_count, self.meta["cores"]))
@@ -234,7 +237,8 @@ class OfflineModel:
     def array(self, key: int) -> Values:
         """Return weights by number: a view of the file."""
         offset, dtype, shape = self.meta["weights"][key]
-        kind, size = numpy_type(dtype), math.prod(shape)
+        kind = numpy_type(dtype)
+        size = math.prod(shape)
         return np.frombuffer(self.part(file.Kind.WEIGHTS), kind, size, offset).reshape(shape)
 
     def graph(self, data: Mapping[str, Any]) -> Graph:
@@ -295,7 +299,8 @@ class Inference:
     def __init__(self, model: str | Path, chip: Chip | str, *, kernels: bool = True) -> None:
         """Take an ONNX file or `zoo:NAME` (online), or an offline model of this chip."""
         self.chip = load_chip(chip) if isinstance(chip, str) else chip
-        self.online, self.kernels = not file.is_offline(model), kernels
+        self.online = not file.is_offline(model)
+        self.kernels = kernels
         self._model = str(model)
         self._offline = None if self.online else load_offline(model, self.chip)
         self._known: dict[Any, tuple[Imported, Compiled, float]] = {}
@@ -307,7 +312,8 @@ class Inference:
         if self._offline is not None:
             gear = self._offline.gear(shapes)
             self.time_s = float(gear.times["summary"]["time_s"])
-            found, values = gear.imported, gear.run(inputs, kernels=self.kernels)
+            found = gear.imported
+            values = gear.run(inputs, kernels=self.kernels)
         else:
             found, values = self._run_online(shapes, inputs)
         return {
@@ -333,7 +339,9 @@ class Inference:
 
 
 # -- before compiling -----------------------------------------------------------------------------
-TYPE_UNSUPPORTED, INVALID, REPEATED = 1, 2, 9
+TYPE_UNSUPPORTED = 1
+INVALID = 2
+REPEATED = 9
 
 
 def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str, Any]:
@@ -344,7 +352,8 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
     """
     model, _ = load(file)
     opset = opset_of(model)
-    rows, seen = [], set[str]()
+    rows = []
+    seen = set[str]()
     for node in model.graph.node:
         causes = _causes(node, opset, error)
         bad = any(causes)

@@ -20,8 +20,12 @@ from ascend_lab.machine.chip import Chip, load_chip
 
 Bytes = NDArray[np.uint8]
 POISON = 0xFF
-PAGE_BYTES, HUGE_BYTES, LEAST_HUGE_BYTES = 2**12, 2**21, 2**20
-HUGE_FIRST, HUGE_ONLY, NORMAL_ONLY = 0, 1, 2
+PAGE_BYTES = 2**12
+HUGE_BYTES = 2**21
+LEAST_HUGE_BYTES = 2**20
+HUGE_FIRST = 0
+HUGE_ONLY = 1
+NORMAL_ONLY = 2
 """Policies of `rt.malloc`: pages of 2 MB for more than 1 MB if there is room, always, never."""
 
 
@@ -129,8 +133,10 @@ class Process:
 
     def own(self, kind: type[Kind], handle: Any, code: Code = Code.INVALID) -> Kind:
         """Return a handle of the context this thread uses; `AclError` 200004 for another's."""
-        found, context = self.get(kind, handle, code), self.context()
-        needed, got = f"what belongs to {context}", f"{found} of {found.context}"
+        found = self.get(kind, handle, code)
+        context = self.context()
+        needed = f"what belongs to {context}"
+        got = f"{found} of {found.context}"
         need(found.context is context, needed, got, "set_current_context", Code.MISMATCH)
         return found
 
@@ -165,9 +171,11 @@ class Process:
         begin: Action | None = None, end: Action | None = None,
     ) -> None:  # fmt: skip
         """Issue kernels to a stream: name, engine and seconds of each."""
-        rows, device = rows or (("nothing", "AI Core", 0.0),), self.device()
+        rows = rows or (("nothing", "AI Core", 0.0),)
+        device = self.device()
         for i, (name, engine, time_s) in enumerate(rows):
-            first, last = (begin if i == 0 else None), (end if i == len(rows) - 1 else None)
+            first = begin if i == 0 else None
+            last = end if i == len(rows) - 1 else None
             self.clock.issue(stream, Task(name, device.engine(engine), time_s, first, last))
 
     # -- memory -----------------------------------------------------------------------------------
@@ -256,6 +264,7 @@ def process(*, waits: bool = False) -> Process:
     """
     needed = "acl.init before everything else"
     need(bool(PROCESSES), needed, "none", "call it once", Code.UNINITIALISED)
-    needed, remedy = "a callback that neither waits nor allocates", "do it in another thread"
+    needed = "a callback that neither waits nor allocates"
+    remedy = "do it in another thread"
     need(not (waits and PROCESSES[0].in_callback), needed, "one that does", remedy)
     return PROCESSES[0]

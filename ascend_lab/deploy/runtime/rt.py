@@ -27,9 +27,13 @@ HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = range(4)
 COPY_ENGINES = ("", "H2D", "D2H", "D2D")
 HOST_LINK = Link(32e9, 2e-7, 1)
 """Between host and device where a chip file has no "pcie": PCIe 4.0 x16, as the Ascend910A's."""
-NO_BLOCK, BLOCK = 0, 1
-EVENT_SYNC, EVENT_CAPTURE_STREAM_PROGRESS, EVENT_TIME_LINE = 1, 2, 8
-MOST_STREAMS, MOST_THREADS = 1984, 1024
+NO_BLOCK = 0
+BLOCK = 1
+EVENT_SYNC = 1
+EVENT_CAPTURE_STREAM_PROGRESS = 2
+EVENT_TIME_LINE = 8
+MOST_STREAMS = 1984
+MOST_THREADS = 1024
 
 
 # -- devices and contexts -------------------------------------------------------------------------
@@ -85,7 +89,8 @@ def _context(found: Process, device: Device, owned: bool) -> Context:
 def destroy_context(context: Context) -> None:
     """Destroy a context that `create_context` returned, and what belongs to it."""
     found = process(waits=True)
-    owned, remedy = found.get(Context, context).owned, "a default context goes with its device"
+    owned = found.get(Context, context).owned
+    remedy = "a default context goes with its device"
     need(owned, "a context that create_context returned", str(context), remedy)
     found.drop(context)
 
@@ -135,7 +140,8 @@ def synchronize_device() -> None:
 
 def create_event(flag: int = EVENT_TIME_LINE) -> Event:
     """Return a new event of the context."""
-    found, flags = process(), EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE
+    found = process()
+    flags = EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE
     known = flag > 0 and not flag & ~flags
     need(known, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
     made = found.add(Event(found.context()))
@@ -168,7 +174,8 @@ def reset_event(event: Event, stream: Stream | None = None) -> None:
 def _together(stream: Stream | None, event: Event) -> tuple[Stream, Signal]:
     """Return a stream and an event; `AclError` 200004 unless both are of one context."""
     found = process()
-    handle, what = found.stream(stream), found.get(Event, event)
+    handle = found.stream(stream)
+    what = found.get(Event, event)
     got = f"{handle.context} and {what.context}"
     needed = "a stream and an event of one context"
     need(handle.context is what.context, needed, got, code=Code.MISMATCH)
@@ -192,7 +199,8 @@ def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
     times = []
     for event in (start, end):
-        reached, remedy = query_event(event), "record it and synchronise"
+        reached = query_event(event)
+        remedy = "record it and synchronise"
         need(reached, "events that have been reached", str(event), remedy)
         times.append(getattr(event.signal.last, "time_s"))  # noqa: B009 - there is one
     return float(times[1] - times[0]) * 1e3
@@ -266,7 +274,8 @@ def memcpy_async(
 ) -> None:
     """Copy bytes when a stream gets there; host memory that is not pinned makes the host wait."""
     found = process()
-    own, pinned = found.stream(stream), found.pinned.values()
+    own = found.stream(stream)
+    pinned = found.pinned.values()
     _copy(found, own, dst, dest_max, src, size_bytes, kind)
     host = [_host(x) for x in (dst, src) if not isinstance(x, int)]
     if not all(any(np.shares_memory(x, block) for block in pinned) for x in host):
@@ -284,7 +293,8 @@ def _copy(
     found: Process, stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int
 ) -> None:
     """Issue a copy; one within the host is done at once."""
-    fine, got = 0 <= size_bytes <= dest_max and kind in range(4), f"{size_bytes}, {kind!r}"
+    fine = 0 <= size_bytes <= dest_max and kind in range(4)
+    got = f"{size_bytes}, {kind!r}"
     need(fine, f"at most {dest_max} bytes to copy, and a kind from 0 to 3", got)
     sides = isinstance(src, int), isinstance(dst, int)
     needed = f"source and destination of a copy of kind {kind}"
@@ -311,7 +321,8 @@ def _copy(
     def end() -> None:
         target[:] = held[0]
 
-    name, time_s = COPY_ENGINES[kind], copy_s(found.device(), size_bytes, kind)
+    name = COPY_ENGINES[kind]
+    time_s = copy_s(found.device(), size_bytes, kind)
     found.work(stream, [(f"{name} {size_bytes}", name, time_s)], begin, end)
 
 
@@ -338,7 +349,8 @@ def subscribe_report(thread: int, stream: Stream | None = None) -> None:
     """Let a thread take a stream's callbacks: this one by `process_report`, others in a loop."""
     found = process()
     own = found.stream(stream)
-    needed, remedy = f"one thread for {own}", "unsubscribe_report"
+    needed = f"one thread for {own}"
+    remedy = "unsubscribe_report"
     need(own.thread is None, needed, "a second", remedy, Code.SUBSCRIBED)
     threads = {s.thread for s in found.all(Stream)} - {None} | {thread}
     needed = f"at most {MOST_THREADS} threads"

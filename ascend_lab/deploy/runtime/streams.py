@@ -31,7 +31,8 @@ class Code(IntEnum):
     def __new__(cls, number: int, meaning: str) -> "Code":
         """Keep what a number means beside it."""
         made = int.__new__(cls, number)
-        made._value_, made.meaning = number, meaning
+        made._value_ = number
+        made.meaning = meaning
         return made
 
     INVALID = 100000, "invalid parameter"

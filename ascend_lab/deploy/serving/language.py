@@ -80,7 +80,8 @@ class BlockCache:
         """
         if (needed := self.needs(sequence, tokens)) > len(self.free):
             raise CapacityError(f"{needed} free blocks", str(len(self.free)), "preempt a sequence")
-        table, copied = self.tables.setdefault(sequence, []), None
+        table = self.tables.setdefault(sequence, [])
+        copied = None
         if tokens > 0 and self._shares_last(sequence):
             copied = (table[-1], self.free.pop())
             self.readers[copied[0]] -= 1
@@ -214,7 +215,8 @@ class _Scheduler:
 
     def _step(self) -> None:
         """Choose who reads and who decodes, make room, and let the time pass."""
-        engine, log = self.engine, self.log
+        engine = self.engine
+        log = self.log
         decoding = [one for one in self.running if one.decodes]
         reads: list[tuple[Request, int]] = []
         if engine.policy == "split":
@@ -225,7 +227,8 @@ class _Scheduler:
                 reads = self._read(engine.max_prefill_tokens)
                 self.places = len(reads) or self.places
             decoding = [] if reads else self._decode(decoding)
-        tokens, computed = sum(tokens for _, tokens in reads), len(decoding)
+        tokens = sum(tokens for _, tokens in reads)
+        computed = len(decoding)
         if engine.policy == "static" and decoding:
             computed = self.places  # those that ended are computed along
             log.places += self.places
@@ -302,7 +305,8 @@ class _Scheduler:
     def _read(self, left: int) -> list[tuple[Request, int]]:
         """Fill a step with prompts: whole ones, a long one alone; or parts, those begun first."""
         reads: list[tuple[Request, int]] = []
-        split, most = self.engine.policy == "split", self.engine.max_prefill_batch
+        split = self.engine.policy == "split"
+        most = self.engine.max_prefill_batch
         begun = [one for one in self.running if split and one.unread and not one.decodes]
         for one in sorted(begun, key=lambda one: one.number):
             tokens = min(one.unread, left)

@@ -48,14 +48,16 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list
     if not rows:
         raise InputError("a time to fit to", "none", "time a size")
     scaled = np.array(rows, float) / np.array(seconds)[:, None]
-    width, least = scaled.shape[1], np.inf
+    width = scaled.shape[1]
+    least = np.inf
     best = np.zeros(width)
     for face in range(1, 2**width):
         used = [k for k in range(width) if face >> k & 1]
         part = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
         error = float(((scaled[:, used] @ part - 1) ** 2).sum())
         if (part >= 0).all() and error < least - 1e-12:
-            best, least = np.zeros(width), error
+            best = np.zeros(width)
+            least = error
             best[used] = part
     return best.tolist(), float(np.abs(scaled @ best - 1).max())
 
@@ -88,7 +90,9 @@ def network_seconds(
 
 
 # -- language models ------------------------------------------------------------------------------
-WIDTH, HEADS, EPSILON = 768, 12, 1e-5
+WIDTH = 768
+HEADS = 12
+EPSILON = 1e-5
 PROMPTS = (64, 256, 1024)
 DECODES = ((1, 128), (1, 1024), (8, 128), (8, 1024), (32, 128), (32, 1024))
 """Requests, and tokens that stand in the cache of each."""
@@ -117,8 +121,10 @@ def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GP
     Keys come as (batch, heads, depth, cached), values as (batch, heads, cached, depth), those of
     the new tokens already in their places; they also go out.
     """
-    net, depth = Net("gpt2_small", "fp32"), WIDTH // HEADS
-    x, new = net.input("x", (batch, WIDTH), "fp32"), []
+    net = Net("gpt2_small", "fp32")
+    depth = WIDTH // HEADS
+    x = net.input("x", (batch, WIDTH), "fp32")
+    new = []
     for i in range(layers):
         y = norm(net, x, EPSILON, name=f"h{i}.norm1")
         wide = linear(net, y, 3 * WIDTH, name=f"h{i}.attn.qkv")

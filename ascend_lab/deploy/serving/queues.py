@@ -121,7 +121,11 @@ class Station:
         self, agenda: Agenda, policy: Policy, batch_s: Callable[[int], float],
         noise: Iterator[float], jobs: Jobs, done: Event, lost: Event,
     ) -> None:  # fmt: skip
-        self.agenda, self.policy, self.jobs, self.done, self.lost = agenda, policy, jobs, done, lost
+        self.agenda = agenda
+        self.policy = policy
+        self.jobs = jobs
+        self.done = done
+        self.lost = lost
         self.mean_s = [0.0, *(batch_s(n + 1) for n in range(policy.max_batch))]
         self.noise = noise
         self.again: deque[Entry] = deque()
@@ -142,7 +146,8 @@ class Station:
     def arrive(self, now: float, job: int) -> None:
         """Take a request in, or lose it if too many wait."""
         place = self.jobs.level[job]
-        level, queue = self.policy.levels[place], self.fresh[place]
+        level = self.policy.levels[place]
+        queue = self.fresh[place]
         if self.timed:
             self._expire(now)
             if level.timeout_s:
@@ -204,14 +209,18 @@ class Station:
 
     def _fitting(self) -> tuple[int, int, bool]:
         """Return how many requests fit in a batch, how many to prefer, and whether it is full."""
-        items, total, number, best = self.jobs.items, 0, 0, 0
+        items = self.jobs.items
+        total = 0
+        number = 0
+        best = 0
         for _, job in chain.from_iterable(self.queues):
             more = total + items[job]
             if number and more > self.largest and not best:
                 best = number
             if more > self.policy.max_batch:
                 return number, best, True
-            total, number = more, number + 1
+            total = more
+            number = number + 1
             if total in self.preferred:
                 best = number
         return number, best, False
@@ -344,7 +353,9 @@ def shared(rate: float, mean_s: float, own_s: float) -> float:
 def batch_root(rate: float, mean_s: float, most: int) -> float:
     """Return the root in (0, 1) of mu r^(K+1) - (l + mu) r + l = 0."""
     _stable(rate * mean_s / most)
-    mu, low, high = 1 / mean_s, 0.0, 1 - 1e-12
+    mu = 1 / mean_s
+    low = 0.0
+    high = 1 - 1e-12
     for _ in range(200):
         r = (low + high) / 2
         low, high = (r, high) if mu * r ** (most + 1) - (rate + mu) * r + rate > 0 else (low, r)
@@ -357,7 +368,8 @@ def batches(rate: float, mean_s: float, most: int) -> Queue:
     A free server takes all that waits, at most K, and late arrivals wait: the dynamic batcher
     without delay. With the root r: Lq = (1 - idle) r/(1 - r), idle = mu(1-r) / (l + mu(1-r)).
     """
-    r, mu = batch_root(rate, mean_s, most), 1 / mean_s
+    r = batch_root(rate, mean_s, most)
+    mu = 1 / mean_s
     idle = mu * (1 - r) / (rate + mu * (1 - r))
     wq = (1 - idle) * r / (1 - r) / rate
     return _queue(rate, wq, wq + mean_s, 1 - idle, mean_batch=rate * mean_s / (1 - idle))
@@ -382,9 +394,11 @@ def growing_batches(
             flow[k, place[min(n, most), max(n - most, 0)]] += 1 / tau[b]
     p = _equilibrium(flow)
     batch, waits = np.array(states).T
-    lq, inside = float(p @ waits), float(p @ batch)
+    lq = float(p @ waits)
+    inside = float(p @ batch)
     ends = np.where(batch > 0, p / tau[batch], 0.0)
-    busy, size = float(p[batch > 0].sum()), float(ends @ batch / ends.sum())
+    busy = float(p[batch > 0].sum())
+    size = float(ends @ batch / ends.sum())
     return _queue(rate, lq / rate, (lq + inside) / rate, busy, mean_batch=size)
 
 
@@ -402,17 +416,22 @@ def take_all(rate: float, per_item_s: float, mean_s: float, most: int = 800) -> 
     W = a + t0 + (1 + 2 l a)(E[B^2] - E[B]) / (2 l E[B]) (Performance Evaluation 147; arXiv
     1912.06322).
     """
-    a, t0, la = per_item_s, mean_s, rate * per_item_s
+    a = per_item_s
+    t0 = mean_s
+    la = rate * per_item_s
     if not la < 1:
         raise InputError("rate * per_item_s below 1", f"{la:.4g}", "lower the rate")
-    b, came = np.arange(1, most + 1), np.arange(most + 1)
+    b = np.arange(1, most + 1)
+    came = np.arange(most + 1)
     load = rate * (a * b + t0)
     logs = np.concatenate(([0.0], np.cumsum(np.log(b))))
     chances = np.exp(came * np.log(load)[:, None] - load[:, None] - logs)
-    none, chances = chances[:, 0].copy(), chances[:, 1:]
+    none = chances[:, 0].copy()
+    chances = chances[:, 1:]
     chances[:, 0] += none
     p = _equilibrium(chances)
-    mean, square = float(p @ b), float(p @ b**2)
+    mean = float(p @ b)
+    square = float(p @ b**2)
     w = a + t0 + (1 + 2 * la) * (square - mean) / (2 * rate * mean)
     work_s = a * mean + t0
     busy = work_s / (work_s + float(p @ none) / rate)

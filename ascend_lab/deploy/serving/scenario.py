@@ -119,14 +119,18 @@ class Scenario:
 
 
 # -- the file -------------------------------------------------------------------------------------
-REQUESTS, MOST_TIMED = 2_000_000, 256
+REQUESTS = 2_000_000
+MOST_TIMED = 256
 """Most requests a file may ask for; the largest batch whose time is modelled."""
 SHARES = 1e-9
 """How far the sum of all shares may lie from 1."""
 IDLE = {"poisson": ("clients", "think_s", "think_law"), "closed": ("rate_per_s",)}
 """Keys of arrivals that change nothing under a law."""
-_BATCH, _COUNT, _SHARE = Range(int, 1, 4096), Range(int, 0, REQUESTS), Range(float, 0, 1)
-_TIME, _POSITIVE = Range(float, 0, HUGE), Range(float, TINY, HUGE)
+_BATCH = Range(int, 1, 4096)
+_COUNT = Range(int, 0, REQUESTS)
+_SHARE = Range(float, 0, 1)
+_TIME = Range(float, 0, HUGE)
+_POSITIVE = Range(float, TINY, HUGE)
 _SERVICE: dict[str, Any] = {
     "law": tuple(LAWS), "mean_s": _TIME, "per_item_s": _TIME, "shape": Range(float, 1e-3, 1e6),
     "model": str, "chip": str, "dtype": ("fp16", "bf16", "int8"),
@@ -180,7 +184,8 @@ def read_scenario(path: str | Path) -> Read:
 
 def _with_model(tables: dict[str, Any]) -> dict[str, Any]:
     """Return the tables, a model and chip at the top, or in [model], as part of [service]."""
-    model, own = tables.pop("model", {}), tables.get("service", {})
+    model = tables.pop("model", {})
+    own = tables.get("service", {})
     model = {"name": model} if not isinstance(model, dict) else model
     named = {"model" if key == "name" else key: value for key, value in model.items()}
     named |= {"chip": tables.pop("chip")} if "chip" in tables else {}
@@ -193,9 +198,11 @@ def _needs(where: str, table: Mapping[str, Any], *keys: str) -> None:
 
 
 def _scenario(file: Mapping[str, Any], folder: Path) -> Read:
-    run, found = file.get("run", {}), file.get("arrivals", {})
+    run = file.get("run", {})
+    found = file.get("arrivals", {})
     _needs("arrivals", found, "clients" if found.get("law") == "closed" else "rate_per_s")
-    arrivals, requests = Arrivals(**found), run.get("requests", 100_000)
+    arrivals = Arrivals(**found)
+    requests = run.get("requests", 100_000)
     timed: Timed = {}
     steps = tuple(_step(row, file, folder, timed) for row in _rows(file))
     rows = file.get("versions", ())
@@ -237,7 +244,9 @@ def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: 
     table = {**file["service"], **row.get("service", {})}
     if "model" not in table:
         return Step(row["name"], _given(table), policy, row.get("after", ()))
-    model, chip, dtype = table.pop("model"), table.pop("chip", ""), table.pop("dtype", "fp16")
+    model = table.pop("model")
+    chip = table.pop("chip", "")
+    dtype = table.pop("dtype", "fp16")
     if not chip:
         raise InputError("a chip for the model", "none", 'add chip = "Ascend310"')
     if {"mean_s", "per_item_s"} & table.keys():
@@ -253,7 +262,8 @@ def _step(row: Mapping[str, Any], file: Mapping[str, Any], folder: Path, timed: 
 
 
 def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
-    limit, most = table.pop("queue_limit", 0), table.get("max_batch", 1)
+    limit = table.pop("queue_limit", 0)
+    most = table.get("max_batch", 1)
     if max(table.get("preferred", (1,))) > most:
         got = shown(list(table["preferred"]))
         raise InputError(f"[server] preferred of at most max_batch {most}", got, "mend it")
@@ -276,7 +286,8 @@ def _policy(table: dict[str, Any], file: Mapping[str, Any]) -> Policy:
 def _given(found: dict[str, Any]) -> Service:
     """Return the service that a file states in seconds."""
     _needs("service", found, "law")
-    law, shape = found["law"], found.get("shape")
+    law = found["law"]
+    shape = found.get("shape")
     if law in ("erlang", "gamma") and (shape is None or (law == "erlang" and shape % 1)):
         needed = f"[service] law {law} with a {'whole ' * (law == 'erlang')}shape"
         raise InputError(needed, shown(shape), "add it")
@@ -287,7 +298,8 @@ def _given(found: dict[str, Any]) -> Service:
 
 def _overload(scenario: Scenario) -> list[str]:
     """Return a note for each step that more items come to than full batches could bear."""
-    arrivals, notes = scenario.arrivals, []
+    arrivals = scenario.arrivals
+    notes = []
     if arrivals.law == "closed" or scenario.versions:
         return []
     rate = arrivals.rate_per_s * sum(arrivals.items) / len(arrivals.items)

@@ -91,7 +91,8 @@ class Rollout:
         self.window[1].append(failed)
         if len(self.window[0]) < self.canary.window:
             return
-        why, share = guard(*self.window, self.canary), self.share
+        why = guard(*self.window, self.canary)
+        share = self.share
         self.window = ([], [])
         if why:
             self.ended = "rolled back"
@@ -150,7 +151,8 @@ class Served:
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as plain data, ready for JSON; percentiles of sorted samples."""
-        sizes, served = self.batches(), ~self.lost
+        sizes = self.batches()
+        served = ~self.lost
         data: dict[str, Any] = {
             "throughput_per_s": self.throughput_per_s,
             "latency_s": latencies(self.latency_s),
@@ -234,7 +236,8 @@ class _Run:
         items = scenario.arrivals.items
         sizes = self.rng[2].choice(items, total).tolist() if len(items) > 1 else [items[0]] * total
         self.jobs = Jobs(drawn.tolist(), sizes, [0.0] * total, [False] * total)
-        self.arrival_s, self.finish_s = [0.0] * total, [0.0] * total
+        self.arrival_s = [0.0] * total
+        self.finish_s = [0.0] * total
         self.sent = 0
         self.open = scenario.arrivals.law != "closed"
         think = Service(scenario.arrivals.think_law, scenario.arrivals.think_s)
@@ -320,9 +323,12 @@ def simulate_serving(scenario: Scenario) -> Served:
         raise InputError("a time for each request", f"{len(times)} times", "count them again")
     run = _Run(scenario)
     run.agenda.run(run.arrivals(), run.send)
-    cut, lost = scenario.warmup, np.array(run.jobs.lost)
-    arrival_s, finish_s = np.array(run.arrival_s), np.array(run.finish_s)
-    start_s, end_s = float(arrival_s[cut]), float(arrival_s[-1])
+    cut = scenario.warmup
+    lost = np.array(run.jobs.lost)
+    arrival_s = np.array(run.arrival_s)
+    finish_s = np.array(run.finish_s)
+    start_s = float(arrival_s[cut])
+    end_s = float(arrival_s[-1])
     if end_s <= start_s:  # all came at once
         end_s = max(float(finish_s.max()), float(np.nextafter(start_s, np.inf)))
     answers = ~lost & (finish_s > start_s) & (finish_s <= end_s)

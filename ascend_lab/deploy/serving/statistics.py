@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-REJECTED, OTHER = "REJECTED", "OTHER"
+REJECTED = "REJECTED"
+OTHER = "OTHER"
 """Why a request failed: the queue was full, or something else."""
 
 

@@ -27,7 +27,8 @@ FEW_ELEMENTS = 1000
 
 def _bracket_and_upgrade(compute: int, move: int, wait: int) -> tuple[float, float, str, float]:
     parts = {"compute": compute, "move": move, "wait": wait}
-    low, high = max(parts.values()), sum(parts.values())
+    low = max(parts.values())
+    high = sum(parts.values())
     gains = {name: low / max({**parts, name: parts[name] / 2}.values()) for name in parts}
     best = max(gains, key=lambda name: gains[name])
     return (low, high, best, gains[best]) if gains[best] > 1 else (low, high, "none", 1.0)
@@ -152,7 +153,8 @@ LONG_SLACK = 1.2
 @cache
 def _long_cycles(m: int, k: int, n: int) -> int:
     """Return the cycles of our long product: the chip's own matmul on one core, two slots."""
-    chip, schedule = load_chip("Ascend910A"), kernels.GemmSchedule(m, 128, n, 1, 1, 1)
+    chip = load_chip("Ascend910A")
+    schedule = kernels.GemmSchedule(m, 128, n, 1, 1, 1)
     return sim.simulate(
         kernels.gemm_launch(kernels.GemmShape(m, k, n), chip, schedule), chip
     ).cycles
@@ -162,24 +164,29 @@ def _judge_long(program: Any, case: ex.Case) -> str | None:
     """Judge C = A B on one core of an Ascend910A: findings, values, cycles."""
     if not isinstance(program, isa.Program):
         return "expected the Program that finish() returns"
-    chip, (m, k, n) = load_chip("Ascend910A"), (case[side] for side in "mkn")
+    chip = load_chip("Ascend910A")
+    (m, k, n) = (case[side] for side in "mkn")
     sizes = {t.name: (t.dtype, t.elements) for t in program.tensors}
     wanted = {"a": ("fp16", m * k), "b": ("fp16", n * k), "c": ("fp32", m * n)}
     if sizes != wanted:
         return f"expected tensors {wanted}"
     rng = np.random.default_rng(k)
-    a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (n, k))
+    a = rng.integers(-4, 5, (m, k))
+    b = rng.integers(-4, 5, (n, k))
     feed = {"a": a.astype(np.float16), "b": b.astype(np.float16)}
     if wrong := wrong_run(program, chip, feed, "c = a b", (a @ b.T).ravel(), (None, 1), "c"):
         return wrong
-    cycles, ours = sim.simulate(program, chip).cycles, _long_cycles(m, k, n)
+    cycles = sim.simulate(program, chip).cycles
+    ours = _long_cycles(m, k, n)
     slow = cycles > LONG_SLACK * ours
     return f"expected at most {int(LONG_SLACK * ours)} cycles, it takes {cycles}" if slow else None
 
 
 def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     """Return the largest k, a multiple of C0, with two A and two B tiles in L0 and C in L0C."""
-    chip, itemsize, c0 = load_chip(chip_name), DTYPE_BYTES[dtype], isa.c0_of(dtype)
+    chip = load_chip(chip_name)
+    itemsize = DTYPE_BYTES[dtype]
+    c0 = isa.c0_of(dtype)
     if 4 * m * n > chip.buffers["L0C"]:
         return 0
     room = min(chip.buffers["L0A"] // (2 * m), chip.buffers["L0B"] // (2 * n)) // itemsize
@@ -252,7 +259,8 @@ def check_ex_02_2(program: Any, case: ex.Case) -> str | None:
     if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
         return "use a flag: a barrier stops all pipes"
     x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
-    feed, right = {"x": x.astype(np.float16)}, np.maximum(x.astype(np.float16), 0)
+    feed = {"x": x.astype(np.float16)}
+    right = np.maximum(x.astype(np.float16), 0)
     return wrong_run(program, load_chip("Toy"), feed, "y = max(x, 0)", right, PROGRAM_SEEDS)
 
 

@@ -19,7 +19,8 @@ from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim.compiled import SET, WAIT, WORK, Nest
 from ascend_lab.operators.kernels import GemmSchedule, GemmShape, gemm_launch
 
-STEP, DEPTH = 16, 64
+STEP = 16
+DEPTH = 64
 
 
 def _missing(chip: Chip, side: int) -> str | None:
@@ -42,7 +43,8 @@ def _missing(chip: Chip, side: int) -> str | None:
 
 def _counted(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int, int]:
     """Return what the program on one core moves into L0A, L0B and L1."""
-    chip, schedule = load_chip("Ascend910A"), GemmSchedule(tile_m, STEP, tile_n, 4, 1, 1)
+    chip = load_chip("Ascend910A")
+    schedule = GemmSchedule(tile_m, STEP, tile_n, 4, 1, 1)
     moved = sim.analyse(gemm_launch(GemmShape(m, k, n), chip, schedule), chip).path_bytes
     return moved["L1", "L0A"], moved["L1", "L0B"], moved["GM", "L1"]
 
@@ -65,9 +67,12 @@ def _fetched(nest: Nodes, l2_bytes: int) -> int:
                     write(rest, {**around, name: (at, size)})
                 continue
             pieces = math.prod(around[loop][1] for loop in rest)
-            tensor, place, step = k.tensor(name, "fp16", pieces * size // 2), 0, size // 2
+            tensor = k.tensor(name, "fp16", pieces * size // 2)
+            place = 0
+            step = size // 2
             for loop in rest:
-                place, step = around[loop][0] * step + place, step * around[loop][1]
+                place = around[loop][0] * step + place
+                step = step * around[loop][1]
             k.copy(tile.region(0, size // 2), tensor.region(place, size // 2))
 
     write(nest, {})
@@ -77,7 +82,8 @@ def _fetched(nest: Nodes, l2_bytes: int) -> int:
 
 def _sizes(nodes: Nodes, inside: dict[str, int]) -> list[int]:
     """Return the bytes that each list of nodes touches in one pass, the whole nest last."""
-    found, total = list[int](), 0
+    found = list[int]()
+    total = 0
     for kind, name, size, rest in nodes:
         if kind == "loop":
             found += _sizes(rest, {})
@@ -198,7 +204,9 @@ def _power_case(a: Matrix, n: int) -> ex.Case:
 
 
 def _judge_power(got: Any, case: ex.Case) -> str | None:
-    a, n, calls = case["a"], case["n"], ex.spent(case["product"])
+    a = case["a"]
+    n = case["n"]
+    calls = ex.spent(case["product"])
     expected = a
     for _ in range(n - 1):
         expected = max_plus_product(expected, a)
@@ -246,7 +254,8 @@ def _our_cycles(pairs: int) -> int:
         k.set_flag("MTE3", "MTE2", s)
     with k.loop("i", pairs) as i:
         for s, slot in enumerate(slots):
-            at, lanes = (2 * i + s) * TILE, slot.region(0, (TILE // 128, 128))
+            at = (2 * i + s) * TILE
+            lanes = slot.region(0, (TILE // 128, 128))
             k.wait_flag("MTE3", "MTE2", s)
             k.copy(slot.region(), x.region(at, TILE))
             k.set_flag("MTE2", "V", s)
@@ -280,7 +289,8 @@ def _queues(compiled: sim.Compiled) -> Queues:
                 for _ in range(compiled.counts[node.loop]):
                     visit(node.body)
                 continue
-            step, cycles = compiled.steps[node], compiled.cycles[node]
+            step = compiled.steps[node]
+            cycles = compiled.cycles[node]
             flag = () if step.kind == WORK else (step.event,)
             more = (compiled.latency[node],) if step.kind == SET else ()
             queues[compiled.pipes[step.pipe]].append((KINDS[step.kind], *flag, cycles, *more))
@@ -301,7 +311,8 @@ def _kernel_case(rounds: int, depths: tuple[int, int], works: int, damaged: bool
     with k.loop("i", rounds) as i:
         k.copy(x_in.alloc().region(), x.region(i * 512, 512))
         x_in.enqueue()
-        tile, out = x_in.dequeue().region(0, (4, 128)), y_out.alloc().region(0, (4, 128))
+        tile = x_in.dequeue().region(0, (4, 128))
+        out = y_out.alloc().region(0, (4, 128))
         for _ in range(works):
             k.vector("vrelu", out, tile)
         x_in.free()
@@ -319,7 +330,8 @@ def check_ex_04_2(got: Any, case: ex.Case) -> str | None:
     """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip."""
     if not isinstance(got, isa.Program):
         return "expected a Program (end with k.finish())"
-    chip, pairs = load_chip("Toy"), case["pairs"]
+    chip = load_chip("Toy")
+    pairs = case["pairs"]
     tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
     size = 2 * pairs * TILE
     if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
@@ -327,7 +339,8 @@ def check_ex_04_2(got: Any, case: ex.Case) -> str | None:
     x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
     if wrong := wrong_run(got, chip, {"x": x}, "y = relu(x)", np.maximum(x, 0), (None, 1, 2)):
         return wrong
-    cycles, ours = sim.simulate(got, chip).cycles, _our_cycles(pairs)
+    cycles = sim.simulate(got, chip).cycles
+    ours = _our_cycles(pairs)
     slow = f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
     return slow if cycles > SLACK * ours else None
 
@@ -338,7 +351,8 @@ SMALL_4 = np.array([[3.0, -np.inf], [5.0, 4.0]])
 @ex.judged(_judge_power, edges=[_power_case(SMALL_4, n) for n in (1, 2, 3, 64, 127)])
 def check_ex_04_3(rng: ex.Rng) -> ex.Case:
     """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1."""
-    n, size = int(rng.integers(1, 2 ** int(rng.integers(2, 12)))), int(rng.integers(1, 6))
+    n = int(rng.integers(1, 2 ** int(rng.integers(2, 12))))
+    size = int(rng.integers(1, 6))
     a = rng.integers(0, 500, (size, size)).astype(np.float64)
     a[rng.random((size, size)) < 0.4] = -np.inf
     return _power_case(a, n)
@@ -355,6 +369,7 @@ def check_ex_04_3(rng: ex.Rng) -> ex.Case:
 )
 def check_ex_04_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(queues)`: the last cycle of a kernel, or None if it never ends."""
-    rounds, works = int(rng.integers(1, 10)), int(rng.integers(1, 6))
+    rounds = int(rng.integers(1, 10))
+    works = int(rng.integers(1, 6))
     depths = int(rng.integers(1, 4)), int(rng.integers(1, 4))
     return _kernel_case(rounds, depths, works, damaged=bool(rng.random() < 0.2))

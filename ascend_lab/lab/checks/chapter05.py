@@ -76,7 +76,8 @@ def _judge_norm(got: Any, case: ex.Case) -> str | None:
         away = wide - wide.mean(-1, keepdims=True)
         norm = away / np.sqrt((away**2).mean(-1, keepdims=True) + EPSILON)
         tolerance = 4e-3 * (1 + np.abs(norm)) + 2e-3
-        feed, what = {"x": x, "gamma": gamma, "beta": beta}, f" of rows near {centre:g}"
+        feed = {"x": x, "gamma": gamma, "beta": beta}
+        what = f" of rows near {centre:g}"
         if wrong := _wrong_values(got, feed, norm * gamma + beta, tolerance, what):
             break
     return wrong
@@ -177,7 +178,8 @@ FORMULAS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
 
 def _spread(t: Tensor, one: tuple[Array, Array], two: tuple[Array, Array]) -> tuple[Array, Array]:
     """Return value and error of an operation before it rounds, from those of its inputs."""
-    (a, e), (b, f) = one, two
+    (a, e) = one
+    (b, f) = two
     match t.label:
         case "vadd" | "vsub":
             return (a + b if t.label == "vadd" else a - b), e + f
@@ -212,7 +214,8 @@ def error_bound(y: Tensor, feed: Mapping[str, Array]) -> tuple[Array, Array]:
 
 
 def _judge_bound(got: Any, case: ex.Case) -> str | None:
-    y, feed = case["y"], case["feed"]
+    y = case["y"]
+    feed = case["feed"]
     pair = isinstance(got, tuple | list) and len(got) == 2
     if not pair or {np.shape(part) for part in got} != {y.shape}:
         return f"expected two arrays of shape {y.shape}"

@@ -64,7 +64,8 @@ def wrong_schedule(
         wrong = abs(out["y"].astype(float) - expected).max() if "y" in out else np.inf
         if not wrong <= near:
             return f"expected the same values, they differ by up to {wrong:.3g}"
-        cycles, most = simulate_kernel(kernel, got.chip).cycles, slack * _cycles(ours)
+        cycles = simulate_kernel(kernel, got.chip).cycles
+        most = slack * _cycles(ours)
         if cycles > most:
             return f"expected at most {most:,.0f} cycles, it takes {cycles:,}"
         findings = isa.sanitize(kernel, got.chip)
@@ -81,10 +82,12 @@ def _cycles(schedule: dsl.Schedule) -> int:
 @cache
 def _table(rows: int, columns: int, chip_name: str = CHIP) -> dsl.Schedule:
     """Return our schedule of x + p: columns or rows over the cores, or the default."""
-    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
+    x = te.placeholder((rows, columns), name="x")
+    p = te.placeholder((columns,), name="p")
     y = te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
     chip = load_chip(chip_name)
-    cores, default = chip.cores_of("vector"), te.auto_schedule(y, chip)
+    cores = chip.cores_of("vector")
+    default = te.auto_schedule(y, chip)
     found = {default: _cycles(default)}
     for by_columns, height in product((True, False), (2, 4, 16)):
         with suppress(errors.AscendLabError):
@@ -95,7 +98,8 @@ def _table(rows: int, columns: int, chip_name: str = CHIP) -> dsl.Schedule:
 
 def _on_cores(s: dsl.Schedule, by_columns: bool, height: int, cores: int) -> dsl.Schedule:
     """Give the cores columns or rows of y, tiles of `height` rows, p loaded once per piece."""
-    rows, columns = s.state.stage("y").loops[0].extent, s.state.stage("y").loops[1].extent
+    rows = s.state.stage("y").loops[0].extent
+    columns = s.state.stage("y").loops[1].extent
     if by_columns:
         s = te.tile(s, "y", "i", "j", height, -(-columns // (cores * UNIT)) * UNIT)
         s = te.bind(te.reorder(s, "y", "j_o", "i_o"), "y", "j_o")
@@ -107,7 +111,8 @@ def _on_cores(s: dsl.Schedule, by_columns: bool, height: int, cores: int) -> dsl
 
 def _sums(rows: int, columns: int) -> dsl.Schedule:
     """Return our schedule of the sums: 32 partial sums of each row on 32 cores, then their sum."""
-    x, k = te.placeholder((rows, columns), "fp32", "x"), te.reduce_axis(columns, "k")
+    x = te.placeholder((rows, columns), "fp32", "x")
+    k = te.reduce_axis(columns, "k")
     y = te.compute((rows,), lambda i: te.sum(x[i, k], k), name="y")
     s = te.split(te.create_schedule(y, load_chip(CHIP)), "y", "k", columns // 32)
     s = te.split(te.rfactor(s, "y", "k_o"), "y_rf", "k", 4096)
@@ -143,9 +148,11 @@ def check_ex_06_3(got: Any, case: ex.Case) -> str | None:
 
 
 def _judge_06_4(got: Any, case: ex.Case) -> str | None:
-    rows, columns = case["rows"], case["columns"]
+    rows = case["rows"]
+    columns = case["columns"]
     rng = np.random.default_rng(rows)
-    x, p = rng.normal(size=(rows, columns)), rng.normal(size=(columns,))
+    x = rng.normal(size=(rows, columns))
+    p = rng.normal(size=(columns,))
     feed = {"x": x.astype(np.float16), "p": p.astype(np.float16)}
     return wrong_schedule(got, feed, feed["x"] + feed["p"], 0.0, _table(**case), SCHEDULER_SLACK)
 
@@ -168,7 +175,8 @@ def check_ex_06_4(rng: ex.Rng) -> ex.Case:
 
 
 def _judge_06_5(got: Any, case: ex.Case) -> str | None:
-    rows, columns = case["rows"], case["columns"]
+    rows = case["rows"]
+    columns = case["columns"]
     x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
     near = 1e-6 * float(abs(x).sum(1).max())
     return wrong_schedule(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
@@ -253,7 +261,9 @@ def check_ex_06a_4(rng: ex.Rng) -> ex.Case:
 
 # -- 6a.2: which way over a tile -------------------------------------------------------------------
 def _fewest(rows: int, columns: int, head: int, slope: int) -> int:
-    chunks, blocks, rest = -(-columns // 128), -(-columns // 16), rows % 8
+    chunks = -(-columns // 128)
+    blocks = -(-columns // 16)
+    rest = rows % 8
     along = rows * (-(-(columns // 128) // 255) + (columns % 128 > 0)), rows * chunks
     down = chunks * -(-rows // 255), chunks * rows
     across = blocks * (-(-(rows // 8) // 255) + (rest > 0)), blocks * -(-rows // 8)
@@ -268,7 +278,8 @@ SIDES_2 = (1, 128), (256, 128), (2, 128 * 300), (2041, 16), (2056, 16), (8, 17),
 )
 def check_ex_06a_2(rng: ex.Rng) -> ex.Case:
     """Compare the fewest cycles of three ways over a tile."""
-    high, wide = int(rng.choice([20, 400, 5000])), int(rng.choice([40, 300, 40000]))
+    high = int(rng.choice([20, 400, 5000]))
+    wide = int(rng.choice([40, 300, 40000]))
     sides = {"rows": range(1, high), "columns": range(1, wide)}
     return ex.drawn(rng, **sides, head=range(1, 60), slope=range(1, 9))
 
@@ -351,19 +362,23 @@ def goal_cycles(steps: Steps, n: int, chip: Chip) -> int:
 
 
 def _judge_lowering(got: Any, case: ex.Case) -> str | None:
-    steps, n, chip = case["steps"], case["n"], case["chip"]
+    steps = case["steps"]
+    n = case["n"]
+    chip = case["chip"]
     if not isinstance(got, isa.Program):
         return "expected a program"
     names = {*inputs_of(steps), steps[-1][1]}
     if {(b.name, b.elements) for b in got.tensors} != {(name, n) for name in names}:
         return f"expected the GM tensors {', '.join(sorted(names))} of {n} elements, no other"
-    rng, last = np.random.default_rng(n), steps[-1][1]
+    rng = np.random.default_rng(n)
+    last = steps[-1][1]
     feed = {name: np.asarray(rng.normal(size=n), np.float16) for name in inputs_of(steps)}
     right = te.interpret(schedule_of(steps, n, chip, min(n, 4096)), feed)[last]
     wanted = "the values of the formula", right, (None,), last
     if wrong := chapter03_04.wrong_run(got, chip, feed, *wanted):
         return wrong
-    cycles, goal = simulate(got, chip).cycles, LOWERING_SLACK * goal_cycles(steps, n, chip)
+    cycles = simulate(got, chip).cycles
+    goal = LOWERING_SLACK * goal_cycles(steps, n, chip)
     return None if cycles <= goal else f"expected at most {goal:,.0f} cycles, it takes {cycles:,}"
 
 

@@ -43,7 +43,8 @@ def _block_bytes(block: tuple[int, int, int], case: ex.Case) -> int:
 
 
 def _judge_nest(got: Any, case: ex.Case) -> str | None:
-    side, tile = case["tile"] // 16, case["tile"]
+    side = case["tile"] // 16
+    tile = case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
     moved = sim.simulate(nest(chip, case["order"], trips, side), chip).path_bytes
@@ -65,8 +66,10 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa
     Every operand is loaded under the innermost loop that it depends on; C is stored where that
     loop's body ends. Tiles lie in GM one after the other. Barriers everywhere: it is for counting.
     """
-    k, area = isa.KernelBuilder(order, chip), (tile * tile, 256)
-    size, at = tile * tile * 256, dict[str, isa.Affine]()
+    k = isa.KernelBuilder(order, chip)
+    area = (tile * tile, 256)
+    size = tile * tile * 256
+    at = dict[str, isa.Affine]()
     gm = {x: k.tensor(x, t, size * trips[p] * trips[q]) for x, ((p, q), _, t) in AXES.items()}
     l0 = {x: k.buffer(f"{x}_l0", space, t, size) for x, (_, space, t) in AXES.items()}
     ub = k.buffer("c_ub", "UB", "fp32", size).region(0, area)
@@ -94,7 +97,8 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> isa
 
 def _overflow(chip: Chip, dtype: str, slots: int, tile: tuple[int, int, int]) -> str | None:
     """Name the first buffer a tile overflows: two slots of A and B, `slots` of C."""
-    (m, k, n), size = tile, DTYPE_BYTES[dtype]
+    (m, k, n) = tile
+    size = DTYPE_BYTES[dtype]
     needs = {"L0A": 2 * m * k * size, "L0B": 2 * k * n * size, "L0C": slots * m * n * 4}
     for space, needed in needs.items():
         if needed > chip.buffers[space]:
@@ -112,7 +116,8 @@ def _feed(chip: Chip, dtype: str, tile: tuple[int, int, int]) -> float:
 def _judge_schedule(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, GemmSchedule):
         return "expected a GemmSchedule"
-    shape, chip = GemmShape(case["m"], case["k"], case["n"]), load_chip("Ascend910A")
+    shape = GemmShape(case["m"], case["k"], case["n"])
+    chip = load_chip("Ascend910A")
     try:
         cycles = sim.simulate(gemm_launch(shape, chip, got), chip).cycles
     except errors.AscendLabError as error:
@@ -144,7 +149,8 @@ def _best_cycles(shape: GemmShape) -> int:
                 change[down] = getattr(best, down) // 2
             tried = replace(best, **change)
             if (found := cycles_of(tried)) < cycles:
-                best, cycles = tried, found
+                best = tried
+                cycles = found
                 break
         else:
             return cycles
@@ -166,7 +172,8 @@ def check_ex_07_1(got: Any, case: ex.Case) -> str | None:
         return f"expected m k n = {macs}"
     powers = [1 << i for i in range(macs.bit_length())]
     every = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
-    mine, least = _block_bytes(sides, case), min(_block_bytes(block, case) for block in every)
+    mine = _block_bytes(sides, case)
+    least = min(_block_bytes(block, case) for block in every)
     more = f"which moves {mine} bytes a cycle; expected one that moves {least}"
     return more if mine > least else None
 
@@ -180,8 +187,11 @@ def check_ex_07_1(got: Any, case: ex.Case) -> str | None:
 )
 def check_ex_07_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
-    chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
-    c0, sides = isa.c0_of(dtype), _three_sides(got)
+    chip = load_chip(case["chip_name"])
+    dtype = case["dtype"]
+    slots = case["slots"]
+    c0 = isa.c0_of(dtype)
+    sides = _three_sides(got)
     if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
         return f"expected (m, k, n): m and n multiples of 16, k of {c0}"
     m, k, n = sides
@@ -192,7 +202,8 @@ def check_ex_07_3(got: Any, case: ex.Case) -> str | None:
         for one, two in product(range(16, 2049, 16), repeat=2)
         if _overflow(chip, dtype, slots, (one, c0, two)) is None
     ]
-    mine, least = _feed(chip, dtype, sides), min(_feed(chip, dtype, tile) for tile in legal)
+    mine = _feed(chip, dtype, sides)
+    least = min(_feed(chip, dtype, tile) for tile in legal)
     if mine > least * (1 + 1e-9):
         busy = f"which keeps MTE1 busy for {mine * 4096:.2f} cycles for every 4096 MACs"
         return f"{busy}; expected {least * 4096:.2f}"
@@ -274,7 +285,8 @@ def multiply(a: Values, b: Values) -> Values:
 
 def _judge_winograd(got: Any, case: ex.Case) -> str | None:
     made = ex.spent(case["multiply"])
-    (k, c, *_), (_, h, w) = case["weights"].shape, case["image"].shape
+    (k, c, *_) = case["weights"].shape
+    (_, h, w) = case["image"].shape
     expected = conv2d_reference(case["image"][None], case["weights"], pad=1)[0]
     if np.shape(got) != expected.shape or not np.allclose(got, expected, rtol=1e-9, atol=1e-9):
         return ex.equal_to(expected, 1e-9)(got) or "expected the convolution with pad 1"
@@ -348,7 +360,8 @@ def check_ex_08_2(rng: ex.Rng) -> ex.Case:
     """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`."""
     kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
     stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
-    pad, pairs = int(rng.integers(0, 3)), zip(dilation, kernel, strict=True)
+    pad = int(rng.integers(0, 3))
+    pairs = zip(dilation, kernel, strict=True)
     sides = [d * (r - 1) + 1 + int(rng.integers(0, 6)) for d, r in pairs]
     image = (int(rng.integers(1, 4)), sides[0], sides[1], int(rng.choice((2, 4, 16))))
     return _address_case(rng, image, kernel, stride, pad, dilation)

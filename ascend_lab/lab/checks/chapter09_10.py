@@ -54,7 +54,8 @@ def nest(source: AddressMap, target: AddressMap) -> list[tuple[int, int, int]]:
 
 
 def _judge_09_3(got: Any, case: ex.Case) -> str | None:
-    maps, places = (case["source"], case["target"]), np.zeros((2, 1), int)
+    maps = (case["source"], case["target"])
+    places = np.zeros((2, 1), int)
     for count, *steps in got:
         inner = np.multiply.outer(steps, np.arange(count))[:, None]
         places = (places[:, :, None] + inner).reshape(2, -1)
@@ -142,7 +143,8 @@ def check_ex_09_2(rng: ex.Rng) -> ex.Case:
 
 
 # -- chapter 10 -----------------------------------------------------------------------------------
-CORES, TILE = 32, 1024
+CORES = 32
+TILE = 1024
 SLACK = 1.05
 
 
@@ -260,7 +262,9 @@ def check_ex_10_5(got: Any, case: ex.Case) -> str | None:
     """Check `fn(tiles, shift)`: x[shift + i] = relu(x[i] + b[i]) in place, three copies a tile."""
     if not isinstance(got, isa.Program):
         return "expected a Program (end with k.finish())"
-    chip, count, shift = load_chip("Toy"), case["tiles"] * TILE, case["shift"]
+    chip = load_chip("Toy")
+    count = case["tiles"] * TILE
+    shift = case["shift"]
     tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
     if tensors != [("b", "fp16", count), ("x", "fp16", count + shift)]:
         return f"expected fp16 tensors x of {count + shift} and b of {count} elements"
@@ -293,7 +297,8 @@ DIAMONDS = (
 )
 def check_ex_10_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: groups of names of nodes, one kernel each, as few kernels as ours."""
-    names, parts = ["x"], []
+    names = ["x"]
+    parts = []
     for i in range(int(rng.integers(3, 11))):
         one, two = (names[-4:][int(k)] for k in rng.integers(0, len(names[-4:]), 2))
         kind = rng.random()

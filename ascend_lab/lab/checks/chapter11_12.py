@@ -50,7 +50,8 @@ def _our_fold(rows: int, columns: int) -> te.Schedule:
 
 
 def _judge_bound(got: Any, case: ex.Case) -> str | None:
-    x, order = case["x"], case["order"]
+    x = case["x"]
+    order = case["order"]
     steps = additions(x.size, order)
     ours = steps * FP16_UNIT / (1 - steps * FP16_UNIT) * float(np.abs(x.astype(np.float64)).sum())
     error = abs(float(narrow_sum(x, order)) - float(x.astype(np.float64).sum()))
@@ -80,12 +81,14 @@ def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
 @ex.judged(edges=[(63, 32), (1, 8), (48, 48)], units=range(1, 400), most=range(1, 50))
 def check_ex_11_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(units, most)`: the numbers of cores worth using, in rising order."""
-    units, right = case["units"], worth_using(case["units"], case["most"])
+    units = case["units"]
+    right = worth_using(case["units"], case["most"])
     if not isinstance(got, list | tuple):
         return "expected a list of numbers of cores"
     for n in got:
         if n not in right and 1 <= n <= case["most"]:
-            fewer, each = max(m for m in right if m < n), -(-units // n)
+            fewer = max(m for m in right if m < n)
+            each = -(-units // n)
             return f"expected {n} not to be in it: {fewer} cores have {each} units each, too"
     missing = [n for n in right if n not in got]
     if missing:
@@ -101,12 +104,14 @@ def check_ex_11_1(got: Any, case: ex.Case) -> str | None:
 )
 def check_ex_11_2(got: Any, case: ex.Case) -> str | None:
     """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works."""
-    elements, cores = case["elements"], case["cores"]
+    elements = case["elements"]
+    cores = case["cores"]
     block = BLOCK_BYTES // case["itemsize"]
     wanted = min(cores, -(-elements // block))
     if not isinstance(got, list | tuple) or len(got) != wanted:
         return f"expected a list of {wanted} pairs (start, size)"
-    at, sizes = 0, list[int]()
+    at = 0
+    sizes = list[int]()
     for share in got:
         start, size = (int(n) for n in share)
         if start != at or size < 1:
@@ -132,12 +137,14 @@ def check_ex_11_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn(rows, columns)`: a schedule for the 910A of the sums of rows of any shape."""
     if not isinstance(got, te.Schedule):
         return "expected a schedule (te.create_schedule and steps)"
-    rows, columns = case["rows"], case["columns"]
+    rows = case["rows"]
+    columns = case["columns"]
     output = got.outputs[0]
     if (output.label, output.shape, output.dtype) != ("y", (rows,), "fp32"):
         return f"expected an output y ({rows},) in fp32"
     x = np.random.default_rng(rows + columns).integers(-8, 9, (rows, columns)).astype(np.float16)
-    sums, share = x.sum(axis=1, dtype=np.float64), GOALS.get((rows, columns), 1.05)
+    sums = x.sum(axis=1, dtype=np.float64)
+    share = GOALS.get((rows, columns), 1.05)
     return chapter06_06a.wrong_schedule(got, {"x": x}, sums, 0.0, _our_fold(rows, columns), share)
 
 
@@ -202,7 +209,8 @@ def check_ex_12_1(
         height = min(block_rows, rows - top)
         for left in range(0, columns, block_columns):
             width = min(block_columns, columns - left)
-            loads, stores = loads + height, stores + width
+            loads = loads + height
+            stores = stores + width
             for count, length in ((height, width), (width, height)):
                 wire_bytes += count * (-(-2 * length // BLOCK_BYTES) * BLOCK_BYTES)
     return loads, stores, wire_bytes
@@ -213,7 +221,9 @@ def check_ex_12_2(got: Any, case: ex.Case) -> str | None:
     """Check a block transpose: `fn(m, n)` returns a `Launch` for the cores of the Toy chip."""
     if not isinstance(got, isa.Launch):
         return "expected a Launch, a Part for each core"
-    chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
+    chip = load_chip("Toy")
+    rows = case["m"] * SIDE
+    columns = case["n"] * SIDE
     size = rows * columns
     for part in got.parts:
         tensors = sorted((t.name, t.dtype, t.elements) for t in part.program.tensors)

@@ -42,7 +42,8 @@ def _split_chain() -> Graph:
     return net.build()
 
 
-SOUND_3, SPLIT_3 = _chain(5), _split_chain()
+SOUND_3 = _chain(5)
+SPLIT_3 = _split_chain()
 ONE_3, TWO_3, THREE_3, *REST_3 = SOUND_3.nodes
 OWN_3 = replace(THREE_3, inputs=(*THREE_3.inputs[:1], THREE_3.output))
 LOST_3 = replace(REST_3[-1], inputs=("nobody", "w"))
@@ -75,7 +76,8 @@ def _building(fn: Any) -> Any:
 def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
     if "gemm" in [node.op for node in got.nodes]:
         return "which has a gemm in it; use matmul, muls and add"
-    given, full = random_inputs(got, 13), {**DEFAULTS, **case["attributes"]}
+    given = random_inputs(got, 13)
+    full = {**DEFAULTS, **case["attributes"]}
     (found,) = evaluate(got, given).values()
     a = given["a"].T if full["transA"] else given["a"]
     b = given["b"].T if full["transB"] else given["b"]
@@ -120,7 +122,8 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
         return f"expected a position from 1 to {len(times) - 1}"
     cuts = range(1, len(times))
     found = {at: max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in cuts}
-    own, best = found[int(got)], min(cuts, key=lambda at: found[at])
+    own = found[int(got)]
+    best = min(cuts, key=lambda at: found[at])
     slow = f"an image every {own:.4g} s; a cut at {best} gives one every {found[best]:.4g} s"
     return slow if own > found[best] * (1 + 1e-9) else None
 
@@ -139,7 +142,8 @@ def _judge_13_4(got: Any, case: ex.Case) -> str | None:
 def check_ex_13_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
     count = int(rng.integers(2, 12))
-    times, sizes = rng.uniform(0.5, 3.0, count).tolist(), rng.integers(1, 20, count).tolist()
+    times = rng.uniform(0.5, 3.0, count).tolist()
+    sizes = rng.integers(1, 20, count).tolist()
     given = ex.drawn(rng, rate=(1.0, 4.0), latency_s=(0.0, 1.0))
     return {"times_s": times, "bytes_over": sizes, **given}
 
@@ -148,7 +152,9 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
     """Return an ONNX model: a convolution, then what `kinds` name, then scores of 5 classes."""
     from onnx import TensorProto, helper, numpy_helper
 
-    rng, held, nodes = np.random.default_rng(len(kinds)), dict[str, Values](), list[Any]()
+    rng = np.random.default_rng(len(kinds))
+    held = dict[str, Values]()
+    nodes = list[Any]()
     held |= {"to": np.array([0, -1]), "zero": np.array(0), "rest": np.array([-1])}
 
     def put(op: str, name: str, *reads: str, **attributes: Any) -> str:
@@ -169,7 +175,8 @@ def _model(kinds: Sequence[str], batch: int) -> Any:
         skip = at if kind == "Relu" else skip
     at = put("MaxPool", "pool", at, kernel_shape=[2, 2], strides=[2, 2])
     at = put("Conv", "classes", at, weight("classes.w", 5, 4, 1, 1), strides=[1, 1])
-    at, to = put("GlobalAveragePool", "mean", at), "to"
+    at = put("GlobalAveragePool", "mean", at)
+    to = "to"
     if batch % 2:
         count = put("Gather", "count", put("Shape", "shape", at), "zero", axis=0)
         to = put("Concat", "both", put("Unsqueeze", "vector", count, axes=[0]), "rest", axis=0)

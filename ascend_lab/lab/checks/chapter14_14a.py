@@ -63,7 +63,8 @@ def needed(
     nodes: Sequence[tuple[str, str, tuple[str, ...]]], outputs: Sequence[str], effects: set[str]
 ) -> list[str]:
     """Return the nodes that an output or a node with an effect depends on, in order."""
-    wanted, kept = set(outputs), []
+    wanted = set(outputs)
+    kept = []
     for name, op, inputs in reversed(nodes):
         if name in wanted or op in effects:
             kept.append(name)
@@ -74,7 +75,8 @@ def needed(
 # -- a chain of scales and shifts -----------------------------------------------------------------
 def fold(weight: Values, bias: Values, steps: Sequence[Step]) -> tuple[Values, Values]:
     """Return weights and bias of one convolution that computes the convolution and the steps."""
-    w, b = weight.astype(np.float64), bias.astype(np.float64)
+    w = weight.astype(np.float64)
+    b = bias.astype(np.float64)
     for kind, first, *more in steps:
         a, c = (first, 0.0) if kind == "mul" else (1.0, first)
         if kind == "bn":
@@ -101,7 +103,8 @@ CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
 def check_ex_14_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
     ops = ("add", "relu", "scatter", "print", "exp")
-    names, nodes = ["x"], []
+    names = ["x"]
+    nodes = []
     for i in range(int(rng.integers(1, 12))):
         inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
         nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
@@ -141,8 +144,11 @@ def _read_only(fn: Any) -> Any:
 
 
 RNG_14_4 = np.random.default_rng(3)
-WEIGHT, BIAS = RNG_14_4.standard_normal((2, 1, 1, 1)), RNG_14_4.standard_normal(2)
-ONES, ZEROS, FACTORS = np.ones(2), np.zeros(2), np.array([2.0, 3.0])
+WEIGHT = RNG_14_4.standard_normal((2, 1, 1, 1))
+BIAS = RNG_14_4.standard_normal(2)
+ONES = np.ones(2)
+ZEROS = np.zeros(2)
+FACTORS = np.array([2.0, 3.0])
 
 
 @ex.against(
@@ -167,7 +173,8 @@ def check_ex_14_4(rng: ex.Rng) -> ex.Case:
             steps.append(("bn", *rest, rng.uniform(0.1, 2.0, k), 1e-5))
         else:
             steps.append((str(kind), rng.standard_normal(k)))
-    weight, bias = rng.standard_normal((k, c, 3, 3)), rng.standard_normal(k)
+    weight = rng.standard_normal((k, c, 3, 3))
+    bias = rng.standard_normal(k)
     return {"weight": weight, "bias": bias, "steps": steps}
 
 
@@ -200,7 +207,8 @@ RESTLESS = [lambda rw, node: node.op == "exp" and rw.become(node, "exp", node.in
 
 def _managed(fn: Any) -> Any:
     def run(steps: Sequence[int], reads: Sequence[int], endless: bool) -> Any:
-        rw, answers = passes.Draft(chain_graph(steps, reads)), list[bool]()
+        rw = passes.Draft(chain_graph(steps, reads))
+        answers = list[bool]()
 
         def counted(rule: Any) -> Any:
             def offer(draft: passes.Draft, node: Any) -> bool:
@@ -300,7 +308,8 @@ def left_over(layouts: Sequence[str], reads: set[int], padded: bool) -> list[tup
 )
 def check_ex_14a_3(rng: ex.Rng) -> ex.Case:
     """Compare the conversions that are left of a chain."""
-    layouts, count = ["ND", "NC1HWC0", "FRACTAL_NZ"], int(rng.integers(2, 7))
+    layouts = ["ND", "NC1HWC0", "FRACTAL_NZ"]
+    count = int(rng.integers(2, 7))
     chain = list[str]()
     while len(chain) < count:
         chain.append(str(rng.choice([x for x in layouts if x not in chain[-1:]])))
@@ -349,7 +358,8 @@ def rule_bytes(graph: Graph) -> int:
 
 
 def _judge_choice(got: Any, case: ex.Case) -> str | None:
-    graph, allowed = case["graph"], case["options"]
+    graph = case["graph"]
+    allowed = case["options"]
     if not isinstance(got, dict) or set(got) != {node.name for node in graph.nodes}:
         return "expected a dict with an option for every node"
     wrong = next((name for name, option in got.items() if option not in allowed[name]), None)

@@ -85,7 +85,9 @@ def _compute(op: str, reads: Sequence[Values], size: int) -> Values:
 
 def draw_nodes(rng: np.random.Generator) -> ex.Case:
     """Return up to 10 nodes over tensors of 8 elements and rows of 2, and one or two outputs."""
-    sizes, nodes, names = {"x": 8, "row": 2}, [], ["x"]
+    sizes = {"x": 8, "row": 2}
+    nodes = []
+    names = ["x"]
     for i in range(int(rng.integers(1, 11))):
         op = ("neg", "add", "shift")[int(rng.integers(3))]
         reads = [names[max(0, len(names) - 1 - int(rng.integers(0, 3)))]]
@@ -99,7 +101,9 @@ def draw_nodes(rng: np.random.Generator) -> ex.Case:
 
 
 def _pairs_judge(got: Any, case: ex.Case) -> str | None:
-    nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
+    nodes = case["nodes"]
+    sizes = case["sizes"]
+    outputs = case["outputs"]
     reads = {name: node_reads for name, _, node_reads in nodes}
     try:
         pairs = [(str(a), str(b)) for a, b in got]
@@ -171,7 +175,9 @@ def check_ex_15_4(got: Any, case: ex.Case) -> str | None:
     if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
         return f"expected 1 to {MOST_LIVES} buffers of moderate size"
     by_start, by_size = (plan(buffers, method=f"greedy-by-{m}") for m in ("start", "size"))
-    high, low, bound = by_start.height_bytes, by_size.height_bytes, by_size.lower_bound_bytes
+    high = by_start.height_bytes
+    low = by_size.height_bytes
+    bound = by_size.lower_bound_bytes
     if low > bound:
         return f"where greedy by size needs {low}, expected the bound, {bound}"
     few = f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
@@ -199,7 +205,8 @@ def _counted(fn: Any) -> Any:
 
 
 def _judge_15_2(got: Any, case: ex.Case) -> str | None:
-    lives, height = case["lives"], case["height"]
+    lives = case["lives"]
+    height = case["height"]
     if got is None:
         return "though there is a plan" if case["there"] else None
     try:
@@ -211,7 +218,8 @@ def _judge_15_2(got: Any, case: ex.Case) -> str | None:
     if any(at + life[2] > height for at, life in zip(offsets, lives, strict=True)):
         return f"which is higher than {height}"
     for i, k in combinations(range(len(lives)), 2):
-        (a, b, size), (c, d, other) = lives[i], lives[k]
+        (a, b, size) = lives[i]
+        (c, d, other) = lives[k]
         apart = offsets[i] + size <= offsets[k] or offsets[k] + other <= offsets[i]
         if a < d and c < b and not apart:
             return f"where buffers {i} and {k} live together and overlap"
@@ -231,7 +239,8 @@ TOY = [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]
 )
 def check_ex_15_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives, height, put)`: offsets of all buffers within a height, or None."""
-    pieces, parts = int(rng.integers(12, 31)), [(0, 40, 0, 64)]
+    pieces = int(rng.integers(12, 31))
+    parts = [(0, 40, 0, 64)]
     while len(parts) < pieces:
         born, dead, low, high = parts.pop(int(rng.integers(len(parts))))
         if dead - born > 1 and (high - low < 2 or rng.random() < 0.5):
@@ -254,7 +263,8 @@ State = tuple[float, float, Array]
 
 
 def _state(rng: np.random.Generator, count: int, spread: float) -> State:
-    scores, values = rng.normal(0, spread, count), rng.normal(0, 1, (count, 3))
+    scores = rng.normal(0, spread, count)
+    values = rng.normal(0, 1, (count, 3))
     weights = np.exp(scores - scores.max())
     return float(scores.max()), float(weights.sum()), weights @ values
 
@@ -264,13 +274,15 @@ def merge(a: State, b: State) -> State:
     m = max(a[0], b[0])
     if m == -math.inf:
         return a
-    f, g = math.exp(a[0] - m), math.exp(b[0] - m)
+    f = math.exp(a[0] - m)
+    g = math.exp(b[0] - m)
     return m, f * a[1] + g * b[1], f * a[2] + g * b[2]
 
 
 def keys_outside(n: int, t: int, d: int, keys: int) -> int:
     """Return the bytes of the loop order with keys outside."""
-    blocks, state = -(-t // keys), 4 * n * (d + 2)
+    blocks = -(-t // keys)
+    state = 4 * n * (d + 2)
     return 2 * (2 * t * d) + blocks * 2 * n * d + 2 * (blocks - 1) * state + 2 * n * d
 
 
@@ -278,7 +290,9 @@ def _on_core(fn: Any) -> Any:
     """Return the answer with rows that are loaded and stored, and all it allocates traced."""
 
     def run(q: Array, k: Array, v: Array, room: int) -> tuple[Array, int, int]:
-        given, (n, d), moved = {"q": q, "k": k, "v": v}, q.shape, 0
+        given = {"q": q, "k": k, "v": v}
+        (n, d) = q.shape
+        moved = 0
         y = np.full((n, d), math.nan)
 
         def load(name: str, first: int, last: int) -> Array:
@@ -302,8 +316,10 @@ def _on_core(fn: Any) -> Any:
 
 
 def _judge_16_4(got: Any, case: ex.Case) -> str | None:
-    (y, moved, peak), (q, k, v, room) = got, case.values()
-    (n, d), t = q.shape, len(k)
+    (y, moved, peak) = got
+    (q, k, v, room) = case.values()
+    (n, d) = q.shape
+    t = len(k)
     scores = q @ k.T / math.sqrt(d)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     wrong = float(np.abs(y - weights / weights.sum(axis=1, keepdims=True) @ v).max())
@@ -374,5 +390,6 @@ SLACK_BYTES = 4096
 def check_ex_16_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(load, store, n, t, d, room)`: attention within `room` bytes, and few loads."""
     n, t = (int(x) for x in rng.integers(80, 400, 2))
-    rows, spread = int(rng.integers(16, 64)), float(rng.choice([1.0, 30.0]))
+    rows = int(rng.integers(16, 64))
+    spread = float(rng.choice([1.0, 30.0]))
     return _heads(rng, n, t, int(rng.choice([8, 16, 32, 64])), rows, spread)

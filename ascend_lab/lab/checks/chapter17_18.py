@@ -17,7 +17,8 @@ Options = Sequence[Sequence[tuple[int, int]]]
 
 def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
     """Return scale and offset that hold low to high, zero exactly."""
-    low, high = min(low, 0.0), max(high, 0.0)
+    low = min(low, 0.0)
+    high = max(high, 0.0)
     if low == high:
         return 1.0, -(2 ** (bits - 1))
     scale = (high - low) / (2**bits - 1)
@@ -64,7 +65,8 @@ def squared_error(values: Sequence[float], end: float, bits: int) -> float:
 
 
 def _judge_17_3(got: Any, case: ex.Case) -> str | None:
-    values, bits = case["values"], case["bits"]
+    values = case["values"]
+    bits = case["bits"]
     most = float(np.max(np.abs(values)))
     try:
         end = float(got)
@@ -87,7 +89,8 @@ def check_ex_17_3(rng: ex.Rng) -> ex.Case:
 
 def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> float:
     """Return the slope of the loss with respect to the step, before any division."""
-    values, slopes = np.asarray(x, float), np.asarray(g, float)
+    values = np.asarray(x, float)
+    slopes = np.asarray(g, float)
     found = lsq_slopes(values, np.array(s), slopes, bits)[1]
     return float(found * np.sqrt(len(values) * (2 ** (bits - 1) - 1)))
 
@@ -103,7 +106,8 @@ def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> f
 def check_ex_17_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, s, g, bits)`: d loss / d step of symmetric rounding, straight through."""
     count = int(rng.integers(1, 30))
-    x, s = rng.normal(0, 2, count).tolist(), float(rng.uniform(0.05, 0.8))
+    x = rng.normal(0, 2, count).tolist()
+    s = float(rng.uniform(0.05, 0.8))
     return {"x": x, "s": s, "g": rng.normal(size=count).tolist(), "bits": int(rng.integers(2, 6))}
 
 
@@ -114,7 +118,9 @@ def fewest_bytes(options: Options, budget: int) -> int | None:
 
 
 def _judge_17_5(got: Any, case: ex.Case) -> str | None:
-    options, budget, best = case["options"], case["budget"], case["best"]
+    options = case["options"]
+    budget = case["budget"]
+    best = case["best"]
     if got is None:
         return None if best is None else f"expected a choice of {best} bytes"
     try:
@@ -240,14 +246,16 @@ def check_ex_18_4(rng: ex.Rng) -> ex.Case:
 
 
 def _judge_18_5(got: Any, case: ex.Case) -> str | None:
-    times, edges = case["times"], case["edges"]
+    times = case["times"]
+    edges = case["edges"]
     try:
         places = [int(place) for place in got]
     except (TypeError, ValueError):
         return "expected a list of 0 and 1"
     if len(places) != len(times) or set(places) - {0, 1}:
         return f"expected {len(times)} numbers, each 0 or 1"
-    cost, least = placed_cost(times, edges, places), best_cost(times, edges)
+    cost = placed_cost(times, edges, places)
+    least = best_cost(times, edges)
     return None if cost <= least * (1 + 1e-9) else f"which costs {cost:.3f}, expected {least:.3f}"
 
 

@@ -69,7 +69,8 @@ def check_ex_19_3(got: Sequence[Point], case: ex.Case) -> str | None:
     _, costs = small_space(case["shape"])
     if not got:
         return "expected some schedules to stay"
-    best, least = min(costs[p] for p in got), min(costs.values())
+    best = min(costs[p] for p in got)
+    least = min(costs.values())
     if best > least:
         return f"expected a schedule of {least:,.0f} cycles to stay: the best left has {best:,.0f}"
     many = f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
@@ -92,7 +93,8 @@ def _leaves(rng: np.random.Generator) -> dict[Point, float]:
 def _proposed(search: Any, costs: dict[Point, float], seed: int) -> list[Point]:
     """Return the points that a search proposes, until it ends; one more than there are, at most."""
     space = TableSpace(tuple("abc"), [list(column) for column in zip(*costs, strict=True)])
-    steps, points = search(space, np.random.default_rng(seed)), list[Point]()
+    steps = search(space, np.random.default_rng(seed))
+    points = list[Point]()
     answer: list[float] | None = None
     with suppress(StopIteration):
         while len(points) <= len(costs):
@@ -110,7 +112,8 @@ def _found_at(runs: Sequence[list[Point]], trees: Sequence[dict[Point, float]]) 
 
 @cache
 def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
-    search, costs = Mcts(batch=1, completions=1), [dict(tree) for tree in trees]
+    search = Mcts(batch=1, completions=1)
+    costs = [dict(tree) for tree in trees]
     return _found_at([_proposed(search, one, at) for at, one in enumerate(costs)], costs)
 
 
@@ -121,7 +124,8 @@ def _ours_at(trees: tuple[tuple[tuple[Point, float], ...], ...]) -> float:
 )
 def check_ex_19_5(got: Any, case: ex.Case) -> str | None:
     """Check `fn(space, rng)`, a tree search that proposes every leaf once, and good ones early."""
-    runs, trees = got, case["trees"]
+    runs = got
+    trees = case["trees"]
     for run, costs in zip(runs, trees, strict=True):
         if len(set(run)) < len(run):
             return f"and a leaf is proposed twice within {len(run)} trials"
@@ -145,7 +149,8 @@ STUDENT_95 = 2.045
 
 def _forced(last: Sequence[int]) -> ex.Case:
     """Return a crossing whose last decision wants 8, when only two other values are options."""
-    mother, father = (1, 1, 1, 8), (1, 2, 2, 1)
+    mother = (1, 1, 1, 8)
+    father = (1, 2, 2, 1)
     rows = [mother, father, *((1, 1, 2, value) for value in last)]
     space = TableSpace(("a", "b", "c", "d"), [list(column) for column in zip(*rows, strict=True)])
     coins = (True, True, False, True)
@@ -301,6 +306,7 @@ def check_ex_20_1(rng: ex.Rng) -> ex.Case:
 def check_ex_20_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents."""
     space = _space(rng)
-    mother, father = space.sample(rng), space.sample(rng)
+    mother = space.sample(rng)
+    father = space.sample(rng)
     coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
     return {"tilings": space, "mother": mother, "father": father, "coins": coins}

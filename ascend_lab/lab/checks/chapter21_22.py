@@ -56,12 +56,14 @@ def chain_cost(cuts: Sequence[int], cost: Costs) -> float:
 def eyes() -> Graph:
     """Return the chapter's network: four 3x3 convolutions of 16 channels on 7 images, a pooling."""
     net = GraphBuilder("eyes", "fp16")
-    x, channels = net.input("x", (7, 3, 224, 224)), 3
+    x = net.input("x", (7, 3, 224, 224))
+    channels = 3
     for i in range(4):
         drawn = np.random.default_rng(i).integers(-1, 2, (16, channels, 3, 3))
         weight = net.constant(drawn.astype(np.float16))
         x = net.conv2d(x, weight, pad=1, name=f"conv{i + 1}")
-        x, channels = net.clip(x, low=-3.0, high=3.0, name=f"clip{i + 1}"), 16
+        x = net.clip(x, low=-3.0, high=3.0, name=f"clip{i + 1}")
+        channels = 16
     net.output(net.max_pool2d(x, kernel=4, stride=4, name="pool"))
     return net.build()
 
@@ -105,7 +107,8 @@ def check_ex_21_4(got: Any, case: ex.Case) -> str | None:
 )
 def check_ex_21_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least count of slices that fits."""
-    rows, row_bytes = int(rng.integers(1, 60)), int(rng.integers(1, 50))
+    rows = int(rng.integers(1, 60))
+    row_bytes = int(rng.integers(1, 50))
     weights = int(rng.integers(0, 200))
     room = weights + int(rng.integers(0, 2 * rows * row_bytes))
     sizes = {"row_bytes": row_bytes, "weights": weights, "capacity": room}
@@ -128,7 +131,8 @@ def check_ex_21_2(rng: ex.Rng) -> ex.Case:
 )
 def check_ex_21_3(got: Any, case: ex.Case) -> str | None:
     """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost."""
-    count, cost = case["count"], case["cost"]
+    count = case["count"]
+    cost = case["cost"]
     if not isinstance(got, list | tuple) or not set(every_chain(count)) & {tuple(got)}:
         return f"expected cut points from 0 to {count}, each larger than the one before"
     best = min(chain_cost(cuts, cost) for cuts in every_chain(count))
@@ -152,7 +156,8 @@ def _round(step: Sequence[Any], adds: bool) -> cluster.Round:
 @ex.judged(edges=[(2,), (8,), (7,), (9,)], cases=12, ranks=range(2, 20))
 def check_ex_22_2(got: Any, case: ex.Case) -> str | None:
     """Check `fn(ranks)`: the rounds of an all-reduce that add, and those that replace."""
-    ranks, rng = case["ranks"], np.random.default_rng(case["ranks"])
+    ranks = case["ranks"]
+    rng = np.random.default_rng(case["ranks"])
     try:
         adding, passing = got
         steps = [(_round(step, kind), step) for kind, part in ((True, adding), (False, passing))
@@ -222,7 +227,8 @@ def check_ex_22_3(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number (int) of at least 1"
     best = best_chunks(**case)
-    least, time = chain_s(best, **case), chain_s(int(got), **case)
+    least = chain_s(best, **case)
+    time = chain_s(int(got), **case)
     slow = f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
     return slow if time > least * (1 + 1e-9) else None
 

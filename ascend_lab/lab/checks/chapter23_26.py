@@ -76,7 +76,8 @@ def check_ex_23_1(got: Any, case: ex.Case) -> str | None:
     """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
     if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number of at least 1"
-    best, share = least_micro_batches(**case), bubble_share(case["stages"], int(got))
+    best = least_micro_batches(**case)
+    share = bubble_share(case["stages"], int(got))
     return f"with a bubble of {share:.4f}, expected {best}" if int(got) != best else None
 
 
@@ -148,9 +149,13 @@ def _counted(fn: Any) -> Any:
 
 def _judge_23_4(got: Any, case: ex.Case) -> str | None:
     found, calls = got
-    x, up, down = case["x"], np.hstack(case["ups"]), np.vstack(case["downs"])
-    hidden, slope = x @ up, case["slope"]
-    active, back = np.maximum(hidden, 0), (slope @ down.T) * (hidden > 0)
+    x = case["x"]
+    up = np.hstack(case["ups"])
+    down = np.vstack(case["downs"])
+    hidden = x @ up
+    slope = case["slope"]
+    active = np.maximum(hidden, 0)
+    back = (slope @ down.T) * (hidden > 0)
     wanted = active @ down, back @ up.T, x.T @ back, active.T @ slope
     return _judge_ranks(found, len(case["ups"]), wanted) or (
         f"after {calls} all-reduces, expected 2" if calls > 2 else None
@@ -204,7 +209,8 @@ def _judge_23_6(got: Any, case: ex.Case) -> str | None:
 @ex.judged(_judge_23_6, edges=[(1, 3, 1), (4, 2, 1), (4, 8, 1), (4, 4, 2), (3, 6, 4)], cases=12)
 def check_ex_23_6(rng: ex.Rng) -> ex.Case:
     """Check `fn(stages, micro, virtual)`: tasks of each device, as quick and small as ours."""
-    stages, virtual = int(rng.integers(2, 7)), int(rng.integers(1, 4))
+    stages = int(rng.integers(2, 7))
+    virtual = int(rng.integers(1, 4))
     micro = int(rng.integers(1, 13)) if virtual == 1 else stages * int(rng.integers(1, 4))
     return {"stages": stages, "micro": micro, "virtual": virtual}
 
@@ -237,7 +243,8 @@ def finishes(times: Sequence[float], t0: float, a: float, most: int, delay: floa
 def check_ex_26_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(gaps, services)`: how long each request waits for a single server."""
     count = int(rng.integers(1, 12))
-    gaps, services = rng.exponential(1.0, count - 1), rng.exponential(0.9, count)
+    gaps = rng.exponential(1.0, count - 1)
+    services = rng.exponential(0.9, count)
     return {"gaps": gaps.tolist(), "services": services.tolist()}
 
 

@@ -125,7 +125,8 @@ class Stairs:
 
 
 def _judge_24_3(got: Any, case: ex.Case) -> str | None:
-    table, price = splits.table_of(toy_rows(case["ready"], case["sizes"])), case["cost"].many
+    table = splits.table_of(toy_rows(case["ready"], case["sizes"]))
+    price = case["cost"].many
     try:
         lasts = [int(last) for last in got]
         cluster.checked(splits.split_at(lasts), len(case["ready"]))
@@ -140,7 +141,8 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
 
 def _tuned(rng: ex.Rng, count: int, most: int) -> ex.Case:
     """Draw gradients, a cost that may jump, and a number of buckets."""
-    case, jump = _draw(rng, count), float(rng.choice([0.0, 2.0]))
+    case = _draw(rng, count)
+    jump = float(rng.choice([0.0, 2.0]))
     cost = Stairs(case["a"], case["b"], int(rng.integers(5, 40)), jump)
     return {"ready": case["ready"], "sizes": case["sizes"], "cost": cost, "most": most}
 
@@ -169,7 +171,8 @@ def check_ex_24_4(got: Any, case: ex.Case) -> str | None:
         ready, sizes, a, b = got
         if any(size != int(size) for size in sizes):
             return "expected sizes in whole bytes"
-        rows, cost = toy_rows(ready, sizes), AlphaBeta(float(a), float(b))
+        rows = toy_rows(ready, sizes)
+        cost = AlphaBeta(float(a), float(b))
         best = plan(rows, cost)
     except (TypeError, ValueError, errors.AscendLabError) as error:
         return f"expected ready times, whole sizes, a and b ({error})"
@@ -230,7 +233,8 @@ TRIALS = 6
 
 
 def _tuned_network(rng: ex.Rng) -> Network:
-    operators, curves = [], []
+    operators = []
+    curves = []
     curve: dict[str, Any] = {
         "bound": ex.between(5, 500),
         "spread": (0, 0.05, 0.3, 1),
@@ -249,7 +253,8 @@ def _spent(fn: Any) -> Any:
     def spent(networks: Sequence[Network]) -> list[list[int]]:
         found = []
         for operators, curves in networks:
-            tried, most = [0] * len(operators), TRIALS * len(operators)
+            tried = [0] * len(operators)
+            most = TRIALS * len(operators)
 
             def measure(i: int, tried: list[int] = tried, most: int = most) -> float:
                 if sum(tried) == most:
@@ -275,7 +280,8 @@ def _hindsight(network: Network, most: int) -> float:
 @ex.judged(cases=3, wrap=_spent, networks=lambda rng: [_tuned_network(rng) for _ in range(20)])
 def check_ex_25_4(got: Any, case: ex.Case) -> str | None:
     """Check `fn(operators, measure, trials)`: trials shared out nearly as well as in hindsight."""
-    missed, left = 0.0, 0.0
+    missed = 0.0
+    left = 0.0
     for network, tried in zip(case["networks"], got, strict=True):
         rows = list(zip(*network, strict=True))
         best = _hindsight(network, TRIALS * len(rows))

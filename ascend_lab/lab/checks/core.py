@@ -127,7 +127,8 @@ def _first_difference(got: Any, expected: Any, rel_tol: float) -> str:
         if len(got) != len(expected):
             return f"; length {len(got)} for {len(expected)}"
         first = next(differing)
-        at, values = str(first), f"{show(got[first])} for {show(expected[first])}"
+        at = str(first)
+        values = f"{show(got[first])} for {show(expected[first])}"
         if len(expected) < 2:
             return ""
     else:
@@ -250,7 +251,8 @@ def counting(function: Callable[..., Any], price: Callable[..., int]) -> Any:
 
 def spent(counted: Any) -> int:
     """Return what the calls of a `counting` function came to, and begin again."""
-    total, counted.__dict__["spent"] = counted.__dict__["spent"], 0
+    total = counted.__dict__["spent"]
+    counted.__dict__["spent"] = 0
     return int(total)
 
 
@@ -393,7 +395,8 @@ def _verdict(prediction: Prediction, model_value: float) -> str:
         ratio = guess / model_value
         factor, side = (ratio, "high") if ratio > 1 else (1 / ratio, "low")
         return text + f"your guess is too {side} by a factor of {factor:.3g}."
-    off, side = abs(guess - model_value), "high" if guess > model_value else "low"
+    off = abs(guess - model_value)
+    side = "high" if guess > model_value else "low"
     return text + f"your guess is too {side} by {_with_unit(off, prediction.unit)}."
 
 

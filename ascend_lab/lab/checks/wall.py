@@ -179,7 +179,9 @@ def _fork() -> int:
 
 def _end(child: int, wait_s: float) -> int:
     """Let the check end for some seconds, then kill it and what it has started."""
-    ended, status, until_s = 0, 0, time.monotonic() + wait_s
+    ended = 0
+    status = 0
+    until_s = time.monotonic() + wait_s
     with suppress(ChildProcessError):
         while not ended and time.monotonic() < until_s:
             ended, status = os.waitpid(child, os.WNOHANG)
@@ -210,7 +212,9 @@ def _verdict(heard: _Heard, late: str, status: int) -> Verdict:
 def _live(run: Run, ends: Sequence[int], held: Iterable[int]) -> NoReturn:
     """Run the check in the copy, and leave without cleaning up what belongs to the original."""
     try:
-        me, case, doing = os.getpid(), 0, "the check"
+        me = os.getpid()
+        case = 0
+        doing = "the check"
 
         def send(*line: object) -> None:
             if os.getpid() != me:  # the answer has forked
@@ -219,7 +223,8 @@ def _live(run: Run, ends: Sequence[int], held: Iterable[int]) -> NoReturn:
 
         def tell(number: int, what: str) -> None:
             nonlocal case, doing
-            case, doing = number, what
+            case = number
+            doing = what
             _limit("RLIMIT_CPU", math.ceil(time.process_time()) + CASE_S)
             send("at", number, what)
 
@@ -303,11 +308,14 @@ def _here(run: Run) -> Verdict:
     """Run a check in this process under a clock that raises in it; see the top of the module."""
     doing: tuple[int, str] = 0, "the check"
     told_s = time.monotonic()
-    over, lock, thread = threading.Event(), threading.Lock(), threading.get_ident()
+    over = threading.Event()
+    lock = threading.Lock()
+    thread = threading.get_ident()
 
     def tell(case: int, what: str) -> None:
         nonlocal doing, told_s
-        doing, told_s = (case, what), time.monotonic()
+        doing = (case, what)
+        told_s = time.monotonic()
 
     def watch() -> None:
         while not over.wait(min(1.0, CASE_S / 4)):

@@ -103,7 +103,8 @@ def solve(
     priced = [_steps(prices, path) for path in candidates]
     checked = [(schedule_latencies(problem, steps), steps) for steps in priced]
     latencies, steps = min(checked, key=lambda pair: sum(pair[0]))
-    least, found = lower_bound(problem), (tuple(steps), tuple(latencies))
+    least = lower_bound(problem)
+    found = (tuple(steps), tuple(latencies))
     proven = proven or sum(latencies) <= least * (1 + 1e-12)
     unfused = prices.total(singles), unfused_floor(problem)
     return Solution(*found, least, *unfused, proven, prices.asked)
@@ -111,7 +112,9 @@ def solve(
 
 def _search(prices: Prices, singles: Partition, seed: int) -> Partition:
     """Return the best partition of merging, and of annealing from there again and again."""
-    goal, rng, best = lower_bound(prices.problem), random.Random(seed), singles
+    goal = lower_bound(prices.problem)
+    rng = random.Random(seed)
+    best = singles
     if prices.legal(prices.relations.everything) and not prices.spent:
         best = min(best, (prices.relations.everything,), key=prices.total)
     merged = merge(prices, singles) if prices.total(best) > goal else best
@@ -131,7 +134,8 @@ def _with_residency(prices: Prices, groups: Iterable[int]) -> Path:
 
 
 def _steps(prices: Prices, path: Path) -> list[Step]:
-    steps, resident = list[Step](), NOTHING
+    steps = list[Step]()
+    resident = NOTHING
     for group, retain in path:
         choice = prices.choice(group, resident, retain)
         assert choice is not None
@@ -163,7 +167,8 @@ def best_sequence(prices: Prices, known: float = float("inf")) -> Path | None:
 
     best: dict[State, float] = {(0, 0, NOTHING): 0.0}
     heap: list[tuple[float, int, State, Path]] = [(0.0, 0, (0, 0, NOTHING), ())]
-    limit, number = known * (1 - 1e-9), 0
+    limit = known * (1 - 1e-9)
+    number = 0
     while heap:
         _, _, state, path = heapq.heappop(heap)
         cost = best[state]
@@ -186,7 +191,8 @@ def best_sequence(prices: Prices, known: float = float("inf")) -> Path | None:
 
 def _next(prices: Prices, group: int, state: State) -> Iterator[tuple[Kept, State]]:
     """Yield what a group may retain and the state it leads to."""
-    relations, problem = prices.relations, prices.problem
+    relations = prices.relations
+    problem = prices.problem
     done, stored, resident = state
     needs, leaves = relations.ends(group)
     held = sum(1 << op for op in {problem.producer[tensor] for tensor in resident})
@@ -253,13 +259,15 @@ def merge(prices: Prices, groups: Partition) -> Partition:
             if pair not in gains and not prices.spent:
                 gains[pair] = gain(grown(prices, groups, pair))
         ranked = sorted(pairs, key=lambda pair: -gains.get(pair, 0.0))
-        best, touched = max(gains.get(ranked[0], 0.0) if ranked else 0.0, 2 * LEAST), 0
+        best = max(gains.get(ranked[0], 0.0) if ranked else 0.0, 2 * LEAST)
+        touched = 0
         for pair in ranked:
             if gains.get(pair, 0.0) < best / 2:
                 break
             found = None if pair & touched else joined(prices, groups, pair)
             if found and not found[-1] & touched and gain(found[-1]) > LEAST:
-                groups, touched = found, touched | found[-1]
+                groups = found
+                touched = touched | found[-1]
         if not touched or prices.spent:
             return groups
 
@@ -272,8 +280,10 @@ def anneal(
     A worse one is accepted with probability exp(-increase / T), T falling from HEAT of the best.
     Ends with the rounds, with the budget or at the goal.
     """
-    now, cost = groups, prices.total(groups)
-    best, least = now, cost
+    now = groups
+    cost = prices.total(groups)
+    best = now
+    least = cost
     for step in range(rounds):
         if prices.spent or least <= goal * (1 + 1e-12):
             break
@@ -283,9 +293,11 @@ def anneal(
         total = prices.total(found)
         heat = HEAT * least * (1 - step / rounds) ** 2 + 1e-12
         if total <= cost or rng.random() < math.exp(max((cost - total) / heat, -700.0)):
-            now, cost = found, total
+            now = found
+            cost = total
             if cost < least * (1 - 1e-12):
-                best, least = now, cost
+                best = now
+                least = cost
     return best
 
 

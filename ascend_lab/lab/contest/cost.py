@@ -109,7 +109,8 @@ def group_of(
     used = {tensor for op in ordered for tensor in problem.operations[op].inputs}
     reads = tuple(sorted(used - own))
     writes = tuple(tensor for tensor in made if tensor not in used)
-    resident, retain = set(resident), set(retain)
+    resident = set(resident)
+    retain = set(retain)
     stray = retain - set(writes) - set(reads) - resident
     if stray:
         needed = "retained tensors that the subgraph reads, holds or leaves"
@@ -175,7 +176,8 @@ def _slices(
         for tensor, role in pairs:
             shape = (problem.heights[tensor], problem.widths[tensor])
             old = found.get((tensor, role), Slice(tensor, role, shape, ready[op], height, width))
-            high, wide = max(old.height, height), max(old.width, width)
+            high = max(old.height, height)
+            wide = max(old.width, width)
             found[tensor, role] = replace(old, height=high, width=wide)
     return tuple(found.values())
 
@@ -198,7 +200,8 @@ def working_set(
     group: Group, granularity: tuple[Any, Any, Any], least: Callable[[Any, Any], Any] = min
 ) -> Any:
     """Return the elements that a tile needs in fast memory at once; of many by `np.minimum`."""
-    problem, (w, h, k) = group.problem, granularity
+    problem = group.problem
+    (w, h, k) = granularity
     total = sum(problem.size(tensor) for tensor in group.kept)
     for piece, count in group.bundles:
         height, width = piece.shape
@@ -258,11 +261,13 @@ def grid_latency(
     """Return the time of all steps of all tiles of a group, without a look at the capacity."""
     w, h, k = granularity
     tiles = _tiles(group, w, h, order)
-    moves, works = _moves(group, tiles, k), _computed(group, tiles)
+    moves = _moves(group, tiles, k)
+    works = _computed(group, tiles)
     time = 0.0
     cuts = group.cuts(k)
     for first, last in pairwise(cuts):
-        moved, work = np.zeros(len(tiles.weight)), np.zeros(len(tiles.weight))
+        moved = np.zeros(len(tiles.weight))
+        work = np.zeros(len(tiles.weight))
         for (split, depth), elements in moves.items():
             moved += elements * (_along(depth, first, k) if split else _ends(depth, first, k))
         for (split, depth), cost in works.items():
@@ -327,11 +332,14 @@ def _moves(group: Group, tiles: _Tiles, k: int) -> Parts:
         height, width = piece.shape
         split = piece.role in ("left", "right")
         if piece.role == "right":
-            area, depth = tiles.wide(width), height
+            area = tiles.wide(width)
+            depth = height
         elif piece.role == "operand" or piece.role == "result":
-            area, depth = tiles.high(height) * tiles.wide(width), piece.ready
+            area = tiles.high(height) * tiles.wide(width)
+            depth = piece.ready
         else:
-            area, depth = tiles.high(height) * (1 if split else width), width if split else 1
+            area = tiles.high(height) * (1 if split else width)
+            depth = width if split else 1
         present = (tiles.high(piece.height) > 0) & (tiles.wide(piece.width) > 0)
         if tiles.before is not None and (piece.role == "whole" or (split and one)):
             rows, columns = tiles.before  # who finds a slice of factors that the one before used
@@ -349,9 +357,11 @@ def _tiles(group: Group, w: int, h: int, order: Sequence[int] | None) -> _Tiles:
         row, row_count = _classes(group.heights, h)
         column, column_count = _classes(group.widths, w)
         weight = np.outer(row_count, column_count).ravel().astype(np.float64)
-        rows, columns = np.repeat(row, len(column)), np.tile(column, len(row))
+        rows = np.repeat(row, len(column))
+        columns = np.tile(column, len(row))
         return _Tiles(rows, columns, weight, None, h, w)
-    across, down = -(-max(group.widths) // w), -(-max(group.heights) // h)
+    across = -(-max(group.widths) // w)
+    down = -(-max(group.heights) // h)
     tiles = np.asarray(order, dtype=np.int64)
     if len(tiles) != across * down or not np.array_equal(np.sort(tiles), np.arange(len(tiles))):
         what = f"a traversal order that names each of the {across * down} tiles once"

@@ -43,7 +43,9 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     first = np.argpartition(estimate, min(3 * exact, estimate.size - 1))[: 3 * exact]
     first = first[np.isfinite(estimate[first])]
     across, down, deep = np.unravel_index(first, every.shape)
-    width, height, depth = w.ravel()[across], h.ravel()[down], k.ravel()[deep]
+    width = w.ravel()[across]
+    height = h.ravel()[down]
+    depth = k.ravel()[deep]
     ranked = np.lexsort((-width * height, -depth, np.round(estimate[first], 6)))[:exact]
     best: Choice | None = None
     for index in ranked:
@@ -59,7 +61,8 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
 
 def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] | None]:
     w, h, k = shape
-    across, down = -(-max(group.widths) // w), -(-max(group.heights) // h)
+    across = -(-max(group.widths) // w)
+    down = -(-max(group.heights) // h)
     roles = {piece.role for piece, _ in group.bundles}
     stays = "whole" in roles or (group.steps(k) == 1 and roles & {"left", "right"})
     if not stays or not 1 < across * down <= MOST_TILES:
@@ -89,7 +92,8 @@ def _sides(lengths: Sequence[int], native: int) -> list[int]:
 
 def _depths(depths: Sequence[int]) -> list[int]:
     """Return steps along the sums: divisors of all of them, or powers of two when those are few."""
-    common, shortest = reduce(math.gcd, depths), min(depths)
+    common = reduce(math.gcd, depths)
+    shortest = min(depths)
     small = {d for d in range(1, math.isqrt(common) + 1) if common % d == 0}
     steps = small | {common // d for d in small}
     if len(steps) < 6:
@@ -127,12 +131,14 @@ Areas = Mapping[int, float]
 
 def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
     """Add up areas: of factors by the length that repeats them, of the first and the last step."""
-    roles, ends = ("left", "whole", "right"), [0.0, 0.0]
+    roles = ("left", "whole", "right")
+    ends = [0.0, 0.0]
     areas: dict[str, dict[int, float]] = {role: {} for role in roles}
     for piece, count in group.bundles:
         area = float(count * piece.shape[0] * piece.shape[1])
         if piece.role in areas:
-            own, length = areas[piece.role], piece.height if piece.role == "right" else piece.width
+            own = areas[piece.role]
+            length = piece.height if piece.role == "right" else piece.width
             own[length] = own.get(length, 0.0) + area
         else:
             ends[piece.ready != 1] += area
@@ -164,7 +170,8 @@ class Prices:
         self.problem = problem
         self.relations = Relations(problem)
         self.evaluations = evaluations
-        self.start, self.seconds = time.monotonic(), seconds
+        self.start = time.monotonic()
+        self.seconds = seconds
         self.asked = 0
         self._known: dict[tuple[int, Kept, Kept], Choice | None] = {}
         self._alike: dict[Hashable, Choice | None] = {}
@@ -229,7 +236,8 @@ def options(prices: Prices, groups: Sequence[int], place: int, last: dict[int, i
     """
     if place + 1 >= len(groups):
         return [NOTHING]
-    problem, relations = prices.problem, prices.relations
+    problem = prices.problem
+    relations = prices.relations
     following = groups[place + 1]
     found = []
     for op in bits(relations.ends(groups[place])[1] & relations.ends(following)[0]):
@@ -262,7 +270,8 @@ def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
                 if retain not in following or total < following[retain][0]:
                     following[retain] = (total, (trail, retain))
         states = following
-    trail, found = states[NOTHING][1], list[Kept]()
+    trail = states[NOTHING][1]
+    found = list[Kept]()
     while trail is not None:
         trail, kept = trail
         found.append(kept)

@@ -174,7 +174,8 @@ def _needed(problem: Problem, tensor: int) -> int:
     """Return how many elements of a tensor its readers need, where shapes do not fit exactly."""
     most = 0
     for op in problem.consumers[tensor]:
-        operation, (height, width) = problem.operations[op], problem.shape(op)
+        operation = problem.operations[op]
+        (height, width) = problem.shape(op)
         for place, used in enumerate(operation.inputs):
             if used == tensor:
                 product = operation.kind == "MatMul"
@@ -229,9 +230,12 @@ class Relations:
         count = len(problem.operations)
         self.problem = problem
         self.everything = (1 << count) - 1
-        self.readers, self.makers = [0] * count, [0] * count
-        self.before, self.after = [0] * count, [0] * count
-        self.touching, self.beside = [0] * count, [0] * count
+        self.readers = [0] * count
+        self.makers = [0] * count
+        self.before = [0] * count
+        self.after = [0] * count
+        self.touching = [0] * count
+        self.beside = [0] * count
         for tensor, users in problem.consumers.items():
             group = sum(1 << user for user in users)
             for user, other in pairwise(users):
@@ -260,7 +264,8 @@ class Relations:
         """Return the parts of a group that shared tensors join."""
         parts = []
         while group:
-            part, fresh = 0, group & -group
+            part = 0
+            fresh = group & -group
             while fresh:
                 part |= fresh
                 fresh = union(self.touching, fresh) & group & ~part

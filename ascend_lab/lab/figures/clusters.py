@@ -20,9 +20,14 @@ LOOKS: tuple[Look, ...] = (
     *((st.BLUE, "-"), (st.VERMILLION, "--"), (st.GREEN, "-."), (st.ORANGE, ":")),
     *((st.PURPLE, "-"), (st.SKY, "--"), (st.GREY, ":")),
 )
-MOST_SERVERS, MOST_DEVICES, MOST_SWITCHES = 3, 12, 8
+MOST_SERVERS = 3
+MOST_DEVICES = 12
+MOST_SWITCHES = 8
 """Drawn of each; of more, the first and the last with dots between."""
-DISC_IN, BOX_IN, SERVER_IN, ROW_IN = 0.13, (0.62, 0.22), 2.1, 0.62
+DISC_IN = 0.13
+BOX_IN = (0.62, 0.22)
+SERVER_IN = 2.1
+ROW_IN = 0.62
 """Radius of a device, sides of a switch, height of a server, distance of switch rows."""
 
 
@@ -57,7 +62,8 @@ def fig_topology(topology: Topology) -> st.LabFigure:
         st.put(ax, x, y, "···", fontsize=11)
     handles = []
     for kind, count in kinds[: len(LOOKS)]:
-        (ends, alpha_s, rate), (colour, dashes) = kind, looks[kind]
+        (ends, alpha_s, rate) = kind
+        (colour, dashes) = looks[kind]
         label = f"{ends}: {rate_text(rate)}, {alpha_s * 1e6:.3g} µs ({count} links)"
         handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=1.8, label=label))
     if handles:
@@ -78,7 +84,8 @@ def _ends_of(count: int, most: int) -> list[int]:
 
 
 def _planned(topology: Topology) -> _Plan:
-    plan, near = _Plan(), _neighbours(topology)
+    plan = _Plan()
+    near = _neighbours(topology)
     server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
     owner: dict[int, int] = {}  # the server of a switch that devices of one server only hang on
     for switch in range(topology.size, topology.size + len(topology.switches)):
@@ -89,7 +96,8 @@ def _planned(topology: Topology) -> _Plan:
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     width = st.WIDTH_IN / len(drawn)
     for place, server in enumerate(drawn):
-        left, right = place * width + 0.13, (place + 1) * width - 0.13
+        left = place * width + 0.13
+        right = (place + 1) * width - 0.13
         plan.boxes.append((left, right))
         inside = [s for s, group in owner.items() if group == server]
         _place_server(topology, plan, server, inside, (left, right))
@@ -119,11 +127,13 @@ def _place_server(
     each = (sides[1] - sides[0]) / len(circles)
     radius = min(y - 0.22, each / 2 - 0.2)
     for i, members in enumerate(circles):
-        x, cut = sides[0] + (i + 0.5) * each, len(shown) < len(group)
+        x = sides[0] + (i + 0.5) * each
+        cut = len(shown) < len(group)
         turn = math.tau / (len(members) + cut)
         slots: list[int | None] = [*members[:-1], *([None] if cut else []), members[-1]]
         for j, device in enumerate(slots):
-            angle, size = turn * (j + 0.5) - math.tau / 4, radius if len(slots) > 1 else 0.0
+            angle = turn * (j + 0.5) - math.tau / 4
+            size = radius if len(slots) > 1 else 0.0
             at = (x + size * math.cos(angle), y + size * math.sin(angle))
             if device is None:
                 plan.dots.append(at)
@@ -138,7 +148,8 @@ def _place_server(
 
 def _linked(topology: Topology, shown: Sequence[int]) -> list[list[int]]:
     """Return the devices in circles: each linked set one, all single devices one together."""
-    near, circle = _neighbours(topology), {d: {d} for d in shown}
+    near = _neighbours(topology)
+    circle = {d: {d} for d in shown}
     for a in shown:
         for b in near.get(a, []):
             if b in circle and circle[b] is not circle[a]:
@@ -183,7 +194,8 @@ def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) ->
         if (b < a and (b, a) in topology.between) or a not in plan.places or b not in plan.places:
             continue
         colour, dashes = looks[kind_of(topology, link)]
-        (x0, y0), (x1, y1) = plan.places[a], plan.places[b]
+        (x0, y0) = plan.places[a]
+        (x1, y1) = plan.places[b]
         width = 0.7 if crowded else 1.2
         ax.plot([x0, x1], [y0, y1], color=colour, linestyle=dashes, linewidth=width, zorder=1)
 
@@ -214,7 +226,8 @@ def fig_holdings(schedule: Schedule) -> st.LabFigure:
     """Draw, after each round of an all-reduce, of how many ranks each block holds the sum."""
     shown = range(len(schedule.rounds) + 1)
     fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
-    panels, said = st.panels(axes), []
+    panels = st.panels(axes)
+    said = []
     ones = [np.ones(schedule.blocks, np.int64)] * schedule.ranks
     for number, ax in zip(shown, panels, strict=True):
         held = np.stack(execute(replace(schedule, rounds=schedule.rounds[:number]), ones))

@@ -21,7 +21,8 @@ Hop = tuple[str, str]
 """One path, as (source space, destination space)."""
 KIB = 1024
 WHITE = "#FFFFFF"
-WIDTH, HEIGHT = 100.0, 58.0
+WIDTH = 100.0
+HEIGHT = 58.0
 BOXES: Mapping[str, tuple[float, float, float, float]] = st.LOOKS["boxes"]
 """Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
 WAYS: Mapping[Hop, tuple[tuple[st.Point, ...], st.Point]] = {
@@ -52,7 +53,8 @@ def move_over(chip: Chip, hop: Hop, size_bytes: int) -> Move:
     """
     src, dst = hop
     path = chip.path(src, dst)
-    rate, latency = path.rate_bytes_per_cycle, path.latency_cycles
+    rate = path.rate_bytes_per_cycle
+    latency = path.latency_cycles
     if src == "GM":
         rate = min(rate, chip.shared_rate_bytes_per_cycle("memory", 1))
         latency += chip.device_memory.latency_cycles
@@ -70,7 +72,8 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
     """
     spaces = ["GM", *chip.buffers]
     if unknown := {src, dst} - {*spaces}:
-        needed, remedy = f"a memory of {chip.name}", f"use one of {', '.join(spaces)}"
+        needed = f"a memory of {chip.name}"
+        remedy = f"use one of {', '.join(spaces)}"
         raise PathError(needed, min(unknown), remedy)
     for inside in range(len(spaces) - 1):
         ways = [list(pairwise((src, *way, dst))) for way in permutations(spaces, inside)]

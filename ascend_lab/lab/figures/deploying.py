@@ -84,7 +84,8 @@ def fig_bits(rows: Mapping[str, Mapping[int, float]], before: float) -> st.LabFi
     return st.finish(fig, alt=alt)
 
 
-WIDTH, HEIGHT = 96, 64
+WIDTH = 96
+HEIGHT = 64
 
 
 def scene() -> dvpp.Image:
@@ -120,7 +121,8 @@ def readings() -> dict[str, Aipp]:
 
 def errors() -> dict[str, float]:
     """Return the mean error of each reading, in steps of 255."""
-    frame, want = camera_frame(), scene().astype(float)
+    frame = camera_frame()
+    want = scene().astype(float)
     found = {name: aipp(frame, how)[0].astype(float) for name, how in readings().items()}
     return {name: float(np.abs(image - want).mean()) for name, image in found.items()}
 
@@ -150,7 +152,8 @@ def fig_cards(
     """Draw the cards each station needs, and what pictures wait for with a few less and more."""
     answer = cards_needed(stations, rate_per_s)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.4, width_ratios=(1.0, 1.3))
-    names, hatches = list(answer.by_station), ("//", "", "\\\\", "..", "xx")
+    names = list(answer.by_station)
+    hatches = ("//", "", "\\\\", "..", "xx")
     for i, count in enumerate(answer.by_station.values()):
         left.barh(i, count, color=st.PALETTE[i], hatch=hatches[i % 5], edgecolor=st.INK)
         left.text(count, i, f" {count}", va="center")
@@ -185,14 +188,17 @@ def fig_knee(
     fig, ax = st.new_figure(height_in=3.0)
     batched = Policy(instances, max_batch, delay_ms / 1e3)
     servers = {"one at a time": Policy(), f"up to {max_batch}": batched}
-    service, told, highest = Service(seconds=tuple(seconds)), [], 1.0
+    service = Service(seconds=tuple(seconds))
+    told = []
+    highest = 1.0
     for (name, policy), colour in zip(servers.items(), (st.VERMILLION, st.BLUE), strict=True):
         most = policy.max_batch
         capacity = policy.instances * most / service.batch_s(most)
         rates = [load * capacity for load in LOADS]
         found = []
         for rate in rates:
-            steps, sizes = (Step("m", service, policy),), (12_000, 1, 2000)
+            steps = (Step("m", service, policy),)
+            sizes = (12_000, 1, 2000)
             served = simulate_serving(Scenario(Arrivals(rate_per_s=rate), steps, *sizes))
             found.append(served.latency_s * 1e3)
         ax.plot(rates, [x.mean() for x in found], "o-", color=colour, label=f"{name}: mean")

@@ -149,7 +149,8 @@ PIPES_AT = {"loc": "lower left", "ncols": 3, "columnspacing": 0.8, "handlelength
 
 def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     """Draw the three nests of an operator over rows, with bytes per element and cycles beneath."""
-    chip, shapes = "Ascend910A", ((16384, 1024), (512, 32768))
+    chip = "Ascend910A"
+    shapes = ((16384, 1024), (512, 32768))
     runs = [_runs(operator, chip, shape) for shape in shapes]
     first = three_nests(operator(te.placeholder(shapes[0], name="x")), chip)
     nests = {name: ns.nest_of(make()) for name, make in first.items()}
@@ -167,7 +168,8 @@ def fig_three_nests(operator: Operator, title: str = "") -> st.LabFigure:
     st.pipe_legend(axes[0, 1], ["MTE2", "V", "MTE3"], **PIPES_AT)
     if title:
         fig.suptitle(title, fontsize=10.5)
-    elements, left = shapes[0][0] * shapes[0][1], axes[1, 1]
+    elements = shapes[0][0] * shapes[0][1]
+    left = axes[1, 1]
     values = [ns.gm_bytes(r) / elements if r else 0.0 for r in runs[0].values()]
     for row, value in enumerate(values):
         left.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
@@ -203,7 +205,8 @@ def _bars_of_cycles(ax: Any, runs: list[Runs], shapes: tuple[tuple[int, int], ..
     top = max(r.cycles for each in runs for r in each.values() if r)
     height = 0.68 / len(runs)
     for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
-        (colour, hatch), label = looks[number % len(looks)], f"rows of {shape[1]:,}"
+        (colour, hatch) = looks[number % len(looks)]
+        label = f"rows of {shape[1]:,}"
         for row, run in enumerate(each.values()):
             at = row + (number - (len(runs) - 1) / 2) * height
             if run is None:
@@ -262,7 +265,8 @@ def fig_expression(
 def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""
     fig, ax = st.new_figure(height_in=1.7)
-    said, x = [], te.placeholder((n,), name="x")
+    said = []
+    x = te.placeholder((n,), name="x")
     y = te.compute((n,), lambda i: x[i] * 2.0, name="y")
     for line, tail in enumerate(("cut", "guard")):
         s = te.split(te.create_schedule(y, load_chip("Toy")), "y", "i", factor, tail=tail)
@@ -273,7 +277,9 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
             moved = bool(twice) and number == len(ranges) - 1
             looks = (st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK)
             face, ink = looks[2 if moved else number % 2]
-            low, hidden = 2.4 * line + moved, twice * moved  # a label keeps out of the hatched
+            # a label keeps out of the hatched
+            low = 2.4 * line + moved
+            hidden = twice * moved
             ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
             middle = start + hidden + (count - hidden) / 2
             st.put(ax, middle, low, f"{count} from {start}", color=ink)
@@ -292,7 +298,8 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
 # -- choices -------------------------------------------------------------------------------------
 def add_relu(n: int) -> te.Tensor:
     """Return y = relu(a + b) for vectors of n half-precision numbers."""
-    a, b = te.placeholder((n,), name="a"), te.placeholder((n,), name="b")
+    a = te.placeholder((n,), name="a")
+    b = te.placeholder((n,), name="b")
     return te.renamed(te.vrelu(te.vadd(a, b)), "y")
 
 
@@ -307,7 +314,8 @@ def chosen(
         loop = "i"
         if cores > 1:
             s = te.split(s, name, loop, -(-n // (128 * cores)) * 128)
-            s, loop = te.bind(s, name, "i_o"), "i_i"
+            s = te.bind(s, name, "i_o")
+            loop = "i_i"
         s = te.split(s, name, loop, tile, tail=tail)
         s = te.double_buffer(s, name, slots)
     return s
@@ -317,7 +325,8 @@ def fig_choices(
     inline: bool = False, tile: int = 1024, tail: str = "cut", slots: int = 1, cores: int = 1
 ) -> st.LabFigure:
     """Draw the nest of relu(a + b) under five choices, and its cycles beside the default's."""
-    n, chip = 1_000_000, "Ascend910B2"
+    n = 1_000_000
+    chip = "Ascend910B2"
     machine = load_chip(chip)
     schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
     run = sim.simulate_kernel(te.lower(schedule), machine)

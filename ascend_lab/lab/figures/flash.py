@@ -23,11 +23,16 @@ def fig_online_softmax(
     scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2
 ) -> st.LabFigure:
     """Draw online softmax after every block of `block` scores, and the quotient at the end."""
-    values, ends = np.asarray(scores, float), list(range(block, len(scores) + block, block))
+    values = np.asarray(scores, float)
+    ends = list(range(block, len(scores) + block, block))
     fig, axes = st.new_figure(ncols=len(ends) + 1, height_in=2.6, sharey=True)
-    said, before, total, peak = [], np.zeros(0), 0.0, -math.inf
+    said = []
+    before = np.zeros(0)
+    total = 0.0
+    peak = -math.inf
     for ax, end in zip(axes, ends, strict=False):
-        factor, peak = peak, max(peak, float(values[:end].max()))
+        factor = peak
+        peak = max(peak, float(values[:end].max()))
         factor = math.exp(factor - peak)
         bars = np.exp(values[:end] - peak)
         total = factor * total + float(bars[len(before) :].sum())
@@ -84,9 +89,13 @@ def flash_traffic(
 
 def separate_kernels(shape: FlashShape, chip: Chip) -> tuple[isa.Kernel, ...]:
     """Return the kernels of attention as three operators: scores, softmax, weighted sum."""
-    n, t = shape.rows, shape.keys
-    q, k, v = (shape.batch, n, shape.depth), (shape.batch, t, shape.depth), (t, shape.width)
-    scores, both = (shape.batch, n, t), (shape.dtype, shape.dtype)
+    n = shape.rows
+    t = shape.keys
+    q = (shape.batch, n, shape.depth)
+    k = (shape.batch, t, shape.depth)
+    v = (t, shape.width)
+    scores = (shape.batch, n, t)
+    both = (shape.dtype, shape.dtype)
     masks = {"": [], "rows": [(shape.batch, 1, t)], "full": [scores]}[shape.mask]
     name = "masked_softmax" if masks else "softmax"
     return (
@@ -109,7 +118,9 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     Dots are counted from programs; lines on the left are 8 n^2 (scores and weights of fp16 written
     and read once) and `traffic_bytes` for blocks of 128 rows, dashes q, k, v and the result once.
     """
-    rows, depth, chip = 128, 64, "Ascend910A"
+    rows = 128
+    depth = 64
+    chip = "Ascend910A"
     device = load_chip(chip)
     shapes = [FlashShape(1, n, n, depth, depth, fs.default_scale(depth)) for n in lengths]
     tiling = FlashTiling(rows, 128)
@@ -118,7 +129,8 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
     least = [4 * DTYPE_SIZE * n * depth for n in lengths]
     laws = [8 * n * n for n in lengths], [fs.traffic_bytes(s, tiling) for s in shapes]
     fig, axes = st.new_figure(ncols=2, height_in=3.2, sharey=True)
-    panels, said = (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes")), []
+    panels = (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes"))
+    said = []
     sizes = [2**p for p in range(-2, 17, 2)]
     for ax, (name, field) in zip(axes, panels, strict=True):
         one, two = ([getattr(cost, field) for cost in costs] for costs in (apart, flash))
@@ -134,7 +146,8 @@ def fig_attention_bytes(lengths: Sequence[int]) -> st.LabFigure:
         ax.set_title(name, loc="left")
         said.append(f"{name}: three operators {_span(one)}, FlashAttention {_span(two)}")
     for law, colour, text in zip(laws, (st.VERMILLION, st.BLUE), ("8 n²", "the law"), strict=True):
-        at, look = (lengths[-1], law[-1]), {"textcoords": "offset points", "fontsize": 8}
+        at = (lengths[-1], law[-1])
+        look = {"textcoords": "offset points", "fontsize": 8}
         axes[0].plot(lengths, law, color=colour, ls="-", lw=1)
         axes[0].annotate(text, at, (6, -3), **look)
     axes[0].set_ylabel("MiB")
@@ -161,7 +174,9 @@ def fig_flash_blocks(
     blocks = -(-length // rows)
     tiling = FlashTiling(rows, keys, 1, min(blocks, device.core_count))
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
-    high, wide, own = min(rows, length), min(keys, length), -(-blocks // tiling.grid_rows)
+    high = min(rows, length)
+    wide = min(keys, length)
+    own = -(-blocks // tiling.grid_rows)
     st.box(left, 0, 0, length, length, fc=st.LIGHT, ec=st.INK)
     st.box(left, 0, 0, length, min(own * rows, length), fc=st.SKY, ec="none")
     for at in range(rows, length, rows):
@@ -224,7 +239,8 @@ def fig_flash_pipeline(timeline: sim.Timeline, window: tuple[int, int]) -> st.La
     fig, ax = st.new_figure(height_in=2.7)
     busy = dict.fromkeys(ROWS, 0)
     for pipe, stage, tile, start, end in pieces:
-        low, high = max(start, first), min(end, last)
+        low = max(start, first)
+        high = min(end, last)
         if low >= high:
             continue
         busy[pipe] += high - low
@@ -254,17 +270,23 @@ def _stage_pieces(timeline: sim.Timeline) -> list[tuple[str, str, int, int, int]
     program = timeline.compiled
     record = sim.run_reference(program, record=True)[2]
     assert record is not None
-    stages, stage, before = list[str](), "", ""
+    stages = list[str]()
+    stage = ""
+    before = ""
     for step in program.steps:
         core = program.pipes[step.pipe].partition(".")[0]
-        stage, before = stage if core == before else "", core
+        stage = stage if core == before else ""
+        before = core
         moved = [r.buffer.name for r in program.sources[step.source].regions if r.space == "GM"]
         stage = HOMES[core][moved[0]] if moved else stage
         stages.append(stage)
-    turns, pieces = Counter[tuple[str, str]](), list[tuple[str, str, int, int, int]]()
+    turns = Counter[tuple[str, str]]()
+    pieces = list[tuple[str, str, int, int, int]]()
     for number, start, end in zip(record.step, record.start, record.end, strict=True):
-        step, stage = program.steps[number], stages[number]
-        pipe, source = program.pipes[step.pipe], program.sources[step.source]
+        step = program.steps[number]
+        stage = stages[number]
+        pipe = program.pipes[step.pipe]
+        source = program.sources[step.source]
         if source.op == "cross_wait":
             turns[pipe, WAITS.get(source.number("id"), "")] += 1
         elif step.kind == WORK and source.op != "cross_set" and stage and pipe in ROWS:

@@ -73,7 +73,8 @@ def crossings(kernel: Kernel, chip: Chip) -> list[Crossing]:
 
 def _of_launch(launch: Launch, chip: Chip) -> list[Crossing]:
     traffic = sim.analyse(launch, chip)
-    loads, stores = _copies(launch, "MTE2"), _copies(launch, "MTE3")
+    loads = _copies(launch, "MTE2")
+    stores = _copies(launch, "MTE3")
     ops = operations(launch)
     last = {op.buffers[-1]: number for number, op in enumerate(ops)}
     out: list[Crossing] = []
@@ -130,7 +131,8 @@ def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Ke
         more = dsl.placeholder((elements,), name="abcdefg"[number] if number < 7 else f"x{number}")
         before = dsl.placeholder((elements,), name=f"h{number - 1}") if number > 1 else a
         if each == "relu" and number > 1:
-            alone, whole = dsl.vrelu(before), dsl.vrelu(whole)
+            alone = dsl.vrelu(before)
+            whole = dsl.vrelu(whole)
         else:
             alone = dsl.vadd(before, more)
             whole = dsl.vadd(whole, more) if number > 1 else whole
@@ -156,7 +158,8 @@ def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
         axes[row, 0].set_title(_title(run), loc="left", pad=4)
         _draw_totals(axes[row, 1], way)
     axes[0, 1].set_title("bytes (MiB)", loc="left", pad=4)
-    ends, parts = ("UB and the vector unit", "L2 and UB", "memory and L2"), []
+    ends = ("UB and the vector unit", "L2 and UB", "memory and L2")
+    parts = []
     for run, way in zip(runs, ways, strict=True):
         sizes = zip(_totals(way).values(), ends, strict=True)
         told = ", ".join(f"{size / MIB:.4g} MiB between {both}" for size, both in sizes)
@@ -191,7 +194,8 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
         first = left
         for op in phase:
             low, high = BANDS["V"]
-            look, width = st.PIPE_STYLE["V"], len(op.buffers)
+            look = st.PIPE_STYLE["V"]
+            width = len(op.buffers)
             st.box(ax, left + 0.06, low, width - 0.12, high - low, **look.patch_args())
             st.put(ax, left + width / 2, (low + high) / 2, op.op, **look.text_args())
             left += width
@@ -217,8 +221,10 @@ def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, 
 
 def _arrow(ax: Any, x: float, gap: st.Point, up: bool, share: float, colour: str) -> None:
     """Draw an arrow across a gap, as wide as its share of bytes; no colour means a ghost."""
-    low, high = gap[0] + 0.07, gap[1] - 0.07
-    half, head = 0.17 * share, 0.32
+    low = gap[0] + 0.07
+    high = gap[1] - 0.07
+    half = 0.17 * share
+    head = 0.32
     neck, tip, tail = (high - head, high, low) if up else (low + head, low, high)
     wide = half + 0.13
     corners = [(x - half, tail), (x - half, neck), (x - wide, neck), (x, tip)]

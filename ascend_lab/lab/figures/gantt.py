@@ -16,7 +16,9 @@ from ascend_lab.machine.sim import Span, Timeline, simulate
 
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 """Rows from top to bottom: the way data goes through a core."""
-BAR, STALL, RAIL = 0.62, 0.24, 0.42
+BAR = 0.62
+STALL = 0.24
+RAIL = 0.42
 """Height of a working bar and of a stall, and how far below its row the critical path runs."""
 MAX_BARS = 1500
 """Above this many bars in a window, neighbours closer than a pixel are drawn as one."""
@@ -126,7 +128,8 @@ def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -
         look = st.PIPE_STYLE[pipe]
         halo = [Stroke(linewidth=3, foreground=look.colour), Normal()]  # keeps the hatch off
         for count, (start, end) in enumerate(work_pieces(timeline, pipe)):
-            low, high = max(start, window[0]), min(end, window[1])
+            low = max(start, window[0])
+            high = min(end, window[1])
             if high - low > 0.011 * width * (1 + len(str(count))):
                 how = {"color": look.text_colour, "path_effects": halo}
                 st.put(ax, (low + high) / 2, row, str(count), **how)
@@ -287,7 +290,8 @@ def steady_cycles(
 
 def fig_more_buffers(kernel: Kernel, chips: Mapping[str, Chip]) -> st.LabFigure:
     """Draw how many times faster d buffers are than one, steadily, against compute / load."""
-    degrees, depths = range(1, 9), (2, 3, 4)
+    degrees = range(1, 9)
+    depths = (2, 3, 4)
     fig, axes = st.new_figure(ncols=len(chips), height_in=2.9, sharey=True)
     panels = st.panels(axes)
     said = []

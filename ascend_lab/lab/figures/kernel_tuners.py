@@ -37,7 +37,8 @@ def fig_toy_tree(
         spots[(first,)] = (sum(places) / len(places), 1.0)
     spots[()] = ((len(costs) - 1) / 2, 2.0)
     for point, (x, y) in spots.items():
-        n, bold = visits.get(point, 0), bool(path) and path[: len(point)] == point
+        n = visits.get(point, 0)
+        bold = bool(path) and path[: len(point)] == point
         if point:
             a, b = spots[point[:-1]]
             colour = st.VERMILLION if bold else st.INK if n else st.LIGHT
@@ -65,7 +66,8 @@ def fig_search_tree(root: Node, names: Sequence[str], deepest: int = 9) -> st.La
     tree = tree_of(root, last)
     forks = {len(p) + 1 for p, n in tree.items() if len(n.children) > 1 and len(p) < last}
     levels = [0, *(sorted(forks) or [1])]  # depths at which some node has a sibling
-    spans, node = _spans(tree, root), root
+    spans = _spans(tree, root)
+    node = root
     best: Point = ()
     while node.children:  # along the children of least cost
         value, node = min(node.children.items(), key=lambda child: child[1].best)
@@ -105,7 +107,8 @@ def _draw(
     ax: Any, tree: Tree, span: tuple[float, float], at: int, point: Point, bold: bool
 ) -> None:
     """Draw one node as a bar, the band that leads to it, and its value if there is room."""
-    (top, bottom), gap = span, 0.004 if len(point) else 0.0
+    (top, bottom) = span
+    gap = 0.004 if len(point) else 0.0
     top, bottom = top + gap / 2, max(bottom - gap / 2, top + 0.001)
     worst = (tree[point].best / tree[()].best - 1) / (WORST - 1)
     shade = SHADES(1 - min(worst, 1.0) * 0.95)
@@ -156,10 +159,13 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     """Draw cycles by tile: rows m down, columns n across, in fractals; None: does not fit."""
     good = {tile: cost for tile, cost in cycles.items() if cost is not None}
     rows, cols = (sorted({tile[i] for tile in cycles}) for i in (0, 1))
-    best, least, most = min(good, key=lambda t: good[t]), min(good.values()), max(good.values())
+    best = min(good, key=lambda t: good[t])
+    least = min(good.values())
+    most = max(good.values())
     fig, ax = st.new_figure(height_in=2.5)
     for (m, n), cost in cycles.items():
-        x, y = cols.index(n), rows.index(m)
+        x = cols.index(n)
+        y = rows.index(m)
         if cost is None:
             box: dict[str, Any] = {"fc": "none", "ec": st.VERMILLION, "hatch": "xx", "lw": 0.8}
         else:
@@ -169,7 +175,8 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
         text = "does not fit" if cost is None else f"{cost:,}"
         dark = cost is not None and cost - least < 0.45 * (most - least)
         paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5} if cost is None else None
-        ink, weight = "#FFFFFF" if dark else st.INK, "bold" if (m, n) == best else None
+        ink = "#FFFFFF" if dark else st.INK
+        weight = "bold" if (m, n) == best else None
         st.put(ax, x + 0.47, y + 0.45, text, bbox=paper, color=ink, weight=weight)
     ax.set(xlim=(-0.05, len(cols)), ylim=(len(rows), -0.05), xlabel="n (fractals)")
     ax.set(ylabel="m (fractals)", title="cycles of a tile m x n")
@@ -220,12 +227,15 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
     fig, _ = st.new_figure(height_in=4.4)
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
-    least, told = float(costs.min()), []
+    least = float(costs.min())
+    told = []
     for i, number in enumerate((0, len(log) // 3, len(log) - 1)):
-        ax, people = fig.add_subplot(grid[0, i]), log[number]
+        ax = fig.add_subplot(grid[0, i])
+        people = log[number]
         _draw_map(ax, space, costs, people, first=i == 0)
         ax.set_title(f"generation {number}", loc="left")
-        best, median = people[0][0] / least, float(np.median([c for c, _ in people])) / least
+        best = people[0][0] / least
+        median = float(np.median([c for c, _ in people])) / least
         count = f"{len({p for _, p in people})} different points"
         told.append(f"generation {number}: best {best:.3f}, median {median:.2f}, {count}")
     _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least)
@@ -237,7 +247,8 @@ def fig_population(space: CubeSpace, costs: Floats, log: Sequence[People]) -> st
 
 def _draw_map(ax: Any, space: CubeSpace, costs: Floats, people: People, *, first: bool) -> None:
     """Draw the least cost for each number of cores and width of tile, and where people are."""
-    cores, wide = space.genes["rows"] * space.genes["cols"], space.genes["n"]
+    cores = space.genes["rows"] * space.genes["cols"]
+    wide = space.genes["n"]
     xs, x = np.unique(cores, return_inverse=True)
     ys, y = np.unique(wide, return_inverse=True)
     cells = np.full((len(ys), len(xs)), np.inf)
@@ -263,7 +274,8 @@ def _draw_cloud(ax: Any, costs: Floats, log: Sequence[People], least: float) -> 
         level = float(np.quantile(costs, share)) / least
         ax.axhline(level, color=st.GREY, ls=(0, (3, 2)), lw=0.8)
         ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="bottom", color=st.INK)
-    rng, old = np.random.default_rng(0), set()
+    rng = np.random.default_rng(0)
+    old = set()
     for number, people in enumerate(log):
         here = [cost / least for cost, _ in people]
         new = [point not in old for _, point in people]

@@ -33,7 +33,8 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     small = all(layout.elements <= SMALL for layout in maps.values())
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=3.6 if small else 4.6)
     top = max(layout.elements for layout in maps.values()) - 1
-    said, image = [], None
+    said = []
+    image = None
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=False):
         image = _colour(ax, layout, top)
         words = []  # the stored axes: M1, M0, N for an axis in two pieces and one in one
@@ -48,7 +49,8 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
                 st.put(ax, column, row, str(place), color=colour)
         else:
             _number_fractals(ax, layout)
-        second, last = element_at(layout, 1), address(layout, (0, layout.shape[1] - 1))
+        second = element_at(layout, 1)
+        last = address(layout, (0, layout.shape[1] - 1))
         said.append(f"{name}: address 1 holds {second}, the end of row 0 has address {last}")
     for ax in axes.flat[len(maps) :]:
         ax.axis("off")
@@ -61,7 +63,8 @@ def fig_address_maps(maps: Mapping[str, AddressMap]) -> st.LabFigure:
 
 def fig_element(row: int = 17, column: int = 21, dtype: str = "fp16") -> st.LabFigure:
     """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each."""
-    rows, columns = 28, 44
+    rows = 28
+    columns = 44
     maps = matrix_maps(rows, columns, dtype)
     fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
@@ -136,7 +139,8 @@ def _number_fractals(ax: Any, layout: AddressMap) -> None:
     look = {"arrowstyle": "-|>", "color": "#FFFFFF", "linewidth": 1.2}
     for place in product(*map(range, (0, 0), layout.shape, (rows, columns))):
         start = int(address(layout, place))
-        first, last = element_at(layout, start), element_at(layout, start + length - 1)
+        first = element_at(layout, start)
+        last = element_at(layout, start + length - 1)
         if first is not None and last is not None:  # an arrow along the first run of the fractal
             down, right = (1.5, 0.0) if last[1] > first[1] else (0.0, 1.5)
             ends = [(column + right, row + down) for row, column in (first, last)]
@@ -177,9 +181,12 @@ def matrix_sizes(shape: ConvShape) -> dict[str, int]:
     `pixels` and `blocks` (channels rounded up) make the image; `distinct`, `copies`, `padding` and
     `fractals` (rows and channels rounded up) the matrix.
     """
-    (matrix, copies), c0 = copies_of(shape), c0_of(shape.dtype)
-    wide, pixels = up(shape.c, c0) * c0, shape.h * shape.w
-    inside, distinct = int(copies[1:].sum()), int((copies[1:] > 0).sum())
+    (matrix, copies) = copies_of(shape)
+    c0 = c0_of(shape.dtype)
+    wide = up(shape.c, c0) * c0
+    pixels = shape.h * shape.w
+    inside = int(copies[1:].sum())
+    distinct = int((copies[1:] > 0).sum())
     whole = up(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
     return {
         "pixels": shape.c * pixels,
@@ -205,7 +212,8 @@ def fig_windows(
     sizes = matrix_sizes(shape)
     fig, axes = st.new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
     image = np.pad(np.arange(1, side * side + 1).reshape(side, side), pad)
-    marked, most = int(np.argmax(copies[1:])) + 1, int(copies[1:].max())
+    marked = int(np.argmax(copies[1:])) + 1
+    most = int(copies[1:].max())
     norm = Normalize(0, max(most, 1))
     for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
         _cells(ax, cells, copies, norm, marked)
@@ -218,7 +226,8 @@ def fig_windows(
     for ax in axes[1]:
         ax.remove()
     _balance(fig.add_subplot(axes[0, 0].get_gridspec()[1, :]), sizes)
-    used, zeros = sizes["distinct"] + sizes["copies"], sizes["padding"] + sizes["fractals"]
+    used = sizes["distinct"] + sizes["copies"]
+    zeros = sizes["padding"] + sizes["fractals"]
     alt = (
         f"A {side}x{side} image with a {kernel}x{kernel} kernel, stride {stride}, "
         f"pad {pad}, dilation {dilation} becomes a matrix of {matrix.shape[0]} rows "
@@ -240,7 +249,8 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
     for (y, x), pixel in np.ndenumerate(cells):
         if numbers and pixel:
             dark = norm(copies[pixel]) > 0.7
-            colour, size = ("#FFFFFF" if dark else st.INK), (8 if rows <= 10 else 6)
+            colour = "#FFFFFF" if dark else st.INK
+            size = 8 if rows <= 10 else 6
             st.put(ax, x, y, str(pixel), fontsize=size, color=colour)
         if pixel == marked:
             box = st.box(ax, x - 0.5, y - 0.5, 1, 1, fill=False, edgecolor=st.VERMILLION, zorder=3)
@@ -254,8 +264,10 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
 
 def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
     """Draw the elements of image and matrix in multiples of the image."""
-    pixels, copies = _look(st.BLUE, ""), _look(st.SKY, "//")
-    pads, blocks = _look(st.LIGHT, ".."), _look(st.GREY, "xx")
+    pixels = _look(st.BLUE, "")
+    copies = _look(st.SKY, "//")
+    pads = _look(st.LIGHT, "..")
+    blocks = _look(st.GREY, "xx")
     rows = {
         "image": {"pixels": pixels, "blocks": blocks},
         "matrix": {"distinct": pixels, "copies": copies, "padding": pads, "fractals": blocks},
@@ -272,13 +284,17 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
 def fig_stored(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side."""
     fig, (left, right) = st.new_figure(1, 2, 2.9)
-    said, kernels = [], (1, 3, 5, 7)
+    said = []
+    kernels = (1, 3, 5, 7)
     for x, side in enumerate(kernels):
         own = replace(shape, r=side, s=side, pad=side // 2)
-        memory, formed = DeviceMemory.of(chip), _timed(own, chip)
+        memory = DeviceMemory.of(chip)
+        formed = _timed(own, chip)
         stored = simulate_kernel(explicit_conv(own, chip), chip, memory)
-        runs, us = (*stored.phases, formed), 1e6 / chip.clock_hz
-        moved, times = [r.memory_bytes / 1e6 for r in runs], [r.cycles * us for r in runs]
+        runs = (*stored.phases, formed)
+        us = 1e6 / chip.clock_hz
+        moved = [r.memory_bytes / 1e6 for r in runs]
+        times = [r.cycles * us for r in runs]
         for ax, (one, two, whole) in ((left, moved), (right, times)):
             ax.bar(x - 0.2, one, 0.38, **WAYS[0])
             ax.bar(x - 0.2, two, 0.38, bottom=one, **WAYS[1])
@@ -307,7 +323,8 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.L
     fig, axes = st.new_figure(2, len(series), 3.6, sharex=False)
     said = []
     for column, (knob, shapes) in enumerate(series.items()):
-        share, dense = [], []
+        share = []
+        dense = []
         for shape in shapes.values():
             run = _timed(shape, chip)
             peak = chip.peak_ops_per_s(shape.dtype) / chip.clock_hz

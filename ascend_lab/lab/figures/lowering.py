@@ -46,10 +46,12 @@ def _only(s: dsl.Schedule) -> isa.Program:
 
 def five_programs() -> dict[str, tuple[isa.Program, Chip]]:
     """Return a sum, a sum with a table held in UB, a block's last step, a softmax, a product."""
-    chip, toy = load_chip("Ascend910B2"), load_chip("Toy")
+    chip = load_chip("Ascend910B2")
+    toy = load_chip("Toy")
     a, b = (te.placeholder((65536,), name=name) for name in "ab")
     plain = te.split(te.create_schedule(te.renamed(te.vadd(a, b), "y"), chip), "y", "i", 8192)
-    x, p = te.placeholder((32, 65536), name="x"), te.placeholder((65536,), name="p")
+    x = te.placeholder((32, 65536), name="x")
+    p = te.placeholder((65536,), name="p")
     z = te.compute(x.shape, lambda i, j: x[i, j] + p[j], name="z")
     s = te.vectorise(te.split(te.create_schedule(z, chip), "z", "j", 8192), "z", "j_i")
     s = te.cache_read(te.reorder(s, "z", "j_o", "i"), "p", "UB")
@@ -101,7 +103,8 @@ def fig_addresses(
     program = residual_sum(4 * tile, tile, slots, chip, inputs)
     size = load_chip(chip).buffers["UB"]
     fig, ax = st.new_figure(height_in=1.5)
-    told, used = [], 0
+    told = []
+    used = 0
     for number, buffer in enumerate(b for b in program.buffers if b.space == "UB"):
         for slot in range(buffer.slots):
             low = buffer.address + slot * buffer.slot_bytes
@@ -131,7 +134,8 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
     fig, ax = st.new_figure(height_in=0.7 + 0.27 * len(turn))
     places: dict[tuple[str, Any], st.Point] = {}
     for row, i in enumerate(turn):
-        x, y = float(pipes.index(i.pipe)), float(row)
+        x = float(pipes.index(i.pipe))
+        y = float(row)
         if i.event is not None:
             places[i.op, i.event] = x, y
             st.put(ax, x, y, f"{i.op.removesuffix('_flag')} {i.event}", fontsize=8)
@@ -140,7 +144,8 @@ def fig_flags(program: isa.Program) -> st.LabFigure:
         st.box(ax, x - 0.33, y - 0.4, 0.66, 0.8, **look.patch_args())
         name = "" if i.dst is None else i.dst.buffer.name
         st.put(ax, x, y, f"{i.op.removeprefix('data_')} {name}", **look.text_args())
-    told, bottom = [], len(turn) - 0.3
+    told = []
+    bottom = len(turn) - 0.3
     for (op, event), (x, y) in places.items():
         if op != "set_flag" or ("wait_flag", event) not in places:
             continue
@@ -242,7 +247,8 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
 def fig_arenas() -> st.LabFigure:
     """Draw the plans of `NETWORKS` in rows, one column each of `RULES`, to one scale."""
     fig, axes = st.new_figure(len(NETWORKS), len(RULES), 0.7 + 1.55 * len(NETWORKS))
-    grid, told = np.reshape(axes, (len(NETWORKS), -1)), []
+    grid = np.reshape(axes, (len(NETWORKS), -1))
+    told = []
     for row, (name, batch) in enumerate(NETWORKS.items()):
         compiled = network(name, batch)
         buffers = buffers_of(compiled)
@@ -305,13 +311,15 @@ def _draw(
 ) -> None:
     """Put the rectangles of a plan on the axes, and the lower bound as a dashed line."""
     for b in buffers:
-        low, size = plan.offsets[b.id] / unit, b.size_bytes / unit
+        low = plan.offsets[b.id] / unit
+        size = b.size_bytes / unit
         look = WAITS if b.upper - b.lower > SHORT_TASKS else SOON
         line = 0.9 if labels else 0.4
         st.box(ax, b.lower, low, b.upper - b.lower, size, linewidth=line, **look)
         if labels:
             paper = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.0}
-            x, y = (b.lower + b.upper) / 2, low + size / 2
+            x = (b.lower + b.upper) / 2
+            y = low + size / 2
             st.put(ax, x, y, str(b.id), fontsize=9, bbox=paper)
     ax.axhline(plan.lower_bound_bytes / unit, color=st.VERMILLION, linestyle="--", linewidth=1.4)
     ax.set_xlim(min(b.lower for b in buffers), max(b.upper for b in buffers))

@@ -59,7 +59,8 @@ def fig_many_cores() -> st.LabFigure:
     whole 32-byte blocks. Sums of no more rows than cores are fp32. The grey teeth are `balance` of
     blocks of results.
     """
-    chip, shapes = load_chip("Ascend910A"), ((1000, 1024), (8, 131072))
+    chip = load_chip("Ascend910A")
+    shapes = ((1000, 1024), (8, 131072))
     ways = ("kept", "two_pass", "tree", "chain")
     most = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
@@ -73,7 +74,8 @@ def fig_many_cores() -> st.LabFigure:
 
 def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) -> str:
     rows, columns = shape
-    few, counts = rows <= most, range(1, most + 1)
+    few = rows <= most
+    counts = range(1, most + 1)
     units = rows if few else -(-rows // c0_of("fp16"))
     alone = fold_time(chip, shape, "kept", 1, wide=few).cycles
     teeth = [balance(units, n) for n in counts]
@@ -135,7 +137,8 @@ def fig_shares(
     of every result, as many equal parts as there are cores at most, of 16 columns if `aligned`.
     """
     chip = load_chip("Ascend910A")
-    extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
+    extent = rows if axis == "rows" else columns
+    block = c0_of("fp16") if aligned else 1
     if axis == "columns":
         parts = max(n for n in range(1, cores + 1) if n == 1 or extent % (n * block) == 0)
         counts = [extent // parts] * parts + [0] * (cores - parts)
@@ -153,7 +156,8 @@ def fig_shares(
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
     _bands(left, counts, axis)
     left.set_title(f"{rows:,} rows, {columns:,} columns", loc="left")
-    busy, even = sum(n > 0 for n in counts), extent / cores
+    busy = sum(n > 0 for n in counts)
+    even = extent / cores
     _work(right, counts, even, f"{axis} of a core")
     share = even / max(counts)
     right.set_title(f"{busy} of {cores} cores, {share:.0%} even, {cycles:,} cycles", loc="left")
@@ -168,7 +172,8 @@ def fig_shares(
 
 def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
     """Draw the matrix as a square, a band per core that works."""
-    start, extent = 0.0, sum(counts)
+    start = 0.0
+    extent = sum(counts)
     for core, count in enumerate(counts):
         size = count / extent
         band = (0.0, start, 1.0, size) if axis == "rows" else (start, 0.0, size, 1.0)
@@ -327,7 +332,8 @@ def fig_scatter_ways(
     right.legend(loc="center right")
     parts = []
     for name, values in moved_bytes.items():
-        kb, clock = [value / 1e3 for value in values], cycles[name]
+        kb = [value / 1e3 for value in values]
+        clock = cycles[name]
         took = f"{clock[0]:,.0f} to {clock[-1]:,.0f} cycles"
         parts.append(f"{name} {kb[0]:.0f} to {kb[-1]:.0f} kB and {took}")
     span = f"from {times_each[0]} to {times_each[-1]} updates of each row"

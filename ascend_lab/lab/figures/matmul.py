@@ -33,7 +33,8 @@ FITS = {"facecolor": st.SKY, "hatch": "", "edgecolor": st.INK}
 
 def fig_blocks() -> st.LabFigure:
     """Draw 16^3 multiply-adds as one block, and cut into smaller cubes pulled apart."""
-    side, cuts = 16, (1, 4)
+    side = 16
+    cuts = (1, 4)
     fig, axes = st.new_figure(ncols=len(cuts), height_in=2.9)
     facts = []
     for ax, cut in zip(st.panels(axes), cuts, strict=True):
@@ -48,9 +49,11 @@ def fig_blocks() -> st.LabFigure:
         if cut == 1:
             for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
                 ax.text(x * side, y * side, letter, ha="right", va="top", style="italic")
-        numbers, unit = 2 * cut**3 * small**2, "block" if cut == 1 else "blocks"
+        numbers = 2 * cut**3 * small**2
+        unit = "block" if cut == 1 else "blocks"
         ax.set_title(f"{cut**3} {unit} of {small} × {small} × {small}")
-        text, place = f"{side**3:,} MACs, {numbers:,} numbers of A and B", ax.transAxes
+        text = f"{side**3:,} MACs, {numbers:,} numbers of A and B"
+        place = ax.transAxes
         st.put(ax, 0.5, -0.1, text, va="top", transform=place, fontsize=8.5)
         verb = "takes" if cut == 1 else "take"
         facts.append(f"{cut**3} {unit} of side {small} {verb} {numbers} numbers of A and B")
@@ -144,7 +147,8 @@ def fig_tile_fit(
     On the right a matmul of 4096 cubed is simulated with the tile: share of the time that each
     pipe of the busiest core works.
     """
-    chip, shape = load_chip(chip_name), kernels.GemmShape(SIZE, SIZE, SIZE, "fp16", "fp16")
+    chip = load_chip(chip_name)
+    shape = kernels.GemmShape(SIZE, SIZE, SIZE, "fp16", "fp16")
     schedule = kernels.GemmSchedule(tile_m, tile_k, tile_n, step_k, *squarest_grid(chip))
     needs = kernels.tile_bytes(shape, schedule)
     fig, (left, right) = st.new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
@@ -153,7 +157,8 @@ def fig_tile_fit(
     try:
         run = simulate(kernels.gemm_launch(shape, chip, schedule), chip)
     except errors.CapacityError:
-        text, big = f"does not fit:\n{', '.join(over)}", {"fontsize": 11, "fontweight": "bold"}
+        text = f"does not fit:\n{', '.join(over)}"
+        big = {"fontsize": 11, "fontweight": "bold"}
         st.put(right, 0.5, 0.5, text, transform=right.transAxes, **big)
         right.axis("off")
     told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
@@ -210,8 +215,10 @@ def fig_rule(
     facts = []
     for ax, (title, guess) in zip(st.panels(axes), estimates.items(), strict=True):
         real = simulated[title]
-        chosen, best = int(np.argmin(guess)), int(np.argmin(real))
-        low, high = 0.85 * min(guess.min(), real.min()), 1.2 * max(guess.max(), real.max())
+        chosen = int(np.argmin(guess))
+        best = int(np.argmin(real))
+        low = 0.85 * min(guess.min(), real.min())
+        high = 1.2 * max(guess.max(), real.max())
         ax.plot([low, high], [low, high], color=st.INK, linestyle="-", linewidth=0.8)
         ax.plot(real, guess, ".", color=st.GREY, markersize=3, alpha=0.6, label="a tiling")
         look = {"mec": st.INK, "mew": 0.9, "linestyle": "none"}
@@ -246,7 +253,8 @@ def fig_tile_sides() -> st.LabFigure:
     tiles = ((16, 256), (64, 64))
     fig, axes = st.new_figure(ncols=len(tiles), height_in=1.75)
     facts = []
-    gap, thick = 8, 8
+    gap = 8
+    thick = 8
     tallest = max(m for m, _ in tiles)
     for ax, (m, n) in zip(st.panels(axes), tiles, strict=True):
         st.box(ax, 0, 0, n, m, **OPERANDS["C"])
@@ -286,7 +294,8 @@ def fig_nested_rooflines(
     for number, ax in enumerate(axes):
         _draw_roofs(ax, np.geomspace(low, high, 300), peak, chip, number)
         for dot, own, marker in zip(dots, roofs, MARKERS * 4, strict=False):
-            level, height = own[number], 100 * dot.ops_per_s / peak
+            level = own[number]
+            height = 100 * dot.ops_per_s / peak
             at = dot.ops_per_byte(level.name)  # the line goes up to the program's own roof
             roof = 100 * rf.attainable(at, peak, level) / peak
             ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", lw=0.9, zorder=3)
@@ -333,7 +342,8 @@ def _roof_alt(
     for dot, own in zip(dots, roofs, strict=True):
         places = []
         for level in own:
-            at, ridge = dot.ops_per_byte(level.name), rf.ridge_point(peak, level)
+            at = dot.ops_per_byte(level.name)
+            ridge = rf.ridge_point(peak, level)
             side = "right" if at > ridge else "left"
             places.append(f"{at:.3g} at {level.name}, {side} of its ridge {ridge:.3g}")
         text += f" {dot.name} reaches {dot.ops_per_s / peak:.0%} of peak: {'; '.join(places)}."

@@ -157,7 +157,9 @@ def draw_nest(
     def draw(items: Items, top: float, left: float, right: float, level: int) -> None:
         for item in items:
             if isinstance(item, Work):
-                style, low, height = st.PIPE_STYLE[item.pipe], top + 0.07, 0.86
+                style = st.PIPE_STYLE[item.pipe]
+                low = top + 0.07
+                height = 0.86
                 tint = [1 - 0.22 * (1 - c) for c in to_rgb(style.colour)]
                 look: dict[str, Any] = {"facecolor": tint, "edgecolor": st.INK, "linewidth": 0.6}
                 st.box(ax, left, low, right - left, height, **look)
@@ -165,7 +167,8 @@ def draw_nest(
                 say(item.text, item.note, left + swatch * 4 / 3, right, top + 0.52)
                 top += 1.0
                 continue
-            end, shade = top + 1.15 + height_of(item.inside), SHADES[min(level, len(SHADES) - 1)]
+            end = top + 1.15 + height_of(item.inside)
+            shade = SHADES[min(level, len(SHADES) - 1)]
             look = {"facecolor": shade, "edgecolor": st.GREY, "linewidth": 0.7}
             st.box(ax, left, top + 0.06, right - left, end - top, **look)
             say(item.heading, item.note, left + swatch / 4, right, top + 0.6)
@@ -211,7 +214,8 @@ def _noted_loop(sizes: Sizes, stage: Stage, leaf: Leaf, inside: Items) -> Items:
     extents |= dict(zip(data, sizes.get(stage.name, ()), strict=False))
     whole = min([*outer, extents[leaf.root]])
     full, rest = divmod(whole, leaf.width)
-    trips, last = full + bool(rest), ""
+    trips = full + bool(rest)
+    last = ""
     if rest and full:
         last = f", the last {rest:,}"
         if leaf.tail == "guard":
@@ -292,7 +296,8 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
     heights = [max(height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
     inches = [0.19 * h + 0.24 for h in heights]
     fig, axes = st.new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
-    said, pipes = [], set[str]()
+    said = []
+    pipes = set[str]()
     for row, line in enumerate(lines):
         for ax in axes.reshape(len(lines), 4)[row]:
             ax.set_axis_off()

@@ -15,9 +15,13 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators.dsl import Tensor
 from ascend_lab.operators.dsl.tensor import Call, Compute, topological, unique_names
 
-LANE, BOX, ROW = 1.0, 0.84, 0.56
+LANE = 1.0
+BOX = 0.84
+ROW = 0.56
 """Width of a lane and of a box in it, height of a box; rows are 1 apart."""
-LANE_IN, TEXT_IN, CHAR_IN = 0.84, 6.2, 0.057
+LANE_IN = 0.84
+TEXT_IN = 6.2
+CHAR_IN = 0.057
 """Inches of a lane, of lanes and text together, and of one letter of the text."""
 Place = tuple[int, int]
 
@@ -226,7 +230,8 @@ def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str)
 
 # -- the graph of an expression: tensors as boxes, full ones above, reduced ones below -------------
 FORMAT_EDGE = {"fp16": (st.BLUE, "-"), "bf16": (st.BLUE, ":"), "fp32": (st.ORANGE, "-")}
-HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
+HALF_WIDTH = 0.43
+HALF_HEIGHT = 0.22
 
 
 def operation_of(tensor: Tensor) -> str:
@@ -256,7 +261,8 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
     ax.set_ylim(min(y for _, y in place.values()) - 0.3, 0.95)
     _arrows(ax, tensors, place)
     for tensor in tensors:
-        (x, y), size = place[tensor], (2 * HALF_WIDTH, 2 * HALF_HEIGHT)
+        (x, y) = place[tensor]
+        size = (2 * HALF_WIDTH, 2 * HALF_HEIGHT)
         colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
         box = st.box(ax, x - HALF_WIDTH, y - HALF_HEIGHT, *size, zorder=2, facecolor=st.PAPER)
         box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
@@ -283,7 +289,8 @@ def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]
     sizes = sorted({t.elements for t in tensors}, reverse=True)
     place: dict[Tensor, tuple[float, float]] = {}
     for tensor in tensors:
-        x, y = float(depth[tensor]), -float(sizes.index(tensor.elements))
+        x = float(depth[tensor])
+        y = -float(sizes.index(tensor.elements))
         while (x, y) in place.values():
             y -= 0.5
         place[tensor] = x, y

@@ -65,14 +65,16 @@ def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> 
         for i, name in enumerate(names):
             if place[i] + 1 < counts[i]:
                 other = tuple(k + (j == i) for j, k in enumerate(place))
-                (x0, y0), (x1, y1) = _at(*place), _at(*other)
+                (x0, y0) = _at(*place)
+                (x1, y1) = _at(*other)
                 colour, line = AXIS_STYLE[name]
                 ax.plot((x0, x1), (y0, y1), color=colour, ls=line, lw=2.2, zorder=1)
         number = place[1] + counts[1] * (place[0] + counts[0] * place[2])
         disc = {"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": st.INK}
         st.put(ax, *_at(*place), str(number), zorder=2, bbox=disc)
     last = _at(counts[0] - 1, counts[1] - 1, counts[2] - 1)
-    first, below = _at(0, 0, 0), _at(0, counts[1] - 1, counts[2] - 1)
+    first = _at(0, 0, 0)
+    below = _at(0, counts[1] - 1, counts[2] - 1)
     labels = (
         ("tensor", below[0] / 2, below[1] - 0.2, "center", "top", 0),
         ("data", (below[0] + last[0]) / 2 + 0.14, (below[1] + last[1]) / 2 - 0.1, "left", "top", 0),
@@ -154,7 +156,8 @@ def _stacked(
 
 def fig_loss_scale(gradients: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw which share of gradients fp16 loses for each scale of the loss: too small, too large."""
-    largest, powers = max(float(np.abs(g).max()) for g in gradients.values()), range(-32, 33, 2)
+    largest = max(float(np.abs(g).max()) for g in gradients.values())
+    powers = range(-32, 33, 2)
     real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
     flat = np.concatenate([g.ravel() for g in real.values()])
     lost = [100 * values.vanishing(real, 2.0**k) for k in powers]
@@ -201,9 +204,12 @@ def fig_placements(plans: Sequence[timing.PlanTime]) -> st.LabFigure:
 # -- the gradient tuner: buckets under backward, and what size of bucket does ----------------------
 def lanes_of(split: Split, rows: Sequence[Gradient], cost: Cost) -> list[tuple[float, float]]:
     """Return when each bucket starts to be sent and how long that takes, in seconds."""
-    table, end, found = table_of(rows), 0.0, []
+    table = table_of(rows)
+    end = 0.0
+    found = []
     for (_, last), size in zip(split, table.sizes_bytes(split), strict=True):
-        start, time_s = max(end, float(table.ready_s[last])), float(cost(float(size)))
+        start = max(end, float(table.ready_s[last]))
+        time_s = float(cost(float(size)))
         found.append((start, time_s))
         end = start + time_s
     return found
@@ -239,7 +245,8 @@ def fig_caps(
     rows: Sequence[Gradient], alpha_us: float = 400.0, gbytes_per_s: float = 1.0
 ) -> st.LabFigure:
     """Draw when all is sent if buckets close at a size, over that size, beside the best split."""
-    cost, table = AlphaBeta(1e-6 * alpha_us, 1e-9 / gbytes_per_s), table_of(rows)
+    cost = AlphaBeta(1e-6 * alpha_us, 1e-9 / gbytes_per_s)
+    table = table_of(rows)
     total = float(table.sums_bytes[-1])
     caps = np.geomspace(max(total / 4000, 1.0), total, 41)
     ends = [1e3 * end_of(by_cap(table, float(cap)), rows, cost) for cap in caps]

@@ -29,7 +29,8 @@ def fig_streams(runs: Sequence[mc.Run], peaks: Sequence[float], elements: int) -
         ax.remove()
     for ax, one, peak in zip(axes[0], runs, peaks, strict=True):
         _stream_column(ax, one, peak, elements)
-    below, shortest = fig.add_subplot(grid[1, :]), min(one.cycles for one in runs)
+    below = fig.add_subplot(grid[1, :])
+    shortest = min(one.cycles for one in runs)
     looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
     for row, one in enumerate(runs):
         parts = [(getattr(one.bar, cause) / elements, look) for cause, look in looks.items()]
@@ -185,10 +186,8 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
     start = warp * (WARP + 2)
     ax.text(start + WARP / 2, -0.25, f"warp {warp}", ha="center", fontsize=8)
     for y, (side, lanes) in enumerate(rows):
-        on, off = (
-            SIDES[side] | {"edgecolor": st.INK},
-            {"facecolor": "#FFFFFF", "edgecolor": st.LIGHT},
-        )
+        on = SIDES[side] | {"edgecolor": st.INK}
+        off = {"facecolor": "#FFFFFF", "edgecolor": st.LIGHT}
         for lane, active in enumerate(lanes):
             st.box(ax, start + lane, y + 0.1, 1, 0.8, linewidth=0.3, **(on if active else off))
 
@@ -196,7 +195,9 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
 def fig_sectors(patterns: Mapping[str, np.ndarray]) -> st.LabFigure:
     """Draw which 32-byte sectors one warp touches for each pattern of 32 element numbers."""
     fig, ax = st.new_figure(height_in=0.75 + 0.42 * len(patterns))
-    sentences, size, item_bytes = [], 1024, 4
+    sentences = []
+    size = 1024
+    item_bytes = 4
     for row, (name, elements) in enumerate(patterns.items()):
         address = np.asarray(elements).reshape(1, -1) * item_bytes
         sectors = int(mc.units_touched(address, np.ones_like(address, bool), 32)[0])

@@ -53,7 +53,8 @@ PALETTE: tuple[str, ...] = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW
 WIDTH_IN = 6.4
 DPI = 100
 MIN_ALT_CHARS = 40
-PAGE_PX, MIN_LABEL_PX = 700, 9
+PAGE_PX = 700
+MIN_LABEL_PX = 9
 """Width of a figure on the page, and the smallest letters that a reader gets there."""
 MANY = 1500
 """Marks of one kind, above which they become a picture inside the figure."""

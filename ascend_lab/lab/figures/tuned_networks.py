@@ -42,7 +42,8 @@ def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
 
 
 def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
-    low, high = bound_ms / 1.3, steps[0][1] * 1.5
+    low = bound_ms / 1.3
+    high = steps[0][1] * 1.5
     ax.set(yscale="log", ylim=(low, high), xlim=(-0.6, len(steps) + 0.6))
     ax.bar(0, steps[0][1] - low, bottom=low, width=0.7, facecolor=st.GREY, edgecolor=st.INK)
     for at, ((_, before), (_, after)) in enumerate(pairwise(steps), 1):
@@ -100,7 +101,8 @@ def fig_compilers(times_s: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
 
 def fig_credit(times: Times) -> st.LabFigure:
     """Draw the factor each technique is credited with, and its range over all orders."""
-    names, found = TECHNIQUES, factors(times, TECHNIQUES)
+    names = TECHNIQUES
+    found = factors(times, TECHNIQUES)
     fig, ax = st.new_figure(height_in=2.6)
     said = []
     for at, name in enumerate(names):
@@ -123,7 +125,8 @@ def fig_credit(times: Times) -> st.LabFigure:
 def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = True) -> st.LabFigure:
     """Draw each network's `graph.ledger` as one bar, terms as shares of its or the longest time."""
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
-    said, used = [], set[str]()
+    said = []
+    used = set[str]()
     looks = {term: {"edgecolor": st.INK, **style} for term, style in TERM_STYLE.items()}
     longest_s = max(sum(found.values()) for found in ledgers.values())
     for at, (name, found) in enumerate(ledgers.items()):
@@ -192,7 +195,9 @@ def fig_switches(
 
 
 # -- the subgraph tuner: bands through L2, times by number of slices, rows of a halo ---------------
-FROM_L2, FROM_MEMORY, LAUNCH = 1, 4, 4
+FROM_L2 = 1
+FROM_MEMORY = 4
+LAUNCH = 4
 """Times of the model of two operators: a row to or from L2, one to or from memory, a kernel."""
 LOOKS = {
     "miss": (st.VERMILLION, "xx", "read, from memory"),
@@ -294,7 +299,8 @@ def fig_bands(
     told = []
     for ax, (name, case) in zip(axes, cases.items(), strict=True):
         _draw_bands(ax, case)
-        hits, misses = case.count("hit"), case.count("miss")
+        hits = case.count("hit")
+        misses = case.count("miss")
         said = f"{hits} rows hit, {misses} from memory, {case.memory_rows} rows moved"
         ax.set_title(f"{name}: time {case.now}; {said}", loc="left")
         told.append(f"{name}: {said}, time {case.now}")
@@ -363,17 +369,21 @@ def fig_halo(graph: Graph, parts: Sequence[int]) -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored."""
     part = part_of(graph, graph.nodes, graph.name)
     fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
-    told, colours = [], (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
+    told = []
+    colours = (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
     for ax, halo in zip(axes, HALOS, strict=True):
-        first, last = graph.nodes[0].name, graph.nodes[-1].name
+        first = graph.nodes[0].name
+        last = graph.nodes[-1].name
         found = ranges_of(part, Region(first, last, "height", tuple(parts), halo=halo))
         names = [n.name for n in part.nodes if not n.has("lanes")]
         columns = [[found.spans.get((n, i)) for i in range(len(parts))] for n in names]
-        total, width = 0, 0.8 / len(parts)
+        total = 0
+        width = 0.8 / len(parts)
         for x, spans in enumerate(columns):
             for i, span in enumerate(spans):
                 if span:
-                    rows, at = span[1] - span[0], x - 0.4 + (i + 0.5) * width
+                    rows = span[1] - span[0]
+                    at = x - 0.4 + (i + 0.5) * width
                     colour = colours[i % len(colours)]
                     ax.bar(at, rows, width, span[0], color=colour, ec=st.INK, lw=0.4)
                     total += rows

@@ -40,7 +40,8 @@ def explicit_conv(shape: ConvShape, chip: Chip) -> isa.Kernel:
 def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
     """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
     if shape.groups > 1:
-        wanted, got = "a convolution without groups", f"{shape.groups} groups"
+        wanted = "a convolution without groups"
+        got = f"{shape.groups} groups"
         raise errors.InputError(wanted, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return planes.plane_launch(
@@ -49,8 +50,11 @@ def im2col_launch(shape: ConvShape, chip: Chip) -> isa.Launch:
 
 
 def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
-    k, c0, (oh, ow) = isa.KernelBuilder("im2col", chip), isa.c0_of(shape.dtype), shape.out_hw
-    size, row = planes.rows_per_block(own, _most_rows(shape, chip)), shape.w * c0
+    k = isa.KernelBuilder("im2col", chip)
+    c0 = isa.c0_of(shape.dtype)
+    (oh, ow) = shape.out_hw
+    size = planes.rows_per_block(own, _most_rows(shape, chip))
+    row = shape.w * c0
     x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row)
     high, deep, _ = explicit_gemm(shape).fractals
     a = k.tensor("a", shape.dtype, high * deep * isa.FRACTAL * c0)
@@ -80,8 +84,11 @@ def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> isa.Program:
 def _most_rows(shape: ConvShape, chip: Chip) -> int:
     """Output rows whose image rows fit UB twice, beside the zeros."""
     pixel = isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    step, edge, zeros = shape.strides[0], max(shape.pads[2:]), _zero_pixels(shape, 1)
-    rows, room = min(shape.reach[0], shape.h), chip.buffers["UB"]
+    step = shape.strides[0]
+    edge = max(shape.pads[2:])
+    zeros = _zero_pixels(shape, 1)
+    rows = min(shape.reach[0], shape.h)
+    room = chip.buffers["UB"]
     fixed = (2 * rows * shape.w + zeros) * pixel
     if fixed > room:
         raise errors.CapacityError(
@@ -125,14 +132,19 @@ def _tap(
     tap: tuple[int, int],
 ) -> None:
     """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""
-    c0, ow, w, (a, start) = isa.c0_of(shape.dtype), shape.out_hw[1], shape.w, to
-    (sh, sw), offset = shape.strides, (tap[0] * shape.dilations[0], tap[1] * shape.dilations[1])
+    c0 = isa.c0_of(shape.dtype)
+    ow = shape.out_hw[1]
+    w = shape.w
+    (a, start) = to
+    (sh, sw) = shape.strides
+    offset = (tap[0] * shape.dilations[0], tap[1] * shape.dilations[1])
     low, high = _inside(block.rows, sh, block.before, block.count, offset[0])
     left, right = _inside(ow, sw, shape.pads[2], w, offset[1])
     some = low < high and left < right
     if some and held is not None:
         source = (low * sh + offset[0] - block.before) * w + left * sw + offset[1] - shape.pads[2]
-        sizes, steps = (high - low, right - left, c0), (sh * w * c0, sw * c0, 1)
+        sizes = (high - low, right - left, c0)
+        steps = (sh * w * c0, sw * c0, 1)
         there = a.region(start + (low * ow + left) * c0, sizes, (ow * c0, c0, 1))
         k.copy(there, held.region(source * c0, sizes, steps))
     if zeros is None:
@@ -216,7 +228,8 @@ def conv2d_reference(
         needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
         got = f"{x.shape} and {weight.shape}"
         raise errors.InputError(needed, got, "check the channels and the groups")
-    (r, s), (k, c) = weight.shape[2:], weight.shape[:2]
+    (r, s) = weight.shape[2:]
+    (k, c) = weight.shape[:2]
     seen = _windows(x, (r, s), stride, pad, dilation)
     split = seen.reshape(len(x), groups, c, *seen.shape[2:])
     y: Values = np.einsum("ngchwrs,gkcrs->ngkhw", split, weight.reshape(groups, -1, c, r, s))
@@ -225,9 +238,11 @@ def conv2d_reference(
 
 def _windows(x: Values, kernel: Pair, stride: Steps, pad: Edges, dilation: Steps) -> Values:
     """Return what lies under every tap of every window of x: (n, c, oh, ow, r, s)."""
-    (n, c, h, w), (r, s) = x.shape, kernel
+    (n, c, h, w) = x.shape
+    (r, s) = kernel
     shape = ConvShape(n, c, h, w, 1, r, s, stride, pad, dilation=dilation)
-    (sh, sw), (down, right) = shape.strides, shape.dilations
+    (sh, sw) = shape.strides
+    (down, right) = shape.dilations
     x = np.pad(x, ((0, 0), (0, 0), shape.pads[:2], shape.pads[2:]))
     every: Values = np.lib.stride_tricks.sliding_window_view(x, shape.reach, (2, 3))
     return every[:, :, ::sh, ::sw, ::down, ::right]

@@ -173,7 +173,8 @@ def chain(output: Tensor, chip: Chip, cores: int | None = None) -> isa.Kernel:
         tile.enqueue()
         k.copy(goal.region(start, size), tile.dequeue().region(0, size), pad=pad, atomic="add")
         tile.free()
-    turn, bound = k.finish(), [isa.binding_of({"c": c}) for c in range(parts)]
+    turn = k.finish()
+    bound = [isa.binding_of({"c": c}) for c in range(parts)]
     turns = [isa.Launch(f"turn_{c}", (isa.Part(turn, (own,)),)) for c, own in enumerate(bound)]
     return isa.Kernel(output.label, (first, _zeros(chip, target), *turns, *rest))
 

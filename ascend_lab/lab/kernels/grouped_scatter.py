@@ -60,7 +60,8 @@ def group_indices(indices: np.ndarray, rows: int, cores: int) -> Groups:
             size = min(per, total - core * per)
             begin = order_start + core * per * count, index_start + core * per
             runs[core].append(Run(count, size, *begin))
-        order_start, index_start = order_start + total * count, index_start + total
+        order_start = order_start + total * count
+        index_start = index_start + total
     index = (unique[by_count] % rows).astype(np.int32)
     return Groups(order.astype(np.int32), index, tuple(tuple(r) for r in runs if r))
 
@@ -72,7 +73,8 @@ def grouped_launch(
 
     Adds go through atomic copies of rows of whole 32-byte blocks.
     """
-    table, parts = Table(rows, columns, picks, dtype), []
+    table = Table(rows, columns, picks, dtype)
+    parts = []
     for mine in groups.cores:
         k = isa.KernelBuilder("scatter_add_grouped", chip)
         writer = _ListWriter(k, groups, mine, table)
@@ -89,7 +91,8 @@ class _ListWriter:
     def __init__(
         self, k: isa.KernelBuilder, groups: Groups, mine: Sequence[Run], table: Table
     ) -> None:
-        self.k, self.table = k, table
+        self.k = k
+        self.table = table
         columns = table.columns
         self.u = k.tensor("u", table.dtype, table.picks * columns)
         self.y = k.tensor("y", table.dtype, table.rows * columns)
@@ -112,7 +115,8 @@ class _ListWriter:
             head = min(run.updates, self.some)
             full, rest = divmod(run.updates - head, self.some)
             with self.k.loop("r", count) as r:
-                begin, total = r * run.updates, self.total.alloc()
+                begin = r * run.updates
+                total = self.total.alloc()
                 self._add(total, begin, head, fresh=True)
                 if full:
                     with self.k.loop("m", full) as m:
@@ -134,7 +138,8 @@ class _ListWriter:
 
     def _load(self, first: isa.Affine, count: int) -> None:
         """Bring the rows of u that indices first .. first+count-1 of the batch name."""
-        tile, columns = self.rows.alloc(), self.table.columns
+        tile = self.rows.alloc()
+        columns = self.table.columns
         with self.k.loop("l", count) as i:
             target = tile.region(i * columns, columns)
             row = self.order.take(first + i)
@@ -143,13 +148,15 @@ class _ListWriter:
 
     def _store(self, tile: isa.Tile, place: isa.Affine | int, i: isa.Affine) -> None:
         columns = self.table.columns
-        row, source = self.index.take(i), tile.region(place, columns)
+        row = self.index.take(i)
+        source = tile.region(place, columns)
         goal = self.y.region(0, columns)
         self.k.copy_row(goal, source, row, columns, self.table.rows, atomic="add")
 
     def _add(self, total: isa.Tile, first: isa.Affine, count: int, *, fresh: bool = False) -> None:
         self._load(first, count)
-        tile, columns = self.rows.dequeue(), self.table.columns
+        tile = self.rows.dequeue()
+        columns = self.table.columns
         if fresh:
             self.k.copy(total.region(), tile.region(0, columns))
         with self.k.loop("a", count - fresh) as a:

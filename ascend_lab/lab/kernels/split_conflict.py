@@ -27,7 +27,9 @@ from ascend_lab.operators import ops
 from ascend_lab.operators.kernels import elementwise_launch, indexed_rows, transpose
 
 Values = np.ndarray
-BLOCK, HALF, AREA = 16, 8, 256
+BLOCK = 16
+HALF = 8
+AREA = 256
 """Side of a block, the points of it that one repeat of 256 bytes covers, its elements."""
 CHANNELS = 64
 """Channels of a tile: loads have runs of 128 bytes, and points enough fit for long stores."""
@@ -117,7 +119,8 @@ def relu_transpose_kernel(chip: Chip, shape: Sequence[int], dtype: str, split: s
     GM tensor h and all cores wait for each other; B * M * N must then be whole vector repeats per
     core.
     """
-    perm, elements = (0, 2, 1), math.prod(shape)
+    perm = (0, 2, 1)
+    elements = math.prod(shape)
     if split == "outer":
         launch = transpose.block_launch(
             chip, dtype, transpose.permutation(shape, perm), elements, elements, relu=True
@@ -179,7 +182,8 @@ class _Writer:
         k = self.k = isa.KernelBuilder("turn_scatter", chip)
         self.sizes, self.own, self.units = sizes, own[0], tile_units(chip, sizes, own[0])
         self.start = k.param("core", own[2]) * (own[1] * BLOCK)
-        points, most = self.units * BLOCK, min(CHANNELS, sizes.channels)
+        points = self.units * BLOCK
+        most = min(CHANNELS, sizes.channels)
         self.x = k.tensor("x", "fp16", sizes.points * sizes.group * sizes.channels)
         index = k.tensor("index", "int32", sizes.channels)
         self.y = k.tensor("y", "fp16", sizes.rows * sizes.points)
@@ -207,14 +211,19 @@ class _Writer:
 
     def _move(self, at: isa.Affine, units: int, channels: tuple[int, int], name: str) -> None:
         """Load a tile of points and channels (first, count), reduce, turn and store it."""
-        k, group, pitch, (low, wide) = self.k, self.sizes.group, self.sizes.channels, channels
-        start, shape = at * (group * pitch) + low, (units * BLOCK * group, wide)
+        k = self.k
+        group = self.sizes.group
+        pitch = self.sizes.channels
+        (low, wide) = channels
+        start = at * (group * pitch) + low
+        shape = (units * BLOCK * group, wide)
         source = self.x.region(start, shape, (pitch, 1))
         k.copy(self.load.alloc().region(0, source.sizes), source)
         self.load.enqueue()
         self._reduce(self.load.dequeue(), units, wide)
         self.load.free()
-        turned, side = self.store.alloc(), (BLOCK, BLOCK)
+        turned = self.store.alloc()
+        side = (BLOCK, BLOCK)
         with k.loop(f"{name}_block", wide // BLOCK * units) as j:
             k.vector("vtranspose", turned.region(j * AREA, side), self.most.region(j * AREA, side))
         self.store.enqueue()
@@ -230,7 +239,8 @@ class _Writer:
 
     def _reduce(self, loaded: isa.Tile, units: int, wide: int) -> None:
         """Leave the maximum over the group as blocks (channel block, point block, 16, 16)."""
-        group, shape = self.sizes.group, (2 * units, HALF, BLOCK)
+        group = self.sizes.group
+        shape = (2 * units, HALF, BLOCK)
         steps = (HALF * group * wide, group * wide, 1)
         for block in range(wide // BLOCK):
             out = self.most.region(block * units * AREA, shape)
@@ -255,11 +265,13 @@ def case_graph(sizes: Points) -> Graph:
 
 def apart_kernels(sizes: Points, chip: Chip) -> tuple[isa.Kernel, ...]:
     """Return the library's kernels, each with its own split; tensors x, h, u, index, y."""
-    kernels, written = [], {"h": "y", "u": "y"}
+    kernels = []
+    written = {"h": "y", "u": "y"}
     graph = case_graph(sizes)
     for node in graph.nodes:
         types = graph.in_types(node)
-        shapes, dtypes = [t.shape for t in types], [t.dtype for t in types]
+        shapes = [t.shape for t in types]
+        dtypes = [t.dtype for t in types]
         kernel = ops.compile(node.op, shapes, dtypes, chip, **node.attrs)
         names = {"x": node.inputs[0], written.get(node.output, ""): node.output}
         phases = tuple(isa.renamed(phase, names) for phase in kernel.phases)
@@ -294,7 +306,9 @@ class Cost:
 
 def cost(kernels: Sequence[isa.Kernel], chip: Chip) -> Cost:
     """Return what kernels cost one after the other; L2, empty at first, keeps what they leave."""
-    l2, places, top = L2.of(chip), {}, 0
+    l2 = L2.of(chip)
+    places = {}
+    top = 0
     for buffer in (b for kernel in kernels for b in kernel.tensors):
         if buffer.name not in places:
             places[buffer.name] = (top, buffer.size_bytes)
@@ -315,7 +329,8 @@ def owners(
     kernel: isa.Kernel, tensors: Mapping[str, Values], name: str, like: Values, chip: Chip
 ) -> np.ndarray:
     """Return which core writes each element of tensor `name`, shaped as `like`; -1: none."""
-    found, core = np.full(like.shape, -1), 0
+    found = np.full(like.shape, -1)
+    core = 0
     for launch in kernel.phases:
         for part in launch.parts:
             for binding in part.bindings:
@@ -335,7 +350,8 @@ def owner_maps(sizes: Points, chip: Chip) -> dict[str, np.ndarray]:
     shape = sizes.points, sizes.group, sizes.channels
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
     h = x.max(axis=1)
-    u, index = np.ascontiguousarray(h.T), np.arange(sizes.channels, dtype=np.int32)
+    u = np.ascontiguousarray(h.T)
+    index = np.arange(sizes.channels, dtype=np.int32)
     y = np.zeros((sizes.rows, sizes.points), np.float16)
     reads = ({"x": x}, {"h": h}, {"u": u, "index": index})
     found = {

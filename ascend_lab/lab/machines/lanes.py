@@ -50,7 +50,8 @@ def bank_ways(addresses: pr.Array, active: pr.Array) -> pr.Array:
     A bank serves one word of 4 bytes per cycle, to every lane that wants that same word, so
     the answer is the largest number of distinct words wanted from one bank (0 for an idle group).
     """
-    banks, (words, fresh) = 32, _units(addresses, active, 4)
+    banks = 32
+    (words, fresh) = _units(addresses, active, 4)
     groups = np.broadcast_to(np.arange(words.shape[0])[:, None], words.shape)
     slots = (groups * banks + words % banks)[fresh]
     per_bank = np.bincount(slots.astype(np.intp), minlength=words.shape[0] * banks)
@@ -222,7 +223,8 @@ def _issue(
         start = np.maximum(start, state.ready.get(name, np.int64(0)))
     state.clock = np.where(issued, start + slots, state.clock)
     state.slots = state.slots + np.where(issued, slots, 0)
-    groups, lanes = int(np.count_nonzero(issued)), int(np.count_nonzero(active))
+    groups = int(np.count_nonzero(issued))
+    lanes = int(np.count_nonzero(active))
     kind = type(instr).__name__.lower()
     state.issues.append(Issue(pr.text(instr), kind, groups, ops * lanes, **counts))
 
@@ -231,7 +233,8 @@ def _access(
     state: _State, array: str, index: pr.Array, itemsize: int, active: pr.Array
 ) -> dict[str, Any]:
     """Count what one memory instruction touches: bytes used, sectors, lines, issue slots."""
-    timing, address = state.timing, index * itemsize
+    timing = state.timing
+    address = index * itemsize
     touched = active if timing.branches else state.element < state.kernel.n
     counts: dict[str, Any] = {
         "array": array,
@@ -280,7 +283,8 @@ def blocking(
 
     rows = min(high, square if wide >= square else longest(wide))
     columns = min(wide, square if high >= square else longest(high))
-    down, across = -(-program.m // rows), -(-program.n // columns)
+    down = -(-program.m // rows)
+    across = -(-program.n // columns)
     moved = program.m * program.k * across + program.k * program.n * down
     return Blocking(
         rows, columns, down * across, in_bytes * moved, out_bytes * program.m * program.n
@@ -302,7 +306,8 @@ def product_run(
     **counts: int,
 ) -> pr.Run:
     """Return C = A B with what it took; the order of the sums is NumPy's, not the machine's."""
-    a, b = inputs["A"], inputs["B"]
+    a = inputs["A"]
+    b = inputs["B"]
     sums = SUMS.get(str(a.dtype), a.dtype)
     c = np.asarray(np.matmul(a.astype(sums), b.astype(sums)))
     counts = {"ops": program.ops, "bytes_used": a.nbytes + b.nbytes + c.nbytes, **counts}
@@ -319,7 +324,8 @@ def tiled(port: Port, compute: float, moved_bytes: float, tiles: int) -> tuple[i
     After the first tile one more finishes every max(move, compute, (latency + move + compute) /
     BUFFERS) cycles (all per tile).
     """
-    move, latency = moved_bytes / port.rate_bytes_per_cycle, port.latency_cycles
+    move = moved_bytes / port.rate_bytes_per_cycle
+    latency = port.latency_cycles
     wait = latency * (1 + (tiles - 1) / BUFFERS)
     parts = pr.Breakdown(pr.whole(compute), pr.whole(move), pr.whole(wait))
     per_tile = latency + (move + compute) / tiles

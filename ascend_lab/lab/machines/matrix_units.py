@@ -121,8 +121,10 @@ def systolic_matmul(machine: Systolic, program: pr.Matmul, inputs: pr.Arrays) ->
     """Time C = A B in whole weight tiles; `frames` moves every value of a small one."""
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
     cut = blocking(program, *item_bytes(inputs), machine.local_bytes)
-    bytes_moved, latency = cut.bytes_in + cut.bytes_out, machine.port.latency_cycles
-    busy, inside = tiles * program.m, array_cycles(machine, program)
+    bytes_moved = cut.bytes_in + cut.bytes_out
+    latency = machine.port.latency_cycles
+    busy = tiles * program.m
+    inside = array_cycles(machine, program)
     move = pr.whole(bytes_moved / machine.port.rate_bytes_per_cycle)
     parts = pr.Breakdown(busy, move, inside - busy + latency)
     stream = (
@@ -142,7 +144,8 @@ def advance(
     `streams` has shape (..., M, R): row m of A enters array row r at step m + r.
     """
     values, sums = state
-    rows, length = weights.shape[-2], streams.shape[-2]
+    rows = weights.shape[-2]
+    length = streams.shape[-2]
     at = step - np.arange(rows)
     inside = (at >= 0) & (at < length)
     entering = np.where(inside, streams[..., np.clip(at, 0, length - 1), np.arange(rows)], 0)
@@ -157,7 +160,8 @@ def advance(
 def frames(a: pr.Array, b: pr.Array) -> list[tuple[pr.Array, pr.Array]]:
     """Return the state of an array as large as B after each cycle, for small A and B (a figure)."""
     rows, columns = b.shape
-    state, result = (np.zeros((rows, columns)),) * 2, []
+    state = (np.zeros((rows, columns)),) * 2
+    result = []
     for step in range(a.shape[0] + rows + columns - 2):
         state = advance(state, b.astype(float), a.astype(float), step)
         result.append(state)
@@ -200,7 +204,8 @@ def matrix_kernel(machine: Cube | Systolic, kernel: pr.Kernel, inputs: pr.Arrays
     A systolic array keeps the small factor and streams the elements past it.
     """
     a, b = as_matmul(kernel, inputs, machine.fold, machine.name)
-    last, dtype = kernel.body[-1], b.dtype
+    last = kernel.body[-1]
+    dtype = b.dtype
     turned = isinstance(machine, Systolic) and not isinstance(last, pr.Total)
     if turned:
         a, b = b.T, a.T

@@ -71,7 +71,9 @@ def binding_level(dot: Dot, peak_ops_per_s: float, levels: Sequence[Level]) -> t
 #
 # Levels are named by their wires: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is
 # device memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
-INTO_L0, INTO_L1, INTO_L2 = "L1→L0", "L2→L1", "memory→L2"
+INTO_L0 = "L1→L0"
+INTO_L1 = "L2→L1"
+INTO_L2 = "memory→L2"
 L0_PATHS = (("L1", "L0A"), ("L1", "L0B"))
 
 
@@ -192,8 +194,10 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
     """Return the rows of the TOPS/W table, in the order of the data file."""
     rows = []
     for entry in _data()["efficiency"]:
-        machine, what = entry["machine"], (entry["kind"], entry["format"])
-        facts, title = facts_of(machine), _data()["machine"][machine]["title"]
+        machine = entry["machine"]
+        what = (entry["kind"], entry["format"])
+        facts = facts_of(machine)
+        title = _data()["machine"][machine]["title"]
         peak, power = (facts.get(key) for key in (entry["peak"], "power_w"))
         used = [f for f in (peak, power) if f]
         rank = get_args(model.Trust).index

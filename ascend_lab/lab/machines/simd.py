@@ -52,7 +52,8 @@ def scalar_kernel(machine: Scalar, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.R
 
 def scalar_matmul(machine: Scalar, program: pr.Matmul, inputs: pr.Arrays) -> pr.Run:
     """Execute three nested loops: two loads, a multiply-add and the loop per product."""
-    steps, results = program.m * program.k * program.n, program.m * program.n
+    steps = program.m * program.k * program.n
+    results = program.m * program.n
     body = pr.Load("a", "A"), pr.Load("b", "B"), pr.Arith("c", "mad", ("a", "b", 0.0))
     one = np.ones(1, np.float32)
     inner = pr.Kernel("inner", 1, body)
@@ -133,7 +134,8 @@ def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> pr.Array:
     Shape (repeats, mask). Raises `MachineError` for a mask, repeat count or stride that the
     instruction has no room for.
     """
-    lanes, block = lanes_of(dtype), BLOCK_BYTES // dtype.itemsize
+    lanes = lanes_of(dtype)
+    block = BLOCK_BYTES // dtype.itemsize
     limits = {
         "mask": (op.mask, 1, lanes),
         "repeats": (op.repeats, 1, MAX_REPEATS),
@@ -156,7 +158,8 @@ def run_vector(ops: Sequence[VectorOp], buffer: pr.Array) -> pr.Array:
     for op in ops:
         touched = elements(op, buffer.dtype)
         for start in (op.dst, op.a, op.b):
-            last, byte = start + int(touched.max()), start * buffer.itemsize
+            last = start + int(touched.max())
+            byte = start * buffer.itemsize
             if start < 0 or last >= buffer.size:
                 needed = f"an operand needs elements {start} to {last}"
                 got = f"a buffer of {buffer.size}"
@@ -237,15 +240,18 @@ def simd_kernel(machine: Simd, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     room = machine.local_bytes // (ln.BUFFERS * itemsize * len(arrays))
     tile = room // width * width  # as many whole repeats as fit in every buffer
     full, rest = divmod(kernel.n, tile)
-    tiles, repeats = full + (rest > 0), -(-kernel.n // width)
+    tiles = full + (rest > 0)
+    repeats = -(-kernel.n // width)
     per_op = full * instruction_count(tile, width) + instruction_count(rest, width)
     vector_ops = sum(issue.kind in ("arith", "branch", "total") for issue in trace.issues)
     copies = sum(issue.kind in ("load", "store") for issue in trace.issues)
-    instructions, passes = vector_ops * per_op, vector_ops * repeats
+    instructions = vector_ops * per_op
+    passes = vector_ops * repeats
     if trace.summand is not None:
         values[kernel_total(kernel)][0] = lane_sum(trace.summand, trace.active)
         folds = (width - 1).bit_length()
-        instructions, passes = instructions + folds, passes + folds
+        instructions = instructions + folds
+        passes = passes + folds
     cycles = instructions * machine.startup_cycles + passes * machine.cycles_per_repeat
     bytes_moved = trace.count("sectors") * machine.port.sector_bytes
     counts = {

@@ -97,7 +97,8 @@ def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
     trace = ln.execute(kernel, inputs, machine.warp_lanes, port, timing)
     if trace.summand is not None:
         return _reduce(machine, kernel, trace)
-    load, resident = _load(machine, trace), occupancy(machine)["all"]
+    load = _load(machine, trace)
+    resident = occupancy(machine)["all"]
     timed = warp_parts(machine, load, resident)
     stream = (
         pr.Line("i = thread, i < n", (machine.thread_instructions - 1) * load.warps),
@@ -109,7 +110,8 @@ def simt_kernel(machine: Simt, kernel: pr.Kernel, inputs: pr.Arrays) -> pr.Run:
 
 
 def _load(machine: Simt, trace: ln.Trace) -> WarpLoad:
-    slots, stalls = trace.slots + machine.thread_instructions, trace.stalls
+    slots = trace.slots + machine.thread_instructions
+    stalls = trace.stalls
     moved = trace.count("sectors") * machine.port.sector_bytes
     most = int(slots.max()), int(stalls.max())
     return WarpLoad(slots.size, int(slots.sum()), int(stalls.sum()), *most, moved)
@@ -134,9 +136,11 @@ def tree_steps(machine: Simt) -> list[tuple[int, int]]:
     t + half to element t; the interleaved order adds 2*s*t + s to 2*s*t instead, with s = 1, 2,
     4, ..., and its strides fall on few banks.
     """
-    threads, lanes = machine.threads_per_block, machine.warp_lanes
+    threads = machine.threads_per_block
+    lanes = machine.warp_lanes
     thread = np.arange(threads).reshape(-1, lanes)
-    steps, half = [], threads // 2
+    steps = []
+    half = threads // 2
     while half >= 1:
         stride = threads // (2 * half)
         element = 2 * stride * thread if machine.interleaved else thread
@@ -169,7 +173,8 @@ def _reduce(machine: Simt, kernel: pr.Kernel, trace: ln.Trace) -> pr.Run:
     while part.shape[1] > 1:
         half = part.shape[1] // 2
         part = part[:, :half] + part[:, half:]
-    first, name = _pass_run(machine, kernel, trace, blocks), simd.kernel_total(kernel)
+    first = _pass_run(machine, kernel, trace, blocks)
+    name = simd.kernel_total(kernel)
     if blocks == 1:
         return replace(first, values={**trace.values, name: part[0].copy()})
     rest = pr.Kernel(kernel.name, blocks, (pr.Load("x", "partial"), pr.Total(name, "x")))
@@ -177,7 +182,8 @@ def _reduce(machine: Simt, kernel: pr.Kernel, trace: ln.Trace) -> pr.Run:
 
 
 def _pass_run(machine: Simt, kernel: pr.Kernel, trace: ln.Trace, blocks: int) -> pr.Run:
-    load, tree = _load(machine, trace), _tree_cost(machine)
+    load = _load(machine, trace)
+    tree = _tree_cost(machine)
     warps = blocks * machine.threads_per_block // machine.warp_lanes
     load = WarpLoad(
         warps,
@@ -201,13 +207,15 @@ def _pass_run(machine: Simt, kernel: pr.Kernel, trace: ln.Trace, blocks: int) ->
 
 def _then(first: pr.Run, second: pr.Run) -> pr.Run:
     """Return two launches, one after the other, as one run with the values of the second."""
-    one, two = first.parts, second.parts
+    one = first.parts
+    two = second.parts
     parts = pr.Breakdown(one.compute + two.compute, one.move + two.move, one.wait + two.wait)
     counts = {key: count + second.counters[key] for key, count in first.counters.items()}
     for peak in ("resident_warps", "warps"):
         counts[peak] = max(first.counters[peak], second.counters[peak])
     counts["ops"] = first.counters["ops"]  # the tree's additions are the same sum, regrouped
-    stream, cycles = (*first.stream, *second.stream), first.cycles + second.cycles
+    stream = (*first.stream, *second.stream)
+    cycles = first.cycles + second.cycles
     return replace(second, cycles=cycles, parts=parts, counters=counts, stream=stream)
 
 
@@ -251,7 +259,8 @@ def _bytes(machine: Simt, program: pr.Matmul, in_bytes: int, out_bytes: int) -> 
         per_tile = -(-TILE * itemsize // sector)
         return (full * per_tile + -(-rest * itemsize // sector)) * sector
 
-    across, down = -(-program.n // TILE), -(-program.m // TILE)
+    across = -(-program.n // TILE)
+    down = -(-program.m // TILE)
     loads = program.m * rows_of(program.k, in_bytes) * across
     loads += program.k * rows_of(program.n, in_bytes) * down
     return loads + program.m * rows_of(program.n, out_bytes)
@@ -316,8 +325,10 @@ def _simulate(steps: Sequence[Step], machine: Simt, warps: int, resident: int) -
     ready = [[0] * len(steps) for _ in range(warps)]
     position = [0] * warps
     queue = [(0, warp, warp) for warp in range(min(resident, warps))]
-    waiting, order = len(queue), warps
-    issue_at, port_free = 0.0, 0.0
+    waiting = len(queue)
+    order = warps
+    issue_at = 0.0
+    port_free = 0.0
     gap = 1 / machine.warps_per_cycle
     while queue:
         can, _, warp = heapq.heappop(queue)

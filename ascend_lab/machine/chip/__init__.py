@@ -58,7 +58,8 @@ class Reader:
     """Walks the parsed file, checks as it reads, and remembers every fact."""
 
     def __init__(self, file: str, data: dict[str, Any]) -> None:
-        self.file, self.data = file, data
+        self.file = file
+        self.data = data
         self.facts: dict[str, Fact] = {}
         self.sources: dict[str, str] = {}
         self.sources = self.table("sources")
@@ -94,7 +95,9 @@ class Reader:
             raise self.fail(
                 key, '{value = ..., source = "...", trust = "..."}', entry, "give all three"
             )
-        value, source, trust = entry["value"], entry["source"], entry["trust"]
+        value = entry["value"]
+        source = entry["source"]
+        trust = entry["trust"]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or value != value:
             raise self.fail(key, "a number", value, "write digits, without quotes")
@@ -215,7 +218,8 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
         if not arrow or src not in SPACES or dst not in SPACES:
             raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "mend the name")
         entry = reader.table(key, {field.name for field in fields(Path)})
-        pipe, unit = entry.get("pipe"), entry.get("unit")
+        pipe = entry.get("pipe")
+        unit = entry.get("unit")
         if pipe not in PIPES:
             raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "mend it")
         if unit not in ("core", "cube", "vector"):
@@ -266,15 +270,18 @@ def _launches(
     phases of a kernel; cores without flags for each other store a word each and poll those of all,
     once in vain.
     """
-    cold, clock_hz = reader.number("launch.overhead_s"), reader.number("clock.hz")
+    cold = reader.number("launch.overhead_s")
+    clock_hz = reader.number("clock.hz")
     barrier = reader.integer("sync.all_cores_cycles") / clock_hz
     if reader.data["combined"]:
-        store, load = paths["UB", "GM"], paths["GM", "UB"]
+        store = paths["UB", "GM"]
+        load = paths["GM", "UB"]
         words = BLOCK_BYTES * reader.integer("core.count")
         told = store.startup_cycles + l2.latency_cycles
         poll = load.startup_cycles + words / load.rate_bytes_per_cycle + l2.latency_cycles
         barrier = (told + 2 * poll) / clock_hz
-    found, default = {"overhead_s": cold}, {"queued_s": cold, "barrier_s": barrier}
+    found = {"overhead_s": cold}
+    default = {"queued_s": cold, "barrier_s": barrier}
     for name, value in default.items():
         key = f"launch.{name}"
         found[name] = reader.number(key) if name in reader.table("launch") else value
@@ -293,7 +300,8 @@ def _launches(
 
 
 def _vectors(reader: Reader) -> tuple[int, int]:
-    size, count = reader.integer("vector.repeat_bytes"), reader.integer("core.vector_per_core")
+    size = reader.integer("vector.repeat_bytes")
+    count = reader.integer("core.vector_per_core")
     if size % BLOCK_BYTES:
         raise reader.fail("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
     if reader.data["combined"] and count != 1:
@@ -330,11 +338,14 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
     reader = Reader(file, data)
     _check_sections(reader)
-    buffers, (repeat_bytes, vectors) = _sizes(reader, "buffer"), _vectors(reader)
+    buffers = _sizes(reader, "buffer")
+    (repeat_bytes, vectors) = _vectors(reader)
     if lacking := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
         raise reader.fail(f"buffer.{lacking[0]}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
-    cube, paths, l2 = _cube(reader), _paths(reader), _memory(reader, "l2", "cache", "buffer")
+    cube = _cube(reader)
+    paths = _paths(reader)
+    l2 = _memory(reader, "l2", "cache", "buffer")
     return Chip(
         name=data["name"],
         summary=data["summary"],

@@ -50,7 +50,8 @@ def closed(
     out: list[Node] = []
     for node in nodes:
         if isinstance(node, OpenLoop):
-            loop, inner = node.loop, dict(turns)
+            loop = node.loop
+            inner = dict(turns)
             for place, step in node.steps.items():
                 turn = Affine(0, ((loop.var, step),))
                 inner[place] = inner[place] + turn if place in inner else turn
@@ -84,7 +85,10 @@ class Slots(Generic[T]):
         self, emit: Emit, buffer: Buffer, flags: dict[str, Instruction], size: int
     ) -> None:
         """Start empty."""
-        self.emit, self.buffer, self.flags, self.size = emit, buffer, flags, size
+        self.emit = emit
+        self.buffer = buffer
+        self.flags = flags
+        self.size = size
         self.counts = dict.fromkeys(flags, 0)
         self.members: list[Buffer] = []
 
@@ -148,7 +152,9 @@ class Queue(Slots[Tile]):
             "free": ins.set_flag(chip, empty),
         }
         super().__init__(builder.emit, buffer, flags, empty.count)
-        self.builder, self.full, self.middle = builder, full, middle
+        self.builder = builder
+        self.full = full
+        self.middle = middle
 
     def tile(self, slot: int) -> Tile:
         """Return a slot of the buffer."""
@@ -156,7 +162,8 @@ class Queue(Slots[Tile]):
 
     def join(self, name: str, dtype: str, elements: int) -> Buffer:
         """Allocate another buffer whose slots are filled and emptied together with this queue's."""
-        space, slots = self.buffer.space, self.buffer.slots
+        space = self.buffer.space
+        slots = self.buffer.slots
         self.members.append(self.builder.buffer(name, space, dtype, elements, slots))
         return self.members[-1]
 
@@ -181,7 +188,9 @@ class RingEnd(Slots[RingTile]):
         names = ("alloc", "enqueue") if fills else ("dequeue", "free")
         steps = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
         super().__init__(emit, ring.buffer, dict(zip(names, steps, strict=True)), ring.slots)
-        self.ring, self.start, self.fills = ring, start, fills
+        self.ring = ring
+        self.start = start
+        self.fills = fills
 
     def tile(self, slot: int) -> RingTile:
         """Return a slot of the AI core's own."""
@@ -209,7 +218,9 @@ class KernelBuilder:
 
     def __init__(self, name: str, chip: Chip) -> None:
         """Start an empty kernel `name` for `chip`."""
-        self.name, self.chip, self._emitted = name, chip, 0
+        self.name = name
+        self.chip = chip
+        self._emitted = 0
         self._buffers: list[Buffer] = []
         self._params: list[tuple[str, int]] = []
         self._body: list[Instruction | OpenLoop] = []
@@ -219,7 +230,8 @@ class KernelBuilder:
 
     def restart(self) -> None:
         """Begin another program on the same buffers and queues, once one is finished."""
-        self._params, self._body = [], []
+        self._params = []
+        self._body = []
         for queue in self._queues:
             queue.counts = dict.fromkeys(queue.counts, 0)
 
@@ -236,7 +248,8 @@ class KernelBuilder:
         if space not in self.chip.buffers:
             remedy = f"use {', '.join(self.chip.buffers)}, or tensor() for GM"
             raise PathError(f"{name}: on-chip memory of {self.chip.name}", space, remedy)
-        unit, elements = self.chip.alignment.get(space, 32), whole(elements, f"{name}: elements")
+        unit = self.chip.alignment.get(space, 32)
+        elements = whole(elements, f"{name}: elements")
         pitch = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
         start = self._used_bytes.get(space, 0)
         size = self.chip.buffers[space]
@@ -322,7 +335,8 @@ class KernelBuilder:
     def loop(self, name: str, count: int) -> Iterator[Affine]:
         """Repeat what is written inside; queues must be left as full as they were found."""
         opened = OpenLoop(Loop(name, count, ()), [], {})
-        outer, self._body = self._body, opened.body
+        outer = self._body
+        self._body = opened.body
         before = [queue.counts.copy() for queue in self._queues]
         yield var(name)
         self._body = outer

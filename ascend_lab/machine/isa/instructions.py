@@ -58,7 +58,9 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
 
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
     """Return (destination, first source or destination); refuse wrong counts and names."""
-    op, dst, count = instruction.op, instruction.dst, len(instruction.srcs)
+    op = instruction.op
+    dst = instruction.dst
+    count = len(instruction.srcs)
     wanted = programs.SOURCES.get(op)
     if wanted is None:
         known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *programs.VECTOR_OPS))
@@ -109,7 +111,8 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
     if buffer.space not in chip.buffers:
         needed = f"a buffer {chip.name} has"
         raise PathError(needed, buffer.space, f"use GM, {', '.join(chip.buffers)}")
-    end, size = buffer.address + buffer.size_bytes, chip.buffers[buffer.space]
+    end = buffer.address + buffer.size_bytes
+    size = chip.buffers[buffer.space]
     if end > size:
         needed = f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}"
         got = f"{size} bytes on {chip.name}"

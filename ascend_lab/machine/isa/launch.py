@@ -225,7 +225,8 @@ def spread(
             groups.setdefault(size, []).append(place)
         sides.append({(size, sizes[0], at[-1] + 1): at for size, at in groups.items()})
     ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
-    parts, mix = list[Part](), 0
+    parts = list[Part]()
+    mix = 0
     for shares in product(*sides):
         places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
         bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
@@ -245,13 +246,18 @@ def numbered(program: Program, bindings: tuple[Binding, ...], number: int) -> tu
 
 
 # -- flags between the cores of a mix launch -------------------------------------------------------
-IDS, LIMIT, MODES, BETWEEN = 16, 15, (0, 1, 2), 2
+IDS = 16
+LIMIT = 15
+MODES = (0, 1, 2)
+BETWEEN = 2
 """Flag ids of a core, what the counter of each holds, the modes, that of a ring's two sides."""
 
 
 def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
     """Return a cross-core flag instruction if the chip can run it; see `check_instruction`."""
-    op, flag, sets = instruction.op, instruction.number("id", -1), instruction.op == "cross_set"
+    op = instruction.op
+    flag = instruction.number("id", -1)
+    sets = instruction.op == "cross_set"
     if chip.combined:
         needed = f"{op}: a chip whose cube and vector cores are separate"
         raise PathError(needed, chip.name, "use flags between pipes")
@@ -290,7 +296,8 @@ def senders(core: int, mode: int, cores: int, team: int) -> list[int]:
 
     `team` cores make an AI core, the cube core first.
     """
-    home, cube = core - core % team, core % team == 0
+    home = core - core % team
+    cube = core % team == 0
     if mode == 0:
         return [c for c in range(cores) if (c % team == 0) == cube]
     if mode == 1:
@@ -328,9 +335,11 @@ def check_launch(chip: Chip, launch: Launch) -> None:
     for place, part in enumerate(launch.parts):
         if not any(i.op in CROSS for i, _ in part.program.instructions()):
             continue
-        found, name = uses(part.program), part.program.name
+        found = uses(part.program)
+        name = part.program.name
         if not launch.mix:
-            needed, got = f"{name}: a mix launch for cross-core flags", "cores of one kind alone"
+            needed = f"{name}: a mix launch for cross-core flags"
+            got = "cores of one kind alone"
             raise PathError(needed, got, "launch cube and vector programs together")
         if place % launch.mix == 0 and any(mode == 1 for mode, _ in found):
             needed = f"{name}: mode 0 or 2 on a cube core"

@@ -230,7 +230,8 @@ class Region:
 
     def __post_init__(self) -> None:
         """Check that sizes and strides belong together; keep the slot modulo the slots."""
-        sizes, strides = self.sizes, self.strides
+        sizes = self.sizes
+        strides = self.strides
         if {type(sizes), type(strides), *map(type, sizes), *map(type, strides)} != {tuple, int}:
             for field, given in (("sizes", sizes), ("strides", strides)):
                 counts = tuple(whole(n, f"region of {self.buffer.name}: {field}") for n in given)
@@ -258,7 +259,8 @@ class Region:
 
     def _with(self, buffer: Buffer, offset: Affine, slot: Affine) -> Region:
         # What is checked stays as it is: a program writes thousands of these.
-        other, put = object.__new__(Region), object.__setattr__
+        other = object.__new__(Region)
+        put = object.__setattr__
         put(other, "buffer", buffer)
         put(other, "offset", offset)
         put(other, "sizes", self.sizes)

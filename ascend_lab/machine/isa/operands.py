@@ -28,7 +28,8 @@ CUBE_OUTPUT = {
 }
 """Accumulator formats per input format (hardware facts, mmad types)."""
 ACCUMULATOR = {dtype: formats[0] for dtype, formats in CUBE_OUTPUT.items()}
-FRACTAL, FRACTAL_BYTES = 16, 512
+FRACTAL = 16
+FRACTAL_BYTES = 512
 SMALL_C0 = 4
 """Channels of a pixel that `load3d` takes beside C0: those of a first layer."""
 
@@ -36,11 +37,13 @@ SMALL_C0 = 4
 def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
     """Raise a `ProgramError` child unless index, pitch and bound of a copy make sense."""
     op = instruction.op
-    index, names = index_of(instruction), dict(instruction.attrs)
+    index = index_of(instruction)
+    names = dict(instruction.attrs)
     given = [name for name in ("pitch", "bound") if name in names]
     if index is None:
         if given:
-            needed, got = f"{op}: pitch and bound only beside an index", ", ".join(given)
+            needed = f"{op}: pitch and bound only beside an index"
+            got = ", ".join(given)
             raise ProgramError(needed, got, "add index=")
         return
     if {src.space, dst.space} != {"GM", "UB"}:
@@ -130,7 +133,8 @@ def _check_fixpipe(chip: Chip, instruction: Instruction, dst: Region, src: Regio
 
 def _check_load2d(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_load(dst, src, "load2d")
-    repeat, fractal = dst.sizes[0], dst.size_bytes // dst.sizes[0]
+    repeat = dst.sizes[0]
+    fractal = dst.size_bytes // dst.sizes[0]
     if fractal != FRACTAL_BYTES or dst.sizes != src.sizes:
         needed = f"load2d: fractals of {FRACTAL_BYTES} bytes, equal shapes"
         got = f"{fractal} bytes, {src.sizes} -> {dst.sizes}"
@@ -141,7 +145,8 @@ def _check_load2d(chip: Chip, instruction: Instruction, dst: Region, src: Region
 def _check_load(dst: Region, src: Region, op: str) -> None:
     origins = ("L1", "GM") if op == "load2d" else ("L1",)
     if src.space not in origins or dst.space not in ("L0A", "L0B"):
-        got, wanted = f"{src.space}->{dst.space}", " or ".join(origins)
+        got = f"{src.space}->{dst.space}"
+        wanted = " or ".join(origins)
         raise PathError(f"{op}: a path from {wanted} to L0A or L0B", got, "use data_copy elsewhere")
     check_aligned(dst, FRACTAL_BYTES, op)
     if src.space != "GM":
@@ -159,7 +164,8 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
     lengths = {"kernel": 2, "stride": 2, "pad": 4, "dilation": 2}
     values = {name: instruction.attr(name) for name in lengths}
     for name, length in lengths.items():
-        value, least = values[name], 0 if name == "pad" else 1
+        value = values[name]
+        least = 0 if name == "pad" else 1
         if not isinstance(value, tuple) or len(value) != length or min(value) < least:
             needed = f"load3d: {name} as {length} numbers of at least {least}"
             raise ProgramError(needed, repr(value), "mend it")
@@ -171,7 +177,9 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
 
 
 def _check_window(src: Region, values: Mapping[str, object]) -> None:
-    kernel, pad, dilation = values["kernel"], values["pad"], values["dilation"]
+    kernel = values["kernel"]
+    pad = values["pad"]
+    dilation = values["dilation"]
     assert isinstance(kernel, tuple) and isinstance(pad, tuple) and isinstance(dilation, tuple)
     sizes = (src.sizes[1] + pad[0] + pad[1], src.sizes[2] + pad[2] + pad[3])
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
@@ -215,7 +223,8 @@ BLOCKS_PER_REPEAT = 8
 
 def check_whole_blocks(chip: Chip, instruction: Instruction, dst: Region) -> None:
     """Raise unless `vbrcb` or `vtranspose` has operands of the right shape in UB."""
-    op, src = instruction.op, instruction.srcs[0]
+    op = instruction.op
+    src = instruction.srcs[0]
     for region in (dst, src):
         if region.space != "UB":
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
@@ -236,7 +245,8 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
     if item == 1:
         needed = "vbrcb: elements of 2 or 4 bytes"
         raise PathError(needed, dst.buffer.dtype, "convert to fp16 with vconv")
-    c0, n = BLOCK_BYTES // item, src.elements
+    c0 = BLOCK_BYTES // item
+    n = src.elements
     spread = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
     if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or spread:
         needed = f"vbrcb: n neighbours (n,) into n blocks (n, {c0})"
@@ -283,7 +293,9 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
     c0 = BLOCK_BYTES // a.buffer.itemsize
     wanted = None
     if len(a.sizes) == len(b.sizes) == 4:
-        m1, k1, n1 = a.sizes[0], a.sizes[1], b.sizes[1]
+        m1 = a.sizes[0]
+        k1 = a.sizes[1]
+        n1 = b.sizes[1]
         wanted = ((m1, k1, FRACTAL, c0), (k1, n1, FRACTAL, c0), (n1, m1, FRACTAL, FRACTAL))
     if (a.sizes, b.sizes, c.sizes) != wanted:
         needed = "mmad: A (M1,K1,16,C0), B (K1,N1,16,C0), C (N1,M1,16,16)"
@@ -309,7 +321,8 @@ def _check_bias(bias: Region, c: Region, columns: int) -> None:
 
 def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
     """Raise unless the operands are equally long, aligned tiles of UB in one format."""
-    op, reducing = instruction.op, instruction.op in REDUCING
+    op = instruction.op
+    reducing = instruction.op in REDUCING
     main = instruction.srcs[0] if reducing else dst
     _check_attributes(instruction, main)
     _check_choices(instruction, dst)
@@ -376,7 +389,8 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
 
 def _check_choices(instruction: Instruction, dst: Region) -> None:
     """Check the attributes that are one of a few words: vcmp's `op`, vconv's `round`."""
-    op, attrs = instruction.op, dict(instruction.attrs)
+    op = instruction.op
+    attrs = dict(instruction.attrs)
     if ("op" in attrs) != (op == "vcmp") or attrs.get("op", "gt") not in COMPARISONS:
         wanted = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
         raise ProgramError(f"{op}: {wanted}", repr(attrs.get("op")), "mend it")

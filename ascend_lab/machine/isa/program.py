@@ -126,7 +126,8 @@ def reach_of(instruction: Instruction, region: Region) -> Region:
     """
     if region.space != "GM" or index_of(instruction) is None:
         return region
-    bound, pitch = instruction.number("bound", 1), instruction.number("pitch")
+    bound = instruction.number("bound", 1)
+    pitch = instruction.number("pitch")
     return replace(region, sizes=(bound, *region.sizes), strides=(pitch, *region.strides))
 
 
@@ -267,7 +268,9 @@ _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
 
 def parse_program(text: str) -> Program:
     """Read the text form back; raise `ProgramError` with the line that cannot be read."""
-    name, params, buffers = "", [], dict[str, Buffer]()
+    name = ""
+    params = []
+    buffers = dict[str, Buffer]()
     stack: list[tuple[int, str, int, list[Node]]] = [(-1, "", 1, [])]
 
     def close(indent: int) -> None:
@@ -316,7 +319,8 @@ def _event(text: str) -> Event:
 
 
 def _affine(text: str) -> Affine:
-    const, position = 0, 0
+    const = 0
+    position = 0
     terms: dict[str, int] = {}
     for match in _TERM.finditer(text):
         if match.start() != position:
@@ -337,7 +341,8 @@ def _affine(text: str) -> Affine:
 
 def _region(match: re.Match[str], buffers: dict[str, Buffer]) -> Region:
     pairs = [dim.split(":") for dim in match[4].split(",")]
-    sizes, strides = tuple(int(p[0]) for p in pairs), tuple(int(p[1]) for p in pairs)
+    sizes = tuple(int(p[0]) for p in pairs)
+    strides = tuple(int(p[1]) for p in pairs)
     slot = _affine(match[2]) if match[2] else Affine()
     return Region(buffers[match[1]], _affine(match[3]), sizes, strides, slot)
 
@@ -348,7 +353,8 @@ def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
         event = _event(words[1])
         pipe = event.src if words[0] == "set_flag" else event.dst
         return Instruction(words[0], pipe, event=event)
-    pipe, op = words[0], words[1]
+    pipe = words[0]
+    op = words[1]
     rest = line[line.index(op, len(pipe)) + len(op) :]
     left, arrow, _ = rest.partition(" <- ")
     regions = [_region(m, buffers) for m in _REGION.finditer(rest)]

@@ -169,7 +169,9 @@ class _Checker:
     """
 
     def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
-        self.buffers, self.filled, self.report = _buffers(launch), filled, report
+        self.buffers = _buffers(launch)
+        self.filled = filled
+        self.report = report
         self.spaces: dict[tuple[int, str], Space] = {}
         self.walks: dict[int, list[tuple[int, str, Instruction, dict[str, int]]]] = {}
         self.lanes: dict[int, list[tuple[Region, Lanes, Lanes]]] = {}
@@ -188,7 +190,8 @@ class _Checker:
         self.clocks = [{pipe: {} for pipe in (*p.pipes, walk.ISSUE)} for p, _ in crew]
         pipes = (*PIPES, walk.ISSUE, "ALL")
         self.names = [{pipe: f"{core}.{pipe}" for pipe in pipes} for core in range(len(crew))]
-        self.raised, self.waited = [{} for _ in crew], [{} for _ in crew]
+        self.raised = [{} for _ in crew]
+        self.waited = [{} for _ in crew]
         self.sets = [{} for _ in crew]
         try:
             for core, pipe, instruction, values in self._steps(crew, team):
@@ -231,7 +234,8 @@ class _Checker:
         return space
 
     def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
-        clocks, step = self.clocks[self.core], len(self.ops)
+        clocks = self.clocks[self.core]
+        step = len(self.ops)
         if name == "ALL":
             merged: Clock = {}
             for clock in clocks.values():
@@ -279,7 +283,8 @@ class _Checker:
             join(clock, raised.pop(0))
             waited.append(dict(clock))
             return
-        index, to = self.sets[self.core].get(event, 0), self.names[self.core][event.dst]
+        index = self.sets[self.core].get(event, 0)
+        to = self.names[self.core][event.dst]
         self.sets[self.core][event] = index + 1
         needed = index - event.count
         if needed >= 0:
@@ -380,7 +385,8 @@ def sources_beside(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]
 
 
 def _lanes(instruction: Instruction, region: Region) -> Lanes:
-    op, item = instruction.op, region.buffer.itemsize
+    op = instruction.op
+    item = region.buffer.itemsize
     main = instruction.srcs[0] if op in REDUCING else instruction.dst
     assert main is not None
     each = max(region.elements // main.sizes[0], 1)
@@ -398,10 +404,12 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
 @lru_cache(4096)
 def _shared(written: Lanes, read: Lanes, gap: int) -> int | None:
     """Return the first byte, from the destination's start on, at fault; the source is `gap` on."""
-    (start, end), (begin, stop) = _reach(written), _reach(read)
+    (start, end) = _reach(written)
+    (begin, stop) = _reach(read)
     if gap + begin >= end or start >= gap + stop:
         return None
-    (stored, first), (loaded, last) = _touched(written), _touched(read)
+    (stored, first) = _touched(written)
+    (loaded, last) = _touched(read)
     loaded = loaded + gap
     low = min(stored.min(), loaded.min())
     span = int(max(stored.max(), loaded.max()) - low + 1)
@@ -430,6 +438,7 @@ def _touched(lanes: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     index = np.arange(len(starts))
     if mask >= 0:
         active = np.array([mask >> i & 1 for i in range(each)], bool)[index % each]
-        starts, index = starts[active], index[active]
+        starts = starts[active]
+        index = index[active]
     index = index if lane_by_lane else index // each
     return np.add.outer(starts, np.arange(item)).ravel(), np.repeat(index, item)

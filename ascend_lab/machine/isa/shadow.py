@@ -81,8 +81,11 @@ class Space:
 
     def __init__(self, buffers: Iterable[memory.Buffer], *, filled: bool = False) -> None:
         """Cover `buffers`; a `filled` tensor holds values before the first step."""
-        self.name, self.filled, self.on_chip = "", filled, False
-        self.piece_bytes, size_bytes = 0, 0
+        self.name = ""
+        self.filled = filled
+        self.on_chip = False
+        self.piece_bytes = 0
+        size_bytes = 0
         for buffer in buffers:
             self.on_chip = buffer.space != "GM"
             self.name = buffer.space if self.on_chip else buffer.name
@@ -209,7 +212,8 @@ class CrossOrder:
 
     def __init__(self, cores: int, team: int) -> None:
         """Start with all counters at 0."""
-        self.counters, self.team = Counters(cores, team), team
+        self.counters = Counters(cores, team)
+        self.team = team
         self.pending: dict[tuple[int, int, int, int], list[Clock]] = {}
         self.arrived: dict[Place, list[tuple[int, Clock]]] = {}
         self.waits: dict[Place, list[int]] = {}
@@ -219,7 +223,8 @@ class CrossOrder:
 
     def set(self, core: int, instruction: program.Instruction, clock: Clock) -> Iterator[str]:
         """Take a set along with what its pipe knows; yield what may go wrong."""
-        mode, flag = instruction.number("mode"), instruction.number("id")
+        mode = instruction.number("mode")
+        flag = instruction.number("id")
         mine = self.last.setdefault((core, flag), {})
         for r in self.counters.tells[core, mode]:
             arrived = self.arrived.setdefault((r, flag), [])
@@ -245,7 +250,8 @@ class CrossOrder:
 
     def wait(self, core: int, flag: int, step: int) -> None:
         """Let the issue of a core learn what the next arrival for its flag knows."""
-        waits, known = self.waits.setdefault((core, flag), []), dict(self.issued[core][-1])
+        waits = self.waits.setdefault((core, flag), [])
+        known = dict(self.issued[core][-1])
         join(known, self.arrived[core, flag][len(waits)][1])
         known[f"{core}.ISSUE"] = step
         waits.append(step)

@@ -82,15 +82,18 @@ class _Pipe:
 
     def look(self) -> None:
         """Find out whether the next step can be taken."""
-        self.event, self.able = None, False
+        self.event = None
+        self.able = False
         if self.next is None:
             return
-        instruction, core = self.next[0], self.core
+        instruction = self.next[0]
+        core = self.core
         if instruction.op == "wait_flag":
             self.event = instruction.event
             self.able = core.raised.get(self.event, 0) > 0
         elif instruction.op == "cross_wait":
-            flag, mine = instruction.number("id"), self.passed == core.issued
+            flag = instruction.number("id")
+            mine = self.passed == core.issued
             issues = mine and self.pipe == ISSUE and core.counters.ready(core.number, flag) > 0
             self.able = issues or not mine
         else:
@@ -133,9 +136,11 @@ def interleave_cores(
     They stand AI core by AI core, `team` to each, the cube core first. A wait for other cores is
     yielded on ISSUE when it is over, and on every other pipe when that passes it.
     """
-    counters, cores = Counters(len(programs), team), list[_Core]()
+    counters = Counters(len(programs), team)
+    cores = list[_Core]()
     for number, (program, env) in enumerate(programs):
-        core, before = _Core(number, counters), f"{number}." if len(programs) > 1 else ""
+        core = _Core(number, counters)
+        before = f"{number}." if len(programs) > 1 else ""
         waits = any(i.op == "cross_wait" for i, _ in program.instructions())
         for pipe in (*program.pipes, *([ISSUE] if waits else [])):
             core.pipes.append(_Pipe(before + pipe, pipe, core, pipe_stream(program, pipe, env)))
@@ -165,10 +170,13 @@ def _run(
     pipe: _Pipe, cores: Sequence[_Core], on: bool
 ) -> Iterator[tuple[int, str, Instruction, dict[str, int]]]:
     """Take steps of a pipe: one, or while it can go `on` up to the next flag."""
-    core, raised, marks = pipe.core, pipe.core.raised, False
+    core = pipe.core
+    raised = pipe.core.raised
+    marks = False
     while pipe.next is not None and pipe.able and not marks:
         instruction, values = pipe.next
-        event, op = instruction.event, instruction.op
+        event = instruction.event
+        op = instruction.op
         marks = not on or event is not None or op in CROSS
         yield core.number, pipe.pipe, instruction, values
         if event is not None:

@@ -51,7 +51,8 @@ class View:
     def reach(self, sizes: Sequence[int]) -> tuple[int, int]:
         """Return the first and the last element of a view of these sizes."""
         steps = [(n - 1) * s for n, s in zip(sizes, self.strides, strict=True)]
-        low, high = sum(s for s in steps if s < 0), sum(s for s in steps if s > 0)
+        low = sum(s for s in steps if s < 0)
+        high = sum(s for s in steps if s > 0)
         return self.offset + low, self.offset + high
 
 
@@ -118,13 +119,15 @@ def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
     sizes = [d.count for d in dims]
     if not math.prod(sizes) % c0:
         return [Box(tuple(dims), 0, 0)], []
-    need, units = c0, [1] * len(sizes)
+    need = c0
+    units = [1] * len(sizes)
     for i, size in enumerate(sizes):
         units[i] = math.gcd(need, size)
         need //= units[i]
     for i in sorted(range(len(sizes)), key=lambda i: -(sizes[i] // units[i])):
         factor = min(need, 1 << (sizes[i] // units[i]).bit_length() - 1)
-        units[i], need = units[i] * factor, need // factor
+        units[i] = units[i] * factor
+        need = need // factor
     if need > 1:
         return [], [Box(tuple(dims), 0, 0)]
     kept = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
@@ -187,7 +190,8 @@ def copy_launch(
     """
     source = View("x", tuple(source_strides), source_offset)
     target = View("y", tuple(target_strides))
-    move, tensors = Move(tuple(sizes), target, source), {}
+    move = Move(tuple(sizes), target, source)
+    tensors = {}
     for view, length in ((source, source_elements), (target, target_elements)):
         fits = len(view.strides) == len(sizes)
         needed = view.reach(sizes)[1] + 1 if length is None and fits else 1
@@ -223,7 +227,8 @@ def _deal(
 
     So short jobs meet idle cores. Cores with equal work share a program.
     """
-    cores, c0 = chip.cores_of("vector"), BLOCK_BYTES // item_bytes(dtype)
+    cores = chip.cores_of("vector")
+    c0 = BLOCK_BYTES // item_bytes(dtype)
     shares = [_share(job, cores, c0, i % 2 == 1) for i, job in enumerate(jobs)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for core in range(cores):
@@ -259,8 +264,10 @@ class _Share:
 
     def of(self, core: int, cores: int, count: int) -> tuple[Job, Dim]:
         """Return the job of one core that takes `count` steps, and the way to the next core's."""
-        box, start = self.job.box, self._first(core, cores)
-        dims, dim = list(box.dims), box.dims[self.along]
+        box = self.job.box
+        start = self._first(core, cores)
+        dims = list(box.dims)
+        dim = box.dims[self.along]
         dims[self.along] = replace(dim, count=count)
         own = Box(tuple(dims), box.source + start * dim.source, box.target + start * dim.target)
         step = -self.per if self.backwards else self.per
@@ -302,7 +309,9 @@ class MoveWriter:
         by_lanes: bool = False,
     ) -> None:
         """Declare the tensors the jobs use; make fill tiles, and tiles that fit what is left."""
-        self.k, self.chip, self.by_lanes = KernelBuilder(name, chip), chip, by_lanes
+        self.k = KernelBuilder(name, chip)
+        self.chip = chip
+        self.by_lanes = by_lanes
         self.item, self.loops, ub = item_bytes(dtype), 0, chip.buffers["UB"]
         self.c0 = BLOCK_BYTES // self.item
         used = {n for job in jobs for n in (job.source, job.target)}
@@ -340,7 +349,8 @@ class MoveWriter:
         """Do the jobs of the first core; its param `core` leads to those of the `cores`."""
         core = self.k.param("core", cores)
         for job, each in jobs:
-            source, target = core * each.source, core * each.target
+            source = core * each.source
+            target = core * each.target
             self.emit(job, job.box.dims, source + job.box.source, target + job.box.target)
         return self.k.finish()
 
@@ -350,7 +360,8 @@ class MoveWriter:
         if math.prod(d.count for d in dims) <= cap:
             self._tile(job, dims, source, target)
             return
-        outer, rest = dims[0], tuple(dims[1:])
+        outer = dims[0]
+        rest = tuple(dims[1:])
         inside = math.prod(d.count for d in rest)
         chunk = max(cap // inside, 1)
         step = self.c0 if self.by_lanes else self.c0 // math.gcd(self.c0, inside)
@@ -367,7 +378,8 @@ class MoveWriter:
             self.emit(job, inner, source + done * outer.source, target + done * outer.target)
 
     def _tile(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
-        whole, rest = [Box(tuple(dims), 0, 0)], list[Box]()
+        whole = [Box(tuple(dims), 0, 0)]
+        rest = list[Box]()
         if self.chip.combined:
             whole, rest = whole_blocks(dims, self.c0)
         for boxes, write in ((whole, self._copy), (rest, self._single)):

@@ -150,7 +150,8 @@ def address_map(
     columns). `c0` replaces 32 bytes / size (16 in fp16, 32 in int8) where the hardware does: L0C
     keeps 16 columns whatever the accumulator. Raises `LayoutError`.
     """
-    form, known = format_of(name), ", ".join(DTYPE_BYTES)
+    form = format_of(name)
+    known = ", ".join(DTYPE_BYTES)
     if dtype not in DTYPE_BYTES:
         raise LayoutError("a known number format", repr(dtype), f"use one of {known}")
     lane = BLOCK_BYTES // DTYPE_BYTES[dtype] if c0 is None else c0
@@ -181,7 +182,8 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         needed = f"{form.name}: a shape of whole numbers"
         raise LayoutError(needed, repr(shape), "convert it") from None
-    free, fixed = REST in form.axes, len([a for a in form.axes if a != REST])
+    free = REST in form.axes
+    fixed = len([a for a in form.axes if a != REST])
     if len(sizes) < max(fixed, 1) or (not free and len(sizes) > fixed):
         exactly = "at least " if free else ""
         wanted = f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}"
@@ -329,7 +331,8 @@ def _cuts(layout: AddressMap, axis: int) -> list[int]:
 
 def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
     """Cut [0, size) into whole multiples of the largest step, then of the next."""
-    spans, start = list[_Span](), 0
+    spans = list[_Span]()
+    start = 0
     for level in reversed(range(len(steps))):
         if count := (size - start) // steps[level]:
             inner = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
@@ -340,9 +343,11 @@ def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
 
 def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
     """Compose the maps over spans of all axes; without a source its addresses are 0."""
-    dims, starts = [], []
+    dims = []
+    starts = []
     for layout in (source, target):
-        steps, start = [], 0
+        steps = []
+        start = 0
         for axis, (first, counters) in enumerate(spans):
             pieces = layout.of_axis(axis) if layout else ()
             start += sum(first // p.step % p.count * p.stride for p in pieces)

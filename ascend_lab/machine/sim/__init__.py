@@ -97,12 +97,14 @@ class _Crew(Compiler):
     def cross(self, node: Instruction) -> list[int]:
         """Raise a flag for every pipe of every core told, or wait on every own pipe."""
         self.sources.append(node)
-        flag, me = node.number("id"), self.member
+        flag = node.number("id")
+        me = self.member
         if node.op == "cross_wait":
             heard = self._heard(flag)
             waits = [(p, self._number(m, me, p, flag)) for p in self.pipes for m in heard]
             return [self.step(self.pipes[p], WAIT, number, 0, 0) for p, number in waits]
-        pipe, mode = self.pipes[node.pipe], node.number("mode")
+        pipe = self.pipes[node.pipe]
+        mode = node.number("mode")
         latency = self.last_latency[pipe] + self.chip.cross_flag_cycles
         self.tail_latency[pipe] = 0
         told = (m for m in self.members if me in self.hears[m.place, mode])
@@ -122,10 +124,12 @@ class _Crew(Compiler):
         ]
         what = f"{self.member.name} waits for cross-core flag {flag}"
         if not found:
-            needed, got = "deadlock: a cross_set for every cross_wait", f"{what}, never set"
+            needed = "deadlock: a cross_set for every cross_wait"
+            got = f"{what}, never set"
             raise SyncError(needed, got, "add the missing set")
         if len(found) > 1:
-            needed, got = f"{what}: sets of one mode", f"{len(found)} modes"
+            needed = f"{what}: sets of one mode"
+            got = f"{len(found)} modes"
             raise SimulationError(needed, got, "use a flag for each mode")
         return found[0]
 
@@ -255,7 +259,9 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
 
 def _work(launch: Launch, costs: Mapping[int, Cost]) -> tuple[int, str, float]:
     """Multiply-accumulates of all cores, their number format, and the energy in pJ."""
-    macs, dtype, energy_pj = 0, "fp16", 0.0
+    macs = 0
+    dtype = "fp16"
+    energy_pj = 0.0
     for part in launch.parts:
         for source, times in part.program.instructions():
             if cost := costs.get(id(source)):
@@ -280,7 +286,9 @@ def simulate_kernel(
     if memory is None:
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
         return KernelTimeline(whole.name, chip, phases, mix_cycles=mix)
-    addresses, timed, found = memory.addresses(whole.tensors), list[Timeline](), dict[str, float]()
+    addresses = memory.addresses(whole.tensors)
+    timed = list[Timeline]()
+    found = dict[str, float]()
     for i, phase in enumerate(whole.phases, 1):
         last = memory.last if i == len(whole.phases) else frozenset[str]()
         accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
@@ -342,7 +350,8 @@ def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
     unit itself copies out of L0C; cores that are not both have to be told.
     """
     told = 0.0 if chip.combined else told_cycles(chip)
-    flags, places = 2 * chip.flag_cycles, sorted({name for pair in chip.paths for name in pair})
+    flags = 2 * chip.flag_cycles
+    places = sorted({name for pair in chip.paths for name in pair})
     far = {(a, b): 0.0 if a == b else math.inf for a in places for b in places}
     for (a, b), path in chip.paths.items():
         late = path.latency_cycles + (chip.l2.latency_cycles if "GM" in (a, b) else 0)

@@ -85,7 +85,8 @@ class Compiler:
 
     def __init__(self, chip: Chip, costs: Mapping[int, Cost]) -> None:
         """Start empty."""
-        self.chip, self.costs = chip, costs
+        self.chip = chip
+        self.costs = costs
         self.names: list[str] = []
         self.pipes: dict[str, int] = {}
         self.prefix = ""
@@ -118,10 +119,13 @@ class Compiler:
         out: list[int | Nest] = []
         for node in nodes:
             if isinstance(node, Loop):
-                number, first = len(self.counts), len(self.steps)
+                number = len(self.counts)
+                first = len(self.steps)
                 self.counts.append(node.count)
-                body, inside = self.tree(node.body), self.steps[first:]
-                pipes, events = {s.pipe for s in inside}, {s.event for s in inside} - {-1}
+                body = self.tree(node.body)
+                inside = self.steps[first:]
+                pipes = {s.pipe for s in inside}
+                events = {s.event for s in inside} - {-1}
                 out.append(Nest(number, body, tuple(sorted(pipes)), tuple(sorted(events))))
             elif node.op in CROSS:
                 out += self.cross(node)
@@ -136,7 +140,8 @@ class Compiler:
         # The flags of a queue share one event object: its identity is found faster than its value.
         number = self.known.get(id(event))
         if number is None:
-            named, prefix = event, self.prefix
+            named = event
+            prefix = self.prefix
             if prefix:
                 named = replace(event, src=prefix + event.src, dst=prefix + event.dst)
             number = self.known[id(event)] = self.events.setdefault(named, len(self.events))
@@ -161,7 +166,8 @@ class Compiler:
             before = self.tail_latency[pipe] - cost.occupancy_cycles
             self.tail_latency[pipe] = max(cost.latency_cycles, before)
             return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0)
-        event, cycles = self.number_of(node.event), self.chip.flag_cycles
+        event = self.number_of(node.event)
+        cycles = self.chip.flag_cycles
         if node.op == "set_flag":
             self.tail_latency[pipe] = 0
             return self.step(pipe, SET, event, cycles, self.last_latency[pipe])
@@ -180,7 +186,8 @@ class Compiler:
         It waits for results to be visible too, so flags after it add no latency again.
         """
         self.sources.append(node)
-        names, pipes = self.names, self.pipes.values()
+        names = self.names
+        pipes = self.pipes.values()
         pairs = [(p, q) for p in pipes for q in pipes if p != q]
         number = {
             pair: self.events.setdefault(
@@ -220,16 +227,21 @@ def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compi
 # One function on purpose: Numba compiles it as a whole, and the plain version saves the calls.
 def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
     """Advance every pipe until it stops or waits; return -1 when done, else a stuck pipe."""
-    (op, arg, cycles, latency), (pc, left, free) = code, pipes
+    (op, arg, cycles, latency) = code
+    (pc, left, free) = pipes
     head, tail, base, token, token_by = flags
     steps, starts, ends, causes = records
-    last, count = [-1 for _ in free], 0
+    last = [-1 for _ in free]
+    count = 0
     while True:
-        stuck, before = -1, count
+        stuck = -1
+        before = count
         for p in range(len(free)):
-            i, now = pc[p], free[p]
+            i = pc[p]
+            now = free[p]
             while op[i] != STOP:
-                kind, e = op[i], arg[i]
+                kind = op[i]
+                e = arg[i]
                 if kind == END:  # of a loop's body: 0 turns are left before the first, and at last
                     left[i] = (left[i] if left[i] > 0 else cycles[i]) - 1
                     i = e if left[i] > 0 else i + 1
@@ -237,23 +249,30 @@ def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
                 if kind == WAIT and head[e] == tail[e]:
                     stuck = p
                     break
-                start, cause = now, last[p]
+                start = now
+                cause = last[p]
                 if kind == WAIT:
                     at = base[e] + head[e]
                     head[e] += 1
                     if token[at] > now:
-                        now, cause = token[at], token_by[at]
+                        now = token[at]
+                        cause = token_by[at]
                 now += cycles[i]
                 if kind == SET:
                     at = base[e] + tail[e]
-                    token[at], token_by[at] = now + latency[i], count
+                    token[at] = now + latency[i]
+                    token_by[at] = count
                     tail[e] += 1
                 if record:
-                    steps[count], starts[count], ends[count], causes[count] = i, start, now, cause
+                    steps[count] = i
+                    starts[count] = start
+                    ends[count] = now
+                    causes[count] = cause
                     last[p] = count
                 count += 1
                 i += 1
-            pc[p], free[p] = i, now
+            pc[p] = i
+            free[p] = now
         if stuck < 0 or count == before:
             return stuck
 
@@ -291,7 +310,8 @@ _Row = tuple[int, int, int, int, int]
 
 def _assemble(program: Compiled) -> tuple[list[_Row], list[int]]:
     """Return the pipes' codes laid end to end, and where each begins."""
-    code, entry = list[_Row](), list[int]()
+    code = list[_Row]()
+    entry = list[int]()
 
     def visit(nodes: Sequence[int | Nest], pipe: int) -> None:
         for node in nodes:

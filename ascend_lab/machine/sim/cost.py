@@ -102,7 +102,8 @@ def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
     Of vbrcb, which writes a block an element, and vtranspose, which writes 16, a repeat is 8 blocks
     written.
     """
-    op, main = instruction.op, instruction.out
+    op = instruction.op
+    main = instruction.out
     if op.startswith("vc") and instruction.srcs:
         main = instruction.srcs[0]
     cost = chip.vector_costs.get(op, chip.vector_costs["default"])
@@ -114,11 +115,13 @@ def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
 
 def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
     """The way out of L0C, two bytes an element at least, and that of a bias into it."""
-    src, dst = instruction.srcs[0], instruction.out
+    src = instruction.srcs[0]
+    dst = instruction.out
     ways = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
     if len(instruction.srcs) > 2:
         ways.append(("UB", "L0C", src.size_bytes))
-    cycles, energy = 0, 0.0
+    cycles = 0
+    energy = 0.0
     for start, end, size in ways:
         path = chip.path(start, end)
         cycles += path.startup_cycles + math.ceil(size / path.rate_bytes_per_cycle - 1e-9)
@@ -134,7 +137,8 @@ def _moved_bytes(region: Region) -> int:
 
 
 def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
-    src, dst = instruction.srcs[0], instruction.out
+    src = instruction.srcs[0]
+    dst = instruction.out
     path = chip.path(src.space, dst.space)
     size = _moved_bytes(dst)
     if instruction.op == "data_copy":
@@ -192,7 +196,8 @@ class Traffic:
 
     def reads_once(self, name: str) -> bool:
         """Tell whether no byte of a tensor is read a second time."""
-        fetched, fresh = self.fetched.get(name, 0), self.fresh.get(name, 0.0)
+        fetched = self.fetched.get(name, 0)
+        fresh = self.fresh.get(name, 0.0)
         return fetched > 0 and fetched <= fresh * self.read_once[name]
 
     def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> "Traffic":
@@ -228,7 +233,8 @@ def unique_elements(dims: list[tuple[int, int]]) -> int:
     Strides that step inside what is already covered extend it, larger ones multiply it; exact
     when the pieces do not half-overlap, an upper bound otherwise.
     """
-    span, pieces = 1, 1
+    span = 1
+    pieces = 1
     for count, stride in sorted(((c, abs(s)) for c, s in dims if c > 1 and s), key=lambda d: d[1]):
         if stride <= span:
             span += (count - 1) * stride
@@ -301,7 +307,8 @@ def _misses(
     """
     if _size(whole) <= capacity:
         return whole[0]
-    total, streamed = Counter[str](), list[Node]()
+    total = Counter[str]()
+    streamed = list[Node]()
     for node in nodes:
         one_pass = _footprint(node.body, params) if isinstance(node, Loop) else ({}, {})
         if not isinstance(node, Loop) or _size(one_pass) <= capacity:
@@ -317,11 +324,14 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     """Return the traffic of a launch, from its loops alone."""
     path_bytes, read = _moved(launch)
     capacity = chip.l2.size_bytes
-    fetched_by_all, written, held = Counter[str](), Counter[str](), Counter[str]()
+    fetched_by_all = Counter[str]()
+    written = Counter[str]()
+    held = Counter[str]()
     passes: dict[str, float] = {}
     known: dict[tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]] = {}
     for part in launch.parts:
-        params, body = _distinct(part.bindings), part.program.body
+        params = _distinct(part.bindings)
+        body = part.program.body
         key = id(part.program), frozenset(params.items())  # vector cores of one AI core are alike
         if key not in known:
             whole = _footprint(body, params)
@@ -369,14 +379,17 @@ def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
 
 def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
     """Return bytes per path, and bytes read per GM tensor, of all cores."""
-    path_bytes, read, cores = Counter[tuple[str, str]](), Counter[str](), Counter[int]()
+    path_bytes = Counter[tuple[str, str]]()
+    read = Counter[str]()
+    cores = Counter[int]()
     for part in launch.parts:
         cores[id(part.program)] += part.core_count
     for one in launch.programs:
         for instruction, times in one.instructions():
             if instruction.dst is None or not instruction.srcs or instruction.op == "mmad":
                 continue
-            src, dst = instruction.srcs[0], instruction.dst
+            src = instruction.srcs[0]
+            dst = instruction.dst
             if src.space == dst.space:
                 continue
             one_way = src.space == "L0C" or instruction.op == "load3d"

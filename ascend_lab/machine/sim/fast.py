@@ -87,7 +87,10 @@ class _Runner:
     def __init__(
         self, program: Compiled, cycles: Numbers, latency: Numbers, counts: Numbers, zero: Number
     ) -> None:
-        self.program, self.cycles, self.latency, self.counts = program, cycles, latency, counts
+        self.program = program
+        self.cycles = cycles
+        self.latency = latency
+        self.counts = counts
         self.zero = zero
         self.pipes: list[Time] = []
         self.flags: list[list[Time]] = [[] for _ in program.events]
@@ -197,7 +200,8 @@ def run_fast(program: Compiled) -> int:
 
 
 # -- a walk that leaps ----------------------------------------------------------------------------
-LONG, KEPT = 12, 6
+LONG = 12
+KEPT = 6
 """Turns from which on a loop is watched, and states remembered for each place."""
 
 
@@ -232,19 +236,25 @@ class _Walk:
         program = self.program
         for node in nodes:
             if isinstance(node, Nest):
-                begin, count = len(self.code), program.counts[node.loop]
+                begin = len(self.code)
+                count = program.counts[node.loop]
                 self.code.append((BEGIN, node.loop, 0, count, 0))
-                self.nests[node.loop], self.owner[node.loop] = node, core
+                self.nests[node.loop] = node
+                self.owner[node.loop] = core
                 self.lay(core, node.body)
                 self.code[begin] = (BEGIN, node.loop, len(self.code), count, 0)
                 self.code.append((END, node.loop, begin, count, 0))
             else:
-                s, cycles = program.steps[node], program.cycles[node]
+                s = program.steps[node]
+                cycles = program.cycles[node]
                 self.code.append((s.kind, s.pipe, s.event, cycles, program.latency[node]))
 
     def go(self, core: int) -> bool:
         """Walk one core until it waits in vain or ends; return whether it moved."""
-        code, free, flags, left = self.code, self.free, self.flags, self.left
+        code = self.code
+        free = self.free
+        flags = self.flags
+        left = self.left
         i = start = self.at[core]
         turned = False
         while True:
@@ -255,7 +265,8 @@ class _Walk:
             elif kind == END:
                 left[pipe] -= 1
                 if left[pipe] > 0:
-                    i, turned = event, True
+                    i = event
+                    turned = True
                     if cycles >= LONG and left[pipe] > 1:
                         self.at[core] = i
                         self.leap(pipe)
@@ -328,7 +339,9 @@ def run_walked(program: Compiled) -> int:
     return max(map(add, walk.free, program.tail_latency), default=0)
 
 
-SHORT, TURNS, MOST = 30, 16, 200_000
+SHORT = 30
+TURNS = 16
+MOST = 200_000
 """Passes of the average step up to which a walk is faster than `run_fast`, if it leaps in any loop
 after so many turns (measured), and passes of all steps that it takes if it never does."""
 
@@ -373,7 +386,8 @@ def _run_columns(program: Compiled, cycles: Array) -> Array:
 
 # -- where device memory is the limit --------------------------------------------------------------
 MAX_SLOWDOWN = 1024.0
-WAYS, ROUNDS = 16, 3
+WAYS = 16
+ROUNDS = 3
 """Each round cuts what is left of the last doubling into WAYS pieces and keeps one."""
 
 

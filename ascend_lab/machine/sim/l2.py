@@ -56,7 +56,8 @@ class L2:
         if not 0 < piece_bytes <= size_bytes:
             needed = f"pieces of 1 to {size_bytes} bytes"
             raise errors.SimulationError(needed, str(piece_bytes), "use L2.of(chip)")
-        self.size_bytes, self.piece_bytes = size_bytes, piece_bytes
+        self.size_bytes = size_bytes
+        self.piece_bytes = piece_bytes
         self.held_bytes = 0
         # the ranges held of each piece, the longest unused in front
         self._pieces: OrderedDict[int, tuple[Held, ...]] = OrderedDict()
@@ -90,7 +91,9 @@ class L2:
 
     def discard(self, address_bytes: int, size_bytes: int) -> None:
         """Forget bytes that nobody reads again: dirty ones are never written to memory."""
-        low, stop, pieces = address_bytes, address_bytes + size_bytes, self._pieces
+        low = address_bytes
+        stop = address_bytes + size_bytes
+        pieces = self._pieces
         keys = range(low // self.piece_bytes, -(-stop // self.piece_bytes))
         for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
             if key not in pieces:
@@ -130,7 +133,8 @@ class L2:
 
     def _keys(self, a: Access, begin: float, end: float) -> range:
         """Return the pieces of an access from one share of it to another, whole pieces only."""
-        first, piece = a.address_bytes // self.piece_bytes, self.piece_bytes
+        first = a.address_bytes // self.piece_bytes
+        piece = self.piece_bytes
         last = -(-(a.address_bytes + a.size_bytes) // piece)
         cuts = [a.address_bytes + int(share * a.size_bytes) for share in (begin, end)]
         start = first if begin == 0.0 else -(-cuts[0] // piece)
@@ -155,10 +159,12 @@ class L2:
         self, accesses: Sequence[Access], begin: float, end: float, hit: dict[str, int]
     ) -> int:
         """Use the pieces in order; add to the bytes hit per tensor, return the bytes evicted."""
-        written, pieces = 0, self._pieces
+        written = 0
+        pieces = self._pieces
         for _, is_write, rank, key, low, stop in sorted(self._steps(accesses, begin, end)):
             held = pieces.pop(key, ())
-            near, rest = held, held[:0]
+            near = held
+            rest = held[:0]
             if len(held) > 1 or (held and not _touch(held[0], low, stop)):
                 near = tuple(r for r in held if _touch(r, low, stop))
                 rest = tuple(r for r in held if not _touch(r, low, stop))
@@ -191,10 +197,12 @@ def _touch(held: Held, low: int, stop: int) -> bool:
 
 def _merged(near: Sequence[Held], low: int, stop: int, is_write: bool) -> Held:
     """Return the range that holds all of `near`, and bytes low .. stop-1."""
-    first, end = low, stop
+    first = low
+    end = stop
     dirty, clean = (low, stop) if is_write else (0, 0)
     for a, b, c, d in near:
-        first, end = min(first, a), max(end, b)
+        first = min(first, a)
+        end = max(end, b)
         if c < d:
             dirty, clean = (min(dirty, c), max(clean, d)) if dirty < clean else (c, d)
     return (first, end, dirty, clean) if dirty < clean else (first, end, first, first)
@@ -205,7 +213,8 @@ def _without(held: Held, low: int, stop: int) -> Iterator[Held]:
     first, end, dirty, clean = held
     for a, b in ((first, min(end, low)), (max(first, stop), end)):
         if a < b:
-            c, d = max(a, dirty), min(b, clean)
+            c = max(a, dirty)
+            d = min(b, clean)
             yield (a, b, c, d) if c < d else (a, b, a, a)
 
 

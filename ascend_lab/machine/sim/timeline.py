@@ -257,7 +257,8 @@ class Timeline(Timed):
 
         Latency is the time between the end of an instruction and its result being visible.
         """
-        total, before = Counter[str](), 0
+        total = Counter[str]()
+        before = 0
         for span in self.critical_path:
             ready = span.start + span.stall_cycles
             total[span.pipe] += span.end - ready
@@ -393,7 +394,8 @@ def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     Times are microseconds. One complete event (ph "X") per instruction, waits marked with the
     flag that held them, and metadata events (ph "M") that name process and pipes.
     """
-    scale, pipes = 1e6 / timeline.chip.clock_hz, timeline.compiled.pipes
+    scale = 1e6 / timeline.chip.clock_hz
+    pipes = timeline.compiled.pipes
     told: list[tuple[str, int, dict[str, Any]]] = [
         ("process_name", 0, {"name": f"AI Core ({timeline.chip.name})"})
     ]

@@ -28,7 +28,9 @@ from ascend_lab.machine.isa.program import (
 from ascend_lab.machine.isa.walk import Core, Pick, Step, first, interleave, interleave_cores
 
 Values = np.ndarray
-POISON, SHARED, MAX_EVENTS = 0xFF, 50_000, 2_000_000
+POISON = 0xFF
+SHARED = 50_000
+MAX_EVENTS = 2_000_000
 
 
 def execute(
@@ -58,11 +60,13 @@ def execute(
                 check_instruction(chip, instruction)
             check_program(chip, part.program)
     rng = random.Random(seed)
-    pick, places = first if seed is None else rng.choice, dict[int, Place]()
+    pick = first if seed is None else rng.choice
+    places = dict[int, Place]()
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
     with np.errstate(all="ignore", over="call", call=lambda what, flag: overflow()):
         for phase in kernel.phases:
-            crews, orders = launch.crews(phase), dict[int, list[Step]]()
+            crews = launch.crews(phase)
+            orders = dict[int, list[Step]]()
             for crew in crews:
                 cores = [_Core(chip, memory, places) for _ in crew]
                 if seed is None and len(crew) == 1 < len(crews):
@@ -110,7 +114,8 @@ Place = tuple[str, range, int, np.dtype[Any], tuple[int, ...]]
 
 
 def _place(region: Region) -> Place:
-    buffer, dtype = region.buffer, np.dtype(numpy_type(region.buffer.dtype))
+    buffer = region.buffer
+    dtype = np.dtype(numpy_type(region.buffer.dtype))
     memory, low = (buffer.name, 0) if buffer.space == "GM" else ("", buffer.address)
     starts = range(low, low + buffer.slots * buffer.slot_bytes, buffer.slot_bytes)
     strides = tuple(stride * buffer.itemsize for stride in region.strides)
@@ -121,7 +126,9 @@ class _Core:
     """Memory of one core: GM tensors shared with the others, on-chip spaces of its own."""
 
     def __init__(self, chip: Chip, tensors: dict[str, Values], places: dict[int, Place]) -> None:
-        self.chip, self.tensors, self.places = chip, tensors, places
+        self.chip = chip
+        self.tensors = tensors
+        self.places = places
         self.memories: dict[str, Values] = {}
 
     def _memory(self, name: str, buffer: Buffer) -> Values:
@@ -143,7 +150,8 @@ class _Core:
         if memory is None:
             memory = self._memory(name, region.buffer)
         low = starts[region.slot.at(env) % len(starts)]
-        flat, start = memory[low : low + one], region.offset.at(env) + shift
+        flat = memory[low : low + one]
+        start = region.offset.at(env) + shift
         try:
             return np.ndarray(region.sizes, dtype, flat, start * dtype.itemsize, strides)
         except ValueError:  # part of it lies outside: only its numbers tell whether that matters
@@ -155,7 +163,8 @@ def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
 
 
 def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    src, dst = instruction.srcs[0], instruction.out
+    src = instruction.srcs[0]
+    dst = instruction.out
     shift = _row(core, instruction, env)
     values = core.view(src, env, shift if src.space == "GM" else 0)
     if dst.space != "GM":
@@ -173,7 +182,8 @@ def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
     place = index_of(instruction)
     if place is None:
         return 0
-    index, bound = int(core.view(place, env).reshape(-1)[0]), instruction.number("bound")
+    index = int(core.view(place, env).reshape(-1)[0])
+    bound = instruction.number("bound")
     least = -bound if instruction.number("from_end") else 0
     if not least <= index < bound:
         where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
@@ -223,7 +233,8 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     a, b = (core.view(r, env) for r in instruction.srcs[:2])
     wide = np.int32 if a.dtype.kind == "i" else np.float32
     m1, k1, m0, k0 = a.shape
-    n1, n0 = b.shape[1], b.shape[2]
+    n1 = b.shape[1]
+    n0 = b.shape[2]
     # block by block: products so small are not divided among threads, which would wait for another
     left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
     right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
@@ -269,7 +280,8 @@ def _windows(
     out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
     out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
     m, k = (at + np.arange(count) for at, count in zip(first, counts, strict=True))
-    m, k = m[:, None], k[None, :]
+    m = m[:, None]
+    k = k[None, :]
     none = (m >= out_h * out_w) | (k >= c1 * kh * kw)
     rows = m // out_w * sh + k // kw % kh * dh - top
     columns = m % out_w * sw + k % kw * dw - left
@@ -394,9 +406,11 @@ def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
 def _reduce(op: str, dst: Values, src: Values, mask: Values) -> None:
     """Fold each repeat, or each 32-byte block of it: fp32 or whole-number sums, then one cast."""
     wide: Any = np.int64 if src.dtype.kind in "iu" else np.float32
-    low, high = -np.inf, np.inf
+    low = -np.inf
+    high = np.inf
     if wide is np.int64:
-        low, high = np.iinfo(src.dtype).min, np.iinfo(src.dtype).max
+        low = np.iinfo(src.dtype).min
+        high = np.iinfo(src.dtype).max
     fill = {"vcadd": 0, "vcgadd": 0, "vcmin": high}.get(op, low)
     rows = np.where(mask, src.reshape(src.shape[0], -1).astype(wide), wide(fill))
     if op.startswith("vcg"):

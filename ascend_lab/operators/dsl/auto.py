@@ -164,11 +164,14 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     batch = [x.name for x in stage.axes if x.name not in ("m", "n")]
     shape = GemmShape(sizes["m"], sizes["k"], sizes["n"], s.state.find(a).dtype, stage.dtype)
     t = tiling or default_schedule(shape, share_of(s.chip, math.prod(sizes[x] for x in batch)))
-    rows, columns = min(t.base_m, sizes["m"]), min(t.base_n, sizes["n"])
+    rows = min(t.base_m, sizes["m"])
+    columns = min(t.base_n, sizes["n"])
     drained = name
     if s.chip.combined:
-        s, drained = primitives_tiles.cache_write(s, name, "UB"), f"{name}_ub"
-    s, sums = primitives_tiles.cache_write(s, drained, "L0C"), f"{drained}_l0c"
+        s = primitives_tiles.cache_write(s, name, "UB")
+        drained = f"{name}_ub"
+    s = primitives_tiles.cache_write(s, drained, "L0C")
+    sums = f"{drained}_l0c"
     s, *left = _operand(s, a, "L0A", sums)
     s, *right = _operand(s, b, "L0B", sums)
     s = _outer(s, name, sizes, t, batch)
@@ -263,13 +266,15 @@ def stream_phase(
     result is walked in parts of one width, `depth` slots each. Operands that several of them need
     are loaded again, or stay too (`keep`).
     """
-    whole, given = merge_axes(s, phase), phase
+    whole = merge_axes(s, phase)
+    given = phase
     s, phase = _kept(whole, phase) if keep else (whole, phase)
     before = {x.name for x in s.state.stages}
     s = primitives_tiles.hoist(s, phase.root)  # once, what the result's parts of a row share
     shared = (x.name for x in s.state.stages if x.name not in before)
     phase = replace(phase, tiles=(*phase.tiles, *shared))
-    rows, root = row_axes(s.state, phase), s.state.stage(phase.root)
+    rows = row_axes(s.state, phase)
+    root = s.state.stage(phase.root)
     last = root.axes[-1]
     if not given.tiles or phase.outputs or not rows or last.name in rows:
         raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
@@ -326,7 +331,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")
     for name in phase.tiles:
         s = s if name in folds else primitives_tiles.inline(s, name)
-    known, parts = {x.name for x in s.state.stages} - set(folds), dict[str, str]()
+    known = {x.name for x in s.state.stages} - set(folds)
+    parts = dict[str, str]()
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
         width = _part(axis.extent, s.state.stage(name).axes[0].extent, auto_tile.core_count(s))
@@ -336,7 +342,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         parts[name] = s.state.stage(name).sources[0]
     nests: list[Phase] = []
     for first, name in pairwise(("", *folds)):
-        before, outputs = {x.name for x in s.state.stages}, tuple[str, ...]()
+        before = {x.name for x in s.state.stages}
+        outputs = tuple[str, ...]()
         with suppress(ScheduleError):
             if first and not nests[-1].outputs:
                 s = primitives_tiles.unchain(s, name, parts[name], first, parts[first])
@@ -346,7 +353,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         these = {*folds, *(x.name for x in new if x.fold)}
         tiles = (x.name for x in new if x.name not in these and not these & set(x.sources))
         nests.append(Phase(parts[name], tuple(tiles), outputs))
-    s, nests = primitives_tiles.hoist(s, phase.root), [*nests, Phase(phase.root)]
+    s = primitives_tiles.hoist(s, phase.root)
+    nests = [*nests, Phase(phase.root)]
     known |= {n for nest in nests for n in nest.names}
     return s, nests, {x.name for x in s.state.stages} - known
 
@@ -360,7 +368,8 @@ def _part(extent: int, rows: int, cores: int) -> int:
 
 def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int) -> Schedule:
     """Schedule a nest in so many tiles a core, and those of these folds that it needs inside it."""
-    inside, own = set(phase.names), list[str]()
+    inside = set(phase.names)
+    own = list[str]()
     for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:
         readers = {r.name for r in s.state.readers(name)}
         if readers & inside:

@@ -38,7 +38,8 @@ def core_count(s: Schedule) -> int:
 
 def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
-    axes, cores = s.state.stage(phase.root).axes, core_count(s)
+    axes = s.state.stage(phase.root).axes
+    cores = core_count(s)
     if s.state.stage(phase.root).rest:
         those = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
         return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
@@ -190,7 +191,8 @@ def largest(
 ) -> tuple[Widths, Widths] | None:
     """Return the widest tile of `depth` slots that fits, and widths of folds; None if none does."""
     stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
-    root, extents = stages[-1], core_shares(s, phase, rows)
+    root = stages[-1]
+    extents = core_shares(s, phase, rows)
     folds = {f"{x.name}.{a.name}": a.extent for x in stages if x.fold for a in x.reduce}
     last = root.axes[-1].name
     least = {n: 1 if n in rows else extents[n] for n in extents}
@@ -219,7 +221,8 @@ def largest(
 
 def keeps_lanes(stage: Stage) -> bool:
     """True if a fold walks its source along an axis that stays: lanes are not folded together."""
-    folded, last = {a.name for a in stage.reduce}, stage.axes[-1].name
+    folded = {a.name for a in stage.reduce}
+    last = stage.axes[-1].name
     sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
     return any(dict(r.index[-1].terms).get(last) == 1 for r in sources)
 
@@ -248,7 +251,8 @@ def tile_bytes(
     s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int], depth: int = 2
 ) -> int:
     """Return the bytes of UB that tiles of these widths take."""
-    name, root = phase.root, s.state.stage(phase.root)
+    name = phase.root
+    root = s.state.stage(phase.root)
     whole = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
     parts = frozenset(n for n, width in folds.items() if width < whole[n])
     cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
@@ -265,7 +269,8 @@ def _completed(s: Schedule, phase: Phase, cut: bool, parts: frozenset[str], dept
 
     Which tiles there are hangs on no more than this and the `parts` of folds, not on widths.
     """
-    root, stages = s.state.stage(phase.root), map(s.state.stage, phase.names)
+    root = s.state.stage(phase.root)
+    stages = map(s.state.stage, phase.names)
     widths = {a.name: 1 if cut else a.extent for a in root.axes}
     folds = {f"{x.name}.{a.name}": a.extent for x in stages for a in x.reduce}
     folds |= dict.fromkeys(parts, 1)
@@ -287,14 +292,19 @@ def arrange(
 
     `plain`: tiles of exactly these widths, on one core.
     """
-    root, name = s.state.stage(phase.root), phase.root
+    root = s.state.stage(phase.root)
+    name = phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
     whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
     taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
-    bound, loops, inside, leaves = list[str](), list[str](), list[str](), list[str]()
+    bound = list[str]()
+    loops = list[str]()
+    inside = list[str]()
+    leaves = list[str]()
     for axis in root.axes:
-        share, leaf = shares[axis.name], axis.name
+        share = shares[axis.name]
+        leaf = axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
             width = even(width, share, taken, _run(root, axis, unit), tiles)
@@ -337,7 +347,8 @@ def fold_loops(
     loops: list[str] = []
     tiles: list[str] = []
     for axis in axes:
-        width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
+        width = folds.get(f"{name}.{axis.name}", axis.extent)
+        leaf = axis.name
         if width < axis.extent:
             s, leaf = _cut(s, name, leaf, width, loops)
         tiles.append(leaf)

@@ -40,7 +40,8 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
     """Return the range an index expression covers while its axes run through a box."""
     if len(index.terms) == 1 and not index.const and index.terms[0][1] == 1:
         return box[index.terms[0][0]]
-    start, size = Affine(index.const), 1
+    start = Affine(index.const)
+    size = 1
     for name, coefficient in index.terms:
         part = box[name]
         if coefficient < 0:
@@ -129,7 +130,8 @@ def _boxes(
     def inside(name: str, count: int) -> Box:
         box = dict(keep(name))
         for leaf in state.stage(name).loops[:count]:
-            part, width = box[leaf.root], leaf.width
+            part = box[leaf.root]
+            width = leaf.width
             width = steps.get(f"{name}.{leaf.root}", 1) if width == 1 else width
             box[leaf.root] = Range(part.start, min(part.count, width))
         return box
@@ -163,7 +165,9 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
     """
     kept, active = _boxes(state, root, steps)
     order = [state.stage(name) for name in reversed(kept)]
-    total, most, alive = 0, SHIFT_BYTES if chip.combined else 0, dict[str, int]()
+    total = 0
+    most = SHIFT_BYTES if chip.combined else 0
+    alive = dict[str, int]()
     for place, stage in enumerate(order):
         if stage.scope != "UB":
             continue
@@ -200,7 +204,8 @@ def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
         if not _folds_lanes(stage):
             spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
         if piece:
-            sizes[-1], own = piece // DTYPE_BYTES[stage.expr.dtype], piece
+            sizes[-1] = piece // DTYPE_BYTES[stage.expr.dtype]
+            own = piece
         spare += 0 if isinstance(stage.expr, tensor.Read) else own
     last = [a.name for a in axes if a.extent > 1][-1:]
     if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
@@ -259,7 +264,8 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
 
 def _tile(expr: tensor.Expr, sizes: Sequence[int], align: int) -> int:
     """Bytes of a tile for an expression, its longest axis in whole blocks."""
-    block, longest = max(c0_of(expr.dtype), align), max(*sizes, 1)
+    block = max(c0_of(expr.dtype), align)
+    longest = max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
 

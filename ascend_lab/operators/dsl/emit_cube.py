@@ -50,7 +50,8 @@ def _fractal(
     matrix: fractals.Matrix, held: Held, ranges: Sequence[boxes.Range]
 ) -> tuple[isa.Affine, int]:
     """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
-    major, minor = matrix.major, matrix.minor
+    major = matrix.major
+    minor = matrix.minor
     starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
     pitch = -(-held.sizes[minor] // matrix.minor_unit)
     before = isa.Affine()
@@ -72,8 +73,10 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     matrix = fractals.matrix_of(
         fractals.product_of(tiles.state, stage), fractals.role_of(tiles.state, stage)
     )
-    source, area = tiles.place(stage.sources[0]), matrix.area
-    (at, pitch), (columns, rows) = _fractal(matrix, source, ranges), _sizes(matrix, ranges)
+    source = tiles.place(stage.sources[0])
+    area = matrix.area
+    (at, pitch) = _fractal(matrix, source, ranges)
+    (columns, rows) = _sizes(matrix, ranges)
     region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
     tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
 
@@ -82,10 +85,14 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """L1 -> L0A or L0B: one load2d per row or column of fractals."""
     role = fractals.role_of(tiles.state, stage)
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), role)
-    held, area = tiles.held[stage.sources[0]], matrix.area
-    (start, pitch), (depth, rows) = _fractal(matrix, held, ranges), _sizes(matrix, ranges)
-    k, unit = tiles.builder, tiles.unit
-    dst, src = tiles.held[stage.name].memory, held.memory
+    held = tiles.held[stage.sources[0]]
+    area = matrix.area
+    (start, pitch) = _fractal(matrix, held, ranges)
+    (depth, rows) = _sizes(matrix, ranges)
+    k = tiles.builder
+    unit = tiles.unit
+    dst = tiles.held[stage.name].memory
+    src = held.memory
     if role == "B":
         with unit.repeat(depth) as i:
             to = dst.region(i * (rows * area), (rows, area))
@@ -112,9 +119,11 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
             got = tiles.state.find(read.source).scope
             raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
     c0 = isa.c0_of(stage.reads[0].dtype)
-    matrix, own = fractals.matrix_of(stage, "C"), tiles.held[stage.name]
+    matrix = fractals.matrix_of(stage, "C")
+    own = tiles.held[stage.name]
     ranges = [box[a.name] for a in stage.axes]
-    (at, top), (n, m) = _fractal(matrix, own, ranges), _sizes(matrix, ranges)
+    (at, top) = _fractal(matrix, own, ranges)
+    (n, m) = _sizes(matrix, ranges)
     k = box["k"].count // c0
     a, b = (tiles.held[r.source].memory for r in stage.reads)
     steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
@@ -128,10 +137,12 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
 
 def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
-    read, k = fractals.plain_read(stage.expr), tiles.builder
+    read = fractals.plain_read(stage.expr)
+    k = tiles.builder
     assert read is not None
     matrix = fractals.matrix_of(fractals.product_of(tiles.state, stage), "C")
-    held, (columns, rows) = tiles.held[read.source], _sizes(matrix, ranges)
+    held = tiles.held[read.source]
+    (columns, rows) = _sizes(matrix, ranges)
     at, pitch = _fractal(matrix, held, ranges)
     box = (columns, rows * AREA_C)
     source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
@@ -176,16 +187,19 @@ def _concat(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
 
 
 def _pad(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    shape, value = stage.shapes[0], attrs["value"]
+    shape = stage.shapes[0]
+    value = attrs["value"]
     launch = kernels.pad_launch(chip, shape, attrs["widths"], stage.dtype, value=value)
     return [(replace(launch, name=stage.name), {"x": stage.sources[0]})]
 
 
 def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
-    (table, index), (whole, picked) = stage.sources, stage.shapes
+    (table, index) = stage.sources
+    (whole, picked) = stage.shapes
     if attrs["axis"] != 0:
         raise ScheduleError("gather along axis 0", str(attrs["axis"]), "transpose first")
-    columns, picks = math.prod(whole[1:]), math.prod(picked)
+    columns = math.prod(whole[1:])
+    picks = math.prod(picked)
     from_end = attrs["from_end"]
     launch = kernels.gather_launch(chip, whole[0], columns, picks, stage.dtype, from_end=from_end)
     return [(launch, {"x": table, "index": index})]
@@ -193,8 +207,10 @@ def _gather(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
 
 def _scatter(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:
     start, index, updates = stage.sources
-    rows, columns = stage.shape[0], math.prod(stage.shape[1:])
-    picks, mode = math.prod(stage.shapes[1]), attrs["mode"]
+    rows = stage.shape[0]
+    columns = math.prod(stage.shape[1:])
+    picks = math.prod(stage.shapes[1])
+    mode = attrs["mode"]
     copy = layout.copy_launch(chip, stage.dtype, (rows * columns,), (1,), (1,), name="copy")
     table = rows, columns, picks, stage.dtype
     launch = kernels.scatter_launch(chip, *table, mode=mode, method="auto")

@@ -39,7 +39,8 @@ def compute_tile(
     Rows are computed up to whole blocks where all operands hold something there; true if out then
     does.
     """
-    kept, folds = sizes[: len(stage.axes)], sizes[len(stage.axes) :]
+    kept = sizes[: len(stage.axes)]
+    folds = sizes[len(stage.axes) :]
     if not stage.fold:
         full = filled_up(sizes, stage.align, (out, *views.values()))
         evaluate(unit, stage.expr, out, views, full or sizes)
@@ -65,8 +66,12 @@ def _fold_pieces(
     unit: Unit, stage: Stage, out: View, views: Views, sizes: Sizes, size: int, add: bool
 ) -> None:
     """Emit out = fold of a formula on one row: every block of a piece becomes one element."""
-    dtype, lanes, axis, block = stage.expr.dtype, sizes[-1], len(sizes) - 1, c0_of(stage.expr.dtype)
-    width, each = size // DTYPE_BYTES[dtype], size // BLOCK_BYTES
+    dtype = stage.expr.dtype
+    lanes = sizes[-1]
+    axis = len(sizes) - 1
+    block = c0_of(stage.expr.dtype)
+    width = size // DTYPE_BYTES[dtype]
+    each = size // BLOCK_BYTES
     count = -(-lanes // block)
     kept = -(-count // block) * block
     lines, piece = (View(unit.take(dtype, n), dtype, 0, (1,)) for n in (kept, width))
@@ -178,7 +183,8 @@ def fold_box(
     if not rest and not add:
         fold_lanes(unit, fold, dst, source, kept, folds[lane])
         return
-    inner, block = math.prod(kept), c0_of(src.dtype)
+    inner = math.prod(kept)
+    block = c0_of(src.dtype)
     pitch = inner if inner == 1 else -(-inner // block) * block
     steps = (*(s * pitch for s in layout.row_major(outer)), *layout.row_major(kept))
     partial = View(unit.take(src.dtype, pitch * math.prod(outer)), src.dtype, 0, steps)
@@ -210,7 +216,8 @@ def _fold_rows(
 
 def _halving(unit: Unit, op: Op, dst: View, src: View, count: int, kept: Sizes, add: bool) -> None:
     """Combine the second half of the slices with the first, again and again, in scratch."""
-    half, block = count // 2, c0_of(src.dtype)
+    half = count // 2
+    block = c0_of(src.dtype)
     steps, elements = block_steps(kept, block) if kept else ((), 1)
     pitch = -(-elements // block) * block
     rows = View(unit.take(src.dtype, half * pitch), src.dtype, 0, (pitch, *steps))
@@ -219,7 +226,8 @@ def _halving(unit: Unit, op: Op, dst: View, src: View, count: int, kept: Sizes, 
     if count % 2:
         apply(unit, op, first, (first, src.moved(0, count - 1).inner()), kept)
     while half > 1:
-        count, half = half, half // 2
+        count = half
+        half = half // 2
         apply(unit, op, rows, (rows, rows.moved(0, half)), [half, *kept])
         if count % 2:
             apply(unit, op, first, (first, rows.moved(0, count - 1).inner()), kept)
@@ -279,11 +287,13 @@ def _by_groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: 
     `vcgadd` takes a cycle a repeat where `vadd` takes two. Rows of few blocks are first folded
     block on block, eight rows a repeat.
     """
-    block, made = c0_of(src.dtype), list[View]()
+    block = c0_of(src.dtype)
+    made = list[View]()
     while lanes > block:
         blocks = -(-lanes // block)
         if _few_blocks(unit, COMBINE[fold], math.prod(rows), blocks):
-            kept, lines = block, _lines(unit, src.dtype, rows, block)
+            kept = block
+            lines = _lines(unit, src.dtype, rows, block)
             _narrow(unit, Op(COMBINE[fold]), lines, src, rows, lanes, block)
         else:
             kept = -(-blocks // block) * block
@@ -293,7 +303,8 @@ def _by_groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: 
                 apply(unit, Op("vdup", start_of(fold, src.dtype)), last, (), [*rows, block])
             _groups(unit, fold, lines, src, rows, lanes)
         made.append(lines)
-        src, lanes = lines, kept
+        src = lines
+        lanes = kept
     _last_blocks(unit, fold, dst, src, rows, lanes)
     for lines in made:
         unit.give(lines.memory)
@@ -302,7 +313,8 @@ def _by_groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: 
 def _few_blocks(unit: Unit, op: str, rows: int, blocks: int) -> bool:
     """True if rows are folded block on block in fewer cycles than each block by itself."""
     chip = unit.builder.chip
-    cost, group = chip.vector_costs[op], chip.vector_costs["vcgadd"]
+    cost = chip.vector_costs[op]
+    group = chip.vector_costs["vcgadd"]
     each = chip.vector_bytes_per_repeat // BLOCK_BYTES
     down = (blocks - 1) * (cost.head_cycles + cost.slope_cycles * -(-rows // each))
     return down < -(-blocks // each) * (group.head_cycles + group.slope_cycles * rows)
@@ -310,7 +322,8 @@ def _few_blocks(unit: Unit, op: str, rows: int, blocks: int) -> bool:
 
 def _groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
     """dst[rows, block number] = fold of each block of src[rows, lanes]; the last may be shorter."""
-    block, place = c0_of(src.dtype), len(rows)
+    block = c0_of(src.dtype)
+    place = len(rows)
     each = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
     blocks, rest = divmod(lanes, block)
     masked = bool(rest) and src.row == lanes
@@ -332,9 +345,11 @@ def _groups(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int
 
 def _last_blocks(unit: Unit, fold: str, dst: View, src: View, rows: Sizes, lanes: int) -> None:
     """dst[rows] = fold of src[rows, lanes], at most a block each; eight rows a repeat."""
-    block, each = c0_of(src.dtype), unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
+    block = c0_of(src.dtype)
+    each = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
     dims = coalesce(rows, (dst, src.stepping(src.strides[:-1]))) or [(1, (1, block))]
-    (count, (step, pitch)), outer = dims[-1], dims[:-1]
+    (count, (step, pitch)) = dims[-1]
+    outer = dims[:-1]
     if lanes < block and src.row != lanes:
         _repeats(unit, ACROSS[fold], dst, src, rows, lanes)
         return
@@ -364,8 +379,10 @@ def _product_across(unit: Unit, dst: View, src: View, rows: Sizes, lanes: int) -
     Chunks of a block are multiplied; then every lane of the block is spread over a block of its own
     and these blocks are multiplied; a one-lane maximum writes the results.
     """
-    op, block = Op("vmul"), c0_of(src.dtype)
-    lines, kept = _lines(unit, src.dtype, rows, block), min(lanes, block)
+    op = Op("vmul")
+    block = c0_of(src.dtype)
+    lines = _lines(unit, src.dtype, rows, block)
+    kept = min(lanes, block)
     if lanes > block:
         _narrow(unit, op, lines, src, rows, lanes, block)
     else:
@@ -387,7 +404,8 @@ def _product_across(unit: Unit, dst: View, src: View, rows: Sizes, lanes: int) -
 
 def _narrow(unit: Unit, op: Op, dst: View, src: View, rows: Sizes, lanes: int, width: int) -> None:
     """dst[rows, width] = the chunks of `width` lanes of src combined."""
-    last, whole = len(rows), lanes // width
+    last = len(rows)
+    whole = lanes // width
     start = min(whole, 2)
     if whole > 1:
         apply(unit, op, dst, (src, src.moved(last, width)), [*rows, width])
@@ -412,7 +430,8 @@ def _repeats(
     dims.sort(key=lambda d: d[0])
     *outer, count = (n for n, _ in dims)
     for out, row in unit.over(outer, with_dims((dst, src), dims)):
-        step, pitch = out.strides[0], row.strides[0]
+        step = out.strides[0]
+        pitch = row.strides[0]
         for at, part in unit.parts(count, unit.builder.chip.max_repeat):
             to = out.memory.region(out.offset + at * step, (part, results), (step, 1))
             what = row.memory.region(row.offset + at * pitch, (part, lanes), (pitch, 1))

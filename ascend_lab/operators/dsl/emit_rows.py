@@ -120,7 +120,8 @@ def main_part(unit: Unit, rows: Rows) -> None:
     if rows.by_blocks and (rows.loads or not padded):
         _by_blocks(unit, rows)
         return
-    counts, rest = list(rows.counts), rows.rest % c0_of(rows.dst.dtype)
+    counts = list(rows.counts)
+    rest = rows.rest % c0_of(rows.dst.dtype)
     if rest and not padded:
         if rows.rest == counts[-1]:
             return
@@ -132,8 +133,11 @@ def main_part(unit: Unit, rows: Rows) -> None:
 
 def _by_blocks(unit: Unit, rows: Rows) -> None:
     """Emit the copy of ragged rows by whole blocks; see the top of the module."""
-    row, block, many = rows.counts[-1], rows.block, rows.many
-    whole, first = row - rows.rest, many - rows.last if rows.in_one else 0
+    row = rows.counts[-1]
+    block = rows.block
+    many = rows.many
+    whole = row - rows.rest
+    first = many - rows.last if rows.in_one else 0
     padded = not unit.builder.chip.combined
     for views in unit.over(rows.counts[:-2], (rows.dst, rows.src)):
         gm, on_chip = views if not rows.loads else views[::-1]
@@ -165,7 +169,8 @@ def _by_blocks(unit: Unit, rows: Rows) -> None:
 
 def ends_in_place(unit: Unit, rows: Rows) -> None:
     """Shift the last block of loaded rows from where it ends in GM to where it begins in UB."""
-    size, block = rows.counts[-1], rows.block
+    size = rows.counts[-1]
+    block = rows.block
     for piece in rows.apart(unit) if rows.by_blocks else ():
         for back, row in piece:
             whole = size - rows.rest
@@ -178,7 +183,9 @@ def ends_apart(unit: Unit, rows: Rows) -> None:
 
     Nothing reads the tile but the store.
     """
-    size, block, c0 = rows.counts[-1], rows.block, c0_of(rows.src.dtype)
+    size = rows.counts[-1]
+    block = rows.block
+    c0 = c0_of(rows.src.dtype)
     start = max(size - block, 0) // c0 * c0
     for piece in rows.apart(unit) if rows.by_blocks else ():
         last_row = piece[0][1]
@@ -201,7 +208,9 @@ def _shift(
     `taken`: the first element and how many become blocks, and how many of these are skipped;
     `placed`: the first element written, and how many.
     """
-    (start, count, skip), (to, kept), c0 = taken, placed, c0_of(row.dtype)
+    (start, count, skip) = taken
+    (to, kept) = placed
+    c0 = c0_of(row.dtype)
     tile = unit.take(row.dtype, count * c0)
     what = row.memory.region(row.offset + start, count)
     unit.builder.vector("vbrcb", tile.region(0, (count, c0)), what)
@@ -218,7 +227,8 @@ def leftover(unit: Unit, rows: Rows) -> None:
 
     Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
     """
-    chip, counts = unit.builder.chip, rows.counts
+    chip = unit.builder.chip
+    counts = rows.counts
     rest = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
     if not rows.has_leftover:
         return

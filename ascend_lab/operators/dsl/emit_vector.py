@@ -189,10 +189,12 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
     views = with_dims((dst, *srcs), dims)
     made = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
-    expanded, box = made, [size for size, _ in dims]
+    expanded = made
+    box = [size for size, _ in dims]
     if box[-1] > 1 and not any(v.blocks for v in made):  # axes may lie behind each other now
         dims = coalesce(box, made)
-        expanded, box = with_dims(made, dims), [size for size, _ in dims]
+        expanded = with_dims(made, dims)
+        box = [size for size, _ in dims]
     factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)
     if factor > 1:
         _emit_side_by_side(unit, op, expanded, box, factor)
@@ -215,7 +217,8 @@ def _lanes_last(dims: Dims) -> Dims:
 
 def _expand(unit: Unit, view: View, dims: Dims) -> View:
     """Turn an operand that repeats along the lanes into one 32-byte block per element."""
-    size, step = dims[-1][0], view.strides[-1]
+    size = dims[-1][0]
+    step = view.strides[-1]
     if view.blocks:
         return view.stepping((*view.strides[:-1], 1))
     if step == 1 or size == 1:
@@ -225,7 +228,9 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         got = f"elements {step} apart"
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
-    sizes, c0, near = [dims[d][0] for d in outer], c0_of(view.dtype), len(dims) - 2
+    sizes = [dims[d][0] for d in outer]
+    c0 = c0_of(view.dtype)
+    near = len(dims) - 2
     # rows of two blocks, behind each other in the destination and used again: one run, if whole
     again = size == 2 * c0 and near in outer and len(outer) <= near
     width = size if again and dims[near][1][0] == size else c0
@@ -258,7 +263,9 @@ def _emit_side_by_side(
 ) -> None:
     """Emit with `factor` rows as one, operands that repeat copied as often side by side."""
     *outer, rows, last = sizes
-    wide, tiles, operands = factor * last, [], []
+    wide = factor * last
+    tiles = []
+    operands = []
     for v in views:
         if v.strides[-2]:
             operands.append(v.stepping((*v.strides[:-2], wide, 1)))
@@ -288,12 +295,17 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
     *outer, last = sizes
     if not outer:
-        outer, views = [1], [v.stepping((0, *v.strides)) for v in views]
+        outer = [1]
+        views = [v.stepping((0, *v.strides)) for v in views]
     rows = max(range(len(outer)), key=lambda d: outer[d])
-    count, around = outer[rows], [d for d in range(len(outer)) if d != rows]
-    each, c0 = chip.vector_bytes_per_repeat // BLOCK_BYTES, max(c0_of(v.dtype) for v in views)
-    whole, tails = last // lanes, len(list(_tails(last % lanes, _block_of(views))))
-    columns, chunks = -(-last // c0), whole + tails
+    count = outer[rows]
+    around = [d for d in range(len(outer)) if d != rows]
+    each = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    c0 = max(c0_of(v.dtype) for v in views)
+    whole = last // lanes
+    tails = len(list(_tails(last % lanes, _block_of(views))))
+    columns = -(-last // c0)
+    chunks = whole + tails
 
     def cycles(instructions: int, repeats: int) -> int:
         cost = chip.vector_costs.get(op.name, chip.vector_costs["default"])
@@ -314,7 +326,8 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
 
 def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
     """Contiguous runs, row after row: whole repeats, then the last lanes."""
-    whole, block = last // lanes, _block_of(views)
+    whole = last // lanes
+    block = _block_of(views)
     for row in unit.over([count], views):
         for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
             _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in row])
@@ -357,7 +370,8 @@ def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes
     An operand that repeats gives the same lanes, or the same block, each time.
     """
     step = 0 if view.blocks or not view.strides[-1] else 1
-    offset, c0 = view.offset + at * step, c0_of(view.dtype)
+    offset = view.offset + at * step
+    c0 = c0_of(view.dtype)
     pitch = lanes * step if pitch is None else pitch
     if view.blocks and lanes > c0:
         return view.memory.region(offset, (repeats, lanes // c0, c0), (pitch, 0, 1))
@@ -366,16 +380,19 @@ def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes
 
 def _columns(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
     """Rows block by block: a repeat takes one block of as many rows as it has blocks."""
-    chip, c0 = unit.builder.chip, c0_of(views[0].dtype)
+    chip = unit.builder.chip
+    c0 = c0_of(views[0].dtype)
     each = chip.vector_bytes_per_repeat // BLOCK_BYTES
     whole, rest = divmod(count, each)
 
     def emit(lane: Affine | int, width: int, at: Affine | int, repeats: int, rows: int) -> None:
         regions = []
         for v in views:
-            step, along = v.strides[0], 0 if v.blocks or not v.strides[1] else 1
+            step = v.strides[0]
+            along = 0 if v.blocks or not v.strides[1] else 1
             first = v.offset + at * step + lane * along
-            shape, strides = (repeats, rows, width), (step * rows, step, 1)
+            shape = (repeats, rows, width)
+            strides = (step * rows, step, 1)
             regions.append(v.memory.region(first, shape, strides))
         _vector(unit, op, regions)
 

@@ -135,7 +135,8 @@ fold_sum, fold_max, fold_min, fold_prod = map(_fold, ("sum", "max", "min", "prod
 def _function(op: str, result: str) -> Callable[[Expr], Call]:
     def function(value: Expr) -> Call:
         if isinstance(value, Tensor):
-            needed, got = f"{op}: an element, such as a[i, j]", f"the tensor {value.label}"
+            needed = f"{op}: an element, such as a[i, j]"
+            got = f"the tensor {value.label}"
             raise TypeMismatchError(needed, got, "te.vexp, te.vrelu and their like take tensors")
         return unary(op, value)
 
@@ -143,8 +144,10 @@ def _function(op: str, result: str) -> Callable[[Expr], Call]:
     return function
 
 
-exp, log = _function("vexp", "exp"), _function("vln", "the natural logarithm")
-sqrt, rsqrt = _function("vsqrt", "the square root"), _function("vrsqrt", "1 / sqrt")
+exp = _function("vexp", "exp")
+log = _function("vln", "the natural logarithm")
+sqrt = _function("vsqrt", "the square root")
+rsqrt = _function("vrsqrt", "1 / sqrt")
 relu = _function("vrelu", "max(x, 0)")
 absolute = _function("vabs", "the absolute value")
 
@@ -179,7 +182,8 @@ def _named(name: str, text: str) -> Callable[[F], F]:
     """Return a decorator that gives an operation its published name and docstring."""
 
     def keep(operation: F) -> F:
-        operation.__name__, operation.__doc__ = name, text
+        operation.__name__ = name
+        operation.__doc__ = text
         return operation
 
     return keep
@@ -236,8 +240,10 @@ vand, vor = (_binary(op, "bit by bit; whole-number formats", True) for op in ("v
 vadds, vmuls, vmaxs, vmins = map(_scalar, ("vadd", "vmul", "vmax", "vmin"))
 vabs, vexp, vsqrt, vrsqrt = map(_unary, ("vabs", "vexp", "vsqrt", "vrsqrt"))
 vrec, vrelu = map(_unary, ("vrec", "vrelu"))
-vlog, vnot = _unary("vln", "vlog"), _unary("vnot", whole=True)
-floor, ceil = _rounding("floor", "floor"), _rounding("ceil", "ceil")
+vlog = _unary("vln", "vlog")
+vnot = _unary("vnot", whole=True)
+floor = _rounding("floor", "floor")
+ceil = _rounding("ceil", "ceil")
 round = _rounding("round", "rint")  # noqa: A001 - the published name
 
 

@@ -77,12 +77,14 @@ def product_of(state: State, stage: Stage) -> Stage:
 def matrix_of(cube: Stage, role: str) -> Matrix:
     """Return how operand "A", "B" or "C" of a cube stage is stored."""
     if role == "C":
-        dims, unit = {a.name: d for d, a in enumerate(cube.axes)}, isa.FRACTAL
+        dims = {a.name: d for d, a in enumerate(cube.axes)}
+        unit = isa.FRACTAL
     else:
         read = cube.reads["AB".index(role)]
         dims = {name: d for d, i in enumerate(read.index) for name, _ in i.terms}
         unit = isa.c0_of(read.dtype)
-    major, minor = dims["n" if role == "C" else "k"], dims["n" if role == "B" else "m"]
+    major = dims["n" if role == "C" else "k"]
+    minor = dims["n" if role == "B" else "m"]
     batch = tuple(d for d in dims.values() if d not in (major, minor))
     return Matrix(major, minor, unit, isa.FRACTAL, batch)
 
@@ -129,7 +131,8 @@ def _with_relu(state: State, cube: Stage) -> State:
 def _operand(state: State, cube: str, source: str, role: str) -> State:
     """Give a product a fractal copy of an operand, unless that is stored so already."""
     stage = state.stage(cube)
-    matrix, entry = matrix_of(stage, role), state.find(source)
+    matrix = matrix_of(stage, role)
+    entry = state.find(source)
     if isinstance(entry, Input):
         found = [_stored_as(r, source) for r in state.readers(source)]
         if all(f and set(f) == {matrix} for f in found):
@@ -138,7 +141,8 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     if narrow and matrix_of(state.stage(source), "C") == matrix:
         return state
     name = state.new_name(f"{source}_fractal")
-    shape, attrs = entry.shape, (("matrix", matrix),)
+    shape = entry.shape
+    attrs = (("matrix", matrix),)
     made = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
     return state.put(redirect(stage, source, name)).insert(made, before=cube)
 
@@ -158,8 +162,10 @@ def _result(state: State, stage: Stage) -> State:
     if not others:
         return state
     name = state.new_name(f"{stage.name}_nd")
-    shape, attrs = stage.logical or stage.shape, (("matrix", matrix),)
-    source, sizes = (stage.name,), (stage.shape,)
+    shape = stage.logical or stage.shape
+    attrs = (("matrix", matrix),)
+    source = (stage.name,)
+    sizes = (stage.shape,)
     made = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
     state = state.insert(made, before=others[0].name)
     for reader in others:

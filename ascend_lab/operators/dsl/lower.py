@@ -39,7 +39,8 @@ def lower(schedule: Schedule) -> isa.Kernel:
     Raises `ScheduleError` for nests that cannot be written, `CapacityError` for tiles that do not
     fit, both with the numbers.
     """
-    state, chip = schedule.state, schedule.chip
+    state = schedule.state
+    chip = schedule.chip
     phases: list[isa.Launch] = []
     tensors = tuple(stored(state).items())
     for stage in roots(state):
@@ -91,14 +92,16 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
     parts = []
     for chosen in product(*shares):
-        nest, box = Nest(state, root, chip, dict(tensors)), whole(stage)
+        nest = Nest(state, root, chip, dict(tensors))
+        box = whole(stage)
         for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
             ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
             start = isa.Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
         nest.run(stage, box)
-        program, steps = nest.builder.finish(), [range(f, f + n) for f, n, _ in chosen]
+        program = nest.builder.finish()
+        steps = [range(f, f + n) for f, n, _ in chosen]
         named = (zip((leaf.name for leaf in bound), at, strict=True) for at in product(*steps))
         bindings = tuple(isa.binding_of(dict(x)) for x in named)
         parts.append(isa.Part(program, bindings))
@@ -126,7 +129,8 @@ class Nest:
     """The program of one kind of core for the phase of one root stage."""
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
-        self.state, self.root = state, root
+        self.state = state
+        self.root = root
         self.builder = isa.KernelBuilder(root, chip)
         self.unit = emit_vector.Unit(self.builder)
         self.tiles = Tiles(state, root, self.unit, tensors)
@@ -168,7 +172,8 @@ class Nest:
         if not loops:
             self.instructions(stage, folds)
             return
-        leaf, box = loops[0], self.active[stage.name]
+        leaf = loops[0]
+        box = self.active[stage.name]
         guests = self.guests[stage.name, leaf.name]
         for part, trip in self.steps(stage, leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: part}
@@ -233,7 +238,8 @@ class Nest:
         The vector unit does that before it stores or after it has loaded; single elements of
         other tiles go by the scalar unit in between.
         """
-        tiles, computed = list(map(self.state.stage, group.filled)), self.tiles.writer(last) == "V"
+        tiles = list(map(self.state.stage, group.filled))
+        computed = self.tiles.writer(last) == "V"
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
         stored = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
         ragged = not (self.tiles.smooth or self.tiles.fractal)
@@ -257,9 +263,11 @@ class Nest:
     def walk(self, stage: Stage) -> None:
         """Write once more the loops of a copy from here on, for the elements it leaves over."""
         if stage.name in self.active:
-            box, loops = self.active[stage.name], self.pending[stage.name]
+            box = self.active[stage.name]
+            loops = self.pending[stage.name]
             self.level(stage, loops, [])
-            self.active[stage.name], self.pending[stage.name] = box, loops
+            self.active[stage.name] = box
+            self.pending[stage.name] = loops
             return
         self.active[stage.name] = needed(self.state, stage, self.active)
         self.level(stage, stage.loops[: self.counts[stage.name]], [])
@@ -279,7 +287,8 @@ class Nest:
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
             read = bare(stage.expr)
             assert read is not None
-            dst, src = self.tiles.own_view(stage, box), self.tiles.view(read, box, stage.axes)
+            dst = self.tiles.own_view(stage, box)
+            src = self.tiles.view(read, box, stage.axes)
             tile = self.state.stage(read.source) if stage.scope == "GM" else stage
             assert isinstance(tile, Stage)
             sizes = [box[a.name].count for a in stage.axes]
@@ -291,7 +300,8 @@ class Nest:
         else:
             axes = (*stage.axes, *stage.reduce)
             views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
-            out, narrow = self.tiles.room(stage, box), self.tiles.is_narrow(stage)
+            out = self.tiles.room(stage, box)
+            narrow = self.tiles.is_narrow(stage)
             full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
             if narrow and full and not folds:
                 emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), full)

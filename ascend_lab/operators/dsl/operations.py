@@ -87,9 +87,11 @@ def slice(  # noqa: A001 - the published name
         needed = f"slice: begin, end and step >= 1 for each of {rank} axes"
         got = f"{tuple(begin)}, {tuple(end)}, {steps}"
         raise ShapeError(needed, got, "give one number per axis")
-    starts, sizes = [], []
+    starts = []
+    sizes = []
     for b, e, s, n in zip(begin, end, steps, a.shape, strict=True):
-        low, high = (b + n if b < 0 else b), (e + n if e < 0 else min(e, n))
+        low = b + n if b < 0 else b
+        high = e + n if e < 0 else min(e, n)
         if not 0 <= low < high <= n:
             needed = f"slice: 0 <= begin < end <= {n}"
             raise ShapeError(needed, f"{b}, {e}", "check the bounds of this axis")
@@ -310,13 +312,16 @@ def conv2d(
     if len(x.shape) != 4 or len(weight.shape) != 4:
         got = f"{x.shape} and {weight.shape}"
         raise ShapeError("conv2d: x (n, c, h, w), weight (k, c/groups, r, s)", got, "reshape them")
-    (n, c, h, w), (k, cg, r, s) = x.shape, weight.shape
+    (n, c, h, w) = x.shape
+    (k, cg, r, s) = weight.shape
     if groups < 1 or c % groups or k % groups or cg * groups != c:
         needed = f"conv2d: {groups} groups that divide {c} and {k} channels, weights over c/groups"
         raise ShapeError(needed, f"weights over {cg}", "check groups")
-    (sh, sw), (dh, dw) = _pair(stride, "stride"), _pair(dilation, "dilation")
+    (sh, sw) = _pair(stride, "stride")
+    (dh, dw) = _pair(dilation, "dilation")
     top, bottom, left, right = pads = pads_of(pad)
-    oh, ow = window_out(h, top, bottom, r, sh, dh), window_out(w, left, right, s, sw, dw)
+    oh = window_out(h, top, bottom, r, sh, dh)
+    ow = window_out(w, left, right, s, sw, dw)
     out = _out_dtype("conv2d", x, weight, out_dtype)
     attrs = {"dilation": (dh, dw), "groups": groups, "pad": pads, "stride": (sh, sw)}
     return template("conv2d", (x, weight), (n, k, oh, ow), out, **attrs)
@@ -334,15 +339,18 @@ def pooling2d(
         raise ShapeError("pooling2d: x (n, c1, h, w, c0)", str(x.shape), "convert to NC1HWC0")
     if mode not in ("max", "avg"):
         raise TypeMismatchError("pooling2d: mode max or avg", repr(mode), "choose one")
-    (kh, kw), (sh, sw) = _pair(window, "window"), _pair(stride, "stride")
+    (kh, kw) = _pair(window, "window")
+    (sh, sw) = _pair(stride, "stride")
     top, bottom, left, right = pads_of(pad)
     n, c1, h, w, c0 = x.shape
-    oh, ow = window_out(h, top, bottom, kh, sh), window_out(w, left, right, kw, sw)
+    oh = window_out(h, top, bottom, kh, sh)
+    ow = window_out(w, left, right, kw, sw)
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
     source = _padded(x, edges, floor if mode == "max" else 0.0)
     names = axis_names(5)
-    rh, rw = Axis("rh", kh, True), Axis("rw", kw, True)
+    rh = Axis("rh", kh, True)
+    rw = Axis("rw", kw, True)
     i, j, k, m, lane = (var(a) for a in names)
     element = source[i, j, k * sh + rh, m * sw + rw, lane]
     kind = "max" if mode == "max" else "sum"

@@ -32,7 +32,8 @@ def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut"
     if tail == "guard" and leaf.reduce:
         got = "guard would fold some elements twice"
         raise ScheduleError(f'split: tail "cut" for the fold axis {axis}', got, 'use tail="cut"')
-    count, width = -(-leaf.extent // factor), leaf.width * factor
+    count = -(-leaf.extent // factor)
+    width = leaf.width * factor
     outer = Leaf(f"{axis}_o", leaf.root, count, width, leaf.reduce, tail)
     inner = replace(leaf, name=f"{axis}_i", extent=factor)
     at = s.position(axis)
@@ -80,7 +81,8 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     before: `for i in m: for j in n: body(i, j)`   after: `for ij in m * n: body(ij // n, ij % n)`
     """
     s = state.stage(stage)
-    a, b = s.loop(first), s.loop(second)
+    a = s.loop(first)
+    b = s.loop(second)
     at = s.position(first)
     if s.position(second) != at + 1 or a.reduce != b.reduce:
         needed = f"fuse: {second} right inside {first}, both data or both fold loops"
@@ -120,7 +122,8 @@ def _check_nest_of_its_own(state: State, s: Stage) -> None:
 def _merged(state: State, stage: str, read: Read, first: str, second: str, size: int) -> Read:
     """Return what a stage reads with first * size + second as one axis."""
     source = state.find(read.source)
-    index, view = read.index, read.view or source.shape
+    index = read.index
+    view = read.view or source.shape
     a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
     b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
     if a is not None and b == a + 1 and source.scope == "GM":
@@ -129,7 +132,8 @@ def _merged(state: State, stage: str, read: Read, first: str, second: str, size:
     one: list[Affine] = []
     for part in index:
         terms = dict(part.terms)
-        outer, inner = terms.pop(first, 0), terms.pop(second, 0)
+        outer = terms.pop(first, 0)
+        inner = terms.pop(second, 0)
         if outer != inner * size:
             raise ScheduleError(
                 f"fuse {stage}: {first} and {second} contiguous in {read.source}",
@@ -252,9 +256,11 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
         raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
     taken = {a.name for a in (*s.axes, *s.reduce)}
     label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
-    part, own = Axis(label, leaf.extent), Axis(whole.name, leaf.width, True)
+    part = Axis(label, leaf.extent)
+    own = Axis(whole.name, leaf.width, True)
     folds = tuple(own if a is whole else a for a in s.reduce)
-    name, axes = state.new_name(f"{stage}_rf"), (*s.axes, part) if inner else (part, *s.axes)
+    name = state.new_name(f"{stage}_rf")
+    axes = (*s.axes, part) if inner else (part, *s.axes)
     index = Affine(0, ((label, leaf.width), (whole.name, 1)))
     expr = apply_index(s.expr, {whole.name: index})
     partial = Stage(name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), rest=rest)

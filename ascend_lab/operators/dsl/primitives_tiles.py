@@ -116,7 +116,8 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     before: `for i: t[i] = ...` then `for i_o: for i_i: y[i] = t[i]`
     after: `for i_o: (for i_i: t[i_i] = ...; for i_i: y[i] = t[i_i])`
     """
-    s, c = state.stage(stage), state.stage(consumer)
+    s = state.stage(stage)
+    c = state.stage(consumer)
     c.loop(axis)
     inside = [r.name for r in state.readers(stage) if _inside(state, r, consumer)]
     outside = [r.name for r in state.readers(stage) if r.name not in inside]
@@ -158,7 +159,8 @@ def _attached_below(state: State, stage: Stage, host: str) -> bool:
 
 def _depends(state: State, source: str, stage: str) -> bool:
     """True if `stage` reads `source`, directly or through other stages."""
-    seen, waiting = set[str](), [stage]
+    seen = set[str]()
+    waiting = [stage]
     while waiting:
         below = state.find(waiting.pop()).sources
         if source in below:
@@ -230,9 +232,11 @@ def hoist(state: State, stage: str) -> State:
     before: `y[i, j] = a[i, j] * f(t[i])`
     after: `y_row[i, b] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i, 0]`
     """
-    s, found = state.stage(stage), dict[Expr, Stage]()
+    s = state.stage(stage)
+    found = dict[Expr, Stage]()
     kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
-    axes, place = (*kept, Axis(f"{lanes[0].name}_b", ROOM)), (*identity(kept), Affine())
+    axes = (*kept, Axis(f"{lanes[0].name}_b", ROOM))
+    place = (*identity(kept), Affine())
 
     def row(expr: Expr) -> Expr:
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
@@ -257,7 +261,8 @@ def duplicate(state: State, stage: str, reader: str) -> State:
 
     before: `t = f(x)`, `y = g(t)`, `z = h(t)`   after: `t_2 = f(x)`, `t = f(x)`, `y = g(t_2)`, ...
     """
-    s, r = state.stage(stage), state.stage(reader)
+    s = state.stage(stage)
+    r = state.stage(reader)
     if s.output or s.attach or s.bound or s.is_cube or stage not in r.sources:
         needed = f"duplicate: a stage not yet scheduled that {reader} reads"
         raise ScheduleError(needed, stage, "do this step earlier")
@@ -309,22 +314,30 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     Squares off the mean are taken off c, the mean of each row's first elements, instead:
     `s_rf[p] = sum of (x - c)^2`, `s = sum of s_rf[p] - (c - mean)^2 * n / parts`, at least 0
     """
-    own, base, last = state.stage(parts), state.stage(first_parts), state.stage(stage)
-    value, place, part = _in_terms(base.expr, base, own), identity(own.axes), own.reduce[0].extent
+    own = state.stage(parts)
+    base = state.stage(first_parts)
+    last = state.stage(stage)
+    value = _in_terms(base.expr, base, own)
+    place = identity(own.axes)
+    part = own.reduce[0].extent
     wanted = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
     wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
     if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
         raise wrong
     size = (own.shape[-1] - 1) * part + (own.rest or part)
-    middle, made = Read(first, base.dtype, place[:-1]), Read(parts, own.dtype, place)
-    mean, power = middle * (1.0 / size), Call("vexp", (value - middle,), value.dtype)
+    middle = Read(first, base.dtype, place[:-1])
+    made = Read(parts, own.dtype, place)
+    mean = middle * (1.0 / size)
+    power = Call("vexp", (value - middle,), value.dtype)
     if base.fold == "max" and own.expr in (power, Call("vconv", (power,), own.dtype, None, "rint")):
         best = Read(first_parts, base.dtype, place)
         near = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
-        old, total = value - middle, made * _with(own.expr, value - middle, near - middle)
+        old = value - middle
+        total = made * _with(own.expr, value - middle, near - middle)
     elif (base.fold, own.dtype, own.expr) == ("sum", "fp32", (value - mean) * (value - mean)):
         state, near = _head(state, own, value, first)
-        old, total = value - mean, made + (near - mean) * (near - mean) * (-size / own.shape[-1])
+        old = value - mean
+        total = made + (near - mean) * (near - mean) * (-size / own.shape[-1])
         for reader in map(state.stage, [r.name for r in state.readers(stage)]):
             for read in {r for r in reader.reads if r.source == stage}:
                 least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
@@ -358,7 +371,8 @@ def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
 
 def _head(state: State, own: Stage, value: Expr, first: str) -> tuple[State, Call]:
     """Add the sum of the first elements of each row; return their mean too."""
-    name, axes = state.new_name(f"{first}_head"), own.axes[:-1]
+    name = state.new_name(f"{first}_head")
+    axes = own.axes[:-1]
     folded = (Axis(own.reduce[0].name, min(HEAD, own.reduce[0].extent), True),)
     expr = apply_index(value, {own.axes[-1].name: Affine()})
     head = Stage(name, own.dtype, axes, expr, "sum", folded, fresh(axes, folded))

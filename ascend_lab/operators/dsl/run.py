@@ -104,7 +104,8 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
 
 
 def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held"]:
-    memory, fractal = {}, fractals.matrices(schedule.state)
+    memory = {}
+    fractal = fractals.matrices(schedule.state)
     for entry in schedule.state.inputs:
         given = np.asarray(arrays.get(entry.name, ()))
         if given.size != np.prod(entry.shape):
@@ -171,7 +172,8 @@ class _Walk:
         if not loops:
             self.statement(stage)
             return
-        leaf, box = loops[0], self.active[stage.name]
+        leaf = loops[0]
+        box = self.active[stage.name]
         for part in steps(leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: part}
             self.produce(stage, (leaf.name,))

@@ -39,7 +39,8 @@ def primitive(
     change: Callable[Concatenate[State, P], State],
 ) -> Callable[Concatenate["Schedule", P], "Schedule"]:
     """Turn a change of state into a step of schedules that bears its name and arguments."""
-    name, whole = change.__name__, signature(change)
+    name = change.__name__
+    whole = signature(change)
     _, *own = whole.parameters.values()
     PRIMITIVES[name] = change, Signature(own)
 
@@ -154,7 +155,8 @@ def _steps(text: str) -> list[Step]:
         raise ScheduleError("steps as JSON", str(error), "write them with to_json") from error
     for step in steps:
         if step.primitive not in PRIMITIVES:
-            known, got = ", ".join(PRIMITIVES), repr(step.primitive)
+            known = ", ".join(PRIMITIVES)
+            got = repr(step.primitive)
             raise ScheduleError(f"a primitive ({known})", got, "check the name")
     return steps
 
@@ -284,7 +286,8 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
             f"split {stage.attach[0]} instead",
         )
     outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
-    kept, moved = stage.loops[:outside], stage.loops[outside:]
+    kept = stage.loops[:outside]
+    moved = stage.loops[outside:]
     here = (stage.name, kept[-1].name if kept else "")
     at_once = moved[0].name if moved and stage.vector_at else ""
     local = replace(
@@ -302,7 +305,8 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
         state = state.put(replace(guest, attach=(local.name, place)))
     copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)
     whole = tuple(replace(x, name=f"{x.name}_tile") for x in fresh(stage.axes))
-    loops, vector_at = (*kept, *whole), whole[0].name
+    loops = (*kept, *whole)
+    vector_at = whole[0].name
     out = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
     state = state.put(out).insert(local, before=stage.name)
     for name in inside:

@@ -118,7 +118,8 @@ def overwrites(state: "State", stage: Stage) -> str:
 
     It is the last reader of it there, and reads each element where, and before, it writes it.
     """
-    first, order = _first_call(stage.expr, stage.axes[-1].name), [s.name for s in state.stages]
+    first = _first_call(stage.expr, stage.axes[-1].name)
+    order = [s.name for s in state.stages]
     moved = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
     if first is None or stage.fold or stage.is_copy or stage.scope != "UB" or moved:
         return ""
@@ -240,7 +241,8 @@ class State:
     def new_name(self, wanted: str) -> str:
         """Return `wanted`, with a number if it is taken."""
         taken = {e.name for e in (*self.inputs, *self.stages)}
-        name, number = wanted, 1
+        name = wanted
+        number = 1
         while name in taken:
             number += 1
             name = f"{wanted}_{number}"
@@ -262,7 +264,8 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
     inputs: list[Input] = []
     stages: list[Stage | Fixed] = []
     for tensor, name in names.items():
-        body, wanted = tensor.body, tensor in outputs
+        body = tensor.body
+        wanted = tensor in outputs
         if body is None:
             if wanted:
                 raise ShapeError("an output that is computed", f"the input {name}", "copy it")
@@ -290,10 +293,13 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
         ]
         return tuple(replace(a, extent=size) for a, size in zip(axes, sizes, strict=True))
 
-    expr, axes, reduce = rewrite(body.expr, named), body.axes, body.reduce
+    expr = rewrite(body.expr, named)
+    axes = body.axes
+    reduce = body.reduce
     logical: Shape = ()
     if isinstance(expr, Call) and expr.op == "mac":
-        axes, reduce = padded(axes, FRACTAL), padded(reduce, c0_of(expr.args[0].dtype))
+        axes = padded(axes, FRACTAL)
+        reduce = padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
     given = names[tensor], tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce)
     return Stage(*given, output=output, logical=logical)

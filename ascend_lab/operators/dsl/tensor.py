@@ -158,10 +158,12 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
     number = float(right)
     scalar = {"vadd": "vadds", "vmul": "vmuls", "vmax": "vmaxs", "vmin": "vmins"}
     if op == "vsub":
-        op, number = "vadd", -number
+        op = "vadd"
+        number = -number
     if op == "vdiv":
         _check_float(op, left)
-        op, number = "vmul", 1.0 / number
+        op = "vmul"
+        number = 1.0 / number
     low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
     if left.dtype in WHOLE and not (low <= number <= high and number == int(number)):
         needed = f"{op}: a whole number from {low} to {high} for {left.dtype}"
@@ -345,7 +347,8 @@ def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
         taken.add(tensor.name)
     names: dict[Tensor, str] = {}
     for tensor in tensors:
-        name, number = tensor.name or tensor.hint, 1
+        name = tensor.name or tensor.hint
+        number = 1
         while not tensor.name and name in taken:
             number += 1
             name = f"{tensor.hint}_{number}"

@@ -49,7 +49,10 @@ class Tiles:
     """All tiles of one program, and the GM tensors behind them."""
 
     def __init__(self, state: State, root: str, unit: Unit, elements: Mapping[str, int]) -> None:
-        self.state, self.root, self.unit, self.builder = state, root, unit, unit.builder
+        self.state = state
+        self.root = root
+        self.unit = unit
+        self.builder = unit.builder
         self.elements = elements
         self.tensors: dict[str, isa.Buffer] = {}
         self.first: dict[str, boxes.Box] = {}
@@ -79,7 +82,8 @@ class Tiles:
     def view(self, read: Read, box: boxes.Box, axes: Sequence[Axis]) -> View:
         """Return what `read` addresses while `axes` run through a box."""
         held = self.place(read.source, read.view)
-        offset, strides = isa.Affine(), dict.fromkeys((a.name for a in axes), 0)
+        offset = isa.Affine()
+        strides = dict.fromkeys((a.name for a in axes), 0)
         row = boxes.row_of(held.sizes) if read.source in self.filled else -1
         elements = 0
         for place, (index, start, step) in enumerate(
@@ -98,9 +102,11 @@ class Tiles:
 
     def room(self, stage: Stage, box: boxes.Box) -> View:
         """Return where a stage writes; what lies behind its rows may be written too."""
-        own, held = self.own_view(stage, box), self.place(stage.name)
+        own = self.own_view(stage, box)
+        held = self.place(stage.name)
         row = boxes.row_of(held.sizes)
-        at, size = box[stage.axes[row].name].start, held.sizes[row]
+        at = box[stage.axes[row].name].start
+        size = held.sizes[row]
         fills = at == held.starts[row] and box[stage.axes[row].name].count == size
         return replace(own, row=size if fills and stage.align > 1 else 0)
 
@@ -133,7 +139,8 @@ class Tiles:
         return group.tile(name, group.slot)
 
     def _allocate(self, stage: Stage, sizes: tuple[int, ...], elements: int) -> Memory:
-        writer, reader = self.writer(stage), self.reader(stage)
+        writer = self.writer(stage)
+        reader = self.reader(stage)
         if reader == writer == "V":
             return self.unit.take(stage.dtype, elements)
         partners = self._partners(stage, writer, reader)

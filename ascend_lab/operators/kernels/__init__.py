@@ -69,7 +69,8 @@ def elementwise_program(
     """
     lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
     if tile % lanes or elements % tile or tile < lanes:
-        wanted, got = f"tiles of a multiple of {lanes} elements that divide {elements}", str(tile)
+        wanted = f"tiles of a multiple of {lanes} elements that divide {elements}"
+        got = str(tile)
         raise InputError(wanted, got, "round it")
     names = ("x1", "x2") if op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin") else ("x1",)
     k = KernelBuilder(op, chip)
@@ -83,7 +84,8 @@ def elementwise_program(
         for queue, tensor in zip(loads, sources, strict=True):
             k.copy(queue.alloc().region(), tensor.region(base + i * tile, tile))
             queue.enqueue()
-        tiles, out = [queue.dequeue() for queue in loads], store.alloc()
+        tiles = [queue.dequeue() for queue in loads]
+        out = store.alloc()
         regions = (t.region(0, (tile // lanes, lanes)) for t in (out, *tiles))
         k.vector(op, *regions)
         for queue in loads:

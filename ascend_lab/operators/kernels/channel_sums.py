@@ -18,7 +18,8 @@ from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.operators.kernels import planes, tiles
 
-LANES, TILES = 64, 4
+LANES = 64
+TILES = 4
 C0 = planes.C0
 SPARE_BYTES = 4096
 SMALL = 4096
@@ -82,9 +83,13 @@ def _tile_elements(job: ChannelSums, run: int, images: int, chip: Chip) -> tuple
 
 def _partial(job: ChannelSums, own: planes.Own, bands: int, slots: int, chip: Chip) -> isa.Program:
     """Add the tiles of one core, and their products with the other image, or themselves."""
-    k, row, total = isa.KernelBuilder("channel_sums", chip), job.w * C0, job.blocks * C0
-    plane, low = job.h * row, own.rows[0] * row
-    run, pitch = own.rows[1] * row - low, job.blocks * plane
+    k = isa.KernelBuilder("channel_sums", chip)
+    row = job.w * C0
+    total = job.blocks * C0
+    plane = job.h * row
+    low = own.rows[0] * row
+    run = own.rows[1] * row - low
+    pitch = job.blocks * plane
     size, together = _tile_elements(job, run, own.images[0], chip)
     tensors = [k.tensor(x, job.dtype, job.n * pitch) for x in job.images]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
@@ -103,7 +108,8 @@ def _partial(job: ChannelSums, own: planes.Own, bands: int, slots: int, chip: Ch
             start = (
                 (batch * (own.images[1] * job.blocks) + block) * plane + image * pitch + at + low
             )
-            slot, count = loaded.alloc().slot, sizes[0] * sizes[1]
+            slot = loaded.alloc().slot
+            count = sizes[0] * sizes[1]
             for tensor, buffer in zip(tensors, slot_of, strict=True):
                 source = tensor.region(start, sizes, (pitch, 1))
                 k.copy(isa.Tile(buffer, slot).region(0, sizes), source)
@@ -128,7 +134,8 @@ def _add(
     count: int,
 ) -> None:
     """Add a tile to the sums, and its products with the other one, or with itself."""
-    slot, (a, b) = loaded.dequeue().slot, ((wide[0], 0), (wide[-1], 0))
+    slot = loaded.dequeue().slot
+    (a, b) = ((wide[0], 0), (wide[-1], 0))
     for buffer, to in zip((loaded.buffer, *loaded.members), wide, strict=True):
         k.each("vconv", count, (to, 0), (isa.Tile(buffer, slot), 0))
     loaded.free()
@@ -153,7 +160,9 @@ def _tiles(
 # -- second phase: sums of the cores' sums --------------------------------------------------------
 def _final(job: ChannelSums, slots: int, own: isa.Share, chip: Chip) -> isa.Program:
     """Add the partial sums of a core's channels, and compute both results."""
-    k, total, count = isa.KernelBuilder("channel_totals", chip), job.blocks * C0, own[0]
+    k = isa.KernelBuilder("channel_totals", chip)
+    total = job.blocks * C0
+    count = own[0]
     start = k.param("channel", own[2]) * own[1]
     partial = k.tensor("partial", "fp32", slots * 2 * total)
     given = [k.tensor(x, "fp32", total) for x in ("mean", "variance") if job.epsilon is not None]

@@ -71,13 +71,16 @@ def conv_launch(
     left = chip_left(chip, demand_of(epilogue, chip, sums))
     conv_schedules.check_conv(shape, schedule, left)
     strip = conv_schedules.takes_strips(shape, schedule, left)
-    place, ids = place or conv_windows.plain_placement(shape), chip.event_ids
+    place = place or conv_windows.plain_placement(shape)
+    ids = chip.event_ids
     ids -= bool(head and head.bias)
     ahead = conv_schedules.stages_ahead(shape, schedule, left, ids, strip=strip)
     job = Job(shape, schedule, chip, strip, place, head, ahead=ahead)
     if tail:
-        cores, arrives = schedule.grid_rows * schedule.grid_cols, head.out_dtype if head else sums
-        size, n1 = job.elements, shape.blocks[1]
+        cores = schedule.grid_rows * schedule.grid_cols
+        arrives = head.out_dtype if head else sums
+        size = job.elements
+        n1 = shape.blocks[1]
         after = After(tail, arrives, job.sides(shape.blocks[1]), (1, cores), n1, size)
         job = replace(job, after=after)
     return isa.Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", *_parts(job))
@@ -85,7 +88,9 @@ def conv_launch(
 
 def _parts(job: Job) -> tuple[tuple[isa.Part, ...], int]:
     """Return the programs of all cores, and how many of them make an AI core of a mix launch."""
-    schedule, parts, cores = job.schedule, list[isa.Part](), 0
+    schedule = job.schedule
+    parts = list[isa.Part]()
+    cores = 0
     after = job.chip.vector_cores_per_core if job.after else 0
     pieces = conv_windows.row_shares(job.shape, job.tile, schedule.grid_rows, strip=job.strip)
     job = replace(job, turns=min(last - first for first, last in (p.tiles for p in pieces)))
@@ -150,22 +155,29 @@ class _Writer(Walk):
     def __init__(self, job: Job, n_own: int) -> None:
         """Allocate tensors and queues."""
         super().__init__(job, n_own, f"conv_{n_own * isa.FRACTAL}")
-        shape, schedule, chip, k = job.shape, job.schedule, job.chip, self.k
+        shape = job.shape
+        schedule = job.schedule
+        chip = job.chip
+        k = self.k
         self.c0, dtype, sums = isa.c0_of(shape.dtype), shape.dtype, isa.ACCUMULATOR[shape.dtype]
         self.fractal, (tile_m, tile_n) = isa.FRACTAL * self.c0, job.sides(n_own)
         stage = self.stage = conv_schedules.c1_stage(shape, schedule)
         units = self.units = units_of(shape)
         self.tile_k = min(schedule.base_k // self.c0, stage * units.depth)
         each, more = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
-        self.image, image = stage * each, stage * (each + more)
+        self.image = stage * each
+        image = stage * (each + more)
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
-        a, b, ahead = schedule.a_l1_slots, schedule.b_l1_slots, job.ahead
+        a = schedule.a_l1_slots
+        b = schedule.b_l1_slots
+        ahead = job.ahead
         self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=ahead or a)
         self.with_rows = self.rows.join("w_l1", dtype, weights) if ahead else None
         if not ahead:
             self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
-        a, b = schedule.a_l0_slots, schedule.b_l0_slots
+        a = schedule.a_l0_slots
+        b = schedule.b_l0_slots
         left, right = (side * self.tile_k * self.fractal for side in (tile_m, tile_n))
         bias = job.epilogue.bias if job.epilogue else ""
         every = (units.every + bool(bias)) * tile_n * self.fractal
@@ -178,7 +190,8 @@ class _Writer(Walk):
         slots = schedule.c_l0_slots or 1 + (2 * tile_m * tile_n * shape.sums * 1024 <= left)
         self.acc = tiles.sum_queue(k, "y_l0", sums, tile_m, tile_n * shape.sums, slots)
         self.second = (shape.sums - 1) * tile_m * tile_n * isa.FRACTAL**2
-        plain, ub = chip.combined and job.epilogue is None, k.used_bytes("UB")
+        plain = chip.combined and job.epilogue is None
+        ub = k.used_bytes("UB")
         self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, n_own, shape.blocks[1], job.elements, taken=ub)
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
@@ -188,8 +201,13 @@ class _Writer(Walk):
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless others store it, the result."""
-        k, shape, bundle, other = self.k, self.shape, self.bundle, self.shape.beside
-        (c1, n1), last, after = shape.blocks, bundle.last_c1 * bundle.last_n1, self.job.after
+        k = self.k
+        shape = self.shape
+        bundle = self.bundle
+        other = self.shape.beside
+        (c1, n1) = shape.blocks
+        last = bundle.last_c1 * bundle.last_n1
+        after = self.job.after
         fractals = ((bundle.count - 1) * bundle.c1 * bundle.n1 + last) * shape.taps
         self.x = k.tensor("x", shape.dtype, shape.images * c1 * shape.plane)
         self.weight = k.tensor(self.job.place.weight, shape.dtype, fractals * self.fractal)
@@ -231,8 +249,11 @@ class _Writer(Walk):
                     w = held.weights or self.weights.dequeue()
                 if not there:
                     self._begin_sums(c, bundle, at, (n, col), held.near)
-                feeds, starts = Feeds(self.left, self.right, self.tile_k), (self.image, self.second)
-                sources, sizes, begun = (x, w, held.near), (n[1], *stage), bool(self.bias)
+                feeds = Feeds(self.left, self.right, self.tile_k)
+                starts = (self.image, self.second)
+                sources = (x, w, held.near)
+                sizes = (n[1], *stage)
+                begun = bool(self.bias)
                 places = at.windows, sources, sizes, bias, starts
                 conv_tiles.add_stage(self.k, self.shape, feeds, c, *places, begun=begun)
                 if held.rows is None:
@@ -249,7 +270,8 @@ class _Writer(Walk):
         """Begin a tile with the bias that the cube adds, which is there before the first rows."""
         if self.bias is None:
             return
-        blocks, bias = (self._place(at, *n), n[0][1]), None
+        blocks = (self._place(at, *n), n[0][1])
+        bias = None
         if near:
             start = self._depth(at) * n[0][1] * self.fractal
             bias = near.region(start, (1, n[0][1], isa.FRACTAL, self.c0))
@@ -308,7 +330,10 @@ class _Writer(Walk):
         self, bundle: BundlePlace, at: Pixels, stage: Span, n: Span | None = None
     ) -> None:
         """Bring windows of some units to L1."""
-        shape, other, units, to = self.shape, self.shape.beside, self.units, self.rows.alloc()
+        shape = self.shape
+        other = self.shape.beside
+        units = self.units
+        to = self.rows.alloc()
         first = at.image * (shape.blocks[0] * shape.mixed) + bundle.index * self.bundle.c1
         down = at.turn * at.run.rows + at.down * shape.strides[0]
         blocks = first + stage[0] * units.c1, stage[1] * units.c1
@@ -331,8 +356,12 @@ class _Writer(Walk):
 
     def _copy_weights(self, at: BundlePlace, n: Span, stage: Span, to: isa.Tile) -> None:
         """Bring the weights of some units and output blocks to a slot of L1."""
-        shape, other, units = self.shape, self.shape.beside, self.units
-        start, row, width = isa.Affine(), at.n1 * self.fractal, n[1] * self.fractal
+        shape = self.shape
+        other = self.shape.beside
+        units = self.units
+        start = isa.Affine()
+        row = at.n1 * self.fractal
+        width = n[1] * self.fractal
         first = at.index * (self.bundle.c1 * shape.taps * self.bundle.n1 * self.fractal)
         parts = [(self.weight, shape, units.c1)]
         parts += [(self.other_weight, other, units.beside)] if other else []
@@ -341,25 +370,30 @@ class _Writer(Walk):
             first += stage[0] * (depth * row) + n[0] * self.fractal
             weights = tensor.region(first, (stage[1] * depth, width), (row, 1))
             self.k.copy(to.region(start, weights.sizes), weights)
-            first, start = isa.Affine(), start + stage[1] * depth * width
+            first = isa.Affine()
+            start = start + stage[1] * depth * width
 
     def _store(
         self, at: Pixels, n: Span, before: isa.Affine, channels: epilogue_emit.Channels | None
     ) -> None:
         """Write the tile as one run where the plane is filled in order, else row by row."""
-        place, acc, out = self.job.place, self.acc, self.out
+        place = self.job.place
+        acc = self.acc
+        out = self.out
         if self.ring:
             sizes = (at.window.fractals, n[1])
             to_ring(self.k, acc, self.ring, self.finish, sizes, at.window.pixels)
             return
         if self.pooled:
-            where, tile = self.plane(at, n, before), (n[1], at.window.fractals, at.windows[1])
+            where = self.plane(at, n, before)
+            tile = (n[1], at.window.fractals, at.windows[1])
             self.pooled.drain(acc, self.y, where, tile, n[0], channels)
             return
         area = self.area(at, n, before)
         plain = not self.job.strip and place == conv_windows.plain_placement(self.shape)
         if plain and self.finish is None:
-            sizes, start = (at.window.fractals, n[1]), area.base + area.pieces[0][1] * isa.FRACTAL
+            sizes = (at.window.fractals, n[1])
+            start = area.base + area.pieces[0][1] * isa.FRACTAL
             tiles.store_tile(self.k, acc, out, self.y, sizes, start, place.plane // isa.FRACTAL)
         elif self.finish is None:
             store_area(self.k, acc, out, self.y, area)

@@ -32,13 +32,15 @@ STAGES = (1, 2, 4, 8, 16, 32)
 
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
     """Units, mostly channel blocks, staged at once: step_k * base_k rounded to whole ones."""
-    depth, units = schedule.base_k // isa.c0_of(shape.dtype) * schedule.step_k, units_of(shape)
+    depth = schedule.base_k // isa.c0_of(shape.dtype) * schedule.step_k
+    units = units_of(shape)
     return min(max(1, depth // units.depth), units.count)
 
 
 def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
     """L1 bytes of the slots: windows of the image and weights."""
-    stage, c0 = c1_stage(shape, schedule), isa.c0_of(shape.dtype)
+    stage = c1_stage(shape, schedule)
+    c0 = isa.c0_of(shape.dtype)
     image = sum(conv_windows.unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
     weights = units_of(shape).depth * up(schedule.base_n, FRACTAL) * FRACTAL * c0
     slots = schedule.a_l1_slots * image + schedule.b_l1_slots * weights
@@ -98,7 +100,8 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         what = "two stages of rows and weights"
         if slots != (2, 2):
             what = "{} slots of rows and {} of weights".format(*slots)
-        wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
+        wanted = f"L1 for {what}: {needed} bytes"
+        got = f"{chip.buffers['L1']} on {chip.name}"
         other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
         raise errors.CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
 
@@ -162,10 +165,12 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
 
     Columns are folded, then rows; the steps are for what is left.
     """
-    demand, pool = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), shape.pool
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    pool = shape.pool
     if demand is None or pool is None:
         return demand
-    size, cost = DTYPE_BYTES["fp16"], chip.vector_costs["vmax"]
+    size = DTYPE_BYTES["fp16"]
+    cost = chip.vector_costs["vmax"]
     arrival = size / chip.path("L0C", "UB").rate_bytes_per_cycle
     across, left = (a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True))
     left *= across
@@ -184,7 +189,8 @@ def stacked_schedule(
 
     So they do where even the estimate is no better than that of tiles that end with their image.
     """
-    demand, together = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]), stacked(shape)
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    together = stacked(shape)
     if together == shape:
         return None
     with suppress(errors.CapacityError):  # of large images, each a row then
@@ -257,14 +263,18 @@ def _place_of_least(shape: ConvShape, found: Candidates, cycles: Floats) -> int:
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
-    (oh, ow), bundle, units = shape.out_hw, bundles_of(shape), units_of(shape)
-    area, taps = area_bytes(shape), units.depth
+    (oh, ow) = shape.out_hw
+    bundle = bundles_of(shape)
+    units = units_of(shape)
+    area = area_bytes(shape)
+    taps = units.depth
     m, n, stage, rows, cols = default_schedules.choices(chip.core_count, STAGES)
     inside = cols // np.minimum(cols, bundle.count)
     pixels = up(oh * ow, FRACTAL)
     if shape.pool:  # what so many rows of windows see
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
-    m, n = np.minimum(m, pixels), np.minimum(n, default_schedules.each_up(bundle.n1, inside))
+    m = np.minimum(m, pixels)
+    n = np.minimum(n, default_schedules.each_up(bundle.n1, inside))
     if shape.mixed > 1:  # as even heights as can be
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
     stage = np.minimum(stage, units.count)
@@ -320,7 +330,8 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
     """Bytes of image of a unit of a tile of m fractals: `unit_elements` on arrays."""
-    units, pixel = units_of(shape), shape.pixel_bytes
+    units = units_of(shape)
+    pixel = shape.pixel_bytes
     own = units.c1 * pixel * _window(shape, m, strip=strip)
     other = shape.beside
     return own + units.beside * pixel * _window(other, m, strip=strip) if other else own
@@ -338,7 +349,9 @@ def conv_estimate(
 
     With `near` L2 holds the image.
     """
-    bundle, units, t = bundles_of(shape), units_of(shape), found.tilings
+    bundle = bundles_of(shape)
+    units = units_of(shape)
+    t = found.tilings
     shares = np.minimum(t.cols, bundle.count)
     across = default_schedules.each_up(default_schedules.each_up(bundle.n1, t.n), t.cols // shares)
     down = default_schedules.each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
@@ -375,15 +388,19 @@ def _conv_loads(
     L2 holds the image if it is `near`. `turns` count a core's tiles along output channels and
     pixels: what stays in L1 for some of them is shared by them.
     """
-    bundle, units = bundles_of(shape), units_of(shape)
-    t, stages, (across, down) = found.tilings, found.stages, turns
+    bundle = bundles_of(shape)
+    units = units_of(shape)
+    t = found.tilings
+    stages = found.stages
+    (across, down) = turns
     sides = [_unit_bytes(shape, t.m, strip=strip) for strip in (True, False)]
     image = units.count * np.where(found.strips, *sides)
     once = stages >= units.count
     tiles_x = np.where(once, across, 1)
     tiles_w = np.where(once & (across == 1), down, 1)
     turns_m = shape.n * _tiles(shape, t.m, found.strips)
-    other, pixels = shape.beside, bundle.c1 * shape.h * shape.w
+    other = shape.beside
+    pixels = bundle.c1 * shape.h * shape.w
     pixels += other.blocks[0] * other.h * other.w if other else 0
     whole_image = shape.n * shape.mixed * pixels * shape.pixel_bytes
     cores = t.rows * t.cols
@@ -393,10 +410,8 @@ def _conv_loads(
     if near:
         fresh_x = np.zeros_like(fresh_x)
     fresh_w = np.minimum(1.0, tiles_w / turns_m)
-    startup, turns_k = (
-        chip.path("GM", "L1").startup_cycles,
-        default_schedules.each_up(units.count, stages),
-    )
+    startup = chip.path("GM", "L1").startup_cycles
+    turns_k = default_schedules.each_up(units.count, stages)
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
     rows = turns_k * startup + image * gemm_schedule.load_cycles_per_byte(chip, fresh_x, cores)

@@ -191,7 +191,8 @@ def thinned(shape: ConvShape) -> ConvShape:
     Not one of groups; nor of one channel and one feature, which the vector unit may do as it does
     a group for every channel: it strides over the rows itself.
     """
-    step, (rows, _) = shape.strides[0], shape.out_hw
+    step = shape.strides[0]
+    (rows, _) = shape.out_hw
     grouped = shape.groups > 1 or shape.c == shape.k == 1
     if step == 1 or shape.r > 1 or any(shape.pads[:2]) or grouped or shape.lanes:
         return shape
@@ -210,7 +211,8 @@ def stacked(shape: ConvShape) -> ConvShape:
     bytes_too = "int8" in (shape.dtype, shape.out_dtype)
     if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too or shape.pool:
         return shape
-    (oh, ow), most = shape.out_hw, MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
+    (oh, ow) = shape.out_hw
+    most = MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
     ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
@@ -272,8 +274,10 @@ def bundles_of(shape: ConvShape) -> Bundles:
     do (32 for 16 where bytes are stored), or all of them where there are fewer. Inside a bundle the
     weights are block-diagonal: the share 1 - 1/e of the products is with zeros.
     """
-    c0, g = c0_of(shape.dtype), shape.groups
-    c, k = shape.c // g, shape.k // g
+    c0 = c0_of(shape.dtype)
+    g = shape.groups
+    c = shape.c // g
+    k = shape.k // g
     block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
     each = min(lcm(lcm(c, c0) // c, lcm(k, block) // k), g)
     count = up(g, each)
@@ -303,7 +307,8 @@ class Units:
 @lru_cache(maxsize=256)
 def units_of(shape: ConvShape) -> Units:
     """Return the units of a convolution: its channel blocks, unless another is beside it."""
-    c1, other = bundles_of(shape).c1, shape.beside
+    c1 = bundles_of(shape).c1
+    other = shape.beside
     more, taps = (other.blocks[0], other.taps) if other else (0, 0)
     count = gcd(c1, more)
     return Units(count, c1 // count, more // count, (c1 * shape.taps + more * taps) // count)
@@ -313,7 +318,8 @@ def units_of(shape: ConvShape) -> Units:
 def pack_gemm(shape: GemmShape, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
     if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
-        wanted, got = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}", f"{a.shape} and {b.shape}"
+        wanted = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}"
+        got = f"{a.shape} and {b.shape}"
         raise InputError(wanted, got, "pass row-major matrices of the problem's size")
     return {
         "a": pack(address_map("FRACTAL_NZ", a.shape, shape.dtype), a),
@@ -361,7 +367,8 @@ def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
         flat[:, : wide[0].size, 0, 0] = wide.reshape(shape.k, -1)
         return [flat]
     bundle = bundles_of(shape)
-    c, k = shape.c // shape.groups, shape.k // shape.groups
+    c = shape.c // shape.groups
+    k = shape.k // shape.groups
     dense = []
     for index in range(bundle.count):
         groups = bundle.last_groups if index == bundle.count - 1 else bundle.groups
@@ -380,7 +387,8 @@ def unpack_conv(
 
     `dense` reads what `dense_placement` left: NC1HWC0 in blocks of 16 channels.
     """
-    (oh, ow), stored = shape.out_hw, tensors["y"].reshape(-1)
+    (oh, ow) = shape.out_hw
+    stored = tensors["y"].reshape(-1)
     if dense:
         return unpack(_in_16("NC1HWC0", (shape.n, shape.k, oh, ow), stored), stored)
     rows = unpack(_in_16("FRACTAL_NZ", (shape.n, oh * ow, shape.k), stored), stored)

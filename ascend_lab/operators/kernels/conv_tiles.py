@@ -85,7 +85,8 @@ class Job:
 
     def sides(self, n_own: int) -> tuple[int, int]:
         """Return the fractals of the tiles of a core that owns `n_own` output blocks."""
-        (oh, ow), across = self.shape.out_hw, self.schedule.base_n // isa.FRACTAL
+        (oh, ow) = self.shape.out_hw
+        across = self.schedule.base_n // isa.FRACTAL
         return min(self.tile, isa.up(ow if self.strip else oh * ow, isa.FRACTAL)), min(
             across, n_own
         )
@@ -99,7 +100,9 @@ class Job:
     @property
     def even(self) -> bool:
         """Tell whether vector cores share all tiles evenly, each stored in one piece."""
-        (oh, ow), place, cores = self.shape.out_hw, self.place, self.chip.vector_cores_per_core
+        (oh, ow) = self.shape.out_hw
+        place = self.place
+        cores = self.chip.vector_cores_per_core
         whole = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
         alike = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
         return alike and (self.strip or whole)
@@ -129,7 +132,9 @@ class Walk:
 
     def __init__(self, job: Job, n_own: int, name: str) -> None:
         """Begin a kernel."""
-        self.job, self.shape, self.n_own = job, job.shape, n_own
+        self.job = job
+        self.shape = job.shape
+        self.n_own = n_own
         self.bundle, self.k = bundles_of(job.shape), isa.KernelBuilder(name, job.chip)
 
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
@@ -158,7 +163,8 @@ class Walk:
     def area(self, at: Pixels, n: Span, before: isa.Affine) -> Area:
         """Return where a tile goes."""
         wide = self.finish.width if self.finish else isa.FRACTAL
-        (plane, row), what = self.plane(at, n, before), (at.pixel, n[1], at.window)
+        (plane, row) = self.plane(at, n, before)
+        what = (at.pixel, n[1], at.window)
         return area_of(self.shape, self.job.place, plane, row, what, wide)
 
     def program(
@@ -169,7 +175,8 @@ class Walk:
         counts: tuple[int, int],
     ) -> isa.Program:
         """Return the program of the cores with these pixel tiles and bundles."""
-        k, bundle = self.k, self.bundle
+        k = self.k
+        bundle = self.bundle
         k.restart()
         image = k.param("row", max(piece.images) + 1) * piece.image_pitch
         down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else isa.Affine()
@@ -259,7 +266,8 @@ def keep_near(
 ) -> None:
     """Bring `count` fractals of weights from L1 to a slot of L0B, a bias for the cube behind."""
     area = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
-    slot, fractals = right.alloc(), (count, area)
+    slot = right.alloc()
+    fractals = (count, area)
     k.load2d(slot.region(0, fractals), weights.region(0, fractals))
     if bias is not None:
         k.load2d(slot.region(count * area, bias.sizes), bias)
@@ -285,7 +293,9 @@ def add_stage(
     its rows, and its sums (0: the same ones) at `starts`. The first product begins the sums unless
     they are `begun`.
     """
-    (n, at, count), units, other = sizes, units_of(shape), shape.beside
+    (n, at, count) = sizes
+    units = units_of(shape)
+    other = shape.beside
     own = n, at * units.c1, count * units.c1
     x, *weights = sources
     view = view_of(shape, x, windows[0], 0, own[2])
@@ -301,7 +311,8 @@ def add_stage(
 
 def windows_of(shape: ConvShape, window: Window) -> dict[str, Any]:
     """Return how load3d sees the rows of a window."""
-    rows, columns = window.rows, window.columns
+    rows = window.rows
+    columns = window.columns
     return {
         "kernel": (shape.r, shape.s),
         "stride": shape.strides,
@@ -336,21 +347,28 @@ def add_products(
     load3d forms tiles of the im2col rows of `view`. `weights` are those in L1, and in L0B if they
     stay there; they and the sums begin at `starts`.
     """
-    (w, near), (n, c_at, c_size), left, right = weights, sizes, feeds.left, feeds.right
-    c0, m, windows = isa.c0_of(shape.dtype), window.fractals, windows_of(shape, window)
+    (w, near) = weights
+    (n, c_at, c_size) = sizes
+    left = feeds.left
+    right = feeds.right
+    c0 = isa.c0_of(shape.dtype)
+    m = window.fractals
+    windows = windows_of(shape, window)
     area = isa.FRACTAL * c0
     for k_at, depth in segments(k, "k", c_size * shape.taps, feeds.depth):
         to = left.alloc().region(0, (m, depth, isa.FRACTAL, c0))
         k.emit(isa.load3d(k.chip, to, view, **windows, k_start=k_at * c0))
         left.enqueue()
-        start, fractals = k_at * (n * area) + starts[0], (depth * n, area)
+        start = k_at * (n * area) + starts[0]
+        fractals = (depth * n, area)
         if near is None:
             assert w is not None
             k.load2d(right.alloc().region(0, fractals), w.region(start, fractals))
             right.enqueue()
         a = left.dequeue().region(0, (m, depth, isa.FRACTAL, c0))
         tile, start = (near, start) if near else (right.dequeue(), isa.Affine())
-        sums, done = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL)), c_at * shape.taps + k_at
+        sums = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL))
+        done = c_at * shape.taps + k_at
         b = tile.region(start, (depth, n, isa.FRACTAL, c0))
         k.mmad(sums, a, b, accumulate=1 if begun else done, bias=bias)
         left.free()

@@ -75,9 +75,11 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
 
     Of mixed images it is as many rows of each.
     """
-    ow, mixed = shape.out_hw[1], shape.mixed
+    ow = shape.out_hw[1]
+    mixed = shape.mixed
     top, _, left, _ = shape.pads
-    (first, skipped), last = divmod(pixel // ow, mixed), (pixel + pixels - 1) // ow // mixed
+    (first, skipped) = divmod(pixel // ow, mixed)
+    last = (pixel + pixels - 1) // ow // mixed
     rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last)).times(mixed)
     across = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
     columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], across)
@@ -126,12 +128,14 @@ def runs_of(
     Only borders cut windows off, so blocks between two that differ by a shift do so as well. Cores
     of a launch and schedules of one tile ask for the same runs.
     """
-    ow, side = shape.out_hw[1], tile * FRACTAL
+    ow = shape.out_hw[1]
+    side = tile * FRACTAL
     row = ow * shape.mixed
     period = up(ow, side) if strip else row // gcd(side, row)
     down = 1 if strip else period * side // ow
     if shape.pool:
-        period, down = 1, int(pooled_rows(shape, tile)) * shape.pool.strides[0]
+        period = 1
+        down = int(pooled_rows(shape, tile)) * shape.pool.strides[0]
     at = cache(partial(_tile, shape, tile, strip))
 
     def repeats(i: int, k: int) -> bool:
@@ -142,7 +146,8 @@ def runs_of(
     runs: list[Run] = []
     i = first
     while i < last:
-        count, most = 1, (last - i) // period
+        count = 1
+        most = (last - i) // period
         while count < most:
             middle = (count + most + 1) // 2
             count, most = (middle, most) if repeats(i, middle - 1) else (count, middle - 1)
@@ -167,16 +172,22 @@ def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, tuple[
     """Return (first pixel, windows) of tile t of an image; a flat tile rounds its pixels up."""
     oh, ow = shape.out_hw
     if shape.pool:
-        (ph, pw), rows = shape.pool.out_hw, int(pooled_rows(shape, tile))
+        (ph, pw) = shape.pool.out_hw
+        rows = int(pooled_rows(shape, tile))
         pooled = window_of(shape.pool, t * rows * pw, min(rows, ph - t * rows) * pw)
-        pixel, pixels = pooled.rows.first * ow, pooled.rows.count * ow
+        pixel = pooled.rows.first * ow
+        pixels = pooled.rows.count * ow
         return pixel, (window_of(shape, pixel, pixels), pooled)
-    side, each = tile * FRACTAL, up(ow, tile * FRACTAL)
+    side = tile * FRACTAL
+    each = up(ow, tile * FRACTAL)
     if strip:
-        row, at = t // each, t % each * side
-        pixel, pixels = row * ow + at, min(side, ow - at)
+        row = t // each
+        at = t % each * side
+        pixel = row * ow + at
+        pixels = min(side, ow - at)
     else:
-        pixel, pixels = t * side, min(side, oh * ow - t * side)
+        pixel = t * side
+        pixels = min(side, oh * ow - t * side)
     every = (shape, shape.beside) if shape.beside else (shape,)
     return pixel, tuple([window_of(one, pixel, pixels, strip=strip) for one in every])
 
@@ -186,11 +197,15 @@ def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Aff
 
     Rows of mixed images are the first of each, then the second.
     """
-    rows, columns, step, wide = window.rows, window.columns, shape.stored[1], shape.w * shape.c0
+    rows = window.rows
+    columns = window.columns
+    step = shape.stored[1]
+    wide = shape.w * shape.c0
     row = divided(down + rows.first, shape.mixed) * (step * wide)
     start = blocks[0] * shape.plane + row + columns.first * shape.c0
     if shape.mixed > 1:
-        turns, pitch = rows.count // shape.mixed, shape.blocks[0] * shape.plane
+        turns = rows.count // shape.mixed
+        pitch = shape.blocks[0] * shape.plane
         own = blocks[1], turns, shape.mixed, columns.count * shape.c0
         return x.region(start, own, (shape.plane, step * wide, pitch, 1))
     if columns.count == shape.w and step == 1:
@@ -208,15 +223,19 @@ def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]
     """Most image rows and columns a tile of `tile` fractals of pixels can need."""
     ow = shape.out_hw[1]
     if strip:
-        spanned, across = 1, min(tile * FRACTAL, ow)
+        spanned = 1
+        across = min(tile * FRACTAL, ow)
     else:
-        spanned, across = int(rows_spanned(shape, np.array(tile))), ow
+        spanned = int(rows_spanned(shape, np.array(tile)))
+        across = ow
     return side_of(shape, 0, spanned) * shape.mixed, side_of(shape, 1, across)
 
 
 def rows_spanned(shape: ConvShape, tile: Array) -> Array:
     """Most output rows that tiles of `tile` fractals touch; of mixed images, of each."""
-    (oh, ow), mixed, side = shape.out_hw, shape.mixed, tile * FRACTAL
+    (oh, ow) = shape.out_hw
+    mixed = shape.mixed
+    side = tile * FRACTAL
     if shape.pool:
         return np.minimum(rows_seen(shape.pool, pooled_rows(shape, tile)), oh)
     latest = ow * mixed - np.gcd(side, ow * mixed)  # tiles start at multiples of their size
@@ -231,7 +250,8 @@ def rows_seen(shape: ConvShape, rows: Sizes) -> Sizes:
 
 def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
     """Most image rows (axis 0) or columns that `outputs` neighbouring outputs can need."""
-    size, step = (shape.h, shape.w)[axis], shape.strides[axis]
+    size = (shape.h, shape.w)[axis]
+    step = shape.strides[axis]
     if axis and shape.lanes:
         return outputs * 0 + size
     last = shape.out_hw[axis] // (1 if axis else shape.mixed) - 1
@@ -243,7 +263,8 @@ def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
 
 def unit_elements(shape: ConvShape, tile: int, *, strip: bool) -> Pair:
     """Return the most elements of the images that a unit of a tile needs, and of those beside."""
-    units, other = units_of(shape), shape.beside
+    units = units_of(shape)
+    other = shape.beside
     own = prod(window_sides(shape, tile, strip=strip)) * units.c1
     more = prod(window_sides(other, tile, strip=strip)) * units.beside if other else 0
     return own * shape.c0, more * shape.c0
@@ -276,7 +297,8 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
     Rows that own whole images are alike, and so are those that own the same kind of piece of an
     image. A row whose tiles begin in one image and end in another is a share of its own.
     """
-    per_image, ow = tiles_per_image(shape, tile, strip=strip), shape.out_hw[1]
+    per_image = tiles_per_image(shape, tile, strip=strip)
+    ow = shape.out_hw[1]
     sizes = chunks(shape.n * per_image, 1, grid_rows)
     pitch = sizes[0] // per_image if sizes[0] % per_image == 0 else 0
     groups: dict[Hashable, list[tuple[int, int, Tiles]]] = {}
@@ -289,9 +311,11 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
         elif first + size <= per_image:
             runs = runs_of(shape, tile, first, first + size, strip=strip)
             row = runs[0].tiles[0][0] // ow
-            key, owner = _unmoved(shape, runs, row), (image, row, (first, first + size))
+            key = _unmoved(shape, runs, row)
+            owner = (image, row, (first, first + size))
         else:
-            key, owner = ("across", start), (0, 0, (start, start + size))
+            key = ("across", start)
+            owner = (0, 0, (start, start + size))
         groups.setdefault(key, []).append(owner)
     return tuple([_share(owners, pitch or 1) for owners in groups.values()])
 
@@ -383,12 +407,15 @@ def area_of(
     `plane` is the first pixel of its first block's plane, `row` counts output rows in front;
     `tile` is (first pixel, output blocks, window). Stored blocks have `width` channels.
     """
-    (pixel, blocks, window), ow = tile, shape.out_hw[1]
+    (pixel, blocks, window) = tile
+    ow = shape.out_hw[1]
     images, pitch = place.mixed
-    whole, done = (place.row_pitch, place.step, images) == (ow, 1, 1), 0
+    whole = (place.row_pitch, place.step, images) == (ow, 1, 1)
+    done = 0
     pieces = list[tuple[int, Affine, int]]()
     while done < window.pixels:
-        at, left = pixel + done, window.pixels - done
+        at = pixel + done
+        left = window.pixels - done
         size = left if whole else min(ow - at % ow, left)
         turn, image = divmod(at // ow, images)
         to = (divided(row, images) + turn) * place.row_pitch + image * pitch

@@ -55,7 +55,8 @@ class DeconvShape:
         if min(self.h, self.w) < 1 or max(self.h, self.w) > 1 << 20:
             sizes = f"{self.h}x{self.w}"
             raise InputError("image sizes from 1 to 1048576", sizes, "check the order")
-        like, more = self.windows, pair(self.output_pad)
+        like = self.windows
+        more = pair(self.output_pad)
         limits = zip(like.strides, like.dilations, strict=True)
         if min(more) < 0 or any(m >= max(s) for m, s in zip(more, limits, strict=True)):
             raise InputError(
@@ -79,7 +80,9 @@ class DeconvShape:
         """Output height and width: (size - 1) * stride + reach - pads + output_pad."""
         like = self.windows
         top, bottom, left, right = like.pads
-        (sh, sw), (down, across), (low, last) = like.strides, like.reach, pair(self.output_pad)
+        (sh, sw) = like.strides
+        (down, across) = like.reach
+        (low, last) = pair(self.output_pad)
         rows = (self.h - 1) * sh + down - top - bottom + low
         return rows, (self.w - 1) * sw + across - left - right + last
 
@@ -127,8 +130,11 @@ class Phase:
 
 def phases_of(shape: DeconvShape) -> list[Phase]:
     """Return the phases that have pixels: at most stride rows x stride columns of them."""
-    like, (oh, ow) = shape.windows, shape.out_hw
-    (sh, sw), (dh, dw), (top, _, left, _) = like.strides, like.dilations, like.pads
+    like = shape.windows
+    (oh, ow) = shape.out_hw
+    (sh, sw) = like.strides
+    (dh, dw) = like.dilations
+    (top, _, left, _) = like.pads
     plane = up(oh * ow, FRACTAL) * FRACTAL
     phases: list[Phase] = []
     for p, q in product(range(min(sh, oh)), range(min(sw, ow))):
@@ -156,7 +162,8 @@ def deconv_kernel(shape: DeconvShape, chip: Chip) -> Kernel:
 
 def pack_deconv(shape: DeconvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, np.ndarray]:
     """Lay x (n, c, h, w) out as NC1HWC0 and the taps (c, k/groups, r, s) of each phase."""
-    c, k = shape.c // shape.groups, shape.k // shape.groups
+    c = shape.c // shape.groups
+    k = shape.k // shape.groups
     if weight.shape != (shape.c, k, shape.r, shape.s):
         raise InputError("weight as (c, k / groups, r, s)", str(weight.shape), "reshape it")
     split = weight.reshape(shape.groups, c, k, shape.r, shape.s).transpose(0, 2, 1, 3, 4)

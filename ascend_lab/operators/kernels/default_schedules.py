@@ -67,19 +67,23 @@ def listed(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
     """Return `candidates`, and how many of `choices` come to each in a small problem."""
     m1, k1, n1 = shape.fractals
     m, n, step, rows, cols = choices(chip.core_count, STEPS)
-    m, n = np.minimum(m, each_up(m1, rows)), np.minimum(n, each_up(n1, cols))
+    m = np.minimum(m, each_up(m1, rows))
+    n = np.minimum(n, each_up(n1, cols))
     new, times = distinct(len(STEPS), m, n)
     m, n, step, rows, cols = (x[new] for x in (m, n, step, rows, cols))
-    rows, cols = np.minimum(rows, each_up(m1, m)), np.minimum(cols, each_up(n1, n))
+    rows = np.minimum(rows, each_up(m1, m))
+    cols = np.minimum(cols, each_up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
     deep = np.flatnonzero((room > SHALLOW) & (k1 > SHALLOW))  # twice: shallow tiles start sooner
     k = np.minimum(np.append(np.minimum(room, SHALLOW), np.minimum(room[deep], 2 * SHALLOW)), k1)
     columns = (m, n, step, rows, cols, times)
     m, n, step, rows, cols, times = (np.append(x, x[deep]) for x in columns)
-    most, place = each_up(k1, np.maximum(k, 1)), np.searchsorted(STEPS, step)
+    most = each_up(k1, np.maximum(k, 1))
+    place = np.searchsorted(STEPS, step)
     fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"]) & (np.array((0, *STEPS))[place] < most)
-    times, step = np.where(step < most, 1, len(STEPS) - place) * times, np.minimum(step, most)
+    times = np.where(step < most, 1, len(STEPS) - place) * times
+    step = np.minimum(step, most)
     fits &= 2 * (m + n) * k * step * area <= chip.buffers["L1"]
     return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits)), times[fits]
 
@@ -95,10 +99,12 @@ def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
     Small problems cap them: what is equal stands side by side along an axis.
     """
     shape = len(SIDES), len(SIDES), stages, columns[0].size // (len(SIDES) ** 2 * stages)
-    new, times = np.ones(shape, bool), np.ones(shape, np.int64)
+    new = np.ones(shape, bool)
+    times = np.ones(shape, np.int64)
     for axis, column in enumerate(columns):
         values = np.moveaxis(column.reshape(shape), axis, 0)
-        same, runs = values[1:] == values[:-1], np.ones(values.shape, np.int64)
+        same = values[1:] == values[:-1]
+        runs = np.ones(values.shape, np.int64)
         for place in reversed(range(len(same))):
             runs[place] += same[place] * runs[place + 1]
         np.moveaxis(new, axis, 0)[1:] &= ~same
@@ -119,7 +125,8 @@ def keeping(shape: GemmShape, chip: Chip, t: Tilings, keep: str) -> Array:
 
     A core has several tiles of C that read it.
     """
-    (m1, k1, n1), area = shape.fractals, FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    (m1, k1, n1) = shape.fractals
+    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     depth_a, depth_b = (k1 if keep == name else t.k * t.step for name in "ab")
     turns = {"a": t.cols * t.n < n1, "b": t.rows * t.m < m1}
     fits = 2 * (t.m * depth_a + t.n * depth_b) * area <= chip.buffers["L1"]
@@ -139,14 +146,20 @@ def estimate(
     What is kept is loaded once for all tiles of C along its side; L2 holds the sides `warm`.
     """
     m1, k1, n1 = shape.fractals
-    down, across = each_up(each_up(m1, t.m), t.rows), each_up(each_up(n1, t.n), t.cols)
-    tiles, turns = down * across, {"a": across, "b": down}
+    down = each_up(each_up(m1, t.m), t.rows)
+    across = each_up(each_up(n1, t.n), t.cols)
+    tiles = down * across
+    turns = {"a": across, "b": down}
     cube, mte1 = inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
     fresh, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
-    area, cores = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], t.rows * t.cols
+    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    cores = t.rows * t.cols
     starts = each_up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
-    mte2, staged = starts + operand_cycles(chip, t, demand), np.minimum(1.0, t.k * t.step / k1)
-    drain, first, late = drain_cycles(shape, chip, t, demand), mte1 * staged, np.zeros(len(t.m))
+    mte2 = starts + operand_cycles(chip, t, demand)
+    staged = np.minimum(1.0, t.k * t.step / k1)
+    drain = drain_cycles(shape, chip, t, demand)
+    first = mte1 * staged
+    late = np.zeros(len(t.m))
     for name, side in (("a", t.m), ("b", t.n)):
         held = turns[name] if keep == name else np.ones_like(tiles)
         missed = np.minimum(1.0, fresh[name] * held) * (name not in warm)
@@ -155,7 +168,8 @@ def estimate(
         if keep != name:
             extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
             late = np.maximum(late, missed * extra)
-        mte2, first = mte2 + load / held, first + load * (1.0 if keep == name else staged)
+        mte2 = mte2 + load / held
+        first = first + load * (1.0 if keep == name else staged)
     # two L1 slots that wait for memory turn around in load + latency + use
     latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + late
     mte2 = np.maximum(mte2, (each_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
@@ -188,7 +202,8 @@ def inner_cycles(
     turns = each_up(k1, t.k)
     fractal = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
     cube = turns * chip.cube_head_cycles + t.m * k1 * t.n * fractal
-    l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
+    l0a = chip.path("L1", "L0A")
+    l0b = chip.path("L1", "L0B")
     starts = turns * (loads[0] * l0a.startup_cycles + loads[1] * l0b.startup_cycles)
     rates = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
     return cube, starts + k1 * area * rates
@@ -252,7 +267,8 @@ def promising(
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
     every, times = listed(shape, chip)
-    every, times = every.take(fit := fitting(demand, chip, every)), times[fit]
+    every = every.take(fit := fitting(demand, chip, every))
+    times = times[fit]
     found: dict[GemmSchedule, float] = {}
     for keep in ("", "a", "b"):
         some = every.take(place := keeping(shape, chip, every, keep))
@@ -281,7 +297,8 @@ def whole_turns(
     chip = chip_left(chip, demand)
     t = candidates(shape, chip)
     t = t.take(fitting(demand, chip, t))
-    cycles, found = estimate(shape, chip, t, demand, "", warm), []
+    cycles = estimate(shape, chip, t, demand, "", warm)
+    found = []
     for order, turn, side in (
         ("mn", t.n * t.cols, shape.fractals[2]),
         ("nm", t.m * t.rows, shape.fractals[0]),

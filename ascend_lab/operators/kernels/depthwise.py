@@ -28,7 +28,8 @@ SUM = "fp16"
 
 def lines_of(shape: ConvShape, chip: Chip) -> Lines:
     """Let output rows lie as far apart as image rows where that takes fewer cycles."""
-    line, (oh, ow) = planes.columns_seen(shape)[0], shape.out_hw
+    line = planes.columns_seen(shape)[0]
+    (oh, ow) = shape.out_hw
     wide = isa.up(ow, planes.PIXELS) * planes.PIXELS
     options = [Lines(line, wide, wide)]
     if shape.strides[0] == shape.strides[1]:
@@ -157,7 +158,9 @@ class _Writer(RowWriter):
     ) -> None:
         """Declare tensors, allocate queues for blocks of `rows` output rows."""
         super().__init__("depthwise", shape, chip, lines, rows, 0.0)
-        k, c1, taps = self.k, shape.blocks[0], shape.taps * planes.C0
+        k = self.k
+        c1 = shape.blocks[0]
+        taps = shape.taps * planes.C0
         if not dense:
             self.plane = isa.up(self.plane, isa.FRACTAL) * isa.FRACTAL
         self.weight = k.tensor("weight", "fp16", c1 * taps)
@@ -183,9 +186,11 @@ class _Writer(RowWriter):
     def compute(self, x: isa.Tile, results: isa.Tile, block: planes.RowBlock) -> None:
         """Sum over the taps, then do the epilogue."""
         assert self.held is not None
-        (down, right), line = self.shape.dilations, self.lines.line
+        (down, right) = self.shape.dilations
+        line = self.lines.line
         for run in self.lines.grid(self.shape, block.rows).runs(self.k):
-            total, product = run.written(results), run.written(self.beside)
+            total = run.written(results)
+            product = run.written(self.beside)
             for tap in range(self.shape.taps):
                 i, j = divmod(tap, self.shape.s)
                 weight = self.held.region(tap * planes.C0, total.sizes, (0, 0, 1))

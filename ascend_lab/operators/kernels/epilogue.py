@@ -120,9 +120,11 @@ class Epilogue:
         """Whether the largest of some sums of a channel becomes the largest of their results."""
         if self.deq is not None or any(o.kind != "channel" for o in self.operands):
             return False
-        ways, above = dict[str | int, int]({SUMS: 1}), set[str | int]()
+        ways = dict[str | int, int]({SUMS: 1})
+        above = set[str | int]()
         for i, s in enumerate(self.steps):  # 1 rises, -1 falls; `above` are never below 0
-            number, known = s.number or 0.0, above.issuperset(s.sources)
+            number = s.number or 0.0
+            known = above.issuperset(s.sources)
             falls = (s.op == "vrec" and known) or (s.op == "vmuls" and number < 0)
             way = {ways[x] for x in s.sources if x in ways}
             if len(way) > 1 or not (falls or s.op in RISING or (s.op == "vmuls" and number > 0)):
@@ -170,10 +172,12 @@ class Epilogue:
         for source in step.sources:
             known = source in names if isinstance(source, str) else 0 <= source < index
             if not known:
-                wanted, got = f"step {index}: a source that is there", repr(source)
+                wanted = f"step {index}: a source that is there"
+                got = repr(source)
                 raise InputError(wanted, got, f"use {names} or a step")
         if all(self.kind(source) == "channel" for source in step.sources):
-            wanted, got = f"step {index}: a source with a number per element", str(step.sources)
+            wanted = f"step {index}: a source with a number per element"
+            got = str(step.sources)
             raise InputError(wanted, got, "compute on numbers per channel once, before the launch")
         if (step.number is None) == (step.op in WITH_SCALAR) or bool(step.dtype) != (
             step.op == "vconv"
@@ -212,7 +216,8 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
         formats[index] = step.dtype or kinds.pop()
     last = formats[len(epilogue.steps) - 1 if epilogue.steps else SUMS]
     if last != epilogue.out_dtype:
-        wanted, got = f"a last step in {epilogue.out_dtype}", last
+        wanted = f"a last step in {epilogue.out_dtype}"
+        got = last
         raise TypeMismatchError(wanted, got, "add a vconv step at the end")
     return tuple(formats[index] for index in range(len(epilogue.steps)))
 
@@ -228,7 +233,10 @@ class Fix:
 
 def fix_of(epilogue: Epilogue) -> Fix | str:
     """Return the epilogue as a setting of the fix pipe, or the reason why it is none."""
-    bias, scale, relu, stage = "", 1.0, False, 0
+    bias = ""
+    scale = 1.0
+    relu = False
+    stage = 0
     rank = {"vadd": 1, "vmuls": 2, "vrelu": 3, "vconv": 4}
     for index, step in enumerate(epilogue.steps):
         before = index - 1 if index else SUMS
@@ -303,7 +311,8 @@ def halves(
 def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
     """Return the epilogue with steps for what the way out of L0C does where there is one."""
     if deq.dtype == "int8" or epilogue.width == PAIR or epilogue.second:
-        needed, got = "vector cores that pack blocks of 32 channels", "blocks of 16"
+        needed = "vector cores that pack blocks of 32 channels"
+        got = "blocks of 16"
         raise PathError(needed, got, "run the steps as a kernel of their own")
     new = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
     new.append(Step("vconv", (len(new) - 1 if new else SUMS,), dtype="fp32"))
@@ -318,7 +327,8 @@ def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
 
 def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
     """Return the first `cut` steps and the others, if these read the last of those alone."""
-    first, rest = epilogue.steps[:cut], epilogue.steps[cut:]
+    first = epilogue.steps[:cut]
+    rest = epilogue.steps[cut:]
     before = {s for step in first for s in step.sources}
     after = {s for step in rest for s in step.sources}
     if after & {SUMS, *range(cut - 1)} or before & after & {o.name for o in epilogue.operands}:

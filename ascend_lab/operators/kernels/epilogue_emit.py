@@ -75,7 +75,8 @@ class _StepWriter:
     """Writes the instructions of one step: `views` are tiles, `rates` numbers per channel."""
 
     def __init__(self, k: KernelBuilder, step: Placed, t: Piece) -> None:
-        self.k, self.step = k, step
+        self.k = k
+        self.step = step
         names = (step.to, *step.sources)
         self.views = [t.tiles[s] if isinstance(s, int) else t.named.get(s) for s in names]
         pairs = zip(self.views, names, strict=True)
@@ -86,7 +87,8 @@ class _StepWriter:
 
     def run(self, start: Affine, elements: int, block: Affine) -> None:
         """Neighbouring elements of one block (or of all, where no operand is per channel)."""
-        lanes, most = self.lanes, self.k.chip.max_repeat
+        lanes = self.lanes
+        most = self.k.chip.max_repeat
         for at, repeats in segments(self.k, "repeat", elements // lanes, most):
             self.instruction(start + at * lanes, (repeats, lanes), lanes, block, 0)
         done = elements // lanes * lanes
@@ -107,7 +109,8 @@ class _StepWriter:
             sizes: tuple[int, ...] = shape
             strides: tuple[int, ...] = (step * unit, 1)
             if unit == FRACTAL:  # one block for 16 lanes, again and again
-                sizes, strides = (shape[0], shape[1] // FRACTAL, FRACTAL), (step * unit, 0, 1)
+                sizes = (shape[0], shape[1] // FRACTAL, FRACTAL)
+                strides = (step * unit, 0, 1)
             regions.append(rate.region(block * unit, sizes, strides))
         self.k.vector(self.step.op, *regions, scalar=self.step.number)
 
@@ -210,8 +213,10 @@ def new_finish(
     blocks = channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n)
     if not k.chip.combined:
         return _new_fix(k, epilogue, sizes, blocks)
-    plan, operands = drain_plan(epilogue, sums), epilogue.of_kind("channel")
-    units, pair = {o.name: epilogue.unit(o) for o in operands}, demand.columns
+    plan = drain_plan(epilogue, sums)
+    operands = epilogue.of_kind("channel")
+    units = {o.name: epilogue.unit(o) for o in operands}
+    pair = demand.columns
     if sizes.tile_n % pair or sizes.blocks % pair or sizes.n_own % pair:
         got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
         raise errors.CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
@@ -246,7 +251,8 @@ def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) ->
     if not fix.bias:
         return Finish(k, plan, fix=fix)
     (bias,) = epilogue.operands
-    tensor, size = k.tensor(bias.name, bias.dtype, sizes.blocks * FRACTAL), blocks * FRACTAL
+    tensor = k.tensor(bias.name, bias.dtype, sizes.blocks * FRACTAL)
+    size = blocks * FRACTAL
     queue = k.queue(f"{bias.name}_l1", "L1", bias.dtype, size, src="MTE2", dst="MTE1")
     depth = 2 if 2 * size * chip.DTYPE_BYTES[bias.dtype] <= k.chip.buffers["BT"] else 1
     table = k.queue(f"{bias.name}_bt", "BT", bias.dtype, size, src="MTE1", dst="M", depth=depth)
@@ -267,7 +273,8 @@ def held_channels(
     if finish is None or group is None or held or n[1] > group.blocks:
         yield held
         return
-    k, queue = finish.builder, group.queue
+    k = finish.builder
+    queue = group.queue
     slots = group.held(queue.alloc())
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
         unit = FRACTAL if finish.table else finish.units[operand.name]
@@ -278,7 +285,8 @@ def held_channels(
         k.copy(finish.table.alloc().region(0, n[1] * FRACTAL), tile.region(0, n[1] * FRACTAL))
         queue.free()
         finish.table.enqueue()
-        queue, tile = finish.table, finish.table.dequeue()
+        queue = finish.table
+        tile = finish.table.dequeue()
     yield Channels(n[0], tile)
     queue.free()
 
@@ -307,7 +315,9 @@ def drain(
         fix = finish.fix or Fix()
         store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale)
         return
-    k, run, c = finish.builder, _run(finish, area), acc.dequeue()
+    k = finish.builder
+    run = _run(finish, area)
+    c = acc.dequeue()
     most = min(finish.out.buffer.elements // run, area.blocks)
     whole = most == area.blocks
     pieces = [(Affine(), most)] if whole else segments(k, "column", area.blocks, most)
@@ -351,7 +361,8 @@ def _run(finish: Finish, area: Area) -> int:
 
     More repeats are quicker than one more instruction for the rest; rows of L0C hold something.
     """
-    run, lanes = area.pixels * area.width, finish.builder.chip.vector_bytes_per_repeat // 2
+    run = area.pixels * area.width
+    lanes = finish.builder.chip.vector_bytes_per_repeat // 2
     full = -(-run // lanes) * lanes
     more = (area.blocks * full - area.blocks * run) // lanes
     return run if finish.tiles or finish.deq or more > REPEATS else full
@@ -366,7 +377,9 @@ def _arrive(
     channels: tuple[Mapping[str, Tile], Affine],
 ) -> None:
     """Bring `blocks` (first, count, elements) of the sums to UB, dequantised if that is asked."""
-    k, (at, count, run), size = finish.builder, blocks, area.fractals * FRACTAL * FRACTAL
+    k = finish.builder
+    (at, count, run) = blocks
+    size = area.fractals * FRACTAL * FRACTAL
     if finish.deq is None:
         source = c.region(at * size, (count, run), (size, 1))
         k.copy(to.region(0, (count, run)), source, relu=finish.plan.relu)
@@ -384,12 +397,10 @@ def _scaled(
     channels: tuple[Mapping[str, Tile], Affine],
 ) -> None:
     """Bring `blocks` of the sums that begin at `source` in L0C to UB, dequantised."""
-    (c, start), (at, count), (rates, first), halves = (
-        source,
-        blocks,
-        channels,
-        area.width // FRACTAL,
-    )
+    (c, start) = source
+    (at, count) = blocks
+    (rates, first) = channels
+    halves = area.width // FRACTAL
     size = area.fractals * FRACTAL * FRACTAL
     sizes = (count, area.pixels, halves, FRACTAL)
     sums = c.region(at * (size * halves) + start, sizes, (size * halves, FRACTAL, size, 1))
@@ -399,7 +410,8 @@ def _scaled(
 
 def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
     """Bring the operands' part that lies where `area` will be stored."""
-    slots, run = group.held(group.queue.alloc()), area.pixels * area.width
+    slots = group.held(group.queue.alloc())
+    run = area.pixels * area.width
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
         for there, here in area.pairs(tensor, slots[operand.name], run, at, count):
             k.copy(here, there)

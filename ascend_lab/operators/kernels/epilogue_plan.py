@@ -70,7 +70,8 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
     last = 0 if len(read) in on_the_way else len(read)
     needed = _needed(read, last)
     end = {s: v for v in sorted(needed) if v for s in read[v - 1] if isinstance(s, int)}
-    tiles, free = [epilogue.out_dtype], [0]
+    tiles = [epilogue.out_dtype]
+    free = [0]
     place = {0: _take(formats[0], tiles, free)}
     steps: list[Placed] = []
     for value in sorted(needed - {0}):
@@ -102,7 +103,8 @@ def _added(steps: list[Placed]) -> tuple[Placed, ...]:
     Source: Ascend C, Axpy (developer documentation).
     """
     for at, (scale, add) in enumerate(pairwise(steps)):
-        x, other = add.sources[:1], add.sources[1:]
+        x = add.sources[:1]
+        other = add.sources[1:]
         plain = (scale.op, add.op, other) == ("vmuls", "vadd", (scale.to,))
         if plain and x[0] != scale.to and isinstance(x[0], int) and scale.sources == other:
             turn: dict[Source, int] = {add.to: x[0], x[0]: add.to}
@@ -173,7 +175,8 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         return None
     if not chip.combined:
         return _split_demand(epilogue, chip, sums)
-    stored, channels = DTYPE_BYTES[epilogue.out_dtype], epilogue.of_kind("channel")
+    stored = DTYPE_BYTES[epilogue.out_dtype]
+    channels = epilogue.of_kind("channel")
     plan = drain_plan(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     beside = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
@@ -199,10 +202,13 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
 def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
     """Return what the cube core does itself, what it stores for vector cores, and their pace."""
     head, tail = halves(epilogue, chip, sums)
-    stored, pace, count = DTYPE_BYTES[epilogue.out_dtype], 0.0, 0
+    stored = DTYPE_BYTES[epilogue.out_dtype]
+    pace = 0.0
+    count = 0
     if tail:
         plan = plan_of(tail, head.out_dtype if head else sums)
-        arrives, count = DTYPE_BYTES[plan.tiles[plan.start]], len(plan.steps)
+        arrives = DTYPE_BYTES[plan.tiles[plan.start]]
+        count = len(plan.steps)
         loaded = arrives + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
         load = loaded / chip.path("GM", "UB").rate_bytes_per_cycle
         store = stored / chip.path("UB", "GM").rate_bytes_per_cycle
@@ -277,7 +283,8 @@ def bias_bytes(shape: ConvShape) -> int:
 
 def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
     """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
-    blocks, c0 = shape.blocks[1], isa.c0_of(shape.dtype)
+    blocks = shape.blocks[1]
+    c0 = isa.c0_of(shape.dtype)
     dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
     wide = np.zeros(blocks * isa.FRACTAL, bias.dtype)
     wide[: bias.size] = bias.reshape(-1)
@@ -314,7 +321,8 @@ class CubeBias:
         cls, k: isa.KernelBuilder, name: str, shape: ConvShape, own: int, *, told: bool = False
     ) -> "CubeBias":
         """Declare the tensor `name` and allocate its place in L1."""
-        area, most = isa.FRACTAL * isa.c0_of(shape.dtype), bundles_of(shape).count * own
+        area = isa.FRACTAL * isa.c0_of(shape.dtype)
+        most = bundles_of(shape).count * own
         numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * area)
         where = f"{name}_l1", "L1", shape.dtype, (1 + most) * area
         if not told:
@@ -327,7 +335,8 @@ class CubeBias:
 
         Those are `full` bundles, and the short last one if `tail`.
         """
-        bundle, own = bundles_of(self.shape), self.own
+        bundle = bundles_of(self.shape)
+        own = self.own
         area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
         if self.queue:
             self.queue.alloc()
@@ -336,7 +345,8 @@ class CubeBias:
         last = (isa.Affine(bundle.count - 1), int(tail), short, own * full)
         for index, count, blocks, place in ((first, full, own, 0), last):
             if count:
-                sizes, start = (count, blocks * area), (1 + index * bundle.n1 + col) * area
+                sizes = (count, blocks * area)
+                start = (1 + index * bundle.n1 + col) * area
                 source = self.numbers.region(start, sizes, (bundle.n1 * area, 1))
                 to = self.held.region((1 + place) * area, sizes, (own * area, 1))
                 self.k.copy(to, source)
@@ -362,7 +372,9 @@ class CubeBias:
 
         `near`: its fractals in L0B, if they are there.
         """
-        k, (left, right), c0 = self.k, feeds, isa.c0_of(self.shape.dtype)
+        k = self.k
+        (left, right) = feeds
+        c0 = isa.c0_of(self.shape.dtype)
         area = isa.FRACTAL * c0
         sizes = (m, area)
         k.load2d(left.alloc().region(0, sizes), self.held.region(0, sizes, (0, 1)))

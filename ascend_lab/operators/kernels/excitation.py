@@ -20,7 +20,10 @@ from ascend_lab.operators.kernels.channel_sums import LANES, SMALL, TILES, fold_
 from ascend_lab.operators.kernels.planes import Own, dealt, plane_launch
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments, sum_queue
 
-AREA, MOST, EIGHT, PIXEL_BYTES = FRACTAL * FRACTAL, 28, 8, 12
+AREA = FRACTAL * FRACTAL
+MOST = 28
+EIGHT = 8
+PIXEL_BYTES = 12
 """Elements; fractals the cube adds up at once; lanes that `vcgadd` does; two slots, two sums."""
 Place = tuple[Tile | Buffer, Affine | int]
 """Where something begins."""
@@ -67,7 +70,9 @@ def excitation_launches(job: Excitation, chip: Chip) -> tuple[isa.Launch, isa.La
 
 def _divided(job: Excitation, chip: Chip) -> tuple[list[int], list[int], list[int]]:
     """Divide channel blocks, images and rows over cores; cubes add up about 3 pixels a cycle."""
-    cores, pace, totals = chip.cores_of("vector"), 3 if chip.combined else 1, (job.blocks, job.n)
+    cores = chip.cores_of("vector")
+    pace = 3 if chip.combined else 1
+    totals = (job.blocks, job.n)
 
     def cycles(grid: tuple[int, int, int]) -> int:
         blocks, images, rows = (up(t, g) for t, g in zip((*totals, job.h), grid, strict=True))
@@ -85,7 +90,10 @@ class _Matrix:
 
     def __init__(self, k: KernelBuilder, name: str, rows: int, width: int) -> None:
         """Allocate; `name` is that of its tensor."""
-        self.k, self.rows, self.width, size = k, rows, width, rows * width
+        self.k = k
+        self.rows = rows
+        self.width = width
+        size = rows * width
         self.narrow = k.queue(f"{name}_ub", "UB", "fp16", size, src="MTE2", dst="V", depth=1)
         self.wide = k.buffer(f"{name}_wide", "UB", "fp32", size)
         self.sums = k.buffer(f"{name}_sums", "UB", "fp32", rows * LANES)
@@ -108,7 +116,8 @@ class _Matrix:
             lanes = min(LANES, self.width - start)
             found = self.products if start else self.sums
             for at, count in segments(k, "row", self.rows, k.chip.max_repeat):
-                place, sizes = (at * LANES, (count, lanes), (LANES, 1)), (count, lanes)
+                place = (at * LANES, (count, lanes), (LANES, 1))
+                sizes = (count, lanes)
                 own = self.wide.region(at * self.width + start, sizes, (self.width, 1))
                 k.vector("vmul", found.region(*place), own, vector.region(start, sizes, (0, 1)))
                 if start:
@@ -128,13 +137,20 @@ class _Matrix:
 # -- first phase: sums of pixels, and what they add to the hidden numbers -------------------------
 def _squeeze(job: Excitation, own: Own, sizes: tuple[list[int], ...], chip: Chip) -> isa.Program:
     """Return the program of the cores that own equally much."""
-    k, row, bands = KernelBuilder("squeeze", chip), job.w * FRACTAL, len(sizes[2])
-    (count, pitch, cores), (images, apart, batches) = own.channels, own.images
-    lanes, width, plane, low = count * FRACTAL, job.blocks * FRACTAL, job.h * row, own.rows[0] * row
+    k = KernelBuilder("squeeze", chip)
+    row = job.w * FRACTAL
+    bands = len(sizes[2])
+    (count, pitch, cores) = own.channels
+    (images, apart, batches) = own.images
+    lanes = count * FRACTAL
+    width = job.blocks * FRACTAL
+    plane = job.h * row
+    low = own.rows[0] * row
     x = k.tensor("x", "fp16", job.n * job.blocks * plane)
     squeeze = k.tensor("squeeze", "fp16", job.hidden * width)
     parts = k.tensor("parts", "fp32", len(sizes[0]) * bands * job.n * job.hidden)
-    core, batch = k.param("channel", cores), k.param("batch", batches) * apart
+    core = k.param("channel", cores)
+    batch = k.param("batch", batches) * apart
     matrix = _Matrix(k, "squeeze", job.hidden, lanes)
     out = k.queue("parts_ub", "UB", "fp32", job.hidden, src="V", dst="MTE3")
     pixels = (own.rows[1] - own.rows[0]) * job.w
@@ -142,7 +158,8 @@ def _squeeze(job: Excitation, own: Own, sizes: tuple[list[int], ...], chip: Chip
     planes = way(k, x, (count, pixels, plane))
     matrix.load(squeeze.region(core * (pitch * FRACTAL), (job.hidden, lanes), (width, 1)))
     with repeat(k, "image", images) as turn:
-        image, one = batch + turn, (planes.sums, 0)
+        image = batch + turn
+        one = (planes.sums, 0)
         planes.add((image * job.blocks + core * pitch) * plane + low)
         k.each("vmuls", lanes, one, one, scalar=1.0 / (job.h * job.w))
         matrix.times(planes.sums, (out.alloc(), 0))
@@ -158,18 +175,22 @@ class _ByVector:
 
     def __init__(self, k: KernelBuilder, x: Buffer, sizes: tuple[int, int, int]) -> None:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
-        self.k, self.x, (self.count, self.pixels, self.plane) = k, x, sizes
+        self.k = k
+        self.x = x
+        (self.count, self.pixels, self.plane) = sizes
         lanes = self.lanes = self.count * FRACTAL
         room = (k.chip.buffers["UB"] - k.used_bytes("UB")) // (PIXEL_BYTES * lanes)
         some = max(1, min(self.pixels, room, max(up(self.pixels, TILES), SMALL // lanes)))
-        self.some, size = some, some * lanes
+        self.some = some
+        size = some * lanes
         self.loaded = k.queue("x_ub", "UB", "fp16", size, src="MTE2", dst="V")
         self.sums = k.buffer("sums", "UB", "fp32", size)
         self.wide = k.buffer("wide", "UB", "fp32", size if some < self.pixels else LANES)
 
     def add(self, start: Affine) -> None:
         """Sum planes from `start` on."""
-        k, one = self.k, (self.sums, 0)
+        k = self.k
+        one = (self.sums, 0)
         self._widen(start, self.some, self.sums)
         for at, more in segments(k, "pixels", self.pixels - self.some, self.some):
             self._widen(start + (at + self.some) * FRACTAL, more, self.wide)
@@ -177,7 +198,8 @@ class _ByVector:
         fold_rows(k, self.sums, self.some, self.lanes)
 
     def _widen(self, start: Affine, pixels: int, to: Buffer) -> None:
-        shape, own = (self.count, pixels, FRACTAL), (FRACTAL, self.lanes, 1)
+        shape = (self.count, pixels, FRACTAL)
+        own = (FRACTAL, self.lanes, 1)
         source = self.x.region(start, shape, (self.plane, FRACTAL, 1))
         self.k.copy(self.loaded.alloc().region(0, shape, own), source)
         self.loaded.enqueue()
@@ -190,7 +212,9 @@ class _ByCube:
 
     def __init__(self, k: KernelBuilder, x: Buffer, sizes: tuple[int, int, int]) -> None:
         """Allocate; `sizes` are (count, pixels, elements from plane to plane)."""
-        self.k, self.x, (self.count, self.pixels, self.plane) = k, x, sizes
+        self.k = k
+        self.x = x
+        (self.count, self.pixels, self.plane) = sizes
         self.whole = up(self.pixels, FRACTAL) - 1
         self.depth, line = max(1, min(self.whole, MOST)), self.pixels * FRACTAL
         self.some = self.count if self.count * line <= SMALL * TILES else up(self.count, TILES)
@@ -202,11 +226,13 @@ class _ByCube:
 
     def _make_ones(self) -> None:
         """Bring ones to L0A to stay, and behind them those for the last pixels."""
-        k, size = self.k, (self.depth + 1) * AREA
+        k = self.k
+        size = (self.depth + 1) * AREA
         made = k.queue("ones_ub", "UB", "fp16", 2 * AREA, src="V", dst="MTE3", depth=1)
         near = k.queue("ones_l1", "L1", "fp16", 2 * AREA, src="MTE3", dst="MTE1", depth=1)
         left = k.queue("ones_l0", "L0A", "fp16", size, src="MTE1", dst="M", depth=1)
-        slot, sizes = made.alloc(), (self.depth, AREA)
+        slot = made.alloc()
+        sizes = (self.depth, AREA)
         k.each("vdup", 2 * AREA, (slot, 0), scalar=1.0)
         if missing := -self.pixels % FRACTAL:
             lanes = k.chip.vector_bytes_per_repeat // 2
@@ -216,7 +242,8 @@ class _ByCube:
         k.copy(near.alloc().region(), made.dequeue().region())
         made.free()
         near.enqueue()
-        one, self.ones = near.dequeue(), left.alloc()
+        one = near.dequeue()
+        self.ones = left.alloc()
         k.load2d(self.ones.region(0, sizes), one.region(0, sizes, (0, 1)))
         k.load2d(self.ones.region(self.depth * AREA, (1, AREA)), one.region(AREA, (1, AREA)))
         near.free()
@@ -226,17 +253,17 @@ class _ByCube:
 
     def add(self, start: Affine) -> None:
         """Sum planes from `start` on."""
-        k, found, line = self.k, self.found.alloc(), self.pixels * FRACTAL
+        k = self.k
+        found = self.found.alloc()
+        line = self.pixels * FRACTAL
         for first, count in segments(k, "planes", self.count, self.some):
             source = self.x.region(start + first * self.plane, (count, line), (self.plane, 1))
             k.copy(self.loaded.alloc().region(0, (count, line)), source)
             self.loaded.enqueue()
             x = self.loaded.dequeue()
             with repeat(k, "plane", count) as plane:
-                to, own = (
-                    found.region((first + plane) * AREA, (1, 1, FRACTAL, FRACTAL)),
-                    plane * line,
-                )
+                to = found.region((first + plane) * AREA, (1, 1, FRACTAL, FRACTAL))
+                own = plane * line
                 for at, depth in segments(k, "fractals", self.whole, self.depth):
                     self._product(to, x.region(own + at * AREA, depth * AREA), 0, at)
                 last = x.region(own + line - AREA, AREA)
@@ -249,11 +276,14 @@ class _ByCube:
 
     def _product(self, to: Region, x: Region, first: int, after: Affine) -> None:
         """Add fractals times ones from fractal `first` on, `after` others."""
-        k, side, count = self.k, (FRACTAL, FRACTAL), x.elements // AREA
+        k = self.k
+        side = (FRACTAL, FRACTAL)
+        count = x.elements // AREA
         turned = replace(x, sizes=(count, *side), strides=(AREA, 1, FRACTAL))
         k.load2d(self.right.alloc().region(0, (count, *side)), turned)
         self.right.enqueue()
-        a, b = self.ones.region(first * AREA, (1, count, *side)), self.right.dequeue()
+        a = self.ones.region(first * AREA, (1, count, *side))
+        b = self.right.dequeue()
         k.mmad(to, a, b.region(0, (count, 1, *side)), accumulate=after)
         self.right.free()
 
@@ -264,10 +294,17 @@ class _Gates:
 
     def __init__(self, job: Excitation, own: Own, count: int, chip: Chip) -> None:
         """Allocate everything."""
-        k, hidden, blocks = KernelBuilder("excite", chip), job.hidden, own.channels[0]
-        self.k, self.job, self.own, self.lanes = k, job, own, blocks * FRACTAL
-        lanes, self.line = self.lanes, (job.rows or blocks) * FRACTAL
-        each, size = (job.rows or 1) * FRACTAL, (count + 1) * hidden
+        k = KernelBuilder("excite", chip)
+        hidden = job.hidden
+        blocks = own.channels[0]
+        self.k = k
+        self.job = job
+        self.own = own
+        self.lanes = blocks * FRACTAL
+        lanes = self.lanes
+        self.line = (job.rows or blocks) * FRACTAL
+        each = (job.rows or 1) * FRACTAL
+        size = (count + 1) * hidden
         self.excite = k.tensor("excite", "fp16", job.blocks * FRACTAL * hidden)
         self.parts = k.tensor("parts", "fp32", count * job.n * hidden)
         self.bias1 = k.tensor("bias1", "fp32", hidden)
@@ -285,9 +322,14 @@ class _Gates:
 
     def program(self) -> isa.Program:
         """Add up parts, an image after the other."""
-        k, hidden, lanes, sums = self.k, self.job.hidden, self.lanes, (self.sums, 0)
-        (_, pitch, cores), (images, apart, batches) = self.own.channels, self.own.images
-        first, batch = k.param("channel", cores) * pitch, k.param("batch", batches) * apart
+        k = self.k
+        hidden = self.job.hidden
+        lanes = self.lanes
+        sums = (self.sums, 0)
+        (_, pitch, cores) = self.own.channels
+        (images, apart, batches) = self.own.images
+        first = k.param("channel", cores) * pitch
+        batch = k.param("batch", batches) * apart
         k.copy(self.added.region(0, lanes), self.bias2.region(first * FRACTAL, lanes))
         self.matrix.load(self.excite.region(first * (FRACTAL * hidden), lanes * hidden))
         with repeat(k, "image", images) as turn:
@@ -304,7 +346,9 @@ class _Gates:
 
     def _load(self, image: Affine, first: Affine) -> Tile:
         """Bring the parts of an image, the bias behind them, and weights that are scaled."""
-        k, hidden, slot = self.k, self.job.hidden, self.loaded.alloc()
+        k = self.k
+        hidden = self.job.hidden
+        slot = self.loaded.alloc()
         sizes = self.loaded.buffer.elements // hidden - 1, hidden
         k.copy(slot.region(sizes[0] * hidden, hidden), self.bias1.region(0, hidden))
         source = self.parts.region(image * hidden, sizes, (self.job.n * hidden, 1))
@@ -318,7 +362,9 @@ class _Gates:
 
     def _leave(self, gates: Buffer, first: Affine) -> None:
         """Store gates, or the weights that they scale; `first` is their first block of all."""
-        k, line, rows = self.k, self.line, self.job.rows
+        k = self.k
+        line = self.line
+        rows = self.job.rows
         weights = self.rates.dequeue() if rows else self.added
         with repeat(k, "block", self.own.channels[0] if rows else 1) as turn:
             slot = self.out.alloc()

@@ -19,7 +19,8 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Queue, Region, Tile
 from ascend_lab.operators.kernels import flash_shape, flash_steps as soft, tiles
 
-ALL, FIRST = (1 << 128) - 1, sum(1 << lane for lane in range(0, 128, FRACTAL))
+ALL = (1 << 128) - 1
+FIRST = sum(1 << lane for lane in range(0, 128, FRACTAL))
 """Lanes of fp16 that a constant fills: all, or the first of every row."""
 
 
@@ -42,7 +43,8 @@ def flash_launch(
 
 def load_turned(k: KernelBuilder, dst: Tile, src: tiles.Fractals, width: int, keys: int) -> None:
     """Emit V (width, keys) fractals of L1 to (keys, width) of L0B, each fractal transposed."""
-    sizes, strides = (width, FRACTAL, FRACTAL), (src.pitch, 1, FRACTAL)
+    sizes = (width, FRACTAL, FRACTAL)
+    strides = (src.pitch, 1, FRACTAL)
     with tiles.repeat(k, "fractal", keys) as i:
         fractal = src.memory.region(src.start + i * flash_shape.AREA, sizes, strides)
         k.load2d(dst.region(i * (width * flash_shape.AREA), sizes), fractal)
@@ -82,19 +84,28 @@ class _Writer:
         All share their flags, because a pair of pipes may have only 4 event ids. Scores have one
         slot: the cube subtracts in place.
         """
-        rows, keys, (_, _, depth1, width1) = tiling.rows, tiling.keys, shape.fractals
-        depth, width, one_row = depth1 * FRACTAL, (width1 + 1) * FRACTAL, shape.mask == "rows"
+        rows = tiling.rows
+        keys = tiling.keys
+        (_, _, depth1, width1) = shape.fractals
+        depth = depth1 * FRACTAL
+        width = (width1 + 1) * FRACTAL
+        one_row = shape.mask == "rows"
         k = self.k = KernelBuilder(f"flash_{rows}x{keys}", chip)
-        self.shape, self.tiling, self.depth, self.width = shape, tiling, depth1, width1 + 1
+        self.shape = shape
+        self.tiling = tiling
+        self.depth = depth1
+        self.width = width1 + 1
         self.block = keys // FRACTAL
         self.cut = flash_shape.cut_keys(shape, self.block)
-        size, slots = keys * depth, flash_shape.key_slots(shape, tiling)
+        size = keys * depth
+        slots = flash_shape.key_slots(shape, tiling)
         self.keys = k.queue("k_l1", "L1", "fp16", size, src="MTE2", dst="MTE1", depth=slots)
         self.gm = flash_shape.Tensors.declare(k, shape, ("q", "k", "v", "y", "mask"))
         self.q = self.keys.join("q_l1", "fp16", rows * depth)
         self.values = self.keys.join("v_l1", "fp16", keys * width)
         deep = depth + FRACTAL * one_row
-        left, right = rows * max(deep, keys, 2 * FRACTAL), keys * max(deep, width)
+        left = rows * max(deep, keys, 2 * FRACTAL)
+        right = keys * max(deep, width)
         self.left = k.queue("a_l0", "L0A", "fp16", left, src="MTE1", dst="M")
         self.right = k.queue("b_l0", "L0B", "fp16", right, src="MTE1", dst="M")
         self.scores = k.queue("s_l0", "L0C", "fp32", rows * keys, src="M", dst="V", depth=1)
@@ -129,7 +140,8 @@ class _Writer:
         """Take turns at the blocks of a place, from the last before it to the first behind."""
         full, rest, _ = self.cut
         last = full - (not rest)
-        first, end = before and self._block(before, last), after and self._block(after, 0)
+        first = before and self._block(before, last)
+        end = after and self._block(after, 0)
         if place is None:
             self._turn(first, None, end)
             return
@@ -146,8 +158,11 @@ class _Writer:
 
     def _block(self, place: Place, number: Affine | int) -> soft.Block:
         """Return a block of keys of a place."""
-        (matrix, rows), (full, rest, ragged), at = place, self.cut, Affine() + number
-        keys, own = at * self.block, at == Affine(full)
+        (matrix, rows) = place
+        (full, rest, ragged) = self.cut
+        at = Affine() + number
+        keys = at * self.block
+        own = at == Affine(full)
         return soft.Block(
             matrix.matrix, (rows.start, rows.size), (keys, rest if own else self.block), at,
             ragged if own else 0, at == Affine(full - (not rest)),
@@ -171,7 +186,8 @@ class _Writer:
 
     def _constants(self) -> None:
         """Fill places in L1 with numbers: rows of a mask, what it and maxima meet, ones of V."""
-        size, area = self.tiling.keys * FRACTAL, flash_shape.AREA
+        size = self.tiling.keys * FRACTAL
+        area = flash_shape.AREA
         self.peaks.alloc()
         slots = [Affine(slot) for slot in range(self.keys.buffer.slots)]
         if self.shape.mask == "rows":
@@ -213,8 +229,11 @@ class _Writer:
 
     def _scores(self, block: soft.Block) -> None:
         """Scores of a block in L0C and their maxima in L1; the first brings a block of rows."""
-        k, state, one_row = self.k, self.state, self.shape.mask == "rows"
-        (_, rows), (_, keys) = block.rows, block.keys
+        k = self.k
+        state = self.state
+        one_row = self.shape.mask == "rows"
+        (_, rows) = block.rows
+        (_, keys) = block.keys
         tile = self.keys.alloc()
         self._load(tile, "k", block, block.keys)
         self._load(Tile(self.values, tile.slot), "v", block, block.keys)
@@ -225,7 +244,8 @@ class _Writer:
         self.keys.enqueue()
         tile = self.keys.dequeue()
         q = Tile(self.q, tile.slot - block.number)
-        left, right = self.left.alloc(), self.right.alloc()
+        left = self.left.alloc()
+        right = self.right.alloc()
         tiles.load_a(k, left, q, rows, self.depth)
         fractals = (self.depth * keys, flash_shape.AREA)
         k.load2d(right.region(0, fractals), tile.region(0, fractals))
@@ -249,7 +269,9 @@ class _Writer:
 
     def _feed_mask(self, left: Tile, right: Tile, rows: int, keys: int, slot: Affine | int) -> None:
         """The shares of a mask behind Q in L0A, and its fractals, transposed, behind K in L0B."""
-        area, some, square = flash_shape.AREA, (rows, flash_shape.AREA), (FRACTAL, FRACTAL)
+        area = flash_shape.AREA
+        some = (rows, flash_shape.AREA)
+        square = (FRACTAL, FRACTAL)
         shares = self.share.region(0, some, (0, 1))
         self.k.load2d(left.region(rows * self.depth * area, some), shares)
         mask = Tile(self.row, slot).region(0, (keys, *square), (area, 1, FRACTAL))
@@ -257,8 +279,12 @@ class _Writer:
 
     def _complete(self, tile: Tile, block: soft.Block) -> None:
         """Scores to UB; what a mask of all rows or the end of keys changes there goes back."""
-        k, (start, rows), (_, keys), wide = self.k, block.rows, block.keys, self.state.wide
-        area, changed = rows * keys * flash_shape.AREA, (keys - 1) * rows * flash_shape.AREA
+        k = self.k
+        (start, rows) = block.rows
+        (_, keys) = block.keys
+        wide = self.state.wide
+        area = rows * keys * flash_shape.AREA
+        changed = (keys - 1) * rows * flash_shape.AREA
         k.copy(wide.region(0, area), tile.region(0, area))
         if self.mask:
             src = self.gm.mask(block.matrix, (start * FRACTAL, rows * FRACTAL), block.keys)
@@ -275,13 +301,16 @@ class _Writer:
 
     def _weights(self, block: soft.Block) -> None:
         """Scores of a block less their maxima, and the weights in L1."""
-        k, (_, rows), (_, keys) = self.k, block.rows, block.keys
+        k = self.k
+        (_, rows) = block.rows
+        (_, keys) = block.keys
         some = (2 * keys, flash_shape.AREA)
         k.load2d(self.right.alloc().region(0, some), self.minus.region(0, some, (0, 1)))
         tiles.load_a(k, self.left.alloc(), self.peaks.dequeue(), rows, 2)
         self.peaks.free()
         self._multiply(self.scores, (rows, 2, keys), 1)
-        area, out = rows * keys * flash_shape.AREA, self.result.alloc()
+        area = rows * keys * flash_shape.AREA
+        out = self.result.alloc()
         k.copy(out.region(0, area), self.scores.dequeue().region(0, area))
         self.scores.free()
         soft.weigh(self.state, out, rows * keys)
@@ -290,7 +319,8 @@ class _Writer:
 
     def _product(self, block: soft.Block) -> None:
         """P V of a block: both to L0, and multiplied; the first one begins the output."""
-        (_, rows), (_, keys) = block.rows, block.keys
+        (_, rows) = block.rows
+        (_, keys) = block.keys
         values = Tile(self.values, self.keys.counts["free"])
         source = tiles.Fractals(values, Affine(), self.block * flash_shape.AREA)
         load_turned(self.k, self.right.alloc(), source, self.width, keys)
@@ -313,7 +343,9 @@ class _Writer:
         """Multiply what has come to L0A and L0B; a mask stands behind Q and K."""
         self.left.enqueue()
         self.right.enqueue()
-        a, b, c = self.left.dequeue(), self.right.dequeue(), sums.alloc()
+        a = self.left.dequeue()
+        b = self.right.dequeue()
+        c = sums.alloc()
         multiply(self.k, c, a, b, sizes, accumulate)
         if sums is self.scores and not accumulate and self.shape.mask == "rows":
             m, depth, n = sizes

@@ -76,7 +76,8 @@ class Rows:
         cls, k: KernelBuilder, shape: FlashShape, nest: Nest | Sequence, rows: int, keys: int
     ) -> "Rows":
         """Allocate for halves of `rows` rows and tiles of `keys` keys."""
-        width, slots = shape.fractals[3] * FRACTAL, nest.in_flight
+        width = shape.fractals[3] * FRACTAL
+        slots = nest.in_flight
         most = slice_rows(shape, k.chip, rows, keys, slots)
         size = most * max(keys, width)
 
@@ -142,12 +143,21 @@ class Rows:
         self, op: str, memory: Buffer | Tile, start: Affine, columns: int, rows: int
     ) -> None:
         """Emit tile = tile op wide for a tile (columns, rows, 16), by columns or groups of rows."""
-        groups, pitch = rows * FRACTAL // LANES, rows * FRACTAL
-        count, step, shape = columns, pitch, (groups, LANES)
-        strides, again, further = (LANES, 1), (LANES, 1), 0
+        groups = rows * FRACTAL // LANES
+        pitch = rows * FRACTAL
+        count = columns
+        step = pitch
+        shape = (groups, LANES)
+        strides = (LANES, 1)
+        again = (LANES, 1)
+        further = 0
         if groups < columns:
-            count, step, shape = groups, LANES, (columns, LANES)
-            strides, again, further = (pitch, 1), (0, 1), LANES
+            count = groups
+            step = LANES
+            shape = (columns, LANES)
+            strides = (pitch, 1)
+            again = (0, 1)
+            further = LANES
         with repeat(self.k, "step", count) as i:
             tile = memory.region(start + i * step, shape, strides)
             self.k.vector(op, tile, tile, self.wide.region(i * further, shape, again))
@@ -164,7 +174,8 @@ class Rows:
             half = columns // 2
             far = (columns - half) * column
             self.k.each(op, half * column, (to, 0), (source, 0), (source, far))
-            columns, source = columns - half, to
+            columns = columns - half
+            source = to
 
 
 class Weigh:
@@ -172,7 +183,10 @@ class Weigh:
 
     def __init__(self, rows: Rows, scores: RingEnd, weights: RingEnd, pitch: int) -> None:
         """Pass tiles on whose columns lie `pitch` elements apart."""
-        self.rows, self.scores, self.weights, self.pitch = rows, scores, weights, pitch
+        self.rows = rows
+        self.scores = scores
+        self.weights = weights
+        self.pitch = pitch
         self.mask = Mask.make(rows, scores.ring.elements // pitch * FRACTAL)
         self.diagonal: Diagonal | None = None
         if rows.shape.causal:
@@ -180,7 +194,8 @@ class Weigh:
 
     def open(self, at: Place) -> None:
         """Begin with m = LEAST and l = 0."""
-        r, half = self.rows, at[1].size * GROUP
+        r = self.rows
+        half = at[1].size * GROUP
         r.k.vector("vdup", r.peak.region(0, (1, half)), scalar=LEAST)
         total = r.total.region(0, (1, half), slot=r.nest.number(at))
         r.k.vector("vdup", total, scalar=0.0)
@@ -190,8 +205,10 @@ class Weigh:
 
     def tile(self, at: Place) -> None:
         """Wait for a tile of scores, and send their weights."""
-        r, half = self.rows, at[1].size * GROUP
-        scores, weights = self.scores.dequeue(), self.weights.alloc()
+        r = self.rows
+        half = at[1].size * GROUP
+        scores = self.scores.dequeue()
+        weights = self.weights.alloc()
         for line, rows in r.slices(half):
             there = (r.aiv * half + line) * FRACTAL
             place = there, (at[2].size, rows * FRACTAL), (self.pitch, 1)
@@ -210,7 +227,8 @@ class Weigh:
 
     def _drop_padding(self, tile: Tile, at: Place, rows: int) -> None:
         """Emit LEAST for the scores of the keys behind the last one."""
-        kept, keys = self.rows.shape.keys % FRACTAL, at[2]
+        kept = self.rows.shape.keys % FRACTAL
+        keys = at[2]
         if keys.is_rest and kept:
             bits = lanes_from(kept)
             last = (keys.size - 1) * rows * FRACTAL
@@ -218,9 +236,13 @@ class Weigh:
 
     def _weigh(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
         """Emit p = exp(s - m') of a slice, and bring m, f and l up to date."""
-        r, k, columns, size = self.rows, self.rows.k, at[2].size, at[2].size * rows * FRACTAL
+        r = self.rows
+        k = self.rows.k
+        columns = at[2].size
+        size = at[2].size * rows * FRACTAL
         r.fold("vmax", tile, r.work, columns, rows)
-        row, one = r.across("vmax", r.work, rows), (1, rows)
+        row = r.across("vmax", r.work, rows)
+        one = (1, rows)
         peak = r.peak.region(line, one)
         factor = r.factor.region(line, one, slot=r.nest.number(at))
         total = r.total.region(line, one, slot=r.nest.number(at[:2]))
@@ -249,7 +271,8 @@ class Mask:
     @classmethod
     def make(cls, rows: Rows, keys: int) -> "Mask | None":
         """Allocate for slices of tiles of `keys` keys; None without a mask."""
-        k, kind = rows.k, rows.shape.mask
+        k = rows.k
+        kind = rows.shape.mask
         if not kind:
             return None
         size, lanes = (keys, keys) if kind == "rows" else (rows.most * keys, rows.most * FRACTAL)
@@ -259,12 +282,14 @@ class Mask:
     def add(self, tile: Tile, at: Place, line: Affine, rows: int) -> None:
         """Emit s += mask in fp32 for a slice that begins at row `line` of its block."""
         matrix, block, keys = at
-        k, column = self.rows.k, rows * FRACTAL
+        k = self.rows.k
+        column = rows * FRACTAL
         first = block.start * FRACTAL + line
         src = self.rows.gm.mask(matrix.matrix, (first, rows), (keys.start, keys.size))
         k.copy(self.queue.alloc().region(0, src.sizes), src)
         self.queue.enqueue()
-        mask, groups = self.queue.dequeue(), column // LANES
+        mask = self.queue.dequeue()
+        groups = column // LANES
         if self.rows.shape.mask == "rows":
             every = (keys.size, FRACTAL)
             k.vector("vconv", self.wide.region(0, every), mask.region(0, every))
@@ -285,7 +310,9 @@ class Gather:
 
     def __init__(self, rows: Rows, products: RingEnd, pitch: int) -> None:
         """Read a ring of tiles whose columns lie `pitch` elements apart."""
-        self.rows, self.products, self.pitch = rows, products, pitch
+        self.rows = rows
+        self.products = products
+        self.pitch = pitch
 
     def open(self, at: Place) -> None:
         """Begin with o = 0."""
@@ -294,7 +321,9 @@ class Gather:
 
     def tile(self, at: Place) -> None:
         """Emit o = f o + p v."""
-        r, half, width = self.rows, at[1].size * GROUP, self.rows.shape.fractals[3]
+        r = self.rows
+        half = at[1].size * GROUP
+        width = self.rows.shape.fractals[3]
         products = self.products.dequeue()
         for line, rows in r.slices(half):
             there = (r.aiv * half + line) * FRACTAL
@@ -309,7 +338,9 @@ class Gather:
 
     def close(self, at: Place) -> None:
         """Emit y = o / l."""
-        r, half, width = self.rows, at[1].size * GROUP, self.rows.shape.fractals[3]
+        r = self.rows
+        half = at[1].size * GROUP
+        width = self.rows.shape.fractals[3]
         for line, rows in r.slices(half):
             first = line * (width * FRACTAL)
             r.spread(r.total.region(line, (1, rows), slot=r.nest.number(at)))

@@ -140,10 +140,15 @@ def tile_bytes(shape: FlashShape, tiling: FlashTiling) -> dict[str, int]:
     UB: two tiles on their way out, the maxima of every 8 keys, 16 lanes and
     six numbers a row of statistics, and the mask.
     """
-    depth, width = shape.fractals[2] * FRACTAL, (shape.fractals[3] + 1) * FRACTAL
-    rows, keys, one_row = tiling.rows, tiling.keys, shape.mask == "rows"
-    deep, wide = depth + FRACTAL * one_row, max(keys, width)
-    consts, masks = AREA * (1 + one_row), {"": 0, "rows": 0, "full": 8 * rows * keys}
+    depth = shape.fractals[2] * FRACTAL
+    width = (shape.fractals[3] + 1) * FRACTAL
+    rows = tiling.rows
+    keys = tiling.keys
+    one_row = shape.mask == "rows"
+    deep = depth + FRACTAL * one_row
+    wide = max(keys, width)
+    consts = AREA * (1 + one_row)
+    masks = {"": 0, "rows": 0, "full": 8 * rows * keys}
     each = rows * depth + keys * (depth + width + FRACTAL * one_row)
     work = rows * (8 * wide + keys // 2 + 4 * FRACTAL) + 24 * row_lanes(rows)
     return {
@@ -194,10 +199,12 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
         wanted = f"fp16, and a mask instead of causal, on {chip.name}"
         raise InputError(wanted, f"{shape.dtype}, causal={shape.causal}", "add a mask")
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
-        wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
+        wanted = f"blocks in multiples of {FRACTAL} rows"
+        got = f"{tiling.rows}, {tiling.keys}"
         raise InputError(wanted, got, "round them")
     if not SCALES[0] <= shape.scale <= SCALES[1]:
-        wanted, got = f"a scale of {SCALES[0]} to {SCALES[1]}", str(shape.scale)
+        wanted = f"a scale of {SCALES[0]} to {SCALES[1]}"
+        got = str(shape.scale)
         raise InputError(wanted, got, "multiply q by a part of it, or use the operator attention")
     if min(tiling.cores) < 1 or math.prod(tiling.cores) > chip.core_count:
         wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
@@ -242,17 +249,21 @@ def vector_cycles(shape: FlashShape, tiling: FlashTiling) -> int:
     Before the first block and behind the last V waits.
     """
     rows, keys, _, width = shape.fractals
-    high, wide = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    high = tiling.rows // FRACTAL
+    wide = tiling.keys // FRACTAL
     blocks = up(keys, wide)
     share = up(up(rows, high), tiling.grid_rows) * high
     # a core's last block may be lower: all its rows count once, the start of every block
     own = min(share, rows)
-    starts, heads = up(own, high), up(shape.heads, tiling.grid_heads)
+    starts = up(own, high)
+    heads = up(shape.heads, tiling.grid_heads)
     matrices = up(shape.batch // shape.heads, tiling.grid_batch) * heads
     each = (36 if shape.mask == "full" else 16) * keys + blocks * 4 + keys + 20 * width + 6
     start = 180 + 10 * wide.bit_length() + 30 * (shape.mask == "full")
-    start, again = start * blocks + 20 + 10 * width, blocks - 1
-    each, start = each + again * (16 * width + 12), start + again * (77 + 10 * width)
+    start = start * blocks + 20 + 10 * width
+    again = blocks - 1
+    each = each + again * (16 * width + 12)
+    start = start + again * (77 + 10 * width)
     return matrices * (start * starts + each * own) + tiling.rows * tiling.keys // 6
 
 
@@ -282,7 +293,8 @@ def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
     entries = shape.batch // shape.heads
 
     def busiest(over: tuple[int, int]) -> tuple[int, int, int]:
-        own, alone = (up(entries, over[0]), up(shape.heads, over[1])), cores // (over[0] * over[1])
+        own = (up(entries, over[0]), up(shape.heads, over[1]))
+        alone = cores // (over[0] * over[1])
         most = own[0] * own[1] * up(blocks, min(blocks, alone))
         return most, -over[0] * over[1], min(own)
 
@@ -341,8 +353,10 @@ class Tensors:
 
     def lines(self, name: str, matrix: Matrix, rows: Span) -> Region:
         """Return the same of single rows."""
-        (_, columns), (at, size) = _matrix(self.shape, name), rows
-        start, pitch = self.start(name, matrix) + at * FRACTAL, self.view(name).column
+        (_, columns) = _matrix(self.shape, name)
+        (at, size) = rows
+        start = self.start(name, matrix) + at * FRACTAL
+        pitch = self.view(name).column
         return self.buffers[name].region(start, (columns, size * FRACTAL), (pitch, 1))
 
     def mask(self, matrix: Matrix, rows: Span, keys: Span) -> Region:
@@ -350,7 +364,9 @@ class Tensors:
 
         Rows are counted one by one, keys in fractals.
         """
-        source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
+        source = self.buffers["mask"]
+        start = self.start("mask", matrix)
+        (at, size) = keys
         if self.shape.mask == "rows":
             return source.region(start + at * FRACTAL, (size, FRACTAL))
         pitch = self.view("mask").column

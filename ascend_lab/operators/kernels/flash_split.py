@@ -38,7 +38,9 @@ from ascend_lab.operators.kernels.flash_shape import (
 from ascend_lab.operators.kernels.flash_steps import Axis, Nest, Place, axes, places
 from ascend_lab.operators.kernels.tiles import Fractals, Span, feed_a, feed_b, segments
 
-ROWS, KEYS, AHEAD = 128, 256, 4
+ROWS = 128
+KEYS = 256
+AHEAD = 4
 """Rows of a block, keys of a tile and tiles ahead, as in the published kernel."""
 MOST = 15
 """Tiles in flight at most: what the counter of a flag between cores holds."""
@@ -85,7 +87,8 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
     if operands is None:
         return None
     depth, width = shape.fractals[2:]
-    rows, keys = tiling.rows // FRACTAL, tiling.keys // FRACTAL
+    rows = tiling.rows // FRACTAL
+    keys = tiling.keys // FRACTAL
     for q_slots, pieces in COPIES:
         k_rows = up(keys, pieces)
         v_columns = up(width, pieces)
@@ -98,11 +101,13 @@ def cube_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> CubeParts 
 
 def _l0_parts(shape: FlashShape, tiling: SplitTiling, chip: Chip) -> tuple[int, int] | None:
     """Return the keys and columns of one matrix instruction: what fits every L0."""
-    rows, wide = tiling.rows // FRACTAL, max(shape.fractals[2:])
+    rows = tiling.rows // FRACTAL
+    wide = max(shape.fractals[2:])
     for pieces in (1, 2, 4, 5, 8):  # 5: the 36 fractals of latent heads as 8, 8, 8, 8, 4
         columns = up(wide, pieces)
         for side in (8, 4, 2, 1):
-            left, right = rows * max(side, columns), side * columns
+            left = rows * max(side, columns)
+            right = side * columns
             sizes = (("L0A", 2 * left), ("L0B", 2 * right), ("L0C", 4 * left))
             if all(tiling.l0_slots * n * AREA <= chip.buffers[space] for space, n in sizes):
                 return min(side, tiling.keys // FRACTAL), columns
@@ -235,13 +240,16 @@ class Plan:
 
     def rings(self, nest: Nest | Sequence) -> tuple[isa.Ring, isa.Ring, isa.Ring]:
         """Return the rings of scores, weights and products."""
-        rows, keys, width = self.tiling.rows, self.tiling.keys, self.shape.fractals[3] * FRACTAL
+        rows = self.tiling.rows
+        keys = self.tiling.keys
+        width = self.shape.fractals[3] * FRACTAL
         sizes = (
             ("s", "fp32", rows * keys),
             ("p", self.shape.dtype, rows * keys),
             ("o", "fp32", rows * width),
         )
-        slots, cores = nest.in_flight, self.cores[0] * self.cores[1] * self.cores[2]
+        slots = nest.in_flight
+        cores = self.cores[0] * self.cores[1] * self.cores[2]
         s, p, o = (
             isa.Ring(*size, slots, cores, ready=2 * i, empty=2 * i + 1)
             for i, size in enumerate(sizes)
@@ -266,7 +274,8 @@ class Plan:
         k = isa.KernelBuilder("vector", self.chip)
         nest, core = self.nest(k)
         s, p, o = self.rings(nest)
-        rows, pitch = self.tiling.rows, self.tiling.rows * FRACTAL
+        rows = self.tiling.rows
+        pitch = self.tiling.rows * FRACTAL
         half = Rows.make(k, self.shape, nest, rows // 2, self.tiling.keys)
         weigh = Weigh(half, k.ring_in(s, core, "MTE2"), k.ring_out(p, core, "MTE3"), pitch)
         nest.run(k, weigh, Gather(half, k.ring_in(o, core, "MTE2"), pitch))
@@ -294,9 +303,13 @@ class Cube:
     @classmethod
     def make(cls, k: isa.KernelBuilder, plan: Plan, sizes: CubeParts) -> "Cube":
         """Allocate them for products and copies of some parts."""
-        t, (_, _, depth, width) = plan.tiling, plan.shape.fractals
-        rows, keys, slots = t.rows // FRACTAL, t.keys // FRACTAL, t.l0_slots
-        side, columns = sizes.keys, min(sizes.columns, max(depth, width))
+        t = plan.tiling
+        (_, _, depth, width) = plan.shape.fractals
+        rows = t.rows // FRACTAL
+        keys = t.keys // FRACTAL
+        slots = t.l0_slots
+        side = sizes.keys
+        columns = min(sizes.columns, max(depth, width))
 
         def queue(
             name: str, space: str, size: int, src: str, dst: str, depth: int = 2
@@ -358,7 +371,8 @@ class Scores:
 
     def __init__(self, cube: Cube, ring: isa.RingEnd) -> None:
         """Send tiles to a ring."""
-        self.cube, self.ring = cube, ring
+        self.cube = cube
+        self.ring = ring
 
     def open(self, at: Place) -> None:
         """Bring the block of q."""
@@ -368,7 +382,8 @@ class Scores:
 
     def tile(self, at: Place) -> None:
         """Write s = scale q k^T of a tile."""
-        c, (matrix, _, keys) = self.cube, at
+        c = self.cube
+        (matrix, _, keys) = at
 
         def brought(start: isa.Affine, size: int) -> isa.Tile:
             return c.load(c.keys, c.gm.block("k", matrix.matrix, (keys.start + start, size)))
@@ -390,7 +405,9 @@ class Scores:
 
     def _product(self, at: Place, held: Fractals, count: int) -> None:
         """Multiply the block of q by some keys, a part of the depth at a time."""
-        c, rows, depth = self.cube, at[1].size, self.cube.shape.fractals[2]
+        c = self.cube
+        rows = at[1].size
+        depth = self.cube.shape.fractals[2]
         q = Fractals(self.q, isa.Affine(), rows * AREA)
         sums = c.c.alloc()
         for first, columns in c.pieces("depth", depth, c.sizes.columns):
@@ -408,14 +425,17 @@ class Products:
 
     def __init__(self, cube: Cube, weights: isa.RingEnd, ring: isa.RingEnd) -> None:
         """Take tiles from one ring, send their products to the other."""
-        self.cube, self.weights, self.ring = cube, weights, ring
+        self.cube = cube
+        self.weights = weights
+        self.ring = ring
 
     def open(self, at: Place) -> None:
         """Begin with nothing."""
 
     def tile(self, at: Place) -> None:
         """Write o = p v of a tile; the values come while the weights are not yet there."""
-        c, (matrix, block, keys) = self.cube, at
+        c = self.cube
+        (matrix, block, keys) = at
         width = c.shape.fractals[3]
         if min(c.sizes.v_columns, c.sizes.columns) < width:
             self._in_parts(at)
@@ -440,7 +460,8 @@ class Products:
 
     def _in_parts(self, at: Place) -> None:
         """Write o = p v where v is too wide for one copy or one product: some columns at a time."""
-        c, (matrix, block, keys) = self.cube, at
+        c = self.cube
+        (matrix, block, keys) = at
         width = c.shape.fractals[3]
         held = self._weights(at)
         ring = self.ring.alloc()
@@ -458,7 +479,8 @@ class Products:
 
     def _product(self, at: Place, weights: isa.Tile, values: Fractals, width: int) -> None:
         """Multiply the weights of a tile by some columns of its values, a part of the keys each."""
-        c, rows = self.cube, at[1].size
+        c = self.cube
+        rows = at[1].size
         sums = c.c.alloc()
         for first, count in c.parts(at[2].size):
             source = Fractals(weights, first * (rows * AREA), rows * AREA)

@@ -68,7 +68,8 @@ class State:
     @classmethod
     def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
-        rows, one_each = tiling.rows, flash_shape.row_lanes(tiling.rows)
+        rows = tiling.rows
+        one_each = flash_shape.row_lanes(tiling.rows)
         columns = max(tiling.keys, (shape.fractals[3] + 1) * FRACTAL)
 
         def buffer(name: str, elements: int, slots: int = 1, dtype: str = "fp32") -> Buffer:
@@ -96,7 +97,10 @@ def lanes(buffer: Memory, rows: int, at: Affine | int = 0) -> Region:
 
 def add_mask(s: State, mask: Tile, fractals: int) -> None:
     """Emit scores in UB += mask / c in fp32, both (keys / 16, rows, 16)."""
-    k, count, wide, scores = s.builder, fractals * AREA, (s.mask, 0), (s.wide, 0)
+    k = s.builder
+    count = fractals * AREA
+    wide = (s.mask, 0)
+    scores = (s.wide, 0)
     k.each("vconv", count, wide, (mask, 0))
     k.each("vaxpy", count, scores, scores, wide, scalar=1.0 / s.scale)
 
@@ -111,7 +115,10 @@ def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
 
 def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
     """Emit m' of the scores in UB, in steps, and its halves in 16 equal lanes of `out`."""
-    k, each, best, left = s.builder, flash_shape.row_lanes(rows * FRACTAL), (s.best, 0), (s.left, 0)
+    k = s.builder
+    each = flash_shape.row_lanes(rows * FRACTAL)
+    best = (s.best, 0)
+    left = (s.left, 0)
     tallest(s, rows, keys)
     k.each("vmuls", each, best, best, scalar=1.0 / STEP)
     new = (Tile(s.peak, block + 1), 0)
@@ -131,7 +138,9 @@ def take_peaks(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None
 
 def tallest(s: State, rows: int, keys: int) -> None:
     """Emit best (rows) = the maxima over keys: of 8 lanes at once, then half onto half."""
-    k, count, repeats = s.builder, 2 * keys, 2 * rows * keys
+    k = s.builder
+    count = 2 * keys
+    repeats = 2 * rows * keys
     for half in (0, 1):
         for at, size in tiles.segments(
             k, "part", repeats, up(repeats, up(repeats, k.chip.max_repeat))
@@ -139,14 +148,17 @@ def tallest(s: State, rows: int, keys: int) -> None:
             source = s.wide.region(at * 128 + half * 8, (size, 8, 8), (128, FRACTAL, 1))
             k.vector("vcgmax", s.best.region((at + half * repeats) * 8, size * 8), source)
     while count > 1:
-        some, far = count // 2 * rows * FRACTAL, (count - count // 2) * rows * FRACTAL
+        some = count // 2 * rows * FRACTAL
+        far = (count - count // 2) * rows * FRACTAL
         k.each("vmax", some, (s.best, 0), (s.best, 0), (s.best, far))
         count -= count // 2
 
 
 def take_factor(s: State, rows: int, block: Affine) -> None:
     """Emit f of block `block`, a number a row; two blocks are under way at a time."""
-    k, count, factor = s.builder, flash_shape.row_lanes(rows * FRACTAL), (Tile(s.factor, block), 0)
+    k = s.builder
+    count = flash_shape.row_lanes(rows * FRACTAL)
+    factor = (Tile(s.factor, block), 0)
     old, new = ((Tile(s.peak, at), 0) for at in (block, block + 1))
     k.each("vsub", count, factor, old, new)
     k.each("vmuls", count, factor, factor, scalar=STEP * s.scale)
@@ -155,7 +167,9 @@ def take_factor(s: State, rows: int, block: Affine) -> None:
 
 def weigh(s: State, out: Tile, fractals: int) -> None:
     """Emit p = exp(c x) of the fp16 numbers in `out`, in place."""
-    k, count, place = s.builder, fractals * AREA, (out, 0)
+    k = s.builder
+    count = fractals * AREA
+    place = (out, 0)
     if s.scale != 1.0:
         k.each("vmuls", count, place, place, scalar=s.scale)
     k.each("vexp", count, place, place)
@@ -163,7 +177,9 @@ def weigh(s: State, out: Tile, fractals: int) -> None:
 
 def rescale(s: State, out: Tile, rows: int, width: int, block: Affine) -> None:
     """Emit o = f o, from L0C and back there, with the factor of block `block`."""
-    k, count, whole = s.builder, rows * FRACTAL, (0, width * rows * AREA)
+    k = s.builder
+    count = rows * FRACTAL
+    whole = (0, width * rows * AREA)
     k.copy(s.wide.region(*whole), out.region(*whole))
     for at in (0, 8):
         spread = s.work.region(at, (count, 8), (FRACTAL, 1))
@@ -182,7 +198,9 @@ def columns(s: State, rows: int, width: int) -> None:
 
 def finish(s: State, sums: Tile, out: Tile, rows: int, width: int) -> None:
     """Emit out = o / l as fp16; `sums` are o, and l in the last of `width` columns of 16."""
-    k, size, whole = s.builder, (width - 1) * rows * AREA, (0, width * rows * AREA)
+    k = s.builder
+    size = (width - 1) * rows * AREA
+    whole = (0, width * rows * AREA)
     k.copy(s.wide.region(*whole), sums.region(*whole))
     k.vector("vrec", lanes(s.work, rows), lanes(s.wide, rows, (width - 1) * rows))
     columns(s, rows, width - 1)
@@ -261,7 +279,8 @@ class Axis:
 
     def _piece(self, head: Affine, at: Affine) -> Piece:
         """Return piece `at` of a head."""
-        number, start = head * (self.full // self.heads) + at, self.first + at * self.each
+        number = head * (self.full // self.heads) + at
+        start = self.first + at * self.each
         return Piece(number, start, self.each, head=self.head + head)
 
     def pieces(self, k: KernelBuilder) -> Iterator[Piece]:

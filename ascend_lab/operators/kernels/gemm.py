@@ -136,10 +136,12 @@ def _after(
     """Return the program of a vector core, or of all: the tiles in the order of the cube core."""
     rows, cols = own
     k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
-    row, col = k.param("row", rows[2]), k.param("col", cols[2])
+    row = k.param("row", rows[2])
+    col = k.param("col", cols[2])
     member = k.param("aiv", chip.vector_cores_per_core) if number is None else number
     write = VectorWriter(k, after, "c", after.core(row, col), member, (rows[0], cols[0]))
-    m1, base = shape.fractals[0], (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
+    m1 = shape.fractals[0]
+    base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
     for (m, n), _, held in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
         tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
@@ -177,20 +179,28 @@ class _Writer:
         after: After | None = None,
     ) -> None:
         """Declare tensors, allocate queues for `area`; tiles leave by a ring if work is `after`."""
-        self.schedule, (rows, cols, *share) = schedule, own
-        self.rows, self.cols, self.share = rows, cols, share
+        self.schedule = schedule
+        (rows, cols, *share) = own
+        self.rows = rows
+        self.cols = cols
+        self.share = share
         m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
         self.k1 = k1 = share[0][0] if share else all_k
         self.area = FRACTAL * isa.c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
-        m, n = min(sides[0], rows[0]), min(sides[1], cols[0])
+        m = min(sides[0], rows[0])
+        n = min(sides[1], cols[0])
         self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
         self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
-        sums, name, blocks = ACCUMULATOR[shape.dtype], "c", n1
+        sums = ACCUMULATOR[shape.dtype]
+        name = "c"
+        blocks = n1
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
         if share:
-            out_dtype, name, blocks = sums, "partial", parts_of(shape, schedule) * area[1][1]
+            out_dtype = sums
+            name = "partial"
+            blocks = parts_of(shape, schedule) * area[1][1]
         a, b = (k.tensor(x, shape.dtype, y * all_k * self.area) for x, y in (("a", m1), ("b", n1)))
         row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
         self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
@@ -209,18 +219,23 @@ class _Writer:
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
-        name, s = tensor.name, self.schedule
+        name = tensor.name
+        s = self.schedule
         if name in s.bypass:
             return None
         size = (self.k1 if s.keep == name else self.stage_k) * side * self.area
-        slots, name = s.a_l1_slots if name == "a" else s.b_l1_slots, f"{name}_l1"
+        slots = s.a_l1_slots if name == "a" else s.b_l1_slots
+        name = f"{name}_l1"
         return self.k.queue(name, "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots)
 
     def _l0(self, tensor: Buffer, side: int) -> Queue:
         """Allocate slots of tensor a or b in L0A or L0B."""
-        name, s = tensor.name, self.schedule
-        pipe, space = "MTE2" if name in s.bypass else "MTE1", "L0" + name.upper()
-        slots, name = s.a_l0_slots if name == "a" else s.b_l0_slots, f"{name}_l0"
+        name = tensor.name
+        s = self.schedule
+        pipe = "MTE2" if name in s.bypass else "MTE1"
+        space = "L0" + name.upper()
+        slots = s.a_l0_slots if name == "a" else s.b_l0_slots
+        name = f"{name}_l0"
         size = side * self.tile_k * self.area
         return self.k.queue(name, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
 
@@ -250,13 +265,16 @@ class _Writer:
             if self.ring is not None:
                 to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
                 return
-            start, rows = self.first_c + n_at * (self.m1 * 256), m * FRACTAL
+            start = self.first_c + n_at * (self.m1 * 256)
+            rows = m * FRACTAL
             if self.finish is None:
                 start += m_at * 256
                 tiles.store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
                 return
-            wide, plane = self.finish.width, self.m1 * FRACTAL
-            piece, n = (0, m_at * FRACTAL, rows), n * FRACTAL // wide
+            wide = self.finish.width
+            plane = self.m1 * FRACTAL
+            piece = (0, m_at * FRACTAL, rows)
+            n = n * FRACTAL // wide
             area = Area(start, (piece,), n, plane, 1, m, rows, wide)
             epilogue_emit.drain(self.finish, self.acc, self.c, area, n_at, channels)
 
@@ -317,7 +335,8 @@ class _Writer:
         bias: Region | None,
     ) -> None:
         """Load a tile of A and of B to L0 and add their product to c; the first where done is 0."""
-        (m, depth, n), c0 = sizes, self.area // FRACTAL
+        (m, depth, n) = sizes
+        c0 = self.area // FRACTAL
         qa, qb = (operand.l0 for operand in self.operands)
         feed_a(self.k, qa.alloc(), sources[0], m, depth)
         qa.enqueue()

@@ -162,7 +162,8 @@ def stretches(
     tile, grid = (
         (schedule.base_n, schedule.grid_cols) if by_n else (schedule.base_m, schedule.grid_rows)
     )
-    side, turn = n1 if by_n else m1, tile // FRACTAL * grid
+    side = n1 if by_n else m1
+    turn = tile // FRACTAL * grid
     whole = side // turn * turn
     if not 0 < whole < side:
         wanted = f"more than a whole turn of {turn * FRACTAL} {'columns' if by_n else 'rows'}"
@@ -192,7 +193,8 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         )
     cores = math.prod(grid)
     if cores > chip.core_count:
-        wanted, got = f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores)
+        wanted = f"a grid of at most {chip.core_count} cores on {chip.name}"
+        got = str(cores)
         raise InputError(wanted, got, "shrink it")
     _check_choices(schedule, chip)
     words = "".join(f" {name} {value}" for name, value in schedule.extras.items())
@@ -217,7 +219,8 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
         wanted = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
         raise InputError(wanted, repr(schedule.order), "what stays in L1 belongs to the outer loop")
     if schedule.keep and schedule.keep in schedule.bypass:
-        wanted, got = "another operand to bypass L1 than the one kept there", schedule.keep
+        wanted = "another operand to bypass L1 than the one kept there"
+        got = schedule.keep
         raise InputError(wanted, got, "drop one of both")
     for name in schedule.bypass.upper():
         if ("GM", "L0" + name) not in chip.paths:
@@ -226,8 +229,11 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
 
 def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     """Bytes each buffer needs: the slots of A and B, one tile of C at least."""
-    s, size = schedule, DTYPE_BYTES[shape.dtype]
-    m, k, n = s.base_m, s.base_k, s.base_n
+    s = schedule
+    size = DTYPE_BYTES[shape.dtype]
+    m = s.base_m
+    k = s.base_k
+    n = s.base_n
     whole = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
     depth_a, depth_b = (
         0 if name in s.bypass else whole if s.keep == name else k * s.step_k for name in "ab"
@@ -288,8 +294,11 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
     m1, k1, n1 = shape.fractals
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     out = 256 * DTYPE_BYTES[shape.out_dtype]
-    a, b, c = m1 * k1 * area, k1 * n1 * area, m1 * n1 * out
-    m_turns, n_turns = -(-m1 // (t.rows * t.m)), -(-n1 // (t.cols * t.n))
+    a = m1 * k1 * area
+    b = k1 * n1 * area
+    c = m1 * n1 * out
+    m_turns = -(-m1 // (t.rows * t.m))
+    n_turns = -(-n1 // (t.cols * t.n))
     capacity = chip.l2.size_bytes
     per_m = t.rows * t.m * (k1 * area + n1 * out) + b
     per_n = k1 * area * (t.rows * t.m + t.cols * t.n) + t.rows * t.m * t.cols * t.n * out
@@ -297,7 +306,8 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
     by_m = ~whole & (per_n <= capacity)
     a_missed = np.where(whole | by_m, a, a * n_turns)
     b_missed = np.where(whole, b, b * m_turns)
-    a_read, b_read = a * t.cols * n_turns, b * t.rows * m_turns
+    a_read = a * t.cols * n_turns
+    b_read = b * t.rows * m_turns
     fresh = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
     written = c if a + b + c > capacity else 0
     total = np.minimum(a_missed, a_read) + np.minimum(b_missed, b_read) + written

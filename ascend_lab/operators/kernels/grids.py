@@ -40,14 +40,19 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
     """Return the schedule on every grid; of those that give a core the same work, the smallest."""
-    tile, blocks = schedule.base_m // isa.FRACTAL, schedule.base_n // isa.FRACTAL
+    tile = schedule.base_m // isa.FRACTAL
+    blocks = schedule.base_n // isa.FRACTAL
     if isinstance(shape, GemmShape):
         m1, _, n1 = shape.fractals
-        down, bundles, across = isa.up(m1, tile), 1, isa.up(n1, blocks)
+        down = isa.up(m1, tile)
+        bundles = 1
+        across = isa.up(n1, blocks)
     else:
-        bundle, strip = bundles_of(shape), conv_schedules.takes_strips(shape, schedule, chip)
+        bundle = bundles_of(shape)
+        strip = conv_schedules.takes_strips(shape, schedule, chip)
         down = shape.n * conv_windows.tiles_per_image(shape, tile, strip=strip)
-        bundles, across = bundle.count, isa.up(bundle.n1, blocks)
+        bundles = bundle.count
+        across = isa.up(bundle.n1, blocks)
     found: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:

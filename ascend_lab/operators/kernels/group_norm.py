@@ -21,7 +21,8 @@ from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.operators.kernels.tiles import chunks, repeat, segments
 
-LANES, BLOCK = 64, 8
+LANES = 64
+BLOCK = 8
 """Numbers of fp32 in a repeat, and in a block of 32 bytes."""
 TILE = 96 * LANES
 """Numbers of a tile: two slots each way and two more in fp32 take 144 KiB of the 192 of UB."""
@@ -138,7 +139,8 @@ class _Writer:
     # -- first reading ----------------------------------------------------------------------------
     def _statistics(self, start: Affine) -> None:
         """Leave the mean and 1 / sqrt(variance + epsilon) of a group in a block each."""
-        k, squares = self.k, (self.other, 0)
+        k = self.k
+        squares = (self.other, 0)
         for one in self.sums:
             k.each("vdup", SUMS, (one, 0), scalar=0.0)
         for _, size, tile in self._tiles("sum", start, self.shape.size):
@@ -146,7 +148,9 @@ class _Writer:
             k.each("vmul", size, squares, x, x)
             for one, (terms, _) in zip(self.sums, (x, squares), strict=True):
                 self._add_up(one, terms, size)
-        mean, square, rate = (self.mean, 0), (self.square, 0), (self.rate, 0)
+        mean = (self.mean, 0)
+        square = (self.square, 0)
+        rate = (self.rate, 0)
         for one, total in zip(self.sums, (self.mean, self.square), strict=True):
             rows = SUMS // LANES
             k.vector("vcadd", self.part.region(0, rows), one.region(0, (rows, LANES)))
@@ -178,7 +182,9 @@ class _Writer:
     # -- second reading ---------------------------------------------------------------------------
     def _factors(self, channel: Affine, count: int) -> None:
         """Leave s and t of `count` channels in blocks."""
-        k, slope, shift = self.k, (self.slope, 0), (self.shift, 0)
+        k = self.k
+        slope = (self.slope, 0)
+        shift = (self.shift, 0)
         buffers = (self.given.buffer, *self.given.members)
         sources = [tensor.region(channel, count) for tensor in self.factors]
         self._load(self.given, list(zip(buffers, sources, strict=True)))
@@ -209,7 +215,9 @@ class _Writer:
 
     def _run(self, start: Affine, size: int, channels: int, first: Affine) -> None:
         """Write z of a run of numbers, of one channel or of several whole ones."""
-        k, y, below = self.k, (self.wide, 0), (self.other, 0)
+        k = self.k
+        y = (self.wide, 0)
+        below = (self.other, 0)
         for at, count, tile in self._tiles("tile", start, size):
             x, _ = self._widened(tile, self.wide, count)
             each = count // channels

@@ -73,7 +73,8 @@ def _program(
 
     The last tile of an image is moved back where it would stand out; what is done is not stored.
     """
-    c, blocks = image.channels, tile // FRACTAL
+    c = image.channels
+    blocks = tile // FRACTAL
     k = KernelBuilder(f"image_{own[0]}x{tiles[1] - tiles[0]}", chip)
     x = k.tensor("x", "fp16", image.images * c * image.pixels)
     y = k.tensor("y", "int8", image.images * image.pixels * PAIR)
@@ -88,7 +89,8 @@ def _program(
     with k.loop("image", own[0]) as index:
         for number in range(*tiles):
             at = min(number * tile, image.pixels - tile)
-            sizes, spread = (c, blocks, FRACTAL), (FRACTAL, AREA, 1)
+            sizes = (c, blocks, FRACTAL)
+            spread = (FRACTAL, AREA, 1)
             start = (first + index) * (c * image.pixels) + at
             planes = x.region(start, sizes, (image.pixels, FRACTAL, 1))
             k.copy(held.alloc().region(0, sizes, spread), planes)
@@ -98,7 +100,8 @@ def _program(
             to = out.alloc()
             _turn(k, steps, turned, to, blocks)
             out.enqueue()
-            done, place = (number * tile - at) * PAIR, ((first + index) * image.pixels + at) * PAIR
+            done = (number * tile - at) * PAIR
+            place = ((first + index) * image.pixels + at) * PAIR
             left = tile * PAIR - done
             k.copy(y.region(place + done, left), out.dequeue().region(done, left))
             out.free()
@@ -174,7 +177,9 @@ def _few_channels_program(
 
     The last tile of an image is moved back where it would stand out; what is done is not stored.
     """
-    c, pixels, blocks = image.channels, image.pixels, tile // FRACTAL
+    c = image.channels
+    pixels = image.pixels
+    blocks = tile // FRACTAL
     k = KernelBuilder(f"few_channels_{own[0]}x{tiles[1] - tiles[0]}", chip)
     x = k.tensor("x", image.dtype, image.images * c * pixels)
     y = k.tensor("y", image.dtype, image.images * pixels * FRACTAL)
@@ -199,7 +204,8 @@ def _few_channels_program(
                 k.vector("vtranspose", out.alloc().region(0, (blocks, FRACTAL, FRACTAL)), channels)
                 held.free()
                 out.enqueue()
-                start, left = (plane * pixels + at + skip) * FRACTAL, (tile - skip) * FRACTAL
+                start = (plane * pixels + at + skip) * FRACTAL
+                left = (tile - skip) * FRACTAL
                 k.copy(y.region(start, left), out.dequeue().region(skip * FRACTAL, left))
                 out.free()
     return k.finish()
@@ -208,7 +214,8 @@ def _few_channels_program(
 Memory = isa.Tile | Buffer
 LINE = SMALL_C0 * FRACTAL
 """Elements of 16 pixels."""
-MOST_BLOCKS, TILES = 16, 4
+MOST_BLOCKS = 16
+TILES = 4
 """Blocks of 256 pixels of a tile at most, and tiles that a core should have."""
 
 
@@ -271,7 +278,10 @@ def _small_program(
     The last tile of an image is moved back where it would stand out; blocks done are not stored.
     """
     k = KernelBuilder(f"small_image_{own[0]}x{band[1] - band[0]}", chip)
-    c, pixels, dtype, bytes_out = image.channels, image.pixels, image.dtype, image.stored == "int8"
+    c = image.channels
+    pixels = image.pixels
+    dtype = image.dtype
+    bytes_out = image.stored == "int8"
     x = k.tensor("x", dtype, image.images * c * pixels)
     y = k.tensor("y", image.stored, image.images * pixels * SMALL_C0)
     held = k.queue("x_ub", "UB", dtype, c * tile, src="MTE2", dst="V")
@@ -281,7 +291,8 @@ def _small_program(
     k.each("vdup", SMALL_C0 * tile, (turned, 0), scalar=0.0)
     begin = k.param("first", own[2]) * own[1]
 
-    whole, done = min(band[1], pixels // tile), -pixels % tile // image.block * image.block
+    whole = min(band[1], pixels // tile)
+    done = -pixels % tile // image.block * image.block
     with repeat(k, "image", own[0]) as index:
         plane = begin + index
         sides = (whole - band[0], band[0] * tile, 0), (band[1] - whole, pixels - tile, done)
@@ -298,7 +309,8 @@ def _small_program(
                     _turn_planes(k, c, tiles, tile // AREA)
                 held.free()
                 out.enqueue()
-                start, left = (plane * pixels + at + skip) * SMALL_C0, (tile - skip) * SMALL_C0
+                start = (plane * pixels + at + skip) * SMALL_C0
+                left = (tile - skip) * SMALL_C0
                 k.copy(y.region(start, left), out.dequeue().region(skip * SMALL_C0, left))
                 out.free()
     return k.finish()
@@ -312,7 +324,8 @@ def _turn_bytes(
     blocks: int,
 ) -> None:
     """Bring numbers to steps of the scale, turn them, and make bytes of them."""
-    (source, turned, to), (steps, halves) = tiles, buffers
+    (source, turned, to) = tiles
+    (steps, halves) = buffers
     count = image.channels * blocks * AREA
     k.each("vmuls", count, (steps, 0), (source, 0), scalar=image.scale)
     if image.offset:
@@ -326,7 +339,9 @@ def _turn_planes(
 ) -> None:
     """Write the two rounds for blocks of 256 pixels: `tiles` are planes, lines, pixels."""
     source, turned, to = tiles
-    side, rows, lines = (blocks, FRACTAL, FRACTAL), (AREA, FRACTAL, 1), (SMALL_C0 * AREA, LINE, 1)
+    side = (blocks, FRACTAL, FRACTAL)
+    rows = (AREA, FRACTAL, 1)
+    lines = (SMALL_C0 * AREA, LINE, 1)
     for i in range(channels):
         plane = source.region(i * blocks * AREA, side, rows)
         k.vector("vtranspose", turned.region(i * FRACTAL, side, lines), plane)

@@ -57,7 +57,8 @@ class Feed:
         steps_per_index: int = 1,
     ) -> "Feed":
         """Allocate batches of up to `most` indices for `pipes`, MTE2 and/or MTE3."""
-        name, size = tensor.name, min(most, -(-tensor.elements // 8) * 8)
+        name = tensor.name
+        size = min(most, -(-tensor.elements // 8) * 8)
         via, end = ("S", "MTE3") if "MTE3" in pipes else ("", "S")
         batch = k.queue(f"{name}_batch", "UB", "int32", size, src="MTE2", dst=end, depth=1, via=via)
         look = None
@@ -70,7 +71,8 @@ class Feed:
 
         Counts that are no whole blocks go one by one through S on chips that cannot pad.
         """
-        k, chip = self.k, self.k.chip
+        k = self.k
+        chip = self.k.chip
         pad = count % 8 != 0
         single = pad and chip.combined
         tile = self.batch.alloc()
@@ -169,10 +171,15 @@ class RowWriter:
 
     def __init__(self, name: str, chip: Chip, table: Table, own: Own) -> None:
         """Declare `index`, `x` or `u`, and `y`; take the widest tile of rows that fits UB."""
-        self.k, self.chip, self.table, self.own = KernelBuilder(name, chip), chip, table, own
+        self.k = KernelBuilder(name, chip)
+        self.chip = chip
+        self.table = table
+        self.own = own
         self.first, self.column = own.start(self.k)
         self.index = self.k.tensor("index", "int32", table.picks)
-        size, block, room = item_bytes(table.dtype), table.block, chip.buffers["UB"] // 2
+        size = item_bytes(table.dtype)
+        block = table.block
+        room = chip.buffers["UB"] // 2
         widest = room // (2 * 8 * size) // block * block - block
         self.chunk = min(own.columns[0], widest)
         self.pitch = -(-self.chunk // block) * block
@@ -184,7 +191,9 @@ class RowWriter:
 
         The indices of the batch are in UB; pieces of a row are as wide as fits a tile.
         """
-        start, width, block = 0, self.own.columns[0], self.table.block
+        start = 0
+        width = self.own.columns[0]
+        block = self.table.block
         while start < width:
             size = min(self.chunk, width - start)
             if 0 < width - start - size < block:
@@ -240,7 +249,8 @@ class RowWriter:
 def gather_program(chip: Chip, table: Table, own: Own) -> Program:
     """y[i] = x[index[i]] for the picks and columns of `own`."""
     w = RowWriter("gather", chip, table, own)
-    k, columns = w.k, table.columns
+    k = w.k
+    columns = table.columns
     x = k.tensor("x", table.dtype, table.rows * columns)
     y = k.tensor("y", table.dtype, table.picks * columns)
     feed = Feed.make(k, w.index, "MTE2", steps_per_index=table.steps_per_index)
@@ -267,7 +277,9 @@ def scatter_program(
     waits for that: it may be the same row.
     """
     w = RowWriter(f"scatter_{mode}", chip, table, own)
-    k, columns, chain = w.k, table.columns, mode == "add" and not atomic
+    k = w.k
+    columns = table.columns
+    chain = mode == "add" and not atomic
     u = k.tensor("u", table.dtype, table.picks * columns)
     y = k.tensor("y", table.dtype, table.rows * columns)
     feed = Feed.make(k, w.index, *(("MTE3", "MTE2") if chain else ("MTE3",)))
@@ -299,7 +311,9 @@ class _Adder:
     """Load a row of y, add a row of the tile, store it; the next row waits for the store."""
 
     def __init__(self, w: RowWriter) -> None:
-        self.w, dtype, k = w, w.table.dtype, w.k
+        self.w = w
+        dtype = w.table.dtype
+        k = w.k
         pitch = w.pitch + w.table.block
         self.old = k.queue("old", "UB", dtype, pitch, src="MTE2", dst="V", depth=1)
         self.sum = k.queue("sum", "UB", dtype, pitch, src="V", dst="MTE3", depth=1)
@@ -313,7 +327,8 @@ class _Adder:
             self.w.move_row(old.region(place, far.elements), far, row)
         self.old.enqueue()
         self.turn.enqueue()
-        old, new = self.old.dequeue(), self.sum.alloc()
+        old = self.old.dequeue()
+        new = self.sum.alloc()
         for far, at, place in parts:
             self.w.k.each("vadd", far.elements, (new, place), (old, place), (tile, at))
         self.old.free()
@@ -347,7 +362,8 @@ class _SingleWriter:
 
     def __init__(self, chip: Chip, table: Table, mode: str) -> None:
         self.k, self.mode, self.wait = KernelBuilder(f"single_{mode}", chip), mode, l2_steps(chip)
-        k, dtype = self.k, table.dtype
+        k = self.k
+        dtype = table.dtype
         self.index = k.tensor("index", "int32", table.picks)
         names = ("x", "y") if mode == "gather" else ("y", "u")
         self.big = k.tensor(names[0], dtype, table.rows * table.columns)
@@ -363,7 +379,8 @@ class _SingleWriter:
 
     def element(self, at: Affine, column: Affine) -> None:
         """Emit the work of one element: `at` in `small`, `column` of the picked row."""
-        near, far = self.small.region(at, 1), self.big.region(column, 1)
+        near = self.small.region(at, 1)
+        far = self.big.region(column, 1)
         if self.mode == "gather":
             self.k.scalar(self.one, far, **self.pick)
             self.k.scalar(near, self.one, steps=self.wait)

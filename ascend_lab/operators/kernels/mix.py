@@ -43,7 +43,9 @@ class After:
     @property
     def ring(self) -> isa.Ring:
         """The ring of tiles, in the format the steps want: the fix pipe converts."""
-        (m, n), (rows, cols), plan = self.tile, self.grid, self.plan
+        (m, n) = self.tile
+        (rows, cols) = self.grid
+        plan = self.plan
         return isa.Ring("tiles", plan.tiles[plan.start], m * n * AREA, SLOTS, rows * cols, 0, 1)
 
     def core(self, row: isa.Affine, col: isa.Affine) -> isa.Affine:
@@ -60,7 +62,8 @@ def to_ring(
     rows: int,
 ) -> None:
     """Move the first `rows` of a finished tile of L0C, (M1, N1) fractals, to a slot of the ring."""
-    (m, n), fix = sizes, (finish.fix if finish else None) or epilogue.Fix()
+    (m, n) = sizes
+    fix = (finish.fix if finish else None) or epilogue.Fix()
     wanted = n, rows * isa.FRACTAL
     source = acc.dequeue().region(0, wanted, (m * AREA, 1))
     k.fixpipe(ring.alloc().region(0, wanted), source, relu=fix.relu, scale=fix.scale)
@@ -74,13 +77,15 @@ def share_of(area: Area, number: isa.Affine | int, cores: int) -> tuple[Area, is
 
     An affine number of a core is for areas in one piece whose rows the `cores` share evenly.
     """
-    most, pieces = -(-area.pixels // cores), list[tuple[int, isa.Affine, int]]()
+    most = -(-area.pixels // cores)
+    pieces = list[tuple[int, isa.Affine, int]]()
     if isinstance(number, isa.Affine):
         to = area.pieces[0][1] + number * (most * area.step)
         return replace(area, pieces=((0, to, most),), pixels=most), number * most
     first, end = (min(n * most, area.pixels) for n in (number, number + 1))
     for done, to, size in area.pieces:
-        low, high = max(done, first), min(done + size, end)
+        low = max(done, first)
+        high = min(done + size, end)
         if low < high:
             pieces.append((low - first, to + (low - done) * area.step, high - low))
     return replace(area, pieces=tuple(pieces), pixels=end - first), first
@@ -99,7 +104,9 @@ class VectorWriter:
         own: tuple[int, int],
     ) -> None:
         """Allocate queues for a core that owns blocks (high, wide); the result is called `name`."""
-        (m, n), self.k, self.plan = map(min, zip(after.tile, own, strict=True)), k, after.plan
+        (m, n) = map(min, zip(after.tile, own, strict=True))
+        self.k = k
+        self.plan = after.plan
         self.after, self.number, self.own = after, number, own[1]
         self.y = k.tensor(name, after.tail.out_dtype, after.elements)
         self.end: isa.RingEnd = k.ring_in(after.ring, core, "MTE2")
@@ -107,7 +114,8 @@ class VectorWriter:
 
     def _channels(self, tail: epilogue.Epilogue, tile_n: int) -> epilogue_emit.Group | None:
         """Allocate numbers per channel: all of the core's where that is little, or a tile's."""
-        operands, own = tail.of_kind("channel"), self.own
+        operands = tail.of_kind("channel")
+        own = self.own
         each = sum(tail.unit(o) * DTYPE_BYTES[o.dtype] for o in operands)
         blocks = own if own * each <= self.k.chip.buffers["UB"] // isa.FRACTAL else tile_n
         slots = [blocks * tail.unit(o) for o in operands]
@@ -119,9 +127,12 @@ class VectorWriter:
         self, tail: epilogue.Epilogue, m: int, n: int, channels: epilogue_emit.Group | None
     ) -> tuple[epilogue_emit.Finish, isa.Queue]:
         """Allocate UB for as many blocks of a tile as fit; raise `CapacityError` if none does."""
-        k, plan, start = self.k, self.plan, self.plan.start
+        k = self.k
+        plan = self.plan
+        start = self.plan.start
         others = [i for i in range(1, len(plan.tiles)) if i != start]
-        operands, stored = tail.of_kind("tile"), DTYPE_BYTES[tail.out_dtype]
+        operands = tail.of_kind("tile")
+        stored = DTYPE_BYTES[tail.out_dtype]
         each = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
         each += sum(DTYPE_BYTES[plan.tiles[i]] for i in others)
         each += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
@@ -154,9 +165,11 @@ class VectorWriter:
 
         `n` are its output blocks, `before` the blocks in front of the product.
         """
-        k, cores = self.k, self.k.chip.vector_cores_per_core
+        k = self.k
+        cores = self.k.chip.vector_cores_per_core
         area, first = share_of(whole, self.number, cores)
-        run, pitch = area.pixels * isa.FRACTAL, whole.pixels * isa.FRACTAL
+        run = area.pixels * isa.FRACTAL
+        pitch = whole.pixels * isa.FRACTAL
         with epilogue_emit.held_channels(self.finish, n, before, held) as channels:
             slot = self.end.dequeue()
             most = self.arrival.buffer.elements // run if run else 0
@@ -175,7 +188,10 @@ class VectorWriter:
         held: epilogue_emit.Channels | None,
     ) -> None:
         """Do the steps on blocks that arrive, and store them."""
-        f, k, start, arrival = self.finish, self.k, self.plan.start, self.arrival
+        f = self.finish
+        k = self.k
+        start = self.plan.start
+        arrival = self.arrival
         assert f.out is not None
         if f.tiles:
             epilogue_emit.load_tiles(f.tiles, k, area, at, count)
@@ -190,7 +206,8 @@ class VectorWriter:
         named = f.tiles.held(f.tiles.queue.dequeue()) if f.tiles else {}
         rates = f.channels.held(held.tile) if f.channels and held else {}
         block = first + at - held.first if held else at
-        tiles, run = [memories[i] for i in sorted(memories)], area.pixels * area.width
+        tiles = [memories[i] for i in sorted(memories)]
+        run = area.pixels * area.width
         epilogue_emit.write_steps(
             k, self.plan, epilogue_emit.Piece(tiles, named, rates, block, count, run)
         )

@@ -109,8 +109,10 @@ def walk(
     around: Callable[[Affine], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[tuple[Affine, Affine]]:
     """Yield (channel block, image) of a core's planes; each channel block inside `around`."""
-    (c, c_pitch, c_count), (n, n_pitch, n_count) = own.channels, own.images
-    first_c, first_n = k.param("channel", c_count) * c_pitch, k.param("batch", n_count) * n_pitch
+    (c, c_pitch, c_count) = own.channels
+    (n, n_pitch, n_count) = own.images
+    first_c = k.param("channel", c_count) * c_pitch
+    first_n = k.param("batch", n_count) * n_pitch
     with repeat(k, "c", c) as index, around(first_c + index), repeat(k, "image", n) as image:
         yield first_c + index, first_n + image
 
@@ -140,7 +142,8 @@ def _row_block(shape: ConvShape, start: int, rows: int) -> RowBlock:
     """Return what `rows` output rows from `start` on see of the image."""
     seen = (rows - 1) * shape.strides[0] + shape.reach[0]
     low = start * shape.strides[0] - shape.pads[0]
-    first, end = max(low, 0), min(low + seen, shape.h)
+    first = max(low, 0)
+    end = min(low + seen, shape.h)
     before = min(max(-low, 0), seen)
     return RowBlock(start, rows, min(first, shape.h - 1), max(end - first, 0), before, seen)
 
@@ -227,7 +230,8 @@ class _Writer:
     def __init__(self, job: PlaneMeans, chip: Chip, own: Share) -> None:
         """Allocate everything."""
         self.job, self.own, self.k = job, own, KernelBuilder("plane_means", chip)
-        k, dtype = self.k, job.dtype
+        k = self.k
+        dtype = job.dtype
         self.group = min(own[0], FRACTAL)
         room = min(chip.buffers["L0A"], chip.buffers["L0B"] // 2, chip.buffers["L1"] // 8)
         most = min(LOADED, room // (2 * AREA))
@@ -249,7 +253,8 @@ class _Writer:
 
     def program(self) -> Program:
         """Sum the planes of a core, 16 at a time."""
-        k, (count, pitch, cores) = self.k, self.own
+        k = self.k
+        (count, pitch, cores) = self.own
         first = k.param("core", cores) * pitch
         k.copy(self.rows.region(0, AREA), self.ones.region(0, AREA))
         k.barrier()
@@ -291,10 +296,13 @@ class _Writer:
 
     def _feed(self, first: Affine, planes: int, start: Affine, depth: int) -> None:
         """Bring a part of some planes to L0B, turned; behind ragged ones come zeros."""
-        k, pixels = self.k, self.job.pixels
+        k = self.k
+        pixels = self.job.pixels
         left = pixels if start.terms else pixels - start.const * FRACTAL
-        run, missing = min(depth * FRACTAL, left) * FRACTAL, max(depth * FRACTAL - left, 0)
-        tile, line = self.loaded.alloc(), depth * AREA
+        run = min(depth * FRACTAL, left) * FRACTAL
+        missing = max(depth * FRACTAL - left, 0)
+        tile = self.loaded.alloc()
+        line = depth * AREA
         source = (first * pixels + start * FRACTAL) * FRACTAL
         window = self.x.region(source, (planes, run), (pixels * FRACTAL, 1))
         k.copy(tile.region(0, (planes, run), (line, 1)), window)
@@ -302,7 +310,8 @@ class _Writer:
             zeros = self.ones.region(AREA, (planes, missing * FRACTAL), (0, 1))
             k.copy(tile.region(run, zeros.sizes, (line, 1)), zeros)
         self.loaded.enqueue()
-        before, after = self.loaded.dequeue(), self.fed.alloc()
+        before = self.loaded.dequeue()
+        after = self.fed.alloc()
         whole = (planes * depth, FRACTAL, FRACTAL)
         k.load2d(after.region(0, whole), before.region(0, whole, (AREA, 1, FRACTAL)))
         self.loaded.free()

@@ -61,7 +61,8 @@ def max_pool_launch(shape: conv_shape.ConvShape, chip: Chip) -> Launch:
 
 def _stacked(shape: conv_shape.ConvShape) -> conv_shape.ConvShape:
     """Return all planes as one image where no window reaches from one to the next."""
-    (top, bottom, *_), planes = shape.pads, shape.n * shape.blocks[0]
+    (top, bottom, *_) = shape.pads
+    planes = shape.n * shape.blocks[0]
     if shape.r != shape.strides[0] or shape.h % shape.r or top or bottom:
         return shape
     return replace(shape, n=1, c=C0, k=C0, groups=C0, h=planes * shape.h)
@@ -72,14 +73,16 @@ class _Largest(RowWriter):
 
     def compute(self, x: Tile, results: Tile, block: RowBlock) -> None:
         """Find the largest number of each window."""
-        shape, lines = self.shape, self.lines
+        shape = self.shape
+        lines = self.lines
         grid = lines.grid(shape, block.rows)
         if not lines.folded:
             taps = [i * lines.line + j for i in range(shape.r) for j in range(shape.s)]
             fold_largest(self.k, grid, taps, x, results)
             return
         fold_largest(self.k, grid, list(range(shape.s)), x, self.beside)
-        pitch, down = lines.pitch, shape.strides[0] * lines.pitch
+        pitch = lines.pitch
+        down = shape.strides[0] * lines.pitch
         columns = Grid(block.rows, lines.width, down, pitch, 1)
         taps = [i * pitch for i in range(shape.r)]
         fold_largest(self.k, columns, taps, self.beside, results)
@@ -119,7 +122,9 @@ class GradientRows:
 
 def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows:
     """Return what block `index` of `rows` rows of dx needs."""
-    stride, top, oh = shape.strides[0], shape.pads[0], shape.out_hw[0]
+    stride = shape.strides[0]
+    top = shape.pads[0]
+    oh = shape.out_hw[0]
     start = index * rows
     end = min(start + rows, shape.h)
     low = max(0, up(start + top - shape.r + 1, stride))
@@ -127,7 +132,8 @@ def block_of(shape: conv_shape.ConvShape, rows: int, index: int) -> GradientRows
     window = low * stride - top if windows else start
     base = min(start, window)
     span = max(end, window + (windows - 1) * stride + shape.r if windows else end) - base
-    first, last = max(-base, 0), min(span, shape.h - base)
+    first = max(-base, 0)
+    last = min(span, shape.h - base)
     return GradientRows(end - start, windows, base - start, window - start, span, first, last)
 
 
@@ -145,7 +151,8 @@ def line_of(shape: conv_shape.ConvShape) -> int:
 
 def _needed(job: PoolGradient, rows: int) -> int:
     """32-byte blocks of UB: dx and the gradient twice; of maximum also x and y, and the hits."""
-    shape, (span, windows) = job.shape, _largest(job.shape, rows)
+    shape = job.shape
+    (span, windows) = _largest(job.shape, rows)
     planes, runs = (4, 5) if job.maximum else (2, 2 if job.share else 4)
     weights = 2 * shape.taps if job.weighted else 0
     pixels = windows * shape.out_hw[1]
@@ -154,7 +161,9 @@ def _needed(job: PoolGradient, rows: int) -> int:
 
 def rows_of_block(job: PoolGradient, chip: Chip) -> int:
     """Most rows of dx that fit UB, whole strides where there are several."""
-    shape, room, stride = job.shape, chip.buffers["UB"] // BLOCK_BYTES, job.shape.strides[0]
+    shape = job.shape
+    room = chip.buffers["UB"] // BLOCK_BYTES
+    stride = job.shape.strides[0]
     sizes = [r for r in range(1, shape.h + 1) if r % stride == 0 or r == shape.h]
     fitting = [r for r in sizes if _needed(job, r) <= room]
     if not fitting:
@@ -174,7 +183,8 @@ def pool_gradient_launch(job: PoolGradient, chip: Chip) -> Launch:
     convolutions `weight` (C1, r, s, 16); averages of different size `rate` (OH, OW, 16). Raises
     `CapacityError` where one block of rows does not fit UB.
     """
-    shape, rows = job.shape, rows_of_block(job, chip)
+    shape = job.shape
+    rows = rows_of_block(job, chip)
     sizes = dealt((shape.blocks[0], shape.n, up(shape.h, rows)), chip.cores_of("vector"))
     name = f"pool_gradient_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(name, sizes, lambda own: _GradientWriter.make(job, chip, rows).program(own))
@@ -207,11 +217,16 @@ class _GradientWriter:
     @classmethod
     def make(cls, job: PoolGradient, chip: Chip, rows: int) -> "_GradientWriter":
         """Declare tensors, allocate queues for blocks of `rows` rows of dx."""
-        shape, line = job.shape, line_of(job.shape)
-        k, (c1, _), (oh, ow) = KernelBuilder("pool_gradient", chip), shape.blocks, shape.out_hw
+        shape = job.shape
+        line = line_of(job.shape)
+        k = KernelBuilder("pool_gradient", chip)
+        (c1, _) = shape.blocks
+        (oh, ow) = shape.out_hw
         span, windows = _largest(shape, rows)
-        image, pixels = span * line * C0, windows * ow * C0
-        planes, hw = shape.n * c1 * C0, shape.h * shape.w
+        image = span * line * C0
+        pixels = windows * ow * C0
+        planes = shape.n * c1 * C0
+        hw = shape.h * shape.w
         left = k.queue("left", "UB", "fp16", pixels, src="MTE2", dst="V")
         x = beside = None
         tiles: tuple[Buffer, ...] = ()
@@ -250,10 +265,13 @@ class _GradientWriter:
 
     def _block(self, block: GradientRows, place: tuple[Affine, Affine], index: Affine) -> None:
         """One block of rows of one plane; `place` is the plane and its channel block."""
-        k, shape, row = self.k, self.job.shape, self.line * C0
+        k = self.k
+        shape = self.job.shape
+        row = self.line * C0
         self._load(self.left.alloc().slot, block, place, index)
         self.left.enqueue()
-        left, dx = self.left.dequeue(), self.sums.alloc()
+        left = self.left.dequeue()
+        dx = self.sums.alloc()
         if self.job.maximum:
             x = Tile(self.tiles[0], left.slot)
             for first, count in ((0, block.first), (block.end, block.span - block.end)):
@@ -265,7 +283,8 @@ class _GradientWriter:
                 self._tap(left, dx, block, tap)
         self.left.free()
         self.sums.enqueue()
-        held, sizes = self.sums.dequeue(), (block.rows, shape.w * C0)
+        held = self.sums.dequeue()
+        sizes = (block.rows, shape.w * C0)
         source = held.region((-block.base * self.line + shape.pads[2]) * C0, sizes, (row, 1))
         start = (place[0] * (shape.h * shape.w) + index * (self.rows * shape.w)) * C0
         k.copy(self.y.region(start, sizes), source)
@@ -275,7 +294,10 @@ class _GradientWriter:
         self, slot: Affine | int, block: GradientRows, place: tuple[Affine, Affine], index: Affine
     ) -> None:
         """Bring rows of x between the borders, the windows' gradients and y, rates or weights."""
-        k, shape, (oh, ow), (plane, channel) = self.k, self.job.shape, self.job.shape.out_hw, place
+        k = self.k
+        shape = self.job.shape
+        (oh, ow) = self.job.shape.out_hw
+        (plane, channel) = place
         if self.x is not None:
             row = index * self.rows + (block.base + block.first)
             sizes = (block.end - block.first, shape.w * C0)
@@ -301,7 +323,8 @@ class _GradientWriter:
 
     def _divide(self, left: Tile, elements: int) -> None:
         """Divide the gradients of averages by how many elements each window averaged."""
-        share, part = self.job.share, (left, 0)
+        share = self.job.share
+        part = (left, 0)
         if self.job.maximum or share == 1.0:
             return
         if share:
@@ -311,16 +334,21 @@ class _GradientWriter:
 
     def _tap(self, left: Tile, dx: Tile, block: GradientRows, tap: tuple[int, int]) -> None:
         """Add one tap of every window: the gradient, or what is left of it if x is the largest."""
-        k, shape, ow = self.k, self.job.shape, self.job.shape.out_hw[1]
+        k = self.k
+        shape = self.job.shape
+        ow = self.job.shape.out_hw[1]
         first = ((block.window - block.base + tap[0]) * self.line + tap[1]) * C0
-        pitch, step, part = shape.strides[0] * self.line * C0, shape.strides[1], left
+        pitch = shape.strides[0] * self.line * C0
+        step = shape.strides[1]
+        part = left
         if self.job.maximum:
             x, top, part = (Tile(buffer, left.slot) for buffer in self.tiles)
             with repeat(k, "line", block.windows) as line:
                 for here, there in self._lines(line * (ow * C0), line * pitch + first, step):
                     k.vector("vcmp", here(part), there(x), here(top), compare="eq")
             for at, sizes in k.runs(block.windows * ow * C0, PIXELS * C0):
-                same, rest = self.tiles[2].region(at, sizes), left.region(at, sizes)
+                same = self.tiles[2].region(at, sizes)
+                rest = left.region(at, sizes)
                 k.vector("vmul", same, same, rest)
                 k.vector("vsub", rest, rest, same)
         if self.job.weighted:
@@ -331,9 +359,11 @@ class _GradientWriter:
 
     def _weighted(self, left: Tile, pixels: int, tap: tuple[int, int]) -> Tile:
         """Return the gradients times the weights of one tap, one for each of 16 channels."""
-        weights, part = Tile(self.tiles[0], left.slot), Tile(self.tiles[1], 0)
+        weights = Tile(self.tiles[0], left.slot)
+        part = Tile(self.tiles[1], 0)
         for at, shape in self.k.runs(pixels, PIXELS):
-            sizes, place = (*shape, C0), (tap[0] * self.job.shape.s + tap[1]) * C0
+            sizes = (*shape, C0)
+            place = (tap[0] * self.job.shape.s + tap[1]) * C0
             views = (tile.region(at * C0, sizes) for tile in (part, left))
             self.k.vector("vmul", *views, weights.region(place, sizes, (0, 0, 1)))
         return part

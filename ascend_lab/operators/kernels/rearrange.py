@@ -48,7 +48,8 @@ def slice_launch(
     ranges = [range(b, e, s) for b, e, s in zip(begin, end, steps, strict=True)]
     for axis, (n, r) in enumerate(zip(shape, ranges, strict=True)):
         if not r or min(r[0], r[-1]) < 0 or max(r[0], r[-1]) >= n:
-            wanted, got = f"positions 0..{n - 1} on axis {axis}, at least one", str(r)
+            wanted = f"positions 0..{n - 1} on axis {axis}, at least one"
+            got = str(r)
             raise ShapeError(wanted, got, "check begin and end")
     strides = layout.row_major(shape)
     sizes = tuple(len(r) for r in ranges)
@@ -83,7 +84,8 @@ def split_launch(
     """y0, y1, .. = x cut along `axis` into pieces of `parts` rows. Raises `ShapeError`."""
     axis = axis_of(shape, axis)
     if sum(parts) != shape[axis] or min(parts, default=0) < 1:
-        wanted, got = f"parts of 1 or more that sum to {shape[axis]}", str(tuple(parts))
+        wanted = f"parts of 1 or more that sum to {shape[axis]}"
+        got = str(tuple(parts))
         raise ShapeError(wanted, got, "check axis")
     shapes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in parts]
     _, moves = _pieces(shapes, axis, split=True)
@@ -103,7 +105,9 @@ def _pieces(
         got = ", ".join(str(tuple(s)) for s in shapes)
         raise ShapeError(f"shapes equal on all axes but {axis}", got, "reshape or pad them first")
     total = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
-    strides, start, moves = layout.row_major(total), 0, []
+    strides = layout.row_major(total)
+    start = 0
+    moves = []
     for i, shape in enumerate(shapes):
         joint = layout.View("x" if split else "y", strides, start * strides[axis])
         piece = layout.View(f"y{i}" if split else f"x{i}", layout.row_major(shape))
@@ -123,7 +127,8 @@ def pad_launch(
 ) -> isa.Launch:
     """y = x with (before, after) elements of `value` added on every axis. Raises `ShapeError`."""
     if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
-        wanted, got = f"(before, after) >= 0 for each axis of {tuple(shape)}", str(tuple(pads))
+        wanted = f"(before, after) >= 0 for each axis of {tuple(shape)}"
+        got = str(tuple(pads))
         raise ShapeError(wanted, got, "mend it")
     sizes = tuple(n + lo + hi for n, (lo, hi) in zip(shape, pads, strict=True))
     strides = layout.row_major(sizes)
@@ -146,7 +151,8 @@ def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: s
     """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
     n = math.prod(shape)
     if math.prod(to) != n:
-        wanted, got = f"a shape of {n} elements, as {tuple(shape)}", str(tuple(to))
+        wanted = f"a shape of {n} elements, as {tuple(shape)}"
+        got = str(tuple(to))
         raise ShapeError(wanted, got, "check the sizes")
     return layout.copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
 
@@ -155,7 +161,8 @@ def axis_of(shape: Sequence[int], axis: int) -> int:
     """Return `axis` counted from 0; raise `ShapeError` outside -rank .. rank-1."""
     rank = len(shape)
     if not -rank <= axis < rank:
-        wanted, got = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}", str(axis)
+        wanted = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}"
+        got = str(axis)
         raise ShapeError(wanted, got, "check the rank")
     return axis % rank
 
@@ -224,7 +231,8 @@ def scatter_launch(
     """
     table = _table(rows, columns, picks, dtype)
     if mode not in ("update", "add") or method not in ("owner", "atomic", "auto"):
-        wanted, got = "mode update or add, method owner, atomic or auto", f"{mode}, {method}"
+        wanted = "mode update or add, method owner, atomic or auto"
+        got = f"{mode}, {method}"
         raise InputError(wanted, got, "choose one of each")
     if method == "atomic":
         return _atomic_launch(chip, table, mode)
@@ -237,12 +245,14 @@ def scatter_launch(
 
 def _owner_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
     """Cut the columns over the cores: an owner goes through all indices."""
-    columns, picks = table.columns, table.picks
+    columns = table.columns
+    picks = table.picks
     narrow = chip.combined and columns < table.block
     write = indexed_rows.single_program if narrow else indexed_rows.scatter_program
     most = -(-columns // min(columns, chip.cores_of("vector")))
     shares = _cut(columns, most) if narrow else _column_shares(chip, table)
-    name, every = f"scatter_{mode}", (picks, 0, 0)
+    name = f"scatter_{mode}"
+    every = (picks, 0, 0)
     return isa.spread(
         name, {"core": shares}, lambda c: write(chip, table, indexed_rows.Own(every, c), mode=mode)
     )
@@ -257,13 +267,15 @@ def _memory_adds(chip: Chip, table: indexed_rows.Table, mode: str) -> bool:
 def _atomic_launch(chip: Chip, table: indexed_rows.Table, mode: str) -> isa.Launch:
     """Cut the updates over the cores, or their columns where that keeps more cores busy."""
     if mode != "add" or table.dtype not in ATOMIC_FORMATS:
-        wanted, got = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}", f"{mode} in {table.dtype}"
+        wanted = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}"
+        got = f"{mode} in {table.dtype}"
         raise TypeMismatchError(wanted, got, 'use method="owner"')
     if chip.combined and table.columns % table.block:
         wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
         raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
 
-    by_picks, by_columns = _pick_shares(chip, table.picks), _column_shares(chip, table)
+    by_picks = _pick_shares(chip, table.picks)
+    by_columns = _column_shares(chip, table)
     wide = len(by_columns) > 2 * len(by_picks)
 
     def program(share: isa.Share) -> isa.Program:
@@ -312,7 +324,8 @@ def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> isa.Laun
     """
     if min(picks, classes) < 1:
         raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
-    cores, step = chip.cores_of("vector"), math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
+    cores = chip.cores_of("vector")
+    step = math.lcm(8, BLOCK_BYTES // layout.item_bytes(dtype))
     step = step if picks > 8 else picks
     shares = _cut(picks, min(-(-picks // (cores * step)) * step, picks))
     shape = picks, classes
@@ -324,7 +337,8 @@ def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: isa.Share) -> 
     count, pitch, cores = own
     job = layout.Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
     writer = layout.MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
-    k, steps = writer.k, indexed_rows.l2_steps(chip)
+    k = writer.k
+    steps = indexed_rows.l2_steps(chip)
     lanes = chip.vector_bytes_per_repeat // layout.item_bytes(dtype)
     one = k.buffer("one", "UB", dtype, lanes)
     k.each("vdup", lanes, (one, 0), scalar=1.0)

@@ -113,7 +113,8 @@ class _Writer:
 
     def program(self, turns: int, cores: int, last: int) -> isa.Program:
         """Write so many ranks of cores up to the `last`, which reads most counts."""
-        k, shape = self.k, self.shape
+        k = self.k
+        shape = self.shape
         core = k.param("core", last + 1)
         for turn in range(turns):
             rank = core + turn * cores

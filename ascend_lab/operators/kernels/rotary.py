@@ -66,7 +66,8 @@ class _Writer:
 
     def __init__(self, shape: Rotary, chip: Chip, own: isa.Share) -> None:
         """Declare tensors, choose rows and heads of a tile, allocate queues and tiles."""
-        self.shape, self.own = shape, own
+        self.shape = shape
+        self.own = own
         k = self.k = KernelBuilder("rotary", chip)
         self.compute = "fp32" if shape.dtype == "bf16" else shape.dtype
         runs, length = shape.halves
@@ -83,7 +84,8 @@ class _Writer:
 
     def _tile(self, chip: Chip) -> tuple[int, int]:
         """Return the rows and heads of a tile: all heads of many rows, or some of one."""
-        narrow, wide = DTYPE_BYTES[self.shape.dtype], DTYPE_BYTES[self.compute]
+        narrow = DTYPE_BYTES[self.shape.dtype]
+        wide = DTYPE_BYTES[self.compute]
         cast = self.compute != self.shape.dtype
         of_table = 2 * self.head * (2 * narrow + wide * cast)
         of_head = self.head * (4 * narrow + 2 * wide + wide * cast)
@@ -102,7 +104,8 @@ class _Writer:
 
     def _allocate(self) -> None:
         """Allocate queues and tiles in UB."""
-        k, dtype = self.k, self.shape.dtype
+        k = self.k
+        dtype = self.shape.dtype
         table = self.rows * self.head
         square = SQUARE * BLOCK_BYTES // DTYPE_BYTES[dtype]
         tile = isa.up(table * self.heads, square) * square
@@ -192,7 +195,8 @@ class _Writer:
         y = out
         if self.compute != self.shape.dtype:
             self._cast(sizes, self.wide_x, x)
-            x, y = self.wide_x, self.result
+            x = self.wide_x
+            y = self.result
         if self.shape.neighbours:
             self._turn_neighbours(sizes, x, y, tables)
         else:
@@ -239,7 +243,8 @@ class _Writer:
 
         A number of 4 bytes is two rows of a transposed square, one of 2 bytes is one.
         """
-        k, step = self.k, DTYPE_BYTES[self.compute] // 2
+        k = self.k
+        step = DTYPE_BYTES[self.compute] // 2
         area = SQUARE * SQUARE
         squares = isa.up(count * step, area)
         if rest := squares * area // step - count:

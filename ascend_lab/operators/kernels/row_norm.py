@@ -40,7 +40,8 @@ HALF = 2048.0
 """What the second half of a number is multiplied by: fp16 has 11 bits."""
 GRAM = 24
 """Fractals of columns that meet at once where rows are squared."""
-HEIGHTS, TIMED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), 3
+HEIGHTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+TIMED = 3
 """Fractals of rows a tile may have, and how many of these sizes are written, to be timed."""
 ODD = sum(1 << lane for lane in range(1, 128, 2))
 
@@ -70,7 +71,8 @@ def packed_bias(bias: Values) -> Values:
 
 def fixed_operands() -> Values:
     """Return three fractals: ones, minus half a unit matrix, minus halves as `packed_bias`."""
-    ones, half = np.ones(AREA, np.float16), np.full(FRACTAL, -0.5, np.float16)
+    ones = np.ones(AREA, np.float16)
+    half = np.full(FRACTAL, -0.5, np.float16)
     return np.concatenate((ones, np.diag(half).reshape(-1), packed_bias(half)))
 
 
@@ -85,7 +87,8 @@ def norm_launch(shape: NormShape, chip: Chip, rows: int, part: int) -> isa.Launc
 
 def norm_launches(shape: NormShape, chip: Chip) -> Iterator[isa.Launch]:
     """Yield the launches of the three tiles, of those that fit, that seem to be quickest."""
-    own, found = isa.up(shape.rows, chip.core_count), 0
+    own = isa.up(shape.rows, chip.core_count)
+    found = 0
     sizes = [(n, _part(shape, chip, n)) for n in HEIGHTS if n <= own]
     for rows, part in sorted(sizes, key=lambda size: _cycles(shape, own, *size)):
         with suppress(CapacityError):
@@ -116,10 +119,15 @@ class _Writer:
 
     def __init__(self, shape: NormShape, rows: int, part: int, chip: Chip) -> None:
         """Declare tensors, allocate queues and buffers for tiles of `rows`, and parts of them."""
-        self.shape, self.rows, self.part, columns = shape, rows, part, shape.columns
+        self.shape = shape
+        self.rows = rows
+        self.part = part
+        columns = shape.columns
         self.parts, self.rest = divmod(columns, part)
         k = self.k = KernelBuilder("layer_norm", chip)
-        tile, whole, side = rows * part * AREA, rows * columns * AREA, rows * AREA
+        tile = rows * part * AREA
+        whole = rows * columns * AREA
+        side = rows * AREA
         sizes = {"x": shape.rows * columns, "scale": 2 * columns, "bias": columns, "ones": 3}
         self.gm = {n: k.tensor(n, "fp16", size * AREA) for n, size in sizes.items()}
         self.y = k.tensor("y", "fp16", self.gm["x"].elements)
@@ -128,10 +136,12 @@ class _Writer:
         self.mean = k.queue("mean_l1", "L1", "fp16", side, src="MTE3", dst="MTE1", depth=1)
         self.both = k.queue("both_l1", "L1", "fp16", 2 * side, src="MTE3", dst="MTE1")
         ones = k.queue("ones_l1", "L1", "fp16", 3 * AREA, src="MTE2", dst="MTE1", depth=1)
-        self.ready, self.held = ones, {"ones": ones.buffer}
+        self.ready = ones
+        self.held = {"ones": ones.buffer}
         for name in ("scale", "bias"):
             self.held[name] = ones.join(f"{name}_l1", "fp16", sizes[name] * AREA)
-        left, right = max(tile + 2 * side, 2 * GRAM * AREA), max(3 * part, GRAM) * AREA
+        left = max(tile + 2 * side, 2 * GRAM * AREA)
+        right = max(3 * part, GRAM) * AREA
         self.left = k.queue("a_l0", "L0A", "fp16", left, src="MTE1", dst="M")
         self.right = k.queue("b_l0", "L0B", "fp16", right, src="MTE1", dst="M")
         self.fixed = k.buffer("ones_l0", "L0B", "fp16", (GRAM + 1 + part) * AREA)
@@ -152,8 +162,10 @@ class _Writer:
     def program(self, own: isa.Share) -> isa.Program:
         """Write all tiles; what a body reads of two tiles ahead is loaded before it."""
         size, pitch, count = own
-        k, each = self.k, min(self.rows, size)
-        first, rest = k.param("row", count) * pitch, size % each
+        k = self.k
+        each = min(self.rows, size)
+        first = k.param("row", count) * pitch
+        rest = size % each
         axis = Axis("tile", size // each, each, 0, first + rest)
         k.each("vdup", each * AREA, (self.diagonal, 0), scalar=0.0)
         begin = [Piece(Affine(1), first, rest)] if rest else []
@@ -170,7 +182,8 @@ class _Writer:
 
     def _begin(self, tile: Piece, *after: Piece) -> None:
         """Load operands, and find mean and deviation of the first tile, with nothing to hide."""
-        k, ones = self.k, self.held["ones"]
+        k = self.k
+        ones = self.held["ones"]
         self.ready.alloc()
         k.copy(ones.region(), self.gm["ones"].region())
         self._load(tile)
@@ -202,7 +215,8 @@ class _Writer:
         Eighths of the columns stand where V would wait: for the centred rows on their way to the
         cube, and for both numbers of the next tile.
         """
-        both, (after, later) = self.both.dequeue(), (*others, None, None)[:2]
+        both = self.both.dequeue()
+        (after, later) = (*others, None, None)[:2]
 
         def share(first: int, last: int) -> Work:
             low, high = ((self.parts * eighth + 4) // 8 for eighth in (first, last))
@@ -236,7 +250,8 @@ class _Writer:
 
     def _load(self, tile: Piece) -> None:
         """Bring rows to L1."""
-        sizes, strides = (self.shape.columns, tile.size * AREA), (self.shape.rows * AREA, 1)
+        sizes = (self.shape.columns, tile.size * AREA)
+        strides = (self.shape.rows * AREA, 1)
         source = self.gm["x"].region(tile.start * AREA, sizes, strides)
         self.k.copy(self.x.alloc().region(0, sizes), source)
         self.x.enqueue()
@@ -247,7 +262,8 @@ class _Writer:
 
     def _take(self, queue: Queue, *sources: Region) -> Tile:
         """Bring fractals to L0, one behind the other."""
-        to, at = queue.alloc(), 0
+        to = queue.alloc()
+        at = 0
         for source in sources:
             self.k.load2d(to.region(at, source.sizes), source)
             at += source.elements
@@ -264,13 +280,17 @@ class _Writer:
 
     def _sums(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
         """Emit the sums of rows, in 16 equal columns."""
-        k, rows, x, area = self.k, tile.size, self._held(ahead), tile.size * AREA
+        k = self.k
+        rows = tile.size
+        x = self._held(ahead)
+        area = tile.size * AREA
         sums = _blocks(self.sums.alloc(), 0, 1, rows)
 
         def part(at: Affine, size: int) -> None:
             feed_a(k, self.left.alloc(), Fractals(x, at * area, area), rows, size)
             self.left.enqueue()
-            a, ones = _blocks(self.left.dequeue(), 0, rows, size), _blocks(self.fixed, 0, size, 1)
+            a = _blocks(self.left.dequeue(), 0, rows, size)
+            ones = _blocks(self.fixed, 0, size, 1)
             k.mmad(sums, a, ones, accumulate=at)
             self.left.free()
 
@@ -279,7 +299,9 @@ class _Writer:
 
     def _mean(self, tile: Piece) -> None:
         """Emit minus the mean of rows."""
-        k, count, minus = self.k, tile.size * FRACTAL, (self.minus, 0)
+        k = self.k
+        count = tile.size * FRACTAL
+        minus = (self.minus, 0)
         k.vector("vcgmax", self.minus.region(0, count), self._take_sums(tile.size))
         k.each("vmuls", count, minus, minus, scalar=-1.0 / (self.shape.columns * FRACTAL))
         self._spread(self.minus, count)
@@ -295,21 +317,29 @@ class _Writer:
 
     def _spread(self, numbers: isa.Buffer, count: int) -> None:
         """Emit the halves of numbers in even and odd columns of fractals, ready to be sent."""
-        k, number, rest, (high, low) = self.k, (numbers, 0), (self.left_over, 0), self.halves
+        k = self.k
+        number = (numbers, 0)
+        rest = (self.left_over, 0)
+        (high, low) = self.halves
         k.each("vconv", count, (high, 0), number)
         k.each("vconv", count, rest, (high, 0))
         k.each("vsub", count, rest, number, rest)
         k.each("vmuls", count, rest, rest, scalar=HALF)
         k.each("vconv", count, (low, 0), rest)
-        to, blocks = self.out.alloc(), (count, FRACTAL)
+        to = self.out.alloc()
+        blocks = (count, FRACTAL)
         k.vector("vbrcb", to.region(0, blocks), high.region(0, count))
         k.vector("vbrcb", self.spare.region(0, blocks), low.region(0, count))
         k.each("vcopy", count * FRACTAL, (to, 0), (self.spare, 0), mask=ODD)
 
     def _centre(self, tile: Piece, ahead: int) -> None:
         """Emit halves of what rows are off their mean, back to L1."""
-        k, rows, area, x = self.k, tile.size, tile.size * AREA, self._held(ahead)
-        mean, there = self.mean.dequeue(), self.centred.alloc()
+        k = self.k
+        rows = tile.size
+        area = tile.size * AREA
+        x = self._held(ahead)
+        mean = self.mean.dequeue()
+        there = self.centred.alloc()
         unit = _blocks(self.fixed, GRAM, 1, 1)
 
         def part(at: Affine, size: int) -> None:
@@ -318,7 +348,8 @@ class _Writer:
             c = Tile(self.narrow, self.product.alloc().slot)
             with repeat(k, "block", size) as i:
                 k.mmad(_blocks(c, i * rows, 1, rows), _blocks(a, i * rows, rows, 1), unit)
-            means, half = _blocks(a, size * rows, rows, 1), _blocks(self.fixed, GRAM + 1, 1, size)
+            means = _blocks(a, size * rows, rows, 1)
+            half = _blocks(self.fixed, GRAM + 1, 1, size)
             k.mmad(_blocks(c, 0, size, rows), means, half, accumulate=1)
             self.left.free()
             self.product.enqueue()
@@ -333,8 +364,12 @@ class _Writer:
 
     def _squares(self, tile: Piece, ahead: int, main: Work = NOTHING) -> None:
         """Emit products of every 16 rows of C with themselves and X, and sums of C."""
-        k, rows, area = self.k, tile.size, tile.size * AREA
-        c, x, g = self.centred.dequeue(), self._held(ahead), self.sums.alloc()
+        k = self.k
+        rows = tile.size
+        area = tile.size * AREA
+        c = self.centred.dequeue()
+        x = self._held(ahead)
+        g = self.sums.alloc()
 
         def line(row: Affine) -> None:
             for at, size in segments(k, "part", self.shape.columns, GRAM):
@@ -355,8 +390,12 @@ class _Writer:
 
     def _root(self, tile: Piece) -> None:
         """Emit 1 / s in every lane of rows, and mean and s on their way to the cube."""
-        k, rows, count, number = self.k, tile.size, tile.size * FRACTAL, (self.number, 0)
-        g, rest = self.wide, (self.left_over, 0)
+        k = self.k
+        rows = tile.size
+        count = tile.size * FRACTAL
+        number = (self.number, 0)
+        g = self.wide
+        rest = (self.left_over, 0)
         lanes = (2 * rows, 8, 8), (8 * FRACTAL, FRACTAL, 1)
         self._take_sums(2 * rows)
         k.vector("vcgmax", self.left_over.region(0, count), g.region(rows * AREA, *lanes))
@@ -384,18 +423,25 @@ class _Writer:
 
     def _finish(self, tile: Piece, both: Tile, number: Affine, size: int = 0) -> None:
         """Emit a part of the columns of y."""
-        k, rows, area, size = self.k, tile.size, tile.size * AREA, size or self.part
-        at, scale, some = number * self.part, self.held["scale"], (size, AREA)
+        k = self.k
+        rows = tile.size
+        area = tile.size * AREA
+        size = size or self.part
+        at = number * self.part
+        scale = self.held["scale"]
+        some = (size, AREA)
         x = self._held(0).region(at * area, (size * rows, AREA))
         a = self._take(self.left, x, both.region(0, (2 * rows, AREA)))
         rights = scale.region(at * AREA, some), scale.region((at + self.shape.columns) * AREA, some)
         b = self._take(self.right, *rights, self.held["bias"].region(at * AREA, some))
         d = self.product.alloc()
         with repeat(k, "block", size) as i:
-            to, left = _blocks(d, i * rows, 1, rows), _blocks(a, i * rows, rows, 1)
+            to = _blocks(d, i * rows, 1, rows)
+            left = _blocks(a, i * rows, rows, 1)
             k.mmad(to, left, _blocks(b, i, 1, 1))
         for n in (1, 2):
-            left, right = _blocks(a, (size + n - 1) * rows, rows, 1), _blocks(b, n * size, 1, size)
+            left = _blocks(a, (size + n - 1) * rows, rows, 1)
+            right = _blocks(b, n * size, 1, size)
             k.mmad(_blocks(d, 0, size, rows), left, right, accumulate=1)
         self.left.free()
         self.right.free()
@@ -409,10 +455,20 @@ class _Writer:
 
     def _divide(self, tile: Piece, size: int) -> None:
         """Emit wide / s, a column of fractals or 4 rows of them at a time."""
-        k, groups, area = self.k, tile.size * AREA // LANES, tile.size * AREA
-        count, step, shape, strides, again = size, area, (groups, LANES), (LANES, 1), (LANES, 1)
+        k = self.k
+        groups = tile.size * AREA // LANES
+        area = tile.size * AREA
+        count = size
+        step = area
+        shape = (groups, LANES)
+        strides = (LANES, 1)
+        again = (LANES, 1)
         if groups < size:
-            count, step, shape, strides, again = groups, LANES, (size, LANES), (area, 1), (0, 1)
+            count = groups
+            step = LANES
+            shape = (size, LANES)
+            strides = (area, 1)
+            again = (0, 1)
         with repeat(k, "step", count) as i:
             first = Affine() if again[0] else i * LANES
             some = self.wide.region(i * step, shape, strides)

@@ -106,7 +106,8 @@ class Grid:
 
     def _ways(self) -> Iterator[list[Sweep]]:
         full, rest = divmod(self.width, PIXELS)
-        rows, across = (self.read, self.written), (PIXELS * self.step, PIXELS)
+        rows = (self.read, self.written)
+        across = (PIXELS * self.step, PIXELS)
         every = self.rows
         if self.read == self.step * self.written:
             repeats = isa.up((every - 1) * self.written + self.width, PIXELS)
@@ -122,7 +123,8 @@ class Grid:
     def runs(self, k: isa.KernelBuilder) -> Iterator[Run]:
         """Yield what the instructions take."""
         for sweep in self.way(k.chip)[1]:
-            read, written = sweep.column * PIXELS * self.step, sweep.column * PIXELS
+            read = sweep.column * PIXELS * self.step
+            written = sweep.column * PIXELS
             with repeat(k, "turn", sweep.turns) as turn:
                 for done, (count, _) in k.runs(sweep.repeats, 1):
                     first = (
@@ -164,14 +166,16 @@ class Lines:
 
     def grid(self, shape: ConvShape, rows: int) -> Grid:
         """Return what instructions compute of the image: output rows, or all rows if `folded`."""
-        (sh, sw), line = shape.strides, self.line
+        (sh, sw) = shape.strides
+        line = self.line
         if self.folded:
             return Grid(rows_seen(shape, rows), self.width, line, self.pitch, sw)
         return Grid(rows, self.width, sh * line, self.pitch, sw)
 
     def seen(self, shape: ConvShape, rows: int) -> int:
         """Pixels of image rows, with what whole repeats read past the last row."""
-        grid, (down, right) = self.grid(shape, rows), shape.reach
+        grid = self.grid(shape, rows)
+        (down, right) = shape.reach
         flat = grid.read == grid.step * grid.written
         last = (right - 1) + (0 if self.folded else (down - 1) * self.line)
         ends = (grid.rows - 1) * grid.read + (grid.width - 1) * grid.step
@@ -189,7 +193,8 @@ def most_rows(shape: ConvShape, chip: Chip, lines: Lines, *, more: int = 0, fixe
     `more` blocks of 32 bytes stand beside each result, `fixed` beside all. Raises `CapacityError`
     where one output row does not fit UB.
     """
-    (oh, ow), room = shape.out_hw, chip.buffers["UB"] // BLOCK_BYTES - fixed
+    (oh, ow) = shape.out_hw
+    room = chip.buffers["UB"] // BLOCK_BYTES - fixed
 
     def needed(rows: int) -> int:
         return (
@@ -221,9 +226,13 @@ class RowWriter(ABC):
         self, name: str, shape: ConvShape, chip: Chip, lines: Lines, rows: int, around: float
     ) -> None:
         """Declare x, allocate queues for blocks of `rows` output rows."""
-        self.shape, self.lines, self.around, self.size = shape, lines, around, rows
+        self.shape = shape
+        self.lines = lines
+        self.around = around
+        self.size = rows
         k = self.k = isa.KernelBuilder(name, chip)
-        (oh, ow), c1 = shape.out_hw, shape.blocks[0]
+        (oh, ow) = shape.out_hw
+        c1 = shape.blocks[0]
         self.plane = oh * ow
         self.x = k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0)
         self.rows = k.queue("rows", "UB", "fp16", lines.seen(shape, rows) * C0, src="MTE2", dst="V")
@@ -240,7 +249,8 @@ class RowWriter(ABC):
 
     def program(self, own: Own) -> isa.Program:
         """Walk the planes in blocks of rows; borders are written once, loads skip them."""
-        buffer, blocks = self.rows.buffer, self.shape.blocks[0]
+        buffer = self.rows.buffer
+        blocks = self.shape.blocks[0]
         self.y = self.k.tensor("y", "fp16", self.shape.n * blocks * self.plane * C0)
         tiles: list[isa.Tile | isa.Buffer] = [
             isa.Tile(buffer, slot) for slot in range(buffer.slots)
@@ -258,9 +268,13 @@ class RowWriter(ABC):
 
     def _block(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
         """Load rows, compute, store the pixels of the block."""
-        k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
+        k = self.k
+        lines = self.lines
+        ow = self.shape.out_hw[1]
         self._load(plane, block, turn)
-        x, results, row = self.rows.dequeue(), self.results.alloc(), lines.line * C0
+        x = self.rows.dequeue()
+        results = self.results.alloc()
+        row = lines.line * C0
         if block.before:
             k.each("vdup", block.before * row, (x, 0), scalar=self.around)
         if block.after:
@@ -277,7 +291,8 @@ class RowWriter(ABC):
 
     def _load(self, plane: isa.Affine, block: RowBlock, turn: isa.Affine) -> None:
         """Bring the image rows of a block to their place between what stands around."""
-        shape, line = self.shape, self.lines.line
+        shape = self.shape
+        line = self.lines.line
         _, left, columns = columns_seen(shape)
         tile = self.rows.alloc()
         if block.count and columns:
@@ -312,7 +327,8 @@ def fold_largest(
     """Write the largest of what lies so many pixels behind each place of a grid from `start` on."""
     for one in grid.runs(k):
         run = replace(one, first=(one.first[0] + start[0], one.first[1] + start[1]))
-        total, (first, *others) = run.written(target), [run.read(source, tap) for tap in taps]
+        total = run.written(target)
+        (first, *others) = [run.read(source, tap) for tap in taps]
         for number, other in enumerate(others or [first]):
             k.vector("vmax", total, total if number else first, other)
 
@@ -349,7 +365,8 @@ class Pooled:
         tile: int,
     ) -> None:
         """Allocate; raise `CapacityError` if not even one channel block fits UB."""
-        shape, rows = conv.pool, int(pooled_rows(conv, tile))
+        shape = conv.pool
+        rows = int(pooled_rows(conv, tile))
         assert shape and epilogue
         self.k, self.shape, self.lines = k, shape, largest_lines(shape)
         self.seen, pixels, lines = rows_seen(shape, rows), rows * shape.out_hw[1], self.lines
@@ -371,7 +388,8 @@ class Pooled:
         self.beside = k.buffer("folded", "UB", "fp16", size * C0)
         finish = new_finish(k, epilogue, "fp32", replace(sizes, taken=k.used_bytes("UB")))
         assert finish and finish.out
-        self.finish, self.out = finish, finish.out
+        self.finish = finish
+        self.out = finish.out
 
     def begin(self) -> None:
         """Write what stands around rows and is read between them, which no tile overwrites."""
@@ -391,12 +409,18 @@ class Pooled:
 
         Its first block, and the numbers per channel, are as in `epilogue_emit.drain`.
         """
-        k, (plane, down), (blocks, fractals, window) = self.k, place, tile
-        seen, c, (oh, pw) = window.rows, acc.dequeue(), self.shape.out_hw
-        (_, left, columns), line = columns_seen(self.shape), self.lines.line * C0
+        k = self.k
+        (plane, down) = place
+        (blocks, fractals, window) = tile
+        seen = window.rows
+        c = acc.dequeue()
+        (oh, pw) = self.shape.out_hw
+        (_, left, columns) = columns_seen(self.shape)
+        line = self.lines.line * C0
         row = divided(down + (seen.first - seen.before + self.shape.pads[0]), self.shape.strides[0])
         area = Area(plane * C0, ((0, row * pw, window.pixels),), blocks, oh * pw, 1, 0, 0)
-        most, apart = min(self.columns, blocks), fractals * isa.FRACTAL * isa.FRACTAL
+        most = min(self.columns, blocks)
+        apart = fractals * isa.FRACTAL * isa.FRACTAL
         pieces = [(isa.Affine(), most)] if most == blocks else segments(k, "column", blocks, most)
         for at, count in pieces:
             sizes = (count, seen.count, columns * C0)
@@ -408,7 +432,8 @@ class Pooled:
             memories: list[Place] = [self.out.alloc(), *self.finish.scratch]
             self._fold(memories[self.finish.plan.start], window, count)
             rates = self.finish.channels.held(held.tile) if self.finish.channels and held else {}
-            block, run = first + at - held.first if held else at, window.pixels * C0
+            block = first + at - held.first if held else at
+            run = window.pixels * C0
             write_steps(k, self.finish.plan, Piece(memories, {}, rates, block, count, run))
             leave(k, self.out, ((y, area),), run, (at, count))
         if most < blocks:
@@ -416,17 +441,26 @@ class Pooled:
 
     def _fold(self, to: Place, window: Window, blocks: int) -> None:
         """Find the largest of each window of some channel blocks, a plane behind the other."""
-        k, shape, lines, seen, pw = self.k, self.shape, self.lines, window.rows, self.lines.width
-        line, (down, across), end = lines.line, shape.strides, seen.before + seen.count
+        k = self.k
+        shape = self.shape
+        lines = self.lines
+        seen = window.rows
+        pw = self.lines.width
+        line = lines.line
+        (down, across) = shape.strides
+        end = seen.before + seen.count
         for at, rows in [one for one in ((0, seen.before), (end, seen.after)) if one[1]]:
             with repeat(k, "block", blocks) as block:
                 start = (block * self.seen + at) * (line * C0)
                 k.each("vdup", rows * line * C0, (self.x, start), scalar=LEAST)
-        x, taps = self.x, [i * line + j for i in range(shape.r) for j in range(shape.s)]
+        x = self.x
+        taps = [i * line + j for i in range(shape.r) for j in range(shape.s)]
         if lines.folded:
             every = Grid(blocks * self.seen, pw, line, lines.pitch, across)
             fold_largest(k, every, list(range(shape.s)), x, self.beside)
-            x, line, across = self.beside, lines.pitch, 1
+            x = self.beside
+            line = lines.pitch
+            across = 1
             taps = [i * line for i in range(shape.r)]
         grid = Grid(window.pixels // pw, pw, down * line, pw, across)
         with repeat(k, "block", blocks) as block:

@@ -53,7 +53,8 @@ class KernelReport:
         verdict = "correct" if self.values_ok else "WRONG"
         errors = ", ".join(f"{name} {error:.3g}" for name, error in self.errors.items())
         lines = [f"values {verdict}, largest error: {errors}", *map(str, self.mismatches)]
-        t, shares = self.timeline, (f"{p} {s:.1%}" for p, s in self.timeline.busy.items())
+        t = self.timeline
+        shares = (f"{p} {s:.1%}" for p, s in self.timeline.busy.items())
         took = f"{t.cycles} cycles + {t.launch_cycles} launch = {t.time_s * 1e6:.2f} us"
         lines += [f"{t.name}: {took}, bound by {t.bound_by}", f"cores: {t.core_count}"]
         lines.append(f"busy, launch included: {', '.join(shares)}")
@@ -98,7 +99,8 @@ def run_kernel_file(
     if any(f.kind == "out-of-bounds" for f in findings):
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
     outputs = sim.execute(program, arrays, chip)
-    errors, wrong = {}, []
+    errors = {}
+    wrong = []
     for name, expected in wanted.items():
         if name not in outputs:
             raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
@@ -114,7 +116,8 @@ def _numbers(file: str | Path, name: str, expected: Any) -> Any:
     except ValueError as error:
         raise InputError(f"{file}: reference {name} as one array", str(error)) from error
     if array.dtype.kind not in "fiub":
-        wanted, got = f"{file}: reference {name} of numbers", str(array.dtype)
+        wanted = f"{file}: reference {name} of numbers"
+        got = str(array.dtype)
         raise InputError(wanted, got, "return a NumPy array")
     return array
 
@@ -157,7 +160,8 @@ def _load(file: str | Path) -> dict[str, Any]:
         raise _wrong(file, "loading", error) from error
     missing = [n for n in NAMES if not callable(names.get(n))]
     if missing:
-        wanted, got = f"{file}: functions {', '.join(NAMES)}", f"no {', '.join(missing)}"
+        wanted = f"{file}: functions {', '.join(NAMES)}"
+        got = f"no {', '.join(missing)}"
         raise InputError(wanted, got, "copy notebooks/my_kernel.py and change it")
     return names
 

@@ -50,8 +50,12 @@ class Means:
         tile: int,
     ) -> None:
         """Allocate everything; raise `CapacityError` for rows of which few fractals are alike."""
-        shape, self.k, self.units, self.blocks = tandem.depth, k, units, blocks
-        (oh, ow), m = shape.out_hw, shape.mixed
+        shape = tandem.depth
+        self.k = k
+        self.units = units
+        self.blocks = blocks
+        (oh, ow) = shape.out_hw
+        m = shape.mixed
         self.images, self.width, self.lines = m, ow, shape.blocks[1]
         self.pixels = oh // m * ow
         alike = ow * m // math.gcd(ow * m, FRACTAL) if m > 1 else 1
@@ -75,17 +79,22 @@ class Means:
 
     def begin(self) -> None:
         """Bring to L0A what tells the images apart, and a row of zeros to UB."""
-        k, rows = self.k, self.depth * FRACTAL // (self.images * self.width)
+        k = self.k
+        rows = self.depth * FRACTAL // (self.images * self.width)
         sizes: tuple[int, ...] = (rows, self.images, self.width, FRACTAL)
         source = self.ones.region(0, sizes, (0, FRACTAL, 0, 1))
-        count, apart = self.depth, AREA
+        count = self.depth
+        apart = AREA
         if self.images == 1:
-            sizes, count, apart = (FRACTAL, FRACTAL), self.left.elements // AREA, 0
+            sizes = (FRACTAL, FRACTAL)
+            count = self.left.elements // AREA
+            apart = 0
             source = self.ones.region(AREA, sizes, (0, 1))
         k.copy(self.own.region(0, sizes), source)
         k.each("vdup", FRACTAL, (self.zeros, 0), scalar=0.0)
         k.barrier()
-        to, turned = (count, FRACTAL, FRACTAL), (apart, 1, FRACTAL)
+        to = (count, FRACTAL, FRACTAL)
+        turned = (apart, 1, FRACTAL)
         k.load2d(self.left.region(0, to), self.own.region(0, to, turned))
         k.barrier()
         self.slot(0)
@@ -93,7 +102,8 @@ class Means:
 
     def slot(self, pixels: int) -> Tile:
         """Return the place in L1 of a unit of `pixels` that begins, zeros behind the last."""
-        slot, missing = self.held.alloc(), self.count * FRACTAL - pixels
+        slot = self.held.alloc()
+        missing = self.count * FRACTAL - pixels
         if missing:
             sizes = (self.blocks, missing, FRACTAL)
             to = slot.region(pixels * FRACTAL, sizes, (self.line, FRACTAL, 1))
@@ -107,11 +117,15 @@ class Means:
 
     def add(self, number: Affine) -> None:
         """Sum the unit in front of unit `number`."""
-        k, n, size = self.k, self.blocks, (FRACTAL, FRACTAL)
-        slot, sums = self.held.dequeue(), self.sums.alloc()
+        k = self.k
+        n = self.blocks
+        size = (FRACTAL, FRACTAL)
+        slot = self.held.dequeue()
+        sums = self.sums.alloc()
         with repeat(k, "block", n) as block:
             for at, depth in segments(k, "sum", self.count, self.depth):
-                some, start = (depth, *size), block * self.line + at * AREA
+                some = (depth, *size)
+                start = block * self.line + at * AREA
                 source = slot.region(start, some, (AREA, 1, FRACTAL))
                 k.load2d(self.right.alloc().region(0, some), source)
                 self.right.enqueue()
@@ -130,13 +144,16 @@ class Means:
         self, bands: int, place: Affine, counts: tuple[int, int], strides: tuple[int, int]
     ) -> None:
         """Store the means of units (images, groups of channel blocks) that lie `strides` apart."""
-        k, count, one = self.k, self.units * self.size, (self.totals, self.size)
+        k = self.k
+        count = self.units * self.size
+        one = (self.totals, self.size)
         for band in range(1, bands):
             k.each("vadd", count, one, one, (self.totals, band * count + self.size))
         k.each("vmuls", count, one, one, scalar=1.0 / self.pixels)
         k.each("vconv", count, (self.out, 0), one)
         k.barrier()
-        m, line = self.images, self.lines * FRACTAL
+        m = self.images
+        line = self.lines * FRACTAL
         sizes = (*counts, self.blocks, m, FRACTAL)
         own = (*(self.size * s for s in strides), m * FRACTAL, FRACTAL, 1)
         apart = (m * line, self.blocks * FRACTAL, FRACTAL, line, 1)

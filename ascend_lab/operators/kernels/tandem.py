@@ -48,7 +48,8 @@ def tandem_launch(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> Launc
     """
     tandem_shape.check_tandem(tandem, chip)
     tandem_shape.check_division(tandem, chip, schedule)
-    shape, tandem = tandem.depth, tandem.of(schedule.images)
+    shape = tandem.depth
+    tandem = tandem.of(schedule.images)
     totals = shape.blocks[1], shape.n // schedule.images, shape.out_hw[0]
     channels, images, rows = (chunks(t, 1, g) for t, g in zip(totals, schedule.grid, strict=True))
 
@@ -98,12 +99,16 @@ class _Writer:
 
     def __init__(self, tandem: Tandem, chip: Chip, schedule: TandemSchedule, own: Own) -> None:
         """Allocate tensors and queues."""
-        self.tandem, self.schedule, self.own = tandem, schedule, own
+        self.tandem = tandem
+        self.schedule = schedule
+        self.own = own
         k = self.k = KernelBuilder("tandem", chip)
-        count, (c1, n1) = own.channels[0], tandem.point.blocks
+        count = own.channels[0]
+        (c1, n1) = tandem.point.blocks
         self.blocks = max(b for b in range(1, schedule.blocks + 1) if count % b == 0)
         self.bands = bands_of(tandem, own.rows, schedule)
-        shape, lines = tandem.depth, max(band.pixels for band in self.bands) * FRACTAL
+        shape = tandem.depth
+        lines = max(band.pixels for band in self.bands) * FRACTAL
         tiles = max(band.tile for band in self.bands), schedule.tile
         self.plane, groups = math.prod(shape.out_hw) // shape.mixed, count // self.blocks
         self.means: squeeze.Means | None = None
@@ -123,7 +128,8 @@ class _Writer:
         most = max(half.fractals for half in both) * AREA
         self.weights = k.queue("w_l1", "L1", "fp16", most, src="MTE2", dst="MTE1")
         for half, slots in zip(both, self._near_slots(chip), strict=True):
-            size, name = half.fractals * AREA, f"{half.prefix}w_l0"
+            size = half.fractals * AREA
+            name = f"{half.prefix}w_l0"
             half.near = k.queue(name, "L0B", "fp16", size, src="MTE1", dst="M", depth=slots)
         twice = 2 * c1 * lines * DTYPE_BYTES["fp16"]
         slots = 2 if twice <= chip.buffers["L1"] - k.used_bytes("L1") else 1
@@ -132,7 +138,8 @@ class _Writer:
 
     def _l0(self, chip: Chip, tiles: tuple[int, int]) -> None:
         """Allocate L0A, ones for a bias among it, and L0C."""
-        k, both = self.k, (self.point, self.depth)
+        k = self.k
+        both = (self.point, self.depth)
         added = any(half.bias for half in both)
         self.ones = self.means.left if self.means and self.tandem.depth.mixed == 1 else None
         if added and not self.ones:
@@ -148,7 +155,8 @@ class _Writer:
 
     def _near_slots(self, chip: Chip) -> tuple[int, int]:
         """Return the slots in L0B for weights of each half: two where they fit, and have flags."""
-        one, two = self.point.fractals, self.depth.fractals
+        one = self.point.fractals
+        two = self.depth.fractals
         room = (chip.buffers["L0B"] - self.k.used_bytes("L0B")) // (AREA * DTYPE_BYTES["fp16"])
         flags = chip.event_ids - (4 if self.means else 2)
         ways = [w for w in ((2, 2), (2, 1)) if w[0] * one + w[1] * two <= room and sum(w) <= flags]
@@ -156,9 +164,12 @@ class _Writer:
 
     def program(self) -> Program:
         """Return the program: bands, then images or groups of channel blocks outside."""
-        k, own = self.k, self.own
-        (c, c_pitch, c_count), (n, n_pitch, n_count) = own.channels, own.images
-        col, first = k.param("channel", c_count) * c_pitch, k.param("batch", n_count) * n_pitch
+        k = self.k
+        own = self.own
+        (c, c_pitch, c_count) = own.channels
+        (n, n_pitch, n_count) = own.images
+        col = k.param("channel", c_count) * c_pitch
+        first = k.param("batch", n_count) * n_pitch
         self._load_bias(col)
         with (
             held_channels(self.point.finish, (col, c), Affine(), None) as one,
@@ -196,13 +207,16 @@ class _Writer:
 
         An image after the other, or a group of channel blocks, is done with what stays for it.
         """
-        rows, groups = self.schedule.stay == "rows", self.own.channels[0] // self.blocks
+        rows = self.schedule.stay == "rows"
+        groups = self.own.channels[0] // self.blocks
         outer, inner = (images, groups) if rows else (groups, images)
-        start, last = Affine(), Affine(inner - 1)
+        start = Affine()
+        last = Affine(inner - 1)
 
         def of(out: Affine, i: Affine, held: Tile | None = None) -> _Unit:
             image, group = (out, i) if rows else (i, out)
-            place, number = unit.image + image, unit.number + out * inner + i
+            place = unit.image + image
+            number = unit.number + out * inner + i
             some = replace(unit, image=place, at=group * self.blocks, number=number)
             return replace(some, x=held) if rows else replace(some, near=held)
 
@@ -236,7 +250,8 @@ class _Writer:
 
     def _turns(self, one: _Unit | None, two: _Unit | None) -> None:
         """Do tiles of the first half of a unit and of the second half of another, in turns."""
-        some, second = one or two, None
+        some = one or two
+        second = None
         assert some is not None
         with ExitStack() as after, ExitStack() as before:
             first = one and before.enter_context(self._first(one))
@@ -254,7 +269,10 @@ class _Writer:
 
     def _tiles(self, band: Band) -> Iterator[_Turn]:
         """Loop over the tiles of a band; the first, the last and a short one are in no loop."""
-        shape, tile, side, place = band.depth, self.schedule.tile, band.tile * FRACTAL, 0
+        shape = band.depth
+        tile = self.schedule.tile
+        side = band.tile * FRACTAL
+        place = 0
         count = conv_windows.tiles_per_image(shape, tile)
         for run in conv_windows.runs_of(shape, tile, 0, count):
             each = len(run.tiles)
@@ -266,7 +284,8 @@ class _Writer:
                 with repeat(self.k, "run", high - low) as turn:
                     for i, (pixel, (window,)) in enumerate(run.tiles):
                         at = turn + low
-                        rows, down = at * run.rows, at * (run.pixels // shape.out_hw[1])
+                        rows = at * run.rows
+                        down = at * (run.pixels // shape.out_hw[1])
                         where = at * each + place + i
                         between = low < some and where.const * side < band.pixels
                         last = where == Affine(count - 1)
@@ -277,14 +296,19 @@ class _Writer:
     @contextmanager
     def _first(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
         """Fill a slot of planes, tile by tile: all are one row of pixels."""
-        half, band, first = self.point, unit.band, unit.col + unit.at
-        c1, side, planes = half.shape.blocks[0], band.tile * FRACTAL, self.planes.alloc()
+        half = self.point
+        band = unit.band
+        first = unit.col + unit.at
+        c1 = half.shape.blocks[0]
+        side = band.tile * FRACTAL
+        planes = self.planes.alloc()
         with self._rows(unit) as x, self._inside(half, unit) as (near, held):
 
             def tile(turn: _Turn) -> None:
                 pixel = turn.place * side
                 size = side if pixel.terms else min(side, band.pixels - pixel.const)
-                m, columns = up(size, FRACTAL), conv_windows.Seen(0, size, 0, 0, 0)
+                m = up(size, FRACTAL)
+                columns = conv_windows.Seen(0, size, 0, 0, 0)
                 window = conv_windows.Window(conv_windows.Seen(0, 1, 0, 0, 0), columns, 0, m, size)
                 strides = (band.pixels * FRACTAL, size * FRACTAL, FRACTAL, 1)
                 view = x.region(pixel * FRACTAL, (c1, 1, size, FRACTAL), strides)
@@ -299,9 +323,13 @@ class _Writer:
     @contextmanager
     def _second(self, unit: _Unit) -> Iterator[Callable[[_Turn], None]]:
         """Empty a slot of planes, tile by tile."""
-        half, band, first = self.depth, unit.band, unit.col + unit.at
-        shape, planes = band.depth, self.planes.dequeue()
-        line, ow = shape.w * FRACTAL, shape.out_hw[1]
+        half = self.depth
+        band = unit.band
+        first = unit.col + unit.at
+        shape = band.depth
+        planes = self.planes.dequeue()
+        line = shape.w * FRACTAL
+        ow = shape.out_hw[1]
         apart = shape.blocks[1] * self.plane
         place = conv_windows.Placement(band.low * ow, ow, 1, self.plane, mixed=(shape.mixed, apart))
         plane = unit.image * (apart * shape.mixed) + first * self.plane
@@ -309,7 +337,8 @@ class _Writer:
         with self._inside(half, unit) as (near, held):
 
             def tile(turn: _Turn) -> None:
-                window, apart = turn.window, band.pixels * FRACTAL
+                window = turn.window
+                apart = band.pixels * FRACTAL
                 sizes = (1, window.rows.count, shape.w, FRACTAL)
                 start = (turn.rows + window.rows.first) * line
                 view = planes.region(start, sizes, (apart, line, FRACTAL, 1))
@@ -345,8 +374,10 @@ class _Writer:
             self.rows.free()
 
     def _load_rows(self, unit: _Unit) -> Tile:
-        point, band = self.tandem.point, unit.band
-        c1, m = point.blocks[0], point.mixed
+        point = self.tandem.point
+        band = unit.band
+        c1 = point.blocks[0]
+        m = point.mixed
         seen = (
             conv_windows.Seen(band.first * m, band.depth.h * m, 0, 0, 0),
             conv_windows.Seen(0, point.w, 0, 0, 0),

@@ -18,7 +18,8 @@ from ascend_lab.operators.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.operators.kernels.tandem import tandem_launch
 from ascend_lab.operators.kernels.tandem_shape import SUMS, Tandem, TandemSchedule, check_tandem
 
-BLOCKS, BANDS = (1, 2, 3, 4, 5, 6, 8), (1, 2, 3, 4, 6, 8)
+BLOCKS = (1, 2, 3, 4, 5, 6, 8)
+BANDS = (1, 2, 3, 4, 6, 8)
 TILES = (16, 32, 64, 80)
 """Fractals of sums of a tile, about."""
 TIMED = 8
@@ -48,7 +49,8 @@ def tandem_launches(tandem: Tandem, chip: Chip) -> Iterator[isa.Launch]:
     """
     check_tandem(tandem, chip)
     wanted = f"for a tandem a row of {tandem.point.blocks[0]} channel blocks in L1"
-    why, count = errors.CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels"), 0
+    why = errors.CapacityError(wanted, f"{chip.buffers['L1']} bytes", "use two kernels")
+    count = 0
     for schedule in ranked(tandem, chip):
         try:
             yield tandem_launch(tandem, chip, schedule)
@@ -72,7 +74,8 @@ def ranked(tandem: Tandem, chip: Chip) -> tuple[TandemSchedule, ...]:
 
 def _schedules(tandem: Tandem, chip: Chip) -> Iterator[TandemSchedule]:
     shape = tandem.depth
-    (oh, ow), c1 = shape.out_hw, shape.blocks[1]
+    (oh, ow) = shape.out_hw
+    c1 = shape.blocks[1]
     for images in (m for m in tandem_shape.ways_of(shape) if m == 1 or m * oh * ow <= LARGEST_TILE):
         for grid in _grids((c1, shape.n // images, 1 if tandem.means else oh), chip.core_count):
             own = isa.up(c1, grid[0])
@@ -107,11 +110,14 @@ def _tile(pixels: int, sums: int, blocks: int) -> int:
 
 
 def _work(tandem: Tandem, grid: tuple[int, int, int], bands: int, blocks: int) -> _Work:
-    shape, m = tandem.depth, tandem.depth.mixed
-    own, images = isa.up(shape.blocks[1], grid[0]), isa.up(shape.n, grid[1])
+    shape = tandem.depth
+    m = tandem.depth.mixed
+    own = isa.up(shape.blocks[1], grid[0])
+    images = isa.up(shape.n, grid[1])
     rows = isa.up(isa.up(shape.out_hw[0] // m, grid[2]), bands)
     seen = min(shape.h, (rows - 1) * shape.strides[0] + shape.reach[0])
-    units, ow = images * bands * (own // blocks), shape.out_hw[1]
+    units = images * bands * (own // blocks)
+    ow = shape.out_hw[1]
     pieces = m * rows if m > 1 else 0
     return _Work(units, images * bands, m * seen * shape.w, m * rows * ow, pieces)
 
@@ -129,7 +135,8 @@ def _estimate(
 ) -> float:
     """Return about the cycles of the busiest core."""
     work = _work(tandem.of(s.images), s.grid, s.bands, s.blocks)
-    c1, taps = tandem.point.blocks[0], tandem.depth.taps
+    c1 = tandem.point.blocks[0]
+    taps = tandem.depth.taps
     pixels = work.before, work.after
     fractals = [isa.up(p, isa.FRACTAL) for p in pixels]
     turns = isa.up(fractals[1], s.tile)
@@ -138,7 +145,8 @@ def _estimate(
         p * isa.FRACTAL * s.blocks * d.cycles + turns * (d.instructions + 1) * head
         for p, d in zip(pixels, demands, strict=True)
     )
-    area, room = isa.FRACTAL * LINE, chip.buffers["L0A"] // (2 * isa.FRACTAL * LINE) - s.tile // 2
+    area = isa.FRACTAL * LINE
+    room = chip.buffers["L0A"] // (2 * isa.FRACTAL * LINE) - s.tile // 2
     loads = turns * (1 + s.blocks * isa.up(taps, max(1, room // s.tile)))
     cube = s.blocks * (fractals[0] * (c1 + 1) + fractals[1] * (taps + 1))
     cube += (loads + 2 * turns) * chip.cube_head_cycles
@@ -157,7 +165,8 @@ def _estimate(
         mte1 += summed * area / chip.path("L1", "L0B").rate_bytes_per_cycle
         mte3 += summed * area / chip.path("UB", "L1").rate_bytes_per_cycle
     rate = chip.path("GM", "L1").rate_bytes_per_cycle
-    rows, groups = c1 * pixels[0] * LINE / rate, work.units // work.loads
+    rows = c1 * pixels[0] * LINE / rate
+    groups = work.units // work.loads
     times = (work.loads, work.units) if s.stay == "rows" else (work.units, groups)
     memory = times[0] * rows + times[1] * weights / rate
     busy = max(vector, cube, mte1, mte3)

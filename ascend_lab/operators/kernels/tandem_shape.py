@@ -63,7 +63,8 @@ class TandemSchedule:
 
 def check_tandem(tandem: Tandem, chip: Chip) -> None:
     """Raise `UnsupportedError` for other convolutions, and chips without a way back to L1."""
-    point, depth = tandem.point, tandem.depth
+    point = tandem.point
+    depth = tandem.depth
     lone = (point.r, point.s, point.stride, point.pad, point.groups, point.stored, point.lanes)
     afters = [epilogue for _, epilogue in tandem.halves if epilogue]
     kinds = {point.dtype, point.out_dtype, depth.dtype, depth.out_dtype}
@@ -89,7 +90,8 @@ def check_tandem(tandem: Tandem, chip: Chip) -> None:
 
 def check_division(tandem: Tandem, chip: Chip, schedule: TandemSchedule) -> None:
     """Raise `InputError` for a schedule that divides a tandem into nothing, or over more cores."""
-    shape, s = tandem.depth, schedule
+    shape = tandem.depth
+    s = schedule
     sizes = (*s.grid, s.bands, s.blocks, s.tile, s.images)
     whole = all(type(n) is int for n in sizes) and len(s.grid) == 3
     if not whole or s.images not in ways_of(shape):
@@ -135,15 +137,19 @@ class Band:
 
 def bands_of(tandem: Tandem, rows: tuple[int, int], schedule: TandemSchedule) -> list[Band]:
     """Return rows low .. high-1 in bands; raise `UnsupportedError` if one sees no image."""
-    (low, high), shape = rows, tandem.depth
+    (low, high) = rows
+    shape = tandem.depth
     one = replace(shape, mixed=1)
-    each, ow, found = up(high - low, schedule.bands), shape.out_hw[1], []
+    each = up(high - low, schedule.bands)
+    ow = shape.out_hw[1]
+    found = []
     for at in range(low, high, each):
         seen = window_of(one, at * ow, (min(at + each, high) - at) * ow).rows
         if seen.skipped:
             raise UnsupportedError("rows of the image", f"rows {at} see none", "two kernels")
         depth = replace(shape, n=1, h=seen.count, pad=(seen.before, seen.after, *shape.pads[2:]))
-        turns, pixels = tiles_per_image(depth, schedule.tile), seen.count * shape.w * shape.mixed
+        turns = tiles_per_image(depth, schedule.tile)
+        pixels = seen.count * shape.w * shape.mixed
         found.append(Band(at, seen.first, depth, up(up(pixels, FRACTAL), turns)))
     return found
 
@@ -169,8 +175,12 @@ class Half:
         The second half reads each block alone, and takes one of two `shares` of what is left of UB
         at most.
         """
-        (shape, epilogue), (count, blocks) = job, own
-        self.k, self.shape, self.count, self.blocks = k, shape, count, blocks
+        (shape, epilogue) = job
+        (count, blocks) = own
+        self.k = k
+        self.shape = shape
+        self.count = count
+        self.blocks = blocks
         self.near: Queue
         self.single = shares > 1
         self.prefix = "depth_" if self.single else ""
@@ -179,7 +189,8 @@ class Half:
         bias = epilogue.bias if epilogue else ""
         self.fractals = (self.deep + bool(bias)) * blocks
         self.bias = CubeBias.make(k, bias, shape, 1 if self.single else count) if bias else None
-        whole, taken = (count, shape.blocks[1], stored), k.used_bytes("UB")
+        whole = (count, shape.blocks[1], stored)
+        taken = k.used_bytes("UB")
         sizes = epilogue_emit.Sizes(tile, blocks, *whole, self.prefix, shares, taken)
         finish = epilogue_emit.new_finish(k, epilogue or PLAIN, SUMS, sizes)
         assert finish is not None
@@ -194,7 +205,9 @@ class Half:
 
     def weights(self, first: Affine) -> Region:
         """Return the weights of the blocks from `first` on."""
-        start, size, n1 = first * AREA, self.blocks * AREA, self.shape.blocks[1]
+        start = first * AREA
+        size = self.blocks * AREA
+        n1 = self.shape.blocks[1]
         if self.single:
             return self.weight.region(start * self.deep, (1, self.deep * size))
         return self.weight.region(start, (self.deep, size), (n1 * AREA, 1))
@@ -208,7 +221,11 @@ class Half:
         near: Tile,
     ) -> None:
         """Sum up a tile of all blocks of a unit; `feed`: what L0A takes, and ones for the bias."""
-        (left, ones), k, m, count, c = feed, self.k, window.fractals, self.blocks, acc.alloc()
+        (left, ones) = feed
+        k = self.k
+        m = window.fractals
+        count = self.blocks
+        c = acc.alloc()
         loads = up(self.deep, left.buffer.elements // (m * AREA))
         feeds = Feeds(left, left, up(self.deep, loads))  # all as deep, about
         wide, units = (1, 1) if self.single else (count, self.shape.blocks[0])

@@ -53,7 +53,8 @@ def sum_queue(
     """Allocate L0C for tiles of sums, drained by V or by the fix pipe; 0 slots: two if they fit."""
     size = tile_m * tile_n * 256
     two = 2 * size * chip.DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
-    drain, depth = "V" if builder.chip.combined else "FIX", slots or 1 + two
+    drain = "V" if builder.chip.combined else "FIX"
+    depth = slots or 1 + two
     return builder.queue(name, "L0C", dtype, size, src="M", dst=drain, depth=depth)
 
 
@@ -84,7 +85,9 @@ def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int) -> None:
 
 def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> None:
     """(K1, M1) fractals of L1 or GM to (M1, K1) of L0A: a load2d per row or column of fractals."""
-    area, memory, start = FRACTAL * c0_of(dst.buffer.dtype), src.memory, src.start
+    area = FRACTAL * c0_of(dst.buffer.dtype)
+    memory = src.memory
+    start = src.start
     if depth <= m:
         with repeat(k, "fractal", depth) as i:
             to = dst.region(i * area, (m, area), (depth * area, 1))
@@ -168,14 +171,16 @@ class Area:
         at = 0
         while at < len(self.pieces):
             done, start, length = self.pieces[at]
-            count, apart = 1, (0, 0)
+            count = 1
+            apart = (0, 0)
             while not alone and at + count < len(self.pieces):
                 there, place, size = self.pieces[at + count]
                 last = self.pieces[at + count - 1]
                 step = there - last[0], place.const - last[1].const
                 if size != length or place.terms != start.terms or (count > 1 and step != apart):
                     break
-                count, apart = count + 1, step
+                count = count + 1
+                apart = step
             yield done, start, length, count, apart
             at += count
 
@@ -186,7 +191,8 @@ class Area:
 
         A tile with 32 channels a block takes two blocks of a tensor that has 16, as floats do.
         """
-        first, apart = self.base + at * (self.plane * self.width), self.plane * FRACTAL
+        first = self.base + at * (self.plane * self.width)
+        apart = self.plane * FRACTAL
         halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
         for done, start, length, rows, (here, far) in self.lines(alone=count > 1):
             sizes: tuple[int, ...] = (count, length, self.width)
@@ -194,9 +200,11 @@ class Area:
             strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
             if rows > 1:
                 sizes = (rows, *sizes[1:])
-                own, strides = (here * self.width, *own[1:]), (far * self.width, *strides[1:])
+                own = (here * self.width, *own[1:])
+                strides = (far * self.width, *strides[1:])
             if halves:
-                sizes, own = (count, length, 2, FRACTAL), (run, self.width, FRACTAL, 1)
+                sizes = (count, length, 2, FRACTAL)
+                own = (run, self.width, FRACTAL, 1)
                 strides = (2 * apart, self.step * FRACTAL, apart, 1)
             there = tensor.region(
                 first + start * (FRACTAL if halves else self.width), sizes, strides
@@ -214,7 +222,9 @@ def store_area(
     scale: float = 1.0,
 ) -> None:
     """Move a tile's pixels from L0C to GM; `relu`, `scale`: of the fix pipe."""
-    c, n, size = acc.dequeue(), area.blocks, area.fractals * FRACTAL * FRACTAL
+    c = acc.dequeue()
+    n = area.blocks
+    size = area.fractals * FRACTAL * FRACTAL
     if out is None:
         for to, source in area.pairs(tensor, c, size, Affine(), n):
             k.fixpipe(to, source, relu=relu, scale=scale)

@@ -28,7 +28,8 @@ from ascend_lab.machine.isa import (
 from ascend_lab.machine.layout.maps import AddressMap, Dim, merged
 
 METHODS = ("auto", "strided", "blocks")
-BLOCK, AREA = 16, 256
+BLOCK = 16
+AREA = 256
 """Side and elements of the block vtranspose turns."""
 TILES = 4
 """Tiles a core should have at least, so that loads, turns and stores overlap."""
@@ -73,7 +74,8 @@ def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
     if sorted(perm) != list(range(len(shape))) or min(shape, default=1) < 1:
         wanted = f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more"
         raise errors.ShapeError(wanted, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
-    source, target = layout.row_major(shape), layout.row_major([shape[p] for p in perm])
+    source = layout.row_major(shape)
+    target = layout.row_major([shape[p] for p in perm])
     steps = zip((shape[p] for p in perm), (source[p] for p in perm), target, strict=True)
     dims = merged([Dim(*step) for step in steps])
     last = dims[-1]
@@ -91,7 +93,8 @@ def transpose_launch(
     """
     if method not in METHODS:
         raise errors.InputError(f"a method of {', '.join(METHODS)}", repr(method), "choose one")
-    plan, turn = permutation(shape, perm), turn_of(dtype)
+    plan = permutation(shape, perm)
+    turn = turn_of(dtype)
     fits = plan.fits(dtype)
     if method == "blocks" and not fits:
         raise errors.ShapeError(
@@ -146,7 +149,8 @@ def block_launch(
     long, the busiest. The tensors are `elements` and `written` long. With `relu` the tiles are
     rectified too.
     """
-    turn, cores = turn_of(dtype), chip.cores_of("vector")
+    turn = turn_of(dtype)
+    cores = chip.cores_of("vector")
     counts = [d.count for d in (*plan.outer, plan.column, plan.row)]
     steps = [1] * len(plan.outer) + [turn.columns, turn.rows]
     units = [count // step for count, step in zip(counts, steps, strict=True)]
@@ -265,7 +269,9 @@ class _Writer:
         place = self.k.param("core", own[2]) * own[1]
         steps = dims[along].source, dims[along].target
         self.start = [low + place * step for low, step in zip(plan.start, steps, strict=True)]
-        self.item, self.relu, self.names = DTYPE_BYTES[dtype], relu, 0
+        self.item = DTYPE_BYTES[dtype]
+        self.relu = relu
+        self.names = 0
         self.lanes = chip.vector_bytes_per_repeat // max(self.item, 2)
         self.tile = self._tile(chip)
         size = math.prod(self.tile) * self.turn.area
@@ -275,7 +281,8 @@ class _Writer:
 
     def _tile(self, chip: Chip) -> tuple[int, int]:
         """Units (along row, along column) of a tile: as square as can be, four tiles a core."""
-        turn, bytes_each = self.turn, 4 * self.item + 2 * self.turn.scratch_items
+        turn = self.turn
+        bytes_each = 4 * self.item + 2 * self.turn.scratch_items
         most = min(chip.buffers["UB"] // bytes_each, chip.max_repeat * self.lanes) // turn.area
         most = max(min(most, math.prod(self.sizes) // turn.area // TILES), 1)
         limits = [self.sizes[-1] // turn.rows, self.sizes[-2] // turn.columns]
@@ -299,7 +306,8 @@ class _Writer:
             with self.k.loop(f"o{level}", self.sizes[level]) as i:
                 self._loops(level + 1, source + i * dim.source, target + i * dim.target)
             return
-        row, column = self.plan.row, self.plan.column
+        row = self.plan.row
+        column = self.plan.column
         for down in _strips(self.sizes[-1], self.turn.rows, self.tile[0]):
             with self.k.loop(self._name(), down.count) as i:
                 b = i * (down.units * self.turn.rows) + down.start
@@ -316,7 +324,9 @@ class _Writer:
 
     def _move(self, source: Affine, target: Affine, units: tuple[int, int], skip: int) -> None:
         """Load a tile, turn it, store all but the first `skip` of its rows of y."""
-        row, column, turn = self.plan.row, self.plan.column, self.turn
+        row = self.plan.row
+        column = self.plan.column
+        turn = self.turn
         tile = [(units[0], turn.rows, 0), (units[1], 0, turn.columns), *turn.order]
         if not turn.order:
             tile = [(units[0] * turn.rows, 1, 0), (units[1] * turn.columns, 0, 1)]
@@ -324,7 +334,8 @@ class _Writer:
         strides = [rows * row.source + columns * column.source for _, rows, columns in tile]
         self.k.copy(self.load.alloc().region(0, sizes), self.x.region(source, sizes, strides))
         self.load.enqueue()
-        before, after = self.load.dequeue(), self.store.alloc()
+        before = self.load.dequeue()
+        after = self.store.alloc()
         if self.relu:
             elements = math.prod(units) * turn.area
             self.k.each("vrelu", elements, (before, 0), (before, 0))
@@ -366,8 +377,10 @@ class _Writer:
         Row p, q of column j is two halves h. The first round of blocks brings h in front of p, a
         copy of whole 32-byte blocks brings (q, h) together, the second round puts h last again.
         """
-        first, last = Tile(self.scratch[0], before.slot), Tile(self.scratch[1], after.slot)
-        halves, count = self.scratch[2], units[0] * units[1]
+        first = Tile(self.scratch[0], before.slot)
+        last = Tile(self.scratch[1], after.slot)
+        halves = self.scratch[2]
+        count = units[0] * units[1]
         self._blocks(halves, first, 8 * count)
         sizes = (count, 8, 8, 2, BLOCK)
         blocks = halves.region(0, sizes, (2048, 32, 256, 16, 1))
@@ -377,14 +390,17 @@ class _Writer:
     def _bytes(self, before: Tile, after: Tile, units: tuple[int, int]) -> None:
         """To fp16, into blocks, turn, back into rows, to bytes."""
         wide, blocks = self.scratch
-        rows, columns = units[0] * 2, units[1] * 2
-        elements, width = rows * columns * AREA, columns * BLOCK
+        rows = units[0] * 2
+        columns = units[1] * 2
+        elements = rows * columns * AREA
+        width = columns * BLOCK
         self.k.each("vconv", elements, (wide, 0), (before, 0))
         sizes = (rows, columns, BLOCK, BLOCK)
         lines = wide.region(0, sizes, (BLOCK * width, BLOCK, width, 1))
         self.k.copy(blocks.region(0, sizes), lines)
         self._blocks(wide, blocks, rows * columns)
-        sizes, strip = (units[0], width, 2, BLOCK), width * BLOCK
+        sizes = (units[0], width, 2, BLOCK)
+        strip = width * BLOCK
         pieces = wide.region(0, sizes, (2 * strip, BLOCK, strip, 1))
         self.k.copy(blocks.region(0, sizes), pieces)
         self.k.each("vconv", elements, (after, 0), (blocks, 0))

@@ -84,10 +84,17 @@ class _Writer:
         splits: int,
     ) -> None:
         """Allocate tensors and queues."""
-        (c_all, m_all), (oh, ow), dtype = shape.blocks, shape.out_hw, shape.dtype
-        m, c, sums = min(plan.m, own[0][0]), min(plan.c1, own[1][0]), isa.ACCUMULATOR[dtype]
+        (c_all, m_all) = shape.blocks
+        (oh, ow) = shape.out_hw
+        dtype = shape.dtype
+        m = min(plan.m, own[0][0])
+        c = min(plan.c1, own[1][0])
+        sums = isa.ACCUMULATOR[dtype]
         k = self.k = isa.KernelBuilder(f"weights_{own[0][0]}x{own[1][0]}", chip)
-        self.shape, self.plan, self.own, self.blocks = shape, plan, own, c
+        self.shape = shape
+        self.plan = plan
+        self.own = own
+        self.blocks = c
         self.rows, self.columns = plans.axes_of(shape)
         self.phases = list(product(range(len(self.rows.phases)), range(len(self.columns.phases))))
         self.pixels = plans.image_pixels(shape, plan.stage)
@@ -113,7 +120,10 @@ class _Writer:
 
     def program(self, groups: isa.Share, band: isa.Share, bands: int) -> isa.Program:
         """Hold each tile of dW in L0C while the pixels of a band are walked, then store it."""
-        k, plan, taps, (c_all, m_all) = self.k, self.plan, self.shape.taps, tile_blocks(self.shape)
+        k = self.k
+        plan = self.plan
+        taps = self.shape.taps
+        (c_all, m_all) = tile_blocks(self.shape)
         m_base, c_base = (
             k.param(name, share[2]) * share[1]
             for name, share in zip(("row", "col"), self.own, strict=True)
@@ -152,12 +162,14 @@ class _Writer:
     # -- L1 ---------------------------------------------------------------------------------------
     def _clear(self) -> None:
         """Write zeros between the lines of all slots: loads leave them alone."""
-        shape, stage = self.shape, self.plan.stage
+        shape = self.shape
+        stage = self.plan.stage
         plane = grad_plane(shape, stage)
         for slot in range(2):
             x, grad = (isa.Tile(queue.buffer, slot) for queue in self.l1)
             for number, phase in enumerate(self.phases):
-                whole, p = stage.rows == shape.out_hw[0], self.rows.phases[phase[0]]
+                whole = stage.rows == shape.out_hw[0]
+                p = self.rows.phases[phase[0]]
                 inside = (p.low, p.high) if whole else (0, stage.rows + self.rows.reach)
                 for gap in image_plane(shape, stage, phase, inside).gaps():
                     start = number * self.blocks * self.pixels
@@ -178,14 +190,17 @@ class _Writer:
 
     def _load_stage(self, sides: Sides, group: isa.Affine, band: Band) -> None:
         """Bring the pixels of a stage to L1: the gradient's, and each phase of x."""
-        shape, stage, ((m_at, m), channels) = self.shape, self.plan.stage, sides
+        shape = self.shape
+        stage = self.plan.stage
+        ((m_at, m), channels) = sides
         x, grad = (queue.alloc() for queue in self.l1)
         image = group * stage.images
         for number, phase in enumerate(self.phases):
             start = number * self.blocks * self.pixels
             self._load_phase(x, start, phase, image, channels, band)
         self.l1[0].enqueue()
-        plane, (oh, ow) = grad_plane(shape, stage), shape.out_hw
+        plane = grad_plane(shape, stage)
+        (oh, ow) = shape.out_hw
         row = (band[0] + band[1]) * stage.rows
         at = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
         sizes = (m, stage.images, stage.rows, ow * C0)
@@ -204,17 +219,25 @@ class _Writer:
         band: Band,
     ) -> None:
         """Bring one phase of x: its rows inside the image, zeros for those outside."""
-        shape, stage, rows, columns = self.shape, self.plan.stage, self.rows, self.columns
-        p, q, inside = rows.phases[phase[0]], columns.phases[phase[1]], band[2][phase[0]]
-        (c_at, c), pixels = channels, self.pixels
+        shape = self.shape
+        stage = self.plan.stage
+        rows = self.rows
+        columns = self.columns
+        p = rows.phases[phase[0]]
+        q = columns.phases[phase[1]]
+        inside = band[2][phase[0]]
+        (c_at, c) = channels
+        pixels = self.pixels
         plane = image_plane(shape, stage, phase, inside)
         if stage.rows < shape.out_hw[0]:
-            top, end = inside[0] * plane.pitch, inside[1] * plane.pitch
+            top = inside[0] * plane.pitch
+            end = inside[1] * plane.pitch
             last = (stage.rows + rows.reach) * plane.pitch
             for first, length in ((0, top), (end, min(last, pixels) - end)):
                 if length > 0 and (first or inside[0]):
                     self._zero(tile, start, (c, pixels), Gap(first, (1, 1), (0, 0), length))
-        (height, width), hw = plane.sizes, shape.h * shape.w
+        (height, width) = plane.sizes
+        hw = shape.h * shape.w
         if not height or not width:
             return
         entry = band[1] * stage.rows + inside[0] - p.low
@@ -230,7 +253,10 @@ class _Writer:
     # -- L0 ---------------------------------------------------------------------------------------
     def _reduce(self, sizes: tuple[int, int], total: isa.Tile, done: isa.Affine) -> None:
         """Add the products of the pixels in L1 to the sums; the first where `done` is 0."""
-        k, plan, (m, c), (left, right) = self.k, self.plan, sizes, self.l0
+        k = self.k
+        plan = self.plan
+        (m, c) = sizes
+        (left, right) = self.l0
         x, grad = (queue.dequeue() for queue in self.l1)
         views = list(self._views(c))
         pixels = grad_plane(self.shape, plan.stage).pixels
@@ -261,7 +287,8 @@ class _Writer:
 
     def _views(self, c: int) -> Iterator[int]:
         """Yield the first pixel of each column of dW, (c1, r, s): a block, the shift of a tap."""
-        rows, columns = self.rows, self.columns
+        rows = self.rows
+        columns = self.columns
         for block in range(c):
             for (p, down), (q, right) in product(rows.taps, columns.taps):
                 plane = (p * len(columns.phases) + q) * self.blocks + block

@@ -65,14 +65,20 @@ def axes_of(shape: ConvShape) -> tuple[Axis, Axis]:
 
 
 def _axis(shape: ConvShape, i: int) -> Axis:
-    outputs, size, kernel = shape.out_hw[i], (shape.h, shape.w)[i], (shape.r, shape.s)[i]
-    stride, dilation, pad = shape.strides[i], shape.dilations[i], shape.pads[2 * i]
+    outputs = shape.out_hw[i]
+    size = (shape.h, shape.w)[i]
+    kernel = (shape.r, shape.s)[i]
+    stride = shape.strides[i]
+    dilation = shape.dilations[i]
+    pad = shape.pads[2 * i]
     residues = sorted({i * dilation % stride for i in range(kernel)})
     taps = tuple(
         (residues.index(i * dilation % stride), i * dilation // stride) for i in range(kernel)
     )
     reach = max(shift for _, shift in taps)
-    phases, pitch, seen = [], outputs, outputs + reach
+    phases = []
+    pitch = outputs
+    seen = outputs + reach
     for p in residues:
         low = min(max(isa.up(pad - p, stride), 0), seen)
         high = max(min(isa.up(size + pad - p, stride), seen), low)
@@ -150,7 +156,8 @@ def fractals_of(shape: ConvShape, stage: Stage) -> int:
 def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
     """Return how a channel block of the gradient lies in a stage."""
     rows, columns = axes_of(shape)
-    pixels, pitch = fractals_of(shape, stage) * isa.FRACTAL, columns.pitch
+    pixels = fractals_of(shape, stage) * isa.FRACTAL
+    pitch = columns.pitch
     sides = (0, stage.rows), (0, columns.outputs)
     return Plane(pixels, stage.images, rows.pitch * pitch, pitch, *sides)
 
@@ -166,7 +173,8 @@ def image_plane(
 ) -> Plane:
     """Return how a channel block of one phase of x lies in a stage; `inside`: its rows."""
     rows, columns = axes_of(shape)
-    p, pitch = columns.phases[phase[1]], columns.pitch
+    p = columns.phases[phase[1]]
+    pitch = columns.pitch
     sides = inside, (p.low, p.high)
     return Plane(image_pixels(shape, stage), stage.images, rows.pitch * pitch, pitch, *sides)
 
@@ -202,11 +210,13 @@ def tile_blocks(shape: ConvShape) -> Pair:
 
 def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
     """Return the plan with the least estimated time; raise `CapacityError` if none fits."""
-    least, found = math.inf, None
+    least = math.inf
+    found = None
     for tile in _tiles(shape, chip):
         cycles, plan = _best_grid(shape, chip, tile, least)
         if cycles < least:
-            least, found = cycles, plan
+            least = cycles
+            found = plan
     if found is None:
         needed = max(1024 * shape.taps, 2 * _slot_bytes(shape, Stage(1, 1), 1, 1))
         raise errors.CapacityError(
@@ -255,7 +265,8 @@ def _tiles(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
 
 def _sides(shape: ConvShape, tile: WeightPlan) -> tuple[int, int, int, int]:
     """Return what a grid divides: tiles along both kinds of channels, groups of images, bands."""
-    (c_all, m_all), stage = tile_blocks(shape), tile.stage
+    (c_all, m_all) = tile_blocks(shape)
+    stage = tile.stage
     tiles = isa.up(m_all, tile.m), isa.up(c_all, tile.c1)
     return *tiles, shape.n // stage.images, shape.out_hw[0] // stage.rows
 
@@ -274,7 +285,8 @@ def _grids(cores: int, sides: tuple[int, int, int, int]) -> Iterator[tuple[int, 
 
 def _busy(shape: ConvShape, chip: Chip, tile: WeightPlan) -> int:
     """Return the cycles of the cube or MTE1 in a stage, whichever is longer."""
-    n, size = tile.c1 * shape.taps, fractals_of(shape, tile.stage)
+    n = tile.c1 * shape.taps
+    size = fractals_of(shape, tile.stage)
     steps = isa.up(size, tile.depth)
     across = isa.up(n, columns_per_step(chip, tile))
     cube = steps * across * (chip.cube_head_cycles + 4) + tile.m * n * size
@@ -290,7 +302,9 @@ def _best_grid(
     A time is an estimate of the busiest core: the longest of cube, MTE1 and MTE2 in each stage,
     and stores. No grid divides the work of cube and MTE1 better than evenly.
     """
-    busy, sides, (c_all, m_all) = _busy(shape, chip, tile), _sides(shape, tile), tile_blocks(shape)
+    busy = _busy(shape, chip, tile)
+    sides = _sides(shape, tile)
+    (c_all, m_all) = tile_blocks(shape)
     if isa.up(math.prod(sides), chip.core_count) * busy >= enough:
         return enough, tile
     stores = tile.m * tile.c1 * shape.taps * 1024 / 64
@@ -312,7 +326,8 @@ def _best_grid(
         if splits > 1:
             total += PHASE_CYCLES + splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
         if total < enough:
-            enough, tile = total, replace(tile, grid=grid)
+            enough = total
+            tile = replace(tile, grid=grid)
     return enough, tile
 
 

@@ -27,7 +27,9 @@ from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, fee
 
 SCALED_IN = {"fp16": "fp16", "bf16": "fp32"}
 """Format of x -> that of the scales, and of the product with them."""
-ROWS, COLUMNS, DEPTHS = 8, 16, (8, 4, 2)
+ROWS = 8
+COLUMNS = 16
+DEPTHS = (8, 4, 2)
 """Fractals of a tile of sums, high and wide at most (all of L0C); those of K in a slot, tried."""
 
 
@@ -184,7 +186,8 @@ class _Vector:
 
     def program(self) -> isa.Program:
         """Make the tiles in the order in which the cube multiplies them."""
-        plan, k = self.plan, self.k
+        plan = self.plan
+        k = self.k
         m, n, deep = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
             slot = self.held.alloc().slot
@@ -275,7 +278,8 @@ class _Cube:
 
     def program(self) -> isa.Program:
         """Walk the tiles of sums, columns outside."""
-        plan, k = self.plan, self.k
+        plan = self.plan
+        k = self.k
         m, n, _ = plan.tile
         for n_at, columns in segments(k, "n", plan.cols[0], n):
             wide = self.col + n_at, columns

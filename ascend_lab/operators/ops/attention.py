@@ -191,7 +191,8 @@ def _flash_shape(
         raise ShapeError(needed, f"{q[-2]} and {k[-2]}", "leave out queries that see no key")
     if not has_groups(q, k, v):
         return _attention_shape(q, k, v, *mask, scale=scale)
-    heads, queries = q[-3], q[-2]
+    heads = q[-3]
+    queries = q[-2]
     stacked = _stacked(q, grouped_heads(q, k, v))
     scores = _scores_shape(stacked, k, scale=scale)
     if mask:
@@ -261,8 +262,12 @@ def _attention_slopes(s: gradients.Site) -> Grads:
         needed = "attention with a gradient: a mask, and a head of k for each of q"
         got = f"causal={s.attrs.get('causal')}, q {s.shape(0)}, k {s.shape(1)}"
         raise errors.UnsupportedError(needed, got, "write the mask, expand k and v")
-    net, scale, dtype = s.net, _site_scale(s), s.kind().dtype
-    q, k, v = s.x(0), s.x(1), s.x(2)
+    net = s.net
+    scale = _site_scale(s)
+    dtype = s.kind().dtype
+    q = s.x(0)
+    k = s.x(1)
+    v = s.x(2)
     scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
     masked = len(s.inputs) > 3
     scores = net.add(scores, s.x(3)) if masked else scores
@@ -274,7 +279,8 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     )
     dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
     inner = net.scaled(dscores, scale)
-    dq, dk = net.batch_matmul(inner, k), net.batch_matmul(inner, q, trans_a=True)
+    dq = net.batch_matmul(inner, k)
+    dk = net.batch_matmul(inner, q, trans_a=True)
     found = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
     return [*found, dmask] if masked else found
 
@@ -331,7 +337,8 @@ def flash_shape(call: Call) -> FlashShape:
     """
     q, k, v = call.shapes[:3]
     together = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
-    kind, shared = "", [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
+    kind = ""
+    shared = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
         one_row = len(mask) < 2 or mask[-2] == 1

@@ -88,7 +88,8 @@ def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRule
 # -- training -------------------------------------------------------------------------------------
 def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Return the mean of each channel, x without it, and the biased variance."""
-    axes, share = _others(x.shape), x.shape[1] / elements(x.shape)
+    axes = _others(x.shape)
+    share = x.shape[1] / elements(x.shape)
     mean = te.vmuls(te.reduce_sum(x, axes), share)
     centred = te.vsub(x, along(mean, 1, x.shape))
     return mean, centred, te.vmuls(te.reduce_sum(te.vmul(centred, centred), axes), share)
@@ -119,7 +120,8 @@ def _training_values(
 
 
 def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    rank, why = len(shapes[0]), "batch statistics need every image and pixel"
+    rank = len(shapes[0])
+    why = "batch statistics need every image and pixel"
     rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
     rules[1] = AxisRule(1, "free", _CHANNELS, (1, 0, 0))
     return SliceRules("Reduce", tuple(rules))
@@ -133,7 +135,9 @@ def _as_column(s: Site, channels: Any) -> Any:
 
 def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
     """Return the gradients of scale and bias, and 1 / sqrt(variance + epsilon), as columns."""
-    net, narrow, epsilon = s.net, replace(s, wide=False), s.attrs["epsilon"]
+    net = s.net
+    narrow = replace(s, wide=False)
+    epsilon = s.attrs["epsilon"]
     if len(s.shape()) == 4:  # first the sums, which have the column's layout converted for all
         given = narrow.g, narrow.x(), mean, variance
         dscale, dbias = net.bn_training_update_grad(*given, epsilon=epsilon)
@@ -145,7 +149,9 @@ def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
 
 def _of_batch(s: Site, place: int) -> Any:
     """Return a statistic of the batch: with momentum 0 the operator's average, else taken out."""
-    net, average, momentum = s.net, s.y(place), s.attrs["momentum"]
+    net = s.net
+    average = s.y(place)
+    momentum = s.attrs["momentum"]
     if momentum:
         average = net.sub(average, net.scaled(s.x(place + 2), momentum))
         average = net.scaled(average, 1.0 / (1.0 - momentum))
@@ -157,8 +163,11 @@ def _training_slopes(s: Site) -> Grads:
 
     Numbers per channel keep all axes: they lie beside the image in any layout.
     """
-    net, shape = s.net, s.shape()
-    share, grad, mean = shape[1] / elements(shape), s.g, _of_batch(s, 1)
+    net = s.net
+    shape = s.shape()
+    share = shape[1] / elements(shape)
+    grad = s.g
+    mean = _of_batch(s, 1)
     dscale, total, rate = _norm_gradients(s, mean, _of_batch(s, 2))
     # dx = (g - x b - c) a, one number per channel each: no other tensor of the image's size
     b = net.mul(net.muls(dscale, number=share), rate)
@@ -170,10 +179,13 @@ def _training_slopes(s: Site) -> Grads:
 
 def _inference_slopes(s: Site) -> Grads:
     """Return the gradients where the statistics are given; those of frozen ones are not wanted."""
-    net, channels = s.net, (s.shape()[1],)
+    net = s.net
+    channels = (s.shape()[1],)
     dscale, dbias, rate = _norm_gradients(s, _as_column(s, s.x(3)), _as_column(s, s.x(4)))
     slope = net.mul(_as_column(s, s.x(1)), rate)
-    dx, dmean, dvariance = net.mul(s.g, slope), None, None
+    dx = net.mul(s.g, slope)
+    dmean = None
+    dvariance = None
     if s.wanted[3]:
         dmean = net.shaped(net.muls(net.mul(dbias, slope), number=-1.0), channels)
     if s.wanted[4]:
@@ -248,7 +260,8 @@ def _grad_shape(
 def _grad(
     grad: te.Tensor, x: te.Tensor, mean: te.Tensor, variance: te.Tensor, *, epsilon: float
 ) -> tuple[te.Tensor, te.Tensor]:
-    slope, kept = wide(grad), _channels(x.shape)
+    slope = wide(grad)
+    kept = _channels(x.shape)
     centred = te.vsub(wide(x), te.broadcast(mean, x.shape))
     moment = te.reshape(te.reduce_sum(te.vmul(slope, centred), PIXELS), kept)
     rate = te.vrsqrt(te.vadds(variance, epsilon))

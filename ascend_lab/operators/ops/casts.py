@@ -63,7 +63,8 @@ def _path(source: str, target: str) -> tuple[str, ...]:
 
 
 def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
-    dtype, mode = attrs["dtype"], attrs["round"]
+    dtype = attrs["dtype"]
+    mode = attrs["round"]
     forms.numpy_type(dtype)
     if dtype == "fp64":
         raise errors.TypeMismatchError("cast: a format of the chips", dtype, "use fp32")

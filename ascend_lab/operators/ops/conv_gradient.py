@@ -74,7 +74,8 @@ def _out(size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra:
 def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (c, k / groups, r, s)", weight, 4)
-    groups, extra = attrs["groups"], _output_pads(output_padding)
+    groups = attrs["groups"]
+    extra = _output_pads(output_padding)
     step, pads, spread = geometry(**attrs)
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
@@ -94,7 +95,8 @@ def _dx_values(
     x: Values, weight: Values, *bias: Values, output_padding: Any, groups: int, **attrs: Any
 ) -> Values:
     step, pads, spread = geometry(**attrs)
-    kernel, extra = (weight.shape[2], weight.shape[3]), _output_pads(output_padding)
+    kernel = (weight.shape[2], weight.shape[3])
+    extra = _output_pads(output_padding)
     size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
     parts = np.einsum(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
@@ -111,8 +113,11 @@ def _dx_values(
 
 def _slopes(s: gradients.Site) -> Grads:
     """Return dx: the convolution of the gradient; dw with image and gradient exchanged; db."""
-    net, attrs, found = s.net, convolution.window_attrs(s), convolution.bias_slope(s)
-    grad, image = net.in_format(s.g, s.kind().dtype), s.shape()
+    net = s.net
+    attrs = convolution.window_attrs(s)
+    found = convolution.bias_slope(s)
+    grad = net.in_format(s.g, s.kind().dtype)
+    image = s.shape()
     dx = net.conv2d(grad, s.x(1), **attrs)
     if dx.shape != image:  # output_padding left pixels that no window reaches
         dx = net.slice(dx, begin=(0, 0, 0, 0), end=image)
@@ -126,7 +131,8 @@ def _slopes(s: gradients.Site) -> Grads:
 
 def _reached(s: gradients.Site, grad: Any) -> Any:
     """Return the gradient without the rows and columns of more than one stride of padding."""
-    extra, step = _output_pads(s.attrs["output_padding"]), pair("stride", s.attrs["stride"])
+    extra = _output_pads(s.attrs["output_padding"])
+    step = pair("stride", s.attrs["stride"])
     over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
     end = (*grad.shape[:2], grad.shape[2] - over[0], grad.shape[3] - over[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
@@ -170,7 +176,8 @@ def _dx_expression(
         begin = (0, 0, *(max(0, -low) for low, _ in sides))
         image = te.slice(image, begin, (*image.shape[:2], *ends))
     pad = tuple(max(0, n) for side in sides for n in side)
-    out, turned = cube_result(x.dtype, attrs), _flipped(weight, groups)
+    out = cube_result(x.dtype, attrs)
+    turned = _flipped(weight, groups)
     return convolved(image, turned, bias, out, pad=pad, dilation=spread, groups=groups)
 
 
@@ -190,7 +197,8 @@ def _channels(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
 def _dx_slices(
     shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
 ) -> SliceRules:
-    weight, extra = shapes[1], _output_pads(output_padding)
+    weight = shapes[1]
+    extra = _output_pads(output_padding)
     step, pads, spread = geometry(**attrs)
     spans = reach((weight[2], weight[3]), spread)
     windows = [
@@ -212,7 +220,8 @@ def _dx_slices(
         first, last = ranges[0][axis]
         low = piece[0] + pads[i][0] - first * step[i]
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
-        padding, more = list(pads), list(extra)
+        padding = list(pads)
+        more = list(extra)
         padding[i], more[i] = (low, max(0, high)), max(0, -high)
         return {"pad": tuple(padding), "output_padding": tuple(more)}
 
@@ -222,7 +231,8 @@ def _dx_slices(
 def deconv_shape(call: Call) -> DeconvShape:
     """Return the call as the kernels' description of a transposed convolution."""
     (n, c, h, w), (_, k, r, s) = call.shapes[:2]
-    attrs, main = call.attrs, call.dtypes[0]
+    attrs = call.attrs
+    main = call.dtypes[0]
     step, pads, spread = geometry(**attrs)
     return DeconvShape(
         n, c, h, w, k * attrs["groups"], r, s, step, (*pads[0], *pads[1]), main,
@@ -255,7 +265,8 @@ GRADIENT_INPUTS = ("fp16", "bf16")
 def _dw_shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("grad (n, k, oh, ow)", grad, 4)
-    groups, size = attrs["groups"], pair("kernel", kernel)
+    groups = attrs["groups"]
+    size = pair("kernel", kernel)
     check_groups(x[1], grad[1], groups)
     out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
     if grad != out:
@@ -294,7 +305,8 @@ def _dw_expression(
     x: te.Tensor, grad: te.Tensor, *, kernel: Any, groups: int, **attrs: Any
 ) -> te.Tensor:
     """Sum products of two channels over images and pixels on the vector unit, in fp32."""
-    (r, s), (step, pads, spread) = pair("kernel", kernel), geometry(**attrs)
+    (r, s) = pair("kernel", kernel)
+    (step, pads, spread) = geometry(**attrs)
     n, k, oh, ow = grad.shape
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
     image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
@@ -302,7 +314,8 @@ def _dw_expression(
     b, i, j = pixels = _reduced(n, oh, ow)
 
     def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
-        row, column = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        row = i * step[0] + p * spread[0]
+        column = j * step[1] + q * spread[1]
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
@@ -323,8 +336,10 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
     """
     groups: int = attrs["groups"]
     step, pads, spread = geometry(**attrs)
-    (r, s), (n, k1, oh, ow, lanes) = pair("kernel", attrs["kernel"]), grad.shape
-    slope, image = wide(grad), wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
+    (r, s) = pair("kernel", attrs["kernel"])
+    (n, k1, oh, ow, lanes) = grad.shape
+    slope = wide(grad)
+    image = wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
     b, i, j = pixels = _reduced(n, oh, ow)
 
     def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
@@ -369,7 +384,8 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     depthwise = is_depthwise(shape)
     wide = replace(shape, out_dtype="fp32") if depthwise else shape
     plan = weight_plan(wide, chip)
-    launch, splits = weight_gradient_launch(wide, chip, plan), splits_of(wide, plan)
+    launch = weight_gradient_launch(wide, chip, plan)
+    splits = splits_of(wide, plan)
     phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
@@ -382,7 +398,8 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
 
 def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
-    blocks, out = shape.blocks[0] * shape.taps, shape.out_dtype
+    blocks = shape.blocks[0] * shape.taps
+    out = shape.out_dtype
     total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
     eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)

@@ -71,7 +71,8 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
         needed = f"weights over {x[1] // groups} channels: {x[1]} of x {x} in {groups} groups"
         raise ShapeError(needed, f"{weight[1]} in weight {weight}", "change groups or the weights")
     check_bias(bias, weight[0])
-    size, kernel = (x[2], x[3]), (weight[2], weight[3])
+    size = (x[2], x[3])
+    kernel = (weight[2], weight[3])
     return (x[0], weight[0], *out_size("conv2d", size, kernel, *geometry(**attrs)))
 
 
@@ -153,8 +154,11 @@ def bias_slope(s: gradients.Site) -> list[Any | None]:
 
 def conv_slopes(s: gradients.Site) -> Grads:
     """Return dx: the transposed convolution of the gradient; dw; db."""
-    net, attrs, found = s.net, window_attrs(s), bias_slope(s)
-    grad, kernel = net.in_format(s.g, s.kind().dtype), (s.shape(1)[2], s.shape(1)[3])
+    net = s.net
+    attrs = window_attrs(s)
+    found = bias_slope(s)
+    grad = net.in_format(s.g, s.kind().dtype)
+    kernel = (s.shape(1)[2], s.shape(1)[3])
     if s.wanted[1]:
         found[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
     if s.wanted[0]:
@@ -181,12 +185,15 @@ def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any)
     if attrs.get("pad_value", 0):
         raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
     window = {"stride": step, "pad": (*pads[0], *pads[1]), "dilation": spread}
-    out, groups = matmul.cube_result(x.dtype, attrs), _groups(x.shape, attrs)
+    out = matmul.cube_result(x.dtype, attrs)
+    groups = _groups(x.shape, attrs)
     return convolved(x, weight, bias, out, groups=groups, **window)
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    weight, biased, groups = shapes[1], len(shapes) > 2, _groups(shapes[0], attrs)
+    weight = shapes[1]
+    biased = len(shapes) > 2
+    groups = _groups(shapes[0], attrs)
     step, pads, spread = geometry(**attrs)
     features = weight[0] // groups
     grain = features if groups > 1 else 1
@@ -213,7 +220,8 @@ def conv_shape(call: Call) -> kernels.ConvShape:
     """Return the call as the kernels' description of a convolution."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
     step, pads, spread = geometry(**call.attrs)
-    main, groups = call.dtypes[0], _groups(call.shapes[0], call.attrs)
+    main = call.dtypes[0]
+    groups = _groups(call.shapes[0], call.attrs)
     return kernels.ConvShape(
         n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, matmul.cube_result(main, call.attrs),
         spread, groups, pad_value=call.attrs.get("pad_value", 0),

@@ -185,7 +185,8 @@ def _chosen(s: Site, left: Any) -> Grads:
 
 def _pow(s: Site) -> Grads:
     """Return g y z / x and g z ln x."""
-    net, z = s.net, s.net.mul(s.g, s.y())
+    net = s.net
+    z = s.net.mul(s.g, s.y())
     left = net.div(net.mul(z, s.x(1)), s.x(0)) if s.wanted[0] else s.g
     return _back(s, left, net.mul(z, net.log(s.x(0))) if s.wanted[1] else s.g)
 
@@ -254,8 +255,11 @@ for _name, _sign, _op, _compare in _COMPARED:
 
 
 def _select_slopes(s: Site) -> Grads:
-    net, mask, zero = s.net, s.x(0), s.net.like(0.0, s.g)
-    left, right = net.select(mask, s.g, zero), net.select(mask, zero, s.g)
+    net = s.net
+    mask = s.x(0)
+    zero = s.net.like(0.0, s.g)
+    left = net.select(mask, s.g, zero)
+    right = net.select(mask, zero, s.g)
     return None, net.summed_to(left, s.shape(1)), net.summed_to(right, s.shape(2))
 
 
@@ -343,7 +347,8 @@ def _silu_slope(s: Site) -> Any:
 
 def _gelu_slope(s: Site) -> Any:
     """Return g (p + x p (1 - p) u'), p = sigmoid(u), u = a (x + b x^3)."""
-    net, x = s.net, s.x()
+    net = s.net
+    x = s.x()
     square = net.square(x)
     inner = net.mul(x, net.adds(net.muls(square, number=GELU_SCALE * GELU_CUBE), number=GELU_SCALE))
     slope = net.adds(net.muls(square, number=3 * GELU_SCALE * GELU_CUBE), number=GELU_SCALE)
@@ -374,7 +379,8 @@ def _elu_slope(s: Site) -> Any:
 
 def _hard_swish_slope(s: Site) -> Any:
     """Return g times 0 below -3, 1 above 3, x / 3 + 1/2 between."""
-    net, x = s.net, s.x()
+    net = s.net
+    x = s.x()
     between = net.adds(net.muls(x, number=1.0 / 3.0), number=0.5)
     slope = net.select(net.less(x, net.like(3.0, x)), between, net.like(1.0, x))
     return net.mul(s.g, net.where(net.greater(x, net.like(-3.0, x)), slope))

@@ -112,7 +112,8 @@ def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 
     _, _, oh, ow, kernel_h, kernel_w = parts.shape
     for r in range(kernel_h):
         for s in range(kernel_w):
-            top, left = r * dilation[0], s * dilation[1]
+            top = r * dilation[0]
+            left = s * dilation[1]
             rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
             columns = slice(left, left + (ow - 1) * stride[1] + 1, stride[1])
             image[:, :, rows, columns] += parts[..., r, s]
@@ -245,7 +246,8 @@ def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any)
     Raises as `compile`, and `InputError` for indices outside their tensors.
     """
     op = resolve(operator)
-    shapes, dtypes = [a.shape for a in arrays], [forms.format_of(a) for a in arrays]
+    shapes = [a.shape for a in arrays]
+    dtypes = [forms.format_of(a) for a in arrays]
     op.check(shapes, dtypes, attrs, chip)
     op.check_indices(arrays, op.settings(attrs))
     call = op.call(shapes, dtypes, attrs)
@@ -260,8 +262,10 @@ def _scheduled(
     op: Operator, schedule: te.Schedule, arrays: Sequence[Values], call: Call
 ) -> Prepared:
     """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
-    kernel, stored = te.lower(schedule), fractals.matrices(schedule.state)
-    names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
+    kernel = te.lower(schedule)
+    stored = fractals.matrices(schedule.state)
+    names = op.names(len(arrays))
+    known = {t.name for t in kernel.tensors}
     feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
     for name in feed.keys() & stored.keys():
         where = fractals.matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))

@@ -164,7 +164,9 @@ def written(operator: Operator, site: Site) -> list[Any]:
 
 def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
     """Return zeros of `size` along an axis, to which gradients are added where indices say."""
-    net, width, rank = s.net, len(indices.shape), len(grad.shape)
+    net = s.net
+    width = len(indices.shape)
+    rank = len(grad.shape)
     if axis:
         front = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
         grad = net.transpose(grad, perm=front)
@@ -203,7 +205,8 @@ class _Arrays(Writer):
     """Operators computed at once: by their formulas on fp64, which needs no cast, or references."""
 
     def add_node(self, op: str, *inputs: _Array, **attrs: Any) -> Any:
-        operator, arrays = get(op), [x.values for x in inputs]
+        operator = get(op)
+        arrays = [x.values for x in inputs]
         if any(a.dtype == np.float64 for a in arrays):
             wide = (a if a.dtype == np.float64 else formats.widen(a) for a in arrays)
             found = operator.formula(*wide, **{**operator.attrs, **attrs})
@@ -230,7 +233,8 @@ def gradient(
     Raises `UnsupportedError` for an operator without a rule.
     """
     op = resolve(operator)
-    given, outs = tuple(map(_Array, inputs)), tuple(map(_Array, outputs))
+    given = tuple(map(_Array, inputs))
+    outs = tuple(map(_Array, outputs))
     slopes = tuple(None if g is None else _Array(g) for g in grads)
     wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
     full = op.settings(attrs)

@@ -107,7 +107,8 @@ def _of_group(
     shape: GroupedShape, group: int, share: Chip, chip: Chip, epilogue: Epilogue | None
 ) -> isa.Launch:
     """Return the product of one group on its share of the cores."""
-    heights, whole = shape.heights, shape.whole
+    heights = shape.heights
+    whole = shape.whole
     _, schedule = _promising(shape, group, share, epilogue)
     _, k1, n1 = whole.fractals
     area = (sum(heights[:group]), heights[group]), (0, n1)
@@ -129,7 +130,8 @@ def default_grouped(
 
     Tried are all numbers of groups side by side that divide the cores, and all groups together.
     """
-    cores, filled = chip.core_count, sum(rows > 0 for rows in shape.rows)
+    cores = chip.core_count
+    filled = sum(rows > 0 for rows in shape.rows)
     numbers = [n for n in range(1, min(cores, filled) + 1) if cores % n == 0 or n == filled]
     numbers.sort(key=lambda n: _estimate(shape, chip, n, epilogue))
     kernels = [grouped_kernel(shape, chip, n, epilogue) for n in numbers[:TIMED]]

@@ -23,7 +23,8 @@ INDICES = (("indices", "int32"),)
 
 def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     """Return the kernel of rows picked from a table; another axis is turned to the front first."""
-    (x, indices), dtype = call.shapes, call.dtypes[0]
+    (x, indices) = call.shapes
+    dtype = call.dtypes[0]
     at = forms.axis_of("gather", call.attrs.get("axis", 0), x)
     picks = forms.elements(indices)
     columns = forms.elements(x) // x[at]
@@ -32,7 +33,8 @@ def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
     if forms.elements(x[:at]) == 1:
         return isa.as_kernel(rows)
     # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
-    before, after = forms.elements(x[:at]), forms.elements(x[at + 1 :])
+    before = forms.elements(x[:at])
+    after = forms.elements(x[at + 1 :])
     front = transpose.transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
     back = transpose.transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
     phases = (
@@ -64,7 +66,8 @@ def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0, **attrs: Any) ->
 
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> te.Tensor:
     """Gather rows; another axis comes to the front first and goes back after."""
-    at, width = forms.axis_of("gather", axis, x.shape), len(indices.shape)
+    at = forms.axis_of("gather", axis, x.shape)
+    width = len(indices.shape)
     order = (at, *(i for i in range(len(x.shape)) if i != at))
     rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
     behind = range(width + at, len(rows.shape))
@@ -73,10 +76,12 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> t
 
 def _gather_slope(s: gradients.Site) -> Grads:
     axis = forms.axis_of("axis", s.attrs["axis"], s.shape())
-    indices, size = s.x(1), s.shape()[axis]
+    indices = s.x(1)
+    size = s.shape()[axis]
     if s.attrs["from_end"]:
         # Comparisons take floats only: 1 where an index is below 0 is -index limited to 0..1.
-        zero, one = s.net.like(0, indices), s.net.like(1, indices)
+        zero = s.net.like(0, indices)
+        one = s.net.like(1, indices)
         below = s.net.min(s.net.max(s.net.neg(indices), zero), one)
         indices = s.net.add(indices, s.net.mul(below, s.net.like(size, indices)))
     return gradients.added(s, s.g, indices, axis, size), None
@@ -138,9 +143,11 @@ def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
 
 def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
     """Return the kernel that marks with 1 and 0, and behind it the scaling to other values."""
-    picks, attrs = forms.elements(call.shapes[0]), call.attrs
+    picks = forms.elements(call.shapes[0])
+    attrs = call.attrs
     marks = rearrange.one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
-    on, off = attrs["on_value"], attrs["off_value"]
+    on = attrs["on_value"]
+    off = attrs["off_value"]
     if (on, off) == (1, 0):
         return isa.as_kernel(marks)
     hot = te.placeholder((picks, attrs["depth"]), attrs["dtype"], "hot")
@@ -177,7 +184,8 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 
 
 def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
-    rank, shift = len(shapes[0]), len(shapes[1]) - 1
+    rank = len(shapes[0])
+    shift = len(shapes[1]) - 1
     why = "any index may hit any row: a piece must look at all indices and keep its own"
     rest = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
     return axis_rules("Scatter", [why, *rest], kind="indices")
@@ -206,7 +214,8 @@ def _added(x: Values, indices: Values, updates: Values) -> Values:
 def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
     def build(call: Call, chip: Chip) -> isa.Launch:
         x, indices, _ = call.shapes
-        columns, picks = forms.elements(x[1:]), forms.elements(indices)
+        columns = forms.elements(x[1:])
+        picks = forms.elements(indices)
         table = x[0], columns, picks, call.dtypes[0]
         return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
 

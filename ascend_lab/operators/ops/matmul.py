@@ -99,7 +99,9 @@ def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) ->
 
     B is the weight: its gradient comes first.
     """
-    net, left, right = s.net, None, None
+    net = s.net
+    left = None
+    right = None
     grad = net.in_format(grad, s.kind().dtype)
     if s.wanted[1]:
         b = (grad, s.x(0)) if turn_b else (s.x(0), grad)
@@ -219,7 +221,9 @@ def _gemm_slices(
 
 def _gemm_slopes(s: gradients.Site) -> Grads:
     """Return the product's gradients times alpha, and the bias's: the rows' sum times beta."""
-    net, alpha, beta = s.net, s.attrs["alpha"], s.attrs["beta"]
+    net = s.net
+    alpha = s.attrs["alpha"]
+    beta = s.attrs["beta"]
     bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
     turns = s.attrs["trans_a"], s.attrs["trans_b"]
     return *slopes(s, "matmul", net.scaled(s.g, alpha), *turns), bias
@@ -269,7 +273,8 @@ def product_kernel(
     What follows is `epilogue`, where K is divided `finish`, by default the output's format only.
     Raises as `gemm_launch`.
     """
-    pieces, phases = gemm_schedule.stretches(shape, schedule), list[isa.Launch]()
+    pieces = gemm_schedule.stretches(shape, schedule)
+    phases = list[isa.Launch]()
     for one, area in pieces:
         whole = one.split_k == 1
         after = epilogue if whole or len(pieces) > 1 else None
@@ -290,7 +295,9 @@ def _added(
     finish: Finish | None,
 ) -> tuple[isa.Launch, ...]:
     """Return the phases that add the partial sums of fractals (first, count) of columns of C."""
-    (m1, _, n1), parts, area = shape.fractals, gemm.parts_of(shape, schedule), isa.FRACTAL**2
+    (m1, _, n1) = shape.fractals
+    parts = gemm.parts_of(shape, schedule)
+    area = isa.FRACTAL**2
     stored = (parts, columns[1], m1, isa.FRACTAL, isa.FRACTAL)
     sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
     last = finish or partial(narrow, dtype=shape.out_dtype)
@@ -326,7 +333,8 @@ def default_product(
         one = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
         with suppress(CapacityError):
             timed[one] = cycles(one)
-    quickest, least = min(timed.values()), least_cycles(shape, chip, warm)
+    quickest = min(timed.values())
+    least = least_cycles(shape, chip, warm)
     if quickest - start_cycles(chip, start) <= ABOVE * least:
         return min(timed, key=timed.__getitem__)
     both = 0 if chip.combined else round(chip.mix_start_s * chip.clock_hz)
@@ -357,7 +365,8 @@ def divided(
     """Return the `TIMED` least estimates with K divided, if `below`, with the schedules."""
     m1, k1, n1 = shape.fractals
     loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
-    adding, found = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads, []
+    adding = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads
+    found = []
     for parts in SPLITS:
         if parts <= min(chip.core_count, k1 // LEAST):
             part = replace(shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype])

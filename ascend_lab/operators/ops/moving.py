@@ -105,7 +105,8 @@ def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
     found: dict[int, tuple[int, int, int]] = {}
     i = j = 0
     while i < len(x) and j < len(out):
-        first, ends = (i, j), [i + 1, j + 1]
+        first = (i, j)
+        ends = [i + 1, j + 1]
         while math.prod(x[i : ends[0]]) != math.prod(out[j : ends[1]]):
             short = math.prod(x[i : ends[0]]) > math.prod(out[j : ends[1]])
             if ends[short] >= len((x, out)[short]):
@@ -132,7 +133,8 @@ def _reshaped(out: Shape) -> Adjust:
 
 
 def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
-    x, out = shapes[0], _target(shapes[0], shape=shape)
+    x = shapes[0]
+    out = _target(shapes[0], shape=shape)
     groups = _axis_groups(x, out) if elements(x) else {}
     axes = []
     for i, size in enumerate(out):
@@ -172,8 +174,10 @@ def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
 
 def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
     """Return a copy whose source stands still along the repeated axes."""
-    x, out = call.shapes[0], call.outputs[0]
-    wide, dtype = (1,) * (len(out) - len(x)) + x, call.dtypes[0]
+    x = call.shapes[0]
+    out = call.outputs[0]
+    wide = (1,) * (len(out) - len(x)) + x
+    dtype = call.dtypes[0]
     steps = [0 if n == 1 else step for n, step in zip(wide, layout.row_major(wide), strict=True)]
     views = out, steps, layout.row_major(out)
     return layout.copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
@@ -245,7 +249,8 @@ def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 def _slice_slope(s: Site) -> Grads:
     """Return the gradient with zeros around it; where the slice skips, added into zeros."""
-    shape, grad = s.shape(), s.g
+    shape = s.shape()
+    grad = s.g
     steps = s.attrs["step"] or (1,) * len(shape)
     ranges = zip(s.attrs["begin"], s.attrs["end"], shape, strict=True)
     bounds = [slice(b, e).indices(n)[:2] for b, e, n in ranges]
@@ -392,7 +397,8 @@ def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
 
 
 def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
-    at, bounds = axis_of("split", axis, x.shape), accumulate(_split_sizes(x.shape, sizes, axis))
+    at = axis_of("split", axis, x.shape)
+    bounds = accumulate(_split_sizes(x.shape, sizes, axis))
     return tuple(te.slice(x, *span(x.shape, at, *ends)) for ends in pairwise((0, *bounds)))
 
 

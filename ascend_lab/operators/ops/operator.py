@@ -327,7 +327,8 @@ class Operator:
 
     def index_limits(self, shapes: Shapes, attrs: Attrs) -> dict[int, int]:
         """Return, for each input that holds indices, the first index that is too large."""
-        names, settings = self.names(len(shapes)), self.settings(attrs)
+        names = self.names(len(shapes))
+        settings = self.settings(attrs)
         places = [(i, name) for i, name in enumerate(names) if name in self.index_bounds]
         return {i: self.index_bounds[name](*shapes, **settings) for i, name in places}
 

@@ -124,7 +124,8 @@ def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
     """Return the fold of every window of a padded image (n, c1, h, w, c0)."""
     n, c1, h, w, c0 = x.shape
     out = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
-    r, s = te.reduce_axis(size[0], "r"), te.reduce_axis(size[1], "s")
+    r = te.reduce_axis(size[0], "r")
+    s = te.reduce_axis(size[1], "s")
 
     def formula(b: Any, c: Any, i: Any, j: Any, lane: Any) -> Any:
         return fold(x[b, c, r + i * step[0], s + j * step[1], lane], (r, s))
@@ -134,12 +135,14 @@ def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
 
 def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> ConvShape:
     """Return the pooling of an image as a convolution with a group per channel."""
-    (size, step, pads), (n, c, h, w) = geometry(**attrs), image
+    (size, step, pads) = geometry(**attrs)
+    (n, c, h, w) = image
     return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c, **formats)
 
 
 def _image(call: Call) -> te.Tensor:
-    shape, dtype = call.shapes[0], call.dtypes[0]
+    shape = call.shapes[0]
+    dtype = call.dtypes[0]
     lanes = None if dtype == "int8" else C0
     return te.placeholder(
         layout.address_map("NC1HWC0", shape, dtype, c0=lanes).storage_shape, dtype, "x"
@@ -147,7 +150,8 @@ def _image(call: Call) -> te.Tensor:
 
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
-    (size, step, pads), x = geometry(**call.attrs), _image(call)
+    (size, step, pads) = geometry(**call.attrs)
+    x = _image(call)
     if x.dtype == "fp16":  # the expression takes every window by itself
         with suppress(errors.CapacityError):
             return as_kernel(
@@ -161,7 +165,8 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
 
 
 def _counts(call: Call) -> Values:
-    size, include = call.shapes[0][2:], call.attrs["count_include_pad"]
+    size = call.shapes[0][2:]
+    include = call.attrs["count_include_pad"]
     return window_counts(size, *geometry(**call.attrs), include)
 
 
@@ -170,7 +175,9 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
 
     The cube adds, as a depthwise convolution with weights of 1, where the window is small.
     """
-    (size, step, pads), x, counts = geometry(**call.attrs), _image(call), _counts(call)
+    (size, step, pads) = geometry(**call.attrs)
+    x = _image(call)
+    counts = _counts(call)
     if shape := _summed(call):
         return _cube_kernel(call, shape, chip)
     total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, step, te.sum)
@@ -188,7 +195,8 @@ def _rates(call: Call) -> dict[str, Values]:
     Lanes that pad the last block have weights too: in C1NHWC0 the kernel, which counts blocks image
     by image, meets whole blocks where it expects the last one.
     """
-    counts, shape = _counts(call), _summed(call)
+    counts = _counts(call)
+    shape = _summed(call)
     found = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
     if shape:
         lanes = up(shape.c, C0) * C0
@@ -200,7 +208,8 @@ def _rates(call: Call) -> dict[str, Values]:
 
 def _summed(call: Call) -> ConvShape | None:
     """Return the depthwise convolution that adds the windows; None for large ones, and in fp32."""
-    size, dtype = geometry(**call.attrs)[0], call.dtypes[0]
+    size = geometry(**call.attrs)[0]
+    dtype = call.dtypes[0]
     if dtype not in NARROW or prod(size) > MOST_TAPS:
         return None
     out = "fp32" if np.ptp(_counts(call)) else dtype
@@ -209,7 +218,8 @@ def _summed(call: Call) -> ConvShape | None:
 
 def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
     """Return the mean of each window: sums times a number, or in a second phase times `rate`."""
-    counts, place = _counts(call), conv_windows.dense_placement(shape)
+    counts = _counts(call)
+    place = conv_windows.dense_placement(shape)
     if shape.out_dtype != "fp32":
         scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
         steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))
@@ -274,7 +284,8 @@ def _global_slices(*ways: Reduction) -> Any:
 
 def _by_cube(call: Call, chip: Chip) -> bool:
     """Tell whether the cube adds the pixels: it has the format, and planes for most cores."""
-    (n, c, h, w), dtype = call.shapes[0], call.dtypes[0]
+    (n, c, h, w) = call.shapes[0]
+    dtype = call.dtypes[0]
     many = 4 * n * up(c, C0) >= chip.core_count and h * w > 1
     return many and dtype in chip.cube and dtype in NARROW
 

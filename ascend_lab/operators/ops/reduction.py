@@ -142,7 +142,8 @@ _extreme: dict[str, Any] = {
     "backward": _reduce_extreme, "lift": ("bf16",), "identity": False, "domains": {"x": _distinct},
     "wide": True, "tolerances": exact(),
 }  # fmt: skip
-_max, _min = "largest element over axes", "smallest element over axes"
+_max = "largest element over axes"
+_min = "smallest element over axes"
 _reduction("reduce_max", _max, np.max, te.reduce_max, combine="max", **_extreme)
 _reduction("reduce_min", _min, np.min, te.reduce_min, combine="min", **_extreme)
 _reduction(
@@ -209,7 +210,8 @@ def softmax_grad(s: gradients.Site, grad: Any, y: Any, axis: int) -> Any:
 
 def _log_softmax_slope(s: gradients.Site) -> Grads:
     """Return g - e^y sum(g)."""
-    net, axis = s.net, axis_of("axis", s.attrs["axis"], s.shape())
+    net = s.net
+    axis = axis_of("axis", s.attrs["axis"], s.shape())
     total = net.reduce_sum(s.g, axis=(axis,), keepdims=True)
     return (net.sub(s.g, net.mul(net.exp(s.y()), total)),)
 
@@ -310,7 +312,8 @@ def _norm_slopes(s: gradients.Site) -> Grads:
 
     Without a bias nothing was centred: there is no mean(h), and no sum(g).
     """
-    net, centre = s.net, len(s.inputs) > 2
+    net = s.net
+    centre = len(s.inputs) > 2
     axes = _tail_axes(s.shape(), s.attrs["axis"])
 
     def mean(x: Any) -> Any:
@@ -321,8 +324,10 @@ def _norm_slopes(s: gradients.Site) -> Grads:
 
     centred = net.sub(s.x(), mean(s.x())) if centre else s.x()
     rate = net.rsqrt(net.adds(mean(net.square(centred)), number=s.attrs["epsilon"]))
-    grad, normal = s.g, net.mul(centred, rate)
-    dscale, dbias = over(net.mul(grad, normal)), (over(grad),) if centre else ()
+    grad = s.g
+    normal = net.mul(centred, rate)
+    dscale = over(net.mul(grad, normal))
+    dbias = (over(grad),) if centre else ()
     scaled = net.mul(grad, s.x(1))
     share = mean(net.mul(scaled, normal))
     rest = net.sub(scaled, mean(scaled)) if centre else scaled

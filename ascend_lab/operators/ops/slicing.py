@@ -132,7 +132,8 @@ def cut(
         first, last = source.window.needs(*scaled)
         size = shapes[source.input][source.axis]
         if source.window.inverse:  # outputs no input reaches are zero: any neighbour will do
-            first, last = min(first, size - 1), max(last, 1)
+            first = min(first, size - 1)
+            last = max(last, 1)
         if last <= 0 or first >= size:
             needed = f"a piece that reads some of the {size} entries of axis {source.axis}"
             got = f"{piece}, which reads {first} .. {last - 1}: only padding"

@@ -54,7 +54,8 @@ LANES = 16
 
 def _pool_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     """Images and channels are free; rows and columns share windows with their neighbours."""
-    why, count = "windows that reach across a cut add to both sides", len(shapes)
+    why = "windows that reach across a cut add to both sides"
+    count = len(shapes)
     return axis_rules(
         "SlidingWindowDeconv", [every_input(0, count), every_input(1, count), why, why]
     )
@@ -73,7 +74,8 @@ def _placed(part: te.Tensor, room: Pair, step: Pair, tap: Pair) -> te.Tensor:
 
 
 def _middle(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
-    (n, c), (top, left) = image.shape[:2], (pads[0][0], pads[1][0])
+    (n, c) = image.shape[:2]
+    (top, left) = (pads[0][0], pads[1][0])
     if not np.any(pads):
         return image
     return te.slice(image, (0, 0, top, left), (n, c, top + size[0], left + size[1]))
@@ -102,11 +104,14 @@ def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
 
 def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -> te.Tensor:
     """Walk the taps in order; a window that has found its element is not free any more."""
-    (size, step, pads), (n, c, oh, ow) = geometry(**attrs), y.shape
+    (size, step, pads) = geometry(**attrs)
+    (n, c, oh, ow) = y.shape
     plane = (x.shape[2], x.shape[3])
     room = _room(plane, pads)
     image = te.pad(x, ((0, 0), (0, 0), *pads), LEAST)
-    image, top, slope = wide(image), wide(y), wide(grad)
+    image = wide(image)
+    top = wide(y)
+    slope = wide(grad)
     free = total = None
     for tap in product(range(size[0]), range(size[1])):
         end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
@@ -157,7 +162,8 @@ def _pool_counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
 
 
 def _average_values(grad: Values, **attrs: Any) -> Values:
-    (window, step, pads), plane = geometry(**attrs), forms.pair("size", attrs["size"])
+    (window, step, pads) = geometry(**attrs)
+    plane = forms.pair("size", attrs["size"])
     share = grad / _pool_counts(**attrs)
     parts = np.broadcast_to(share[..., None, None], (*share.shape, *window))
     image = add_windows(parts, (*grad.shape[:2], *_room(plane, pads)), step)
@@ -166,8 +172,12 @@ def _average_values(grad: Values, **attrs: Any) -> Values:
 
 def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     """Add the gradient at every tap; the counts of an axis are a pooling of ones, as forward."""
-    (window, step, pads), plane = geometry(**attrs), forms.pair("size", attrs["size"])
-    room, share, total, counts = _room(plane, pads), wide(grad), None, _pool_counts(**attrs)
+    (window, step, pads) = geometry(**attrs)
+    plane = forms.pair("size", attrs["size"])
+    room = _room(plane, pads)
+    share = wide(grad)
+    total = None
+    counts = _pool_counts(**attrs)
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
         share = _over_axis(share, 2 + i, column)
     share = te.vmuls(share, 1.0 / float(counts[0, 0]))
@@ -265,8 +275,11 @@ def _loss(logits: te.Tensor, target: te.Tensor) -> te.Tensor:
 
 def _loss_slopes(s: gradients.Site) -> Grads:
     """Return g (softmax sum(target) - target) and -g log_softmax."""
-    net, rows = s.net, s.shape()[0]
-    grad, logits, target = net.shaped(s.g, (rows, 1)), s.x(0), s.x(1)
+    net = s.net
+    rows = s.shape()[0]
+    grad = net.shaped(s.g, (rows, 1))
+    logits = s.x(0)
+    target = s.x(1)
     total = net.reduce_sum(target, axis=(1,), keepdims=True)
     slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
     right = None
@@ -338,7 +351,8 @@ def _adam(
 def _adam_expression(
     param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **a: Any
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    (first, second), decay = _corrections(**a), a["weight_decay"]
+    (first, second) = _corrections(**a)
+    decay = a["weight_decay"]
     m = te.vadd(te.vmuls(mean, a["beta1"]), te.vmuls(grad, 1.0 - a["beta1"]))
     s = te.vadd(te.vmuls(square, a["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - a["beta2"]))
     root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(second)), a["epsilon"])

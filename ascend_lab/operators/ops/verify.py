@@ -75,7 +75,8 @@ def _many(outputs: Any) -> tuple[Values, ...]:
 
 def check_within(operator: Operator, got: Any, wanted: Any) -> None:
     """Raise unless every output is within the operator's tolerance of the reference's."""
-    results, references = _many(got), _many(wanted)
+    results = _many(got)
+    references = _many(wanted)
     names = operator.outputs * len(results)
     for name, ours, theirs in zip(names, results, references, strict=False):
         dtype = format_of(theirs)
@@ -159,7 +160,8 @@ def check_gradient(
             moved = [a + sign * step * direction if n == i else a for n, a in enumerate(arrays)]
             values = _many(operator.reference(*moved, **attrs))
             sides.append(sum(float((w * v).sum()) for w, v in zip(weights, values, strict=False)))
-        numeric, exact = (sides[0] - sides[1]) / (2 * step), float((grad * direction).sum())
+        numeric = (sides[0] - sides[1]) / (2 * step)
+        exact = float((grad * direction).sum())
         if not abs(numeric - exact) <= 1e-5 * (1 + abs(numeric)):
             raise AssertionError(
                 f"{operator.name}: d/d{operator.names(len(arrays))[i]} is {exact}, "
@@ -246,7 +248,8 @@ def _folds(
     size = arrays[reduction.sources[0][0]].shape[reduction.sources[0][1]]
     if size < 2:
         return 0
-    middle, parts = int(rng.integers(1, size)), []
+    middle = int(rng.integers(1, size))
+    parts = []
     for piece in ((0, middle), (middle, size)):
         ranges: tuple[dict[int, Range], ...] = tuple({} for _ in arrays)
         for index, axis in reduction.sources:
@@ -367,7 +370,8 @@ def make_test(
     examples = (op.examples or every)[:limit]
     some_empty = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
-    cases, first = filled if some_empty else "CASES", op.types.allowed[0]
+    cases = filled if some_empty else "CASES"
+    first = op.types.allowed[0]
     found = op.tolerances.items()
     bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in found]
     return _TEMPLATE.format(
@@ -397,7 +401,8 @@ def _literal(value: list[Any]) -> str:
 
 def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
     """Return calls that must fail: an input too many, a wrong format, an unknown attribute, ..."""
-    shapes, attrs = example.shapes, dict(example.attrs)
+    shapes = example.shapes
+    attrs = dict(example.attrs)
     main = operator.types.on_chip(load_chip(chip))[0]
     dtypes = operator.input_types(len(shapes), main, **attrs)
     others = [d for d in ("int8", "int32", "fp32", "fp16") if d not in operator.types.allowed]

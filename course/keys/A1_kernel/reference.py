@@ -31,7 +31,8 @@ def positive(k, norm, dtype, count, wide, given, start=0):
     """Squares or sizes of what is given, in fp32."""
     if dtype == "fp16":
         k.each("vconv", count, (wide, 0), (given, start))
-        given, start = wide, 0
+        given = wide
+        start = 0
     if norm == "rms":
         k.each("vmul", count, (wide, 0), (given, start), (given, start))
     else:
@@ -49,7 +50,8 @@ def plan(chip, width, dtype, count):
     """Return (rows a tile, rows widened at a time, slots): the least by heads and slopes of V."""
     size, wider = (2, 34) if dtype == "fp16" else (4, 0)
     chunks = -(-width // LANES)
-    pitch, path = chunks * LANES, chip.path("GM", "UB")
+    pitch = chunks * LANES
+    path = chip.path("GM", "UB")
     rate = min(path.rate_bytes_per_cycle,
                chip.device_memory.rate_bytes_per_s / chip.clock_hz / chip.core_count)  # fmt: skip
     best = None
@@ -152,8 +154,10 @@ def tiles(chip, rows, width, dtype, norm, eps, first, count):
 def pieces(chip, rows, width, dtype, norm, eps, first, count):
     """Cut a row; where all of it fits UB it stays there, else it is read once more."""
     k, x, y = begun(chip, rows, width, dtype)
-    block, room = (16 if dtype == "fp16" else 8), chip.buffers["UB"] - width // 16 - 1024
-    size, found = 32 // block, {}
+    block = 16 if dtype == "fp16" else 8
+    room = chip.buffers["UB"] - width // 16 - 1024
+    size = 32 // block
+    found = {}
     for number, cuts in itertools.product(range(2, 7), (1, 2)):
         most = -(-width // number // 128) * 128
         some = -(-most // cuts // 128) * 128
@@ -213,7 +217,9 @@ def pieces(chip, rows, width, dtype, norm, eps, first, count):
 
     k.each("vdup", sums.elements, (sums, 0), scalar=0.0)
     with k.loop("row", count) as row:
-        at, slots, summed = (first + row) * width, [], 0
+        at = (first + row) * width
+        slots = []
+        summed = 0
         for start, few in runs:
             slots.append(filled(ub if stays else load, at + start, few))
             summed = add_up(summed, few, slots[-1])

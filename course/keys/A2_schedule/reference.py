@@ -13,7 +13,8 @@ def schedule(problem, chip):
 
 def product(problem, chip):
     m, k, n = (up(problem[axis], 16) for axis in "mkn")
-    buffers, paths = chip["buffers"], chip["paths"]
+    buffers = chip["buffers"]
+    paths = chip["paths"]
     rate = {name: path["bytes_per_cycle"] for name, path in paths.items()}
     start = {name: path["startup_cycles"] for name, path in paths.items()}
     sides = [16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 512]
@@ -21,11 +22,13 @@ def product(problem, chip):
     grids = [(r, c) for r in range(1, chip["cores"] + 1) for c in range(1, chip["cores"] + 1)
              if r * c <= chip["cores"]]  # fmt: skip
     for rows, cols in grids:
-        own_m, own_n = up(-(-m // rows), 16), up(-(-n // cols), 16)
+        own_m = up(-(-m // rows), 16)
+        own_n = up(-(-n // cols), 16)
         for bm, bn in itertools.product(sides, sides):
             if bm > up(own_m, 16) + 15 or bn > up(own_n, 16) + 15 or 4 * bm * bn > buffers["L0C"]:
                 continue
-            tiles_m, tiles_n = -(-own_m // bm), -(-own_n // bn)
+            tiles_m = -(-own_m // bm)
+            tiles_n = -(-own_n // bn)
             for bk in (16, 32, 48, 64, 96, 128, 192, 256, 512):
                 if bk > k or 4 * bm * bk > buffers["L0A"] or 4 * bn * bk > buffers["L0B"]:
                     continue
@@ -34,7 +37,8 @@ def product(problem, chip):
                     stage_b = 2 * bn * (k if keep == "b" else step * bk)
                     if (step > 1 and bk * step > k) or 2 * (stage_a + stage_b) > buffers["L1"]:
                         continue
-                    steps, tiles = -(-k // bk), tiles_m * tiles_n
+                    steps = -(-k // bk)
+                    tiles = tiles_m * tiles_n
                     loads = 2 * own_m * k * (1 if keep == "a" else tiles_n)
                     loads += 2 * own_n * k * (1 if keep == "b" else tiles_m)
                     stages = -(-steps // step) * tiles
@@ -65,26 +69,36 @@ def product(problem, chip):
 
 def convolution(problem, chip):
     """The same for windows: the image comes in rows, a stage holds whole blocks of channels."""
-    conv, rate = problem["conv"], {n: p["bytes_per_cycle"] for n, p in chip["paths"].items()}
-    across, taps = -(-conv["width"] // conv["stride"]), conv["window"] ** 2
-    m, n, k = up(problem["m"], 16), up(problem["n"], 16), problem["k"]
-    blocks, best = k // (16 * taps), None
+    conv = problem["conv"]
+    rate = {n: p["bytes_per_cycle"] for n, p in chip["paths"].items()}
+    across = -(-conv["width"] // conv["stride"])
+    taps = conv["window"] ** 2
+    m = up(problem["m"], 16)
+    n = up(problem["n"], 16)
+    k = problem["k"]
+    blocks = k // (16 * taps)
+    best = None
     start = {name: path["startup_cycles"] for name, path in chip["paths"].items()}
     grids = [(r, c) for r in range(1, chip["cores"] + 1) for c in range(1, chip["cores"] // r + 1)]
     for (rows, cols), bm, bn in itertools.product(grids, range(16, 513, 16), range(16, 257, 16)):
-        own_m, own_n = up(-(-m // rows), bm), up(-(-n // cols), 16)
+        own_m = up(-(-m // rows), bm)
+        own_n = up(-(-n // cols), 16)
         if bm > m or bn > own_n or 4 * bm * bn > chip["buffers"]["L0C"]:
             continue
         high = min((bm / across + 1) * conv["stride"] + conv["window"], conv["height"])
-        tiles_m, tiles_n = own_m // bm, -(-own_n // bn)
+        tiles_m = own_m // bm
+        tiles_n = -(-own_n // bn)
         for held, bk in itertools.product({1, 2, 4, blocks}, (16, 32, 48, 64, 80, 96, 144, 288)):
-            window, weights = high * conv["width"] * 32 * held, taps * bn * 32 * held
+            window = high * conv["width"] * 32 * held
+            weights = taps * bn * 32 * held
             small = 4 * max(bm, bn) * bk <= chip["buffers"]["L0A"]
             if not small or held > blocks or 2 * (window + weights) > chip["buffers"]["L1"]:
                 continue
-            turns, tiles = -(-blocks // held), tiles_m * tiles_n
+            turns = -(-blocks // held)
+            tiles = tiles_m * tiles_n
             steps = turns * -(-held * 16 * taps // bk) * tiles
-            a, b = turns * tiles_m * (tiles_n if turns > 1 else 1), turns * tiles
+            a = turns * tiles_m * (tiles_n if turns > 1 else 1)
+            b = turns * tiles
             b = 1 if turns == tiles_n == 1 else b
             cube = tiles_m * bm * own_n * k / chip["macs_per_cycle"] + 12 * steps
             feed = 2 * tiles_m * bm * k * tiles_n / rate["L1->L0A"]

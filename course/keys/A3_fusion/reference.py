@@ -5,7 +5,9 @@ class World:
     def __init__(self, graph, slots, launch):
         self.nodes = {name: (op, list(args)) for name, op, args in graph["nodes"]}
         self.order = [name for name, *_ in graph["nodes"]]
-        self.outputs, self.slots, self.launch = set(graph["outputs"]), slots, launch
+        self.outputs = set(graph["outputs"])
+        self.slots = slots
+        self.launch = launch
         rows, columns = next(iter(graph["inputs"].values()))
         self.size = rows * columns * 2
         self.readers = {name: set() for name in self.order}
@@ -26,7 +28,8 @@ class World:
             return None
         if "matmul" in ops and "sum" in ops:
             return None
-        read, written = set(), 0
+        read = set()
+        written = 0
         for n in group:
             op, args = self.nodes[n]
             for a in args:
@@ -38,7 +41,8 @@ class World:
                 written += 1
         if len(read) + len(group) > self.slots:
             return None
-        reached, todo = set(), [next(iter(group))]
+        reached = set()
+        todo = [next(iter(group))]
         while todo:
             n = todo.pop()
             if n not in reached:
@@ -52,7 +56,8 @@ class World:
         waits = [set() for _ in groups]
         for n, (_, args) in self.nodes.items():
             waits[of[n]] |= {of[a] for a in args if a in of} - {of[n]}
-        done, left = set(), set(range(len(groups)))
+        done = set()
+        left = set(range(len(groups)))
         while left:
             ready = {i for i in left if waits[i] <= done}
             if not ready:
@@ -86,7 +91,10 @@ def groups(graph, slots, launch_bytes):
 
 def rewrite(graph):
     outputs = list(graph["outputs"])
-    nodes, same, known, made = [], {}, {}, {}
+    nodes = []
+    same = {}
+    known = {}
+    made = {}
     for name, op, args in graph["nodes"]:
         args = [same.get(a, a) for a in args]
         undone = made.get(args[0])
@@ -105,7 +113,8 @@ def rewrite(graph):
             made[name] = (op, args)
         else:
             same[name] = to
-    needed, kept = set(outputs), []
+    needed = set(outputs)
+    kept = []
     for node in reversed(nodes):
         if node[0] in needed:
             kept.append(node)

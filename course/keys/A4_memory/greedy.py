@@ -11,7 +11,8 @@ def lowest(taken, size, align):
 
 
 def offsets(lives, align, bank_bytes):
-    where, placed = [0] * len(lives), []
+    where = [0] * len(lives)
+    placed = []
     for i in sorted(range(len(lives)), key=lambda i: (-lives[i][2], lives[i][0])):
         start, end, size = lives[i]
         beside = [j for j in placed if lives[j][0] < end and start < lives[j][1]]

@@ -10,12 +10,15 @@ import random
 
 def offsets(lives, align, bank_bytes):
     size_of = [-(-size // align) * align for _, _, size in lives]
-    first, last = min(a for a, _, _ in lives), max(b for _, b, _ in lives)
+    first = min(a for a, _, _ in lives)
+    last = max(b for _, b, _ in lives)
     load = [0] * (last - first)
     for (a, b, _), size in zip(lives, size_of):
         for t in range(a, b):
             load[t - first] += size
-    least, rng, best = max(load), random.Random(0), None
+    least = max(load)
+    rng = random.Random(0)
+    best = None
 
     def clear(at, size):
         if bank_bytes and size <= bank_bytes and at // bank_bytes != (at + size - 1) // bank_bytes:
@@ -23,8 +26,10 @@ def offsets(lives, align, bank_bytes):
         return at
 
     def build(noise, long, large):
-        tops, left = [0] * (last - first), list(range(len(lives)))
-        rest, where = list(load), [0] * len(lives)
+        tops = [0] * (last - first)
+        left = list(range(len(lives)))
+        rest = list(load)
+        where = [0] * len(lives)
         while left:
             open_steps = [t for t in range(len(tops)) if rest[t]]
             floor = min(tops[t] for t in open_steps)
@@ -40,13 +45,15 @@ def offsets(lives, align, bank_bytes):
                 continue
 
             def worth(i):
-                s, e = lives[i][0] - first, lives[i][1] - first
+                s = lives[i][0] - first
+                e = lives[i][1] - first
                 urgent = max(rest[s:e]) + floor
                 return (urgent / least * 3 + (s == a) + (e == b) + long * (e - s) / (b - a)
                         + large * size_of[i] / least + noise * rng.random())  # fmt: skip
 
             i = max(inside, key=worth)
-            s, e = lives[i][0] - first, lives[i][1] - first
+            s = lives[i][0] - first
+            e = lives[i][1] - first
             at = clear(floor, size_of[i])
             where[i] = at
             tops[s:e] = [at + size_of[i]] * (e - s)

@@ -20,12 +20,15 @@ def buckets(gradients, latency_s, rate_bytes_per_s, most):
                     continue
                 at = max(before, ready) + latency_s + (until[end] - until[start]) / rate_bytes_per_s
                 if at < best[count][end]:
-                    best[count][end], came[count][end] = at, start
+                    best[count][end] = at
+                    came[count][end] = start
     count = min(range(1, most + 1), key=lambda c: best[c][n])
-    ends, end = [], n
+    ends = []
+    end = n
     while end:
         ends.append(end)
-        end, count = came[count][end], count - 1
+        end = came[count][end]
+        count = count - 1
     return ends[::-1]
 
 
@@ -49,7 +52,8 @@ def direct(p):
 def halving(p):
     if p & (p - 1):
         return None
-    made, held = [], {r: list(range(p)) for r in range(p)}
+    made = []
+    held = {r: list(range(p)) for r in range(p)}
     step = p // 2
     while step:
         messages = []
@@ -97,13 +101,15 @@ def both_doubled(p):
 
 
 def rounds(devices, links, size_bytes):
-    alpha, near = links[0][2], {(a, b): beta for a, b, _, beta in links}
+    alpha = links[0][2]
+    near = {(a, b): beta for a, b, _, beta in links}
     star = any(max(a, b) == devices for a, b, *_ in links)
     if devices == 2:
         return direct(2)
     slow = max(near.values()) > 1.5 * min(near.values())
     if star:
-        beta, few = links[0][3], both_doubled(devices)
+        beta = links[0][3]
+        few = both_doubled(devices)
         if few and size_bytes * beta < alpha * 4:
             return few
         return halving(devices) or ring(list(range(devices)))
@@ -121,7 +127,8 @@ def rounds(devices, links, size_bytes):
 
 def two_ways(p):
     """Two rings, one each way round, each with half of the blocks."""
-    one, other = ring(list(range(p))), ring(list(range(p))[::-1])
+    one = ring(list(range(p)))
+    other = ring(list(range(p))[::-1])
     made = []
     for here, there in zip(one["rounds"], other["rounds"]):
         made.append(
@@ -158,7 +165,8 @@ def held(model, p):
 def seconds(model, cluster, p):
     count = cluster["servers"] * cluster["devices"]
     compute = model["flops"] / count / cluster["flops"]
-    fast, slow = cluster["fast_bytes_per_s"], cluster["slow_bytes_per_s"]
+    fast = cluster["fast_bytes_per_s"]
+    slow = cluster["slow_bytes_per_s"]
     inside = fast if p["tensor"] <= cluster["devices"] else slow
     outside = fast if p["tensor"] * p["data"] <= cluster["devices"] else slow
     a_layer = 4 * model["layer_output_bytes"] * model["batch"] / p["data"]

@@ -18,8 +18,10 @@ def cases(drawn, rng):
 
 
 def judge(case, answer):
-    values, offset = case.call.arguments["values"], case.call.arguments["offset"]
-    right, total = [], offset
+    values = case.call.arguments["values"]
+    offset = case.call.arguments["offset"]
+    right = []
+    total = offset
     for value in values:
         total += value
         right.append(total)

@@ -44,7 +44,8 @@ __all__ = [
 Method = Literal["auto", "exact", "heuristic"]
 HEURISTIC_SHARE = 0.25
 """Part of a time limit spent on the heuristics before the solver starts."""
-FEW_SWEEPS, SWEEPS = 20, 200
+FEW_SWEEPS = 20
+SWEEPS = 200
 """Sweeps of the heuristics when the solver follows without a time limit, and otherwise."""
 REPAIRS = 3
 ROUNDING = 1e-9
@@ -256,14 +257,17 @@ def _solved(
 def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
     """Return costs of columns, equations, first column of each node, number of x."""
     costs = {node: own.copy() for node, own in small.costs.items()}
-    offsets, choices, equal = dict[int, int](), 0, _Matrix()
+    offsets = dict[int, int]()
+    choices = 0
+    equal = _Matrix()
     for node, own in costs.items():
         offsets[node] = choices
         span = np.arange(choices, choices + len(own))
         equal.add(np.full(len(own), equal.count), span, 1.0)
         equal.count += 1
         choices += len(own)
-    columns, tables = choices, []
+    columns = choices
+    tables = []
     for (u, v), table in small.edges.items():
         rest, by_row, by_column = _grouped(table, costs[u], costs[v])
         if rest.shape == (1, 1):
@@ -299,7 +303,8 @@ def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, np.ndarray
 
 def _memory(small: Reduced, offsets: dict[int, int], columns: int) -> tuple[Any, float, Any]:
     """Return matrix, lower and upper bounds of the rows of memory, in a unit near the room."""
-    used, limits = _Matrix(), []
+    used = _Matrix()
+    limits = []
     for nodes, room in small.rows:
         unit = max(room, 1) / 1024
         for node in (v for v in nodes if v in offsets):

@@ -263,7 +263,8 @@ def data_parallel(given: GraphProblem) -> tuple[int, ...]:
 
 def inner_s(graph: Graph, op: Cuttable, counts: Counts, cost: Cost) -> float:
     """Return the seconds of communication inside an operator, forward and backward."""
-    total, everyone = 0.0, 1 << sum(counts)
+    total = 0.0
+    everyone = 1 << sum(counts)
     group = 1 << sum(c for way, c in zip(op.ways, counts, strict=True) if way.summed)
     if group > 1:
         kind = graph.out_types(op.node)[0]

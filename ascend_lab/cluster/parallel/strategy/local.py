@@ -27,7 +27,8 @@ import numpy as np
 from ascend_lab.cluster.parallel.strategy import graph_problem
 from ascend_lab.cluster.parallel.strategy.problem import Costs, Problem, Reduced, Whole
 
-RAISE, LOWER = 1.1, 0.97
+RAISE = 1.1
+LOWER = 0.97
 """Factors of a row's price after a sweep that exceeds it, or does not."""
 ATTEMPTS = 3
 """Orders of the nodes tried until one leads to an allowed choice; the first is the problem's."""
@@ -99,7 +100,8 @@ def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
     for index, (nodes, _) in enumerate(small.rows):
         for node in nodes:
             rows[node].append(index)
-    rank, share = {node: place for place, node in enumerate(order)}, {}
+    rank = {node: place for place, node in enumerate(order)}
+    share = {}
     for node, near in small.links.items():
         later = sum(rank[n] > rank[node] for n in near)
         share[node] = 1.0 / max(1, later, len(near) - later)
@@ -124,7 +126,8 @@ def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
     best_cost = land.forbidden
     frugal = descend(land, {node: int(np.argmin(own)) for node, own in land.usages.items()})
     if land.cost(frugal) < best_cost:
-        best, best_cost = frugal, land.cost(frugal)
+        best = frugal
+        best_cost = land.cost(frugal)
     spread = sum(float(np.ptp(costs)) for costs in land.costs.values())
     unit = 1e-3 * spread / max(len(land.rooms), 1) + 1.0
     prices = np.zeros(len(land.rooms))
@@ -143,7 +146,8 @@ def _sweeps(land: Landscape, sweeps: int, ends: float) -> Positions | None:
             cost = land.cost(at)
             over = land.used(at) > land.rooms
             if cost < best_cost and not over.any():
-                best, best_cost = at, cost
+                best = at
+                best_cost = cost
         if time.monotonic() > ends:
             break
         prices = np.where(over, np.maximum(prices, unit) * RAISE, prices * LOWER)
@@ -178,7 +182,8 @@ def descend(land: Landscape, start: Positions) -> Positions:
     todo = set(at)
     while todo:
         node = todo.pop()
-        rows, own = land.rows_of[node], land.usages[node]
+        rows = land.rows_of[node]
+        own = land.usages[node]
         total = land.costs[node]
         for near, table in land.links[node].items():
             total = total + table[:, at[near]]
@@ -207,7 +212,8 @@ def greedy(problem: Problem) -> tuple[int, ...]:
     totals = [np.array(node.costs, np.float64) for node in nodes]
     near: list[list[tuple[int, np.ndarray]]] = [[] for _ in nodes]
     for edge in problem.edges:
-        u, v = edge.source, edge.target
+        u = edge.source
+        v = edge.target
         table = np.array(edge.costs, np.float64).reshape(len(totals[u]), len(totals[v]))
         if u == v:
             totals[u] += np.diag(table)
@@ -295,7 +301,8 @@ def _published(operators: tuple[graph_problem.Cuttable, ...]) -> Weigh:
         near[joint.target].append(joint)
 
     def weigh(now: _Round, v: int, way: int) -> float:
-        total, ways = _inner(operators[v], now.before[v], way), {**now.taken, v: way}
+        total = _inner(operators[v], now.before[v], way)
+        ways = {**now.taken, v: way}
         for joint in near[v]:
             if joint.source not in ways or joint.target not in ways:
                 continue
@@ -316,7 +323,8 @@ def _axis(op: graph_problem.Cuttable, way: int, side: str, index: int) -> int:
 
 def _own(given: graph_problem.GraphProblem, places: list[dict[graph_problem.Counts, int]]) -> Weigh:
     """Return the same weighing with the problem's own node and edge costs."""
-    nodes, edges = given.problem.nodes, given.problem.edges
+    nodes = given.problem.nodes
+    edges = given.problem.edges
     near: list[list[int]] = [[] for _ in nodes]
     for index, edge in enumerate(edges):
         near[edge.source].append(index)

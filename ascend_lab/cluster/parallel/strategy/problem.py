@@ -298,7 +298,8 @@ def _tables(problem: Problem) -> Reduced:
     choices = {v: np.arange(len(costs[v])) for v in nodes}
     small = Reduced(costs, usages, choices, {v: {} for v in nodes}, _rows(problem))
     for edge in problem.edges:
-        u, v = edge.source, edge.target
+        u = edge.source
+        v = edge.target
         table = floats(edge.costs).reshape(len(costs[u]), len(costs[v]))
         if u == v:
             costs[u] += np.diag(table)
@@ -312,7 +313,8 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
     limit = problem.usage_limit
     if limit is None:
         return []
-    starts, ends = defaultdict(list), defaultdict(list)
+    starts = defaultdict(list)
+    ends = defaultdict(list)
     for index, node in enumerate(problem.nodes):
         if node.lower < node.upper and max(node.usages) > 0:
             starts[node.lower].append(index)
@@ -399,7 +401,8 @@ def _fold(small: Reduced) -> None:
         node = todo.pop()
         if node not in small.costs or len(small.links[node]) > 2:
             continue
-        costs, near = small.costs[node], list(small.links[node])
+        costs = small.costs[node]
+        near = list(small.links[node])
         if len(near) == 2 and _grows(small, node, near[0], near[1]):
             continue
         tables = small.forget(node)

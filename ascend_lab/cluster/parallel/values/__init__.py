@@ -62,7 +62,8 @@ def passed(
 
     All pieces are on every rank; gradients are of each rank's own tokens.
     """
-    tape, x = Tape(), Var(inputs)
+    tape = Tape()
+    x = Var(inputs)
     found = {key: Var(ranked) for key, ranked in weights.items()}
     for piece in model.pieces:
         own = {name: found[f"{piece.name}.{name}"] for name in piece.weights}
@@ -76,7 +77,8 @@ def loss_and_gradients(
     model: Model, weights: Mapping[str, Values], batch: Batch
 ) -> tuple[float, dict[str, Values]]:
     """Return the mean loss of a batch and its gradient for every weight, on one device."""
-    groups, tokens = Cuts(Plan()).groups(Traffic()), batch.targets.size
+    groups = Cuts(Plan()).groups(Traffic())
+    tokens = batch.targets.size
     ranked = {key: [weight] for key, weight in weights.items()}
     loss, grads = passed(model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens)
     return loss / tokens, {key: one[0] for key, one in grads.items()}
@@ -86,7 +88,8 @@ def train_single(model: Model, batches: Sequence[Batch], optimizer: Optimizer) -
     """Train on one device: what every plan must reproduce. One step a batch."""
     weights = model.weights
     states = {key: optimizer.start(weight) for key, weight in weights.items()}
-    losses, gradients = [], []
+    losses = []
+    gradients = []
     for number, batch in enumerate(batches, 1):
         loss, grads = loss_and_gradients(model, weights, batch)
         losses.append(loss)
@@ -112,7 +115,8 @@ def train(
     memory, not for values: they are ignored here.
     """
     trainer = _Trainer(model, optimizer, Cuts(plan, segments), order)
-    losses, gradients = [], []
+    losses = []
+    gradients = []
     for number, batch in enumerate(batches, 1):
         losses.append(trainer.pass_through(batch))
         gradients.append(trainer.update(number))
@@ -134,14 +138,17 @@ class _Chunk:
     def __init__(
         self, pieces: Sequence[Piece], groups: dict[str, Group], cuts: Cuts, optimizer: Optimizer
     ) -> None:
-        self.pieces, self.groups, self.cuts = pieces, groups, cuts
+        self.pieces = pieces
+        self.groups = groups
+        self.cuts = cuts
         kind = Sharded if cuts.plan.zero_stage else Replicas
         self.store = kind(pieces, groups, cuts, optimizer)
         self.flights: dict[int, tuple[Tape, Var, Var]] = {}  # by micro-batch: first and last value
 
     def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
         """Run the pieces and keep what the backward pass needs."""
-        tape, first = Tape(), Var(x)
+        tape = Tape()
+        first = Var(x)
         last = first
         for piece in self.pieces:
             weights = self.store.fetch(tape, piece)
@@ -169,7 +176,8 @@ class _Trainer:
         order: Sequence[Sequence[Task]] | None = None,
     ) -> None:
         self.model, self.cuts, self.plan, self.traffic = model, cuts, cuts.plan, Traffic()
-        plan, self.groups = cuts.plan, cuts.groups(self.traffic)
+        plan = cuts.plan
+        self.groups = cuts.groups(self.traffic)
         made = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
         self.order = made if order is None else order
         if [set(row) for row in self.order] != [set(row) for row in made]:
@@ -189,7 +197,8 @@ class _Trainer:
 
     def pass_through(self, batch: Batch) -> float:
         """Run every stage's tasks, each as soon as its input is there; return the mean loss."""
-        inputs, targets = self._shared(batch.inputs), self._shared(batch.targets)
+        inputs = self._shared(batch.inputs)
+        targets = self._shared(batch.targets)
         inbox = {Task(0, m, FORWARD): x for m, x in enumerate(inputs)}
         losses: list[Ranked] = []
         equal = [1.0] * len(self.chunks)
@@ -208,7 +217,9 @@ class _Trainer:
         tokens: int,
     ) -> None:
         """Run a task and put its result where the next one finds it."""
-        chunk, micro, last = task.stage, task.micro_batch, len(self.chunks) - 1
+        chunk = task.stage
+        micro = task.micro_batch
+        last = len(self.chunks) - 1
         given = inbox.pop(task)
         if task.phase == BACKWARD:
             grads = self.chunks[chunk].backward(micro, given)
@@ -235,7 +246,8 @@ class _Trainer:
 
     def _shared(self, array: Values) -> list[Ranked]:
         """Return each micro-batch of each rank."""
-        rows, micro = parts(array, self.groups["data"], 0, "a batch"), self.plan.micro_batches
+        rows = parts(array, self.groups["data"], 0, "a batch")
+        micro = self.plan.micro_batches
         return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
 
     def update(self, number: int) -> dict[str, Values]:
@@ -256,12 +268,14 @@ class _Trainer:
         found = {}
         for piece in self.model.pieces:
             for name in piece.weights:
-                key, shard = f"{piece.name}.{name}", self.cuts.shard(piece, name)
+                key = f"{piece.name}.{name}"
+                shard = self.cuts.shard(piece, name)
                 found[key] = self._whole(ranked[key], shard, key)
         return found
 
     def _whole(self, ranked: Ranked, shard: Shard | None, key: str) -> Values:
-        copies, whole = ranked, ranked[0]
+        copies = ranked
+        whole = ranked[0]
         if shard is not None:
             group = self.groups[shard.group]
             copies = [array for r, array in enumerate(ranked) if group.place(r) == 0]
@@ -299,12 +313,14 @@ def train_mixed(
     it, makes all ranks skip the step and halve the scale; many good steps in a row double it.
     Micikevicius et al., "Mixed precision training", 2018.
     """
-    scale, traffic = scale or DynamicLossScale(), Traffic()
+    scale = scale or DynamicLossScale()
+    traffic = Traffic()
     group = Cuts(Plan(data=ranks)).groups(traffic)["data"]
     flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
     masters = parts(flat, group, 0)
     states = [optimizer.start(m) for m in masters]
-    half, taken = [flat.astype(np.float16)] * ranks, 0
+    half = [flat.astype(np.float16)] * ranks
+    taken = 0
     rows: list[tuple[float, float, bool, float]] = []
     for batch in batches:
         with np.errstate(all="ignore"):  # fp16 may overflow: that is what the scale reacts to
@@ -339,7 +355,8 @@ def _named(model: Model, flat: Values) -> dict[str, Values]:
 
 def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[float, Ranked]:
     """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
-    count, tokens = len(half), batch.targets.size
+    count = len(half)
+    tokens = batch.targets.size
     groups = Cuts(Plan(data=count)).groups(Traffic())
     both = batch.inputs, batch.targets
     inputs, targets = (parts(array, groups["data"], 0, "a batch") for array in both)

@@ -89,7 +89,9 @@ def sentences(
 
 
 # -- weights --------------------------------------------------------------------------------------
-COLUMNS, ROWS, BIAS = Shard("tensor", 1), Shard("tensor", 0), Shard("tensor", 0)
+COLUMNS = Shard("tensor", 1)
+ROWS = Shard("tensor", 0)
+BIAS = Shard("tensor", 0)
 MLP_SHARDS = {"up": COLUMNS, "up.bias": BIAS, "down": ROWS}
 ATTENTION_SHARDS = {
     **dict.fromkeys(("query", "key", "value"), COLUMNS),
@@ -260,7 +262,8 @@ def _dispatch(tape: comm.Tape, y: Var, sent: Ranked) -> Var:
 
 def _computed(net: Net, rows: Var) -> Var:
     """Send tokens to the ranks of their experts, compute them there, send them back."""
-    group, (experts, batch, slots, width) = net.groups["expert"], rows.shape
+    group = net.groups["expert"]
+    (experts, batch, slots, width) = rows.shape
     own = experts // group.ranks
     # by expert -> by sender -> by own expert, all senders' tokens in a row
     x = exchange(net.tape, rows, group)
@@ -303,7 +306,8 @@ def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Ge
         y = net.leave(_rows(net.tape, net["table"], tokens, net.groups["tensor"]))
         return net.apply("add", y, _positions(net, y.shape[comm.SEQUENCE]))
 
-    table, position = rng.normal(size=(vocabulary, width)), normal(rng, length, width)
+    table = rng.normal(size=(vocabulary, width))
+    position = normal(rng, length, width)
     weights = {"table": table, "position": position}
     return Piece(name, weights, forward, {"table": Shard("tensor", 0)})
 
@@ -329,7 +333,8 @@ def _rows(tape: comm.Tape, table: Var, tokens: Var, group: comm.Group) -> Var:
 
 def _positions(net: Net, length: int) -> Var:
     """Return the rows of "position" for the part of the sequence a rank has."""
-    position, ranks = net["position"], range(len(net["position"].values))
+    position = net["position"]
+    ranks = range(len(net["position"].values))
     places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
     spans = [slice(length * place, length * (place + 1)) for place in places]
 

@@ -46,7 +46,8 @@ class _Rule:
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
-        operator, counted = ops.get(self.operator), {"step": step} if self.numbers == 2 else {}
+        operator = ops.get(self.operator)
+        counted = {"step": step} if self.numbers == 2 else {}
         new, *rest = operator.reference(weight, grad, *state, **asdict(self), **counted)
         return new, tuple(rest)
 
@@ -55,7 +56,8 @@ class _Rule:
 class Sgd(_Rule):
     """Stochastic gradient descent with momentum: one number of state a weight."""
 
-    operator, numbers = "sgd_momentum", 1
+    operator = "sgd_momentum"
+    numbers = 1
     lr: float = 0.1
     momentum: float = 0.9
 
@@ -64,7 +66,8 @@ class Sgd(_Rule):
 class Adam(_Rule):
     """Adam: mean and mean square of the gradient, two numbers of state a weight."""
 
-    operator, numbers = "adam", 2
+    operator = "adam"
+    numbers = 2
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -95,7 +98,8 @@ class Cuts:
 
     def groups(self, traffic: comm.Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
-        plan, inner = self.plan, {"tensor": self.plan.tensor}
+        plan = self.plan
+        inner = {"tensor": self.plan.tensor}
         outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
         return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
 
@@ -117,7 +121,8 @@ class Cuts:
         found = {}
         for piece in pieces:
             for name, full in piece.weights.items():
-                shard, key = self.shard(piece, name), f"{piece.name}.{name}"
+                shard = self.shard(piece, name)
+                key = f"{piece.name}.{name}"
                 if shard is None:
                     found[key] = [full] * (self.plan.data * self.plan.tensor)
                 else:
@@ -167,7 +172,9 @@ class Replicas:
     def __init__(
         self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
     ) -> None:
-        self.cuts, self.groups, self.optimizer = cuts, groups, optimizer
+        self.cuts = cuts
+        self.groups = groups
+        self.optimizer = optimizer
         self.weights = cuts.local(pieces, groups)
         self.sums = {f"{p.name}.{n}": cuts.sums(p, n) for p in pieces for n in p.weights}
         self.grads: dict[str, Ranked] = {}
@@ -262,7 +269,8 @@ class Sharded(Replicas):
         self, pieces: Sequence[Piece], groups: Mapping[str, Group], cuts: Cuts, optimizer: Optimizer
     ) -> None:
         super().__init__(pieces, groups, cuts, optimizer)
-        self.states, self.zero = {}, cuts.plan.zero_stage
+        self.states = {}
+        self.zero = cuts.plan.zero_stage
         self.of_piece = {piece.name: self._flats(piece) for piece in pieces}
         self.flats = [flat for flats in self.of_piece.values() for flat in flats]
         self.shards: dict[Flat, Ranked] = {}
@@ -317,7 +325,8 @@ class Sharded(Replicas):
         """Stage 3: drop a piece's weights now, and gather them again before its backward pass."""
         if self.zero < 3:
             return
-        flats, start = self.of_piece[piece.name], len(piece.name) + 1
+        flats = self.of_piece[piece.name]
+        start = len(piece.name) + 1
 
         def gather_again() -> None:
             for flat in flats:
