@@ -61,9 +61,12 @@ _SHORT.maxother = 60
 
 
 def refuse_above(
-    what: str, value: float, limit: float, remedy: str = "use a smaller one",
+    what: str,
+    value: float,
+    limit: float,
+    remedy: str = "use a smaller one",
     kind: type[AscendLabError] = InputError,
-) -> None:  # fmt: skip
+) -> None:
     """Raise an error of `kind` that names the limit and the value if the value is above it."""
     if value > limit:
         raise kind(f"{what} of at most {limit:,}", f"{value:,}", remedy)

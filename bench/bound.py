@@ -47,8 +47,15 @@ def case_of(name: str, batch: int, chip_name: str, tuned_s: float = 0.0) -> Case
     trivial_s = max(cube_s, memory_s)
     if tuned_s:
         found = tune(graph, chip, "1,2", settings=Settings(time_limit_s=tuned_s))
-        return Case(name, batch, chip_name, found.result_s, trivial_s, found.bound_s,
-                    dict(found.ledger_after))  # fmt: skip
+        return Case(
+            name,
+            batch,
+            chip_name,
+            found.result_s,
+            trivial_s,
+            found.bound_s,
+            dict(found.ledger_after),
+        )
     line = stages.timeline()
     bound = bound_of(stages.rewritten, chip)
     return Case(name, batch, chip_name, line.time_s, trivial_s, bound.time_s, ledger(line, bound))

@@ -35,11 +35,29 @@ from bench.table import Figure
 
 METHODS = ("minmax", "ifmr", "hfmg", "kl", "percentile")
 TYPES = {
-    ".py": "python", ".pyc": "pythonbytecode", ".json": "json", ".md": "markdown", ".c": "c",
-    ".html": "html", ".css": "css", ".js": "javascript", ".rst": "rst", ".so": "elf",
-    ".png": "png", ".gz": "gzip", ".svg": "svg", ".ttf": "ttf", ".npy": "npy", ".toml": "toml",
-    ".csv": "csv", ".xml": "xml", ".wav": "wav", ".sh": "shell", ".tex": "latex", ".pdf": "pdf",
-}  # fmt: skip
+    ".py": "python",
+    ".pyc": "pythonbytecode",
+    ".json": "json",
+    ".md": "markdown",
+    ".c": "c",
+    ".html": "html",
+    ".css": "css",
+    ".js": "javascript",
+    ".rst": "rst",
+    ".so": "elf",
+    ".png": "png",
+    ".gz": "gzip",
+    ".svg": "svg",
+    ".ttf": "ttf",
+    ".npy": "npy",
+    ".toml": "toml",
+    ".csv": "csv",
+    ".xml": "xml",
+    ".wav": "wav",
+    ".sh": "shell",
+    ".tex": "latex",
+    ".pdf": "pdf",
+}
 """Endings whose type is beyond doubt, in Magika's words."""
 BATCH = 8
 

@@ -18,9 +18,15 @@ RANGES = Plan(LayerPlan("minmax"))
 """Scales by the range seen, with an offset: found fast; here times count, and errors per layer."""
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A")
 NETWORKS = (
-    "resnet18", "resnet50", "mobilenet_v2", "mobilenet_v3_small", "squeezenet", "shufflenet_v2",
-    "ghostnet", "mobilevit_block",
-)  # fmt: skip
+    "resnet18",
+    "resnet50",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "squeezenet",
+    "shufflenet_v2",
+    "ghostnet",
+    "mobilevit_block",
+)
 """Networks of the zoo; the two trained on digits make them ten."""
 
 
@@ -62,8 +68,9 @@ def _mixed(chip: str = "Ascend310P3", share: float = 0.3) -> Iterator[Figure]:
         shown = [f"{s * 1e6:.0f}" for s in (choice.float_s, choice.published_s, choice.time_s)]
         yield Figure(f"  {name}: us in fp16, published, chosen", " ".join(shown), "", None)
     value = f"{min(gains):.3f}x to {max(gains):.3f}x"
-    yield Figure(f"mixed precision against bisection, {len(cases)} networks", value, "never slower",
-                 never)  # fmt: skip
+    yield Figure(
+        f"mixed precision against bisection, {len(cases)} networks", value, "never slower", never
+    )
 
 
 def deploy_figures() -> Iterator[Figure]:

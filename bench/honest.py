@@ -254,9 +254,11 @@ def best_of(graph, slots, launch_bytes):
     + key("A3")[key("A3").index("def rewrite(graph):") :]
 )
 SWAPS_DIFFERENCES = [
-    ("            nodes.append([name, op, args])\n",
-     "            nodes.append([name, op, args[::-1] if op == 'sub' else args])\n"),
-]  # fmt: skip
+    (
+        "            nodes.append([name, op, args])\n",
+        "            nodes.append([name, op, args[::-1] if op == 'sub' else args])\n",
+    ),
+]
 
 # -- A4 --------------------------------------------------------------------------------------------
 FIRST_FIT = handed_out("A4", "first_fit", "lowest", "clear") + (
@@ -313,9 +315,11 @@ def plan(model, cluster):
     return {"data": 1, "tensor": tensor, "pipeline": count // tensor, "micro": 16}
 """
 HALF_ON_RINGS = [
-    ("    return {\"blocks\": 2 * p, \"rounds\": made}\n",
-     "    return {\"blocks\": 2 * p, \"rounds\": made[: len(made) // 2]}\n"),
-]  # fmt: skip
+    (
+        '    return {"blocks": 2 * p, "rounds": made}\n',
+        '    return {"blocks": 2 * p, "rounds": made[: len(made) // 2]}\n',
+    ),
+]
 
 HONEST = (
     Row("a1_ours", "A1", script(key("A1")), 74, 80, "our solution"),

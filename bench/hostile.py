@@ -54,8 +54,8 @@ ATTACKS = {
         f"def sums(values, offset): return {ANSWER}"
     ),
     "patches json": (
-        "import json\njson.dumps = lambda *a, **k: '{\"at\": 0, \"value\": {\"sums\": [], "
-        f"\"steps\": 0}}}}'\ndef sums(values, offset): return {ANSWER}"
+        'import json\njson.dumps = lambda *a, **k: \'{"at": 0, "value": {"sums": [], '
+        f'"steps": 0}}}}\'\ndef sums(values, offset): return {ANSWER}'
     ),
     "patches numpy": (
         "import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\n"
@@ -69,7 +69,7 @@ ATTACKS = {
     ),
     "writes answers for all calls": (
         "import os\nfor end in range(3, 20):\n    for call in range(9):\n        try:\n"
-        "            line = b'{\"at\": %d, \"value\": {\"sums\": [], \"steps\": 1}}\\n' % call\n"
+        '            line = b\'{"at": %d, "value": {"sums": [], "steps": 1}}\\n\' % call\n'
         "            os.write(end, line)\n"
         f"        except OSError: pass\ndef sums(values, offset): return {ANSWER}"
     ),
@@ -84,9 +84,7 @@ ATTACKS = {
         "    exec(next(root.rglob('keys/A0*/*.py')).read_text(), globals())\n"
         "    return globals()['sums'](values, offset)"
     ),
-    "imports what is closed": (
-        "from ascend_lab.aoe import tune\n" + GOOD
-    ),
+    "imports what is closed": ("from ascend_lab.aoe import tune\n" + GOOD),
     "opens what is closed": (
         "import sys\nsys.meta_path.pop(0)\nimport ascend_lab.aoe as solver\n"
         "def sums(values, offset): return solver.sums(values, offset)"
@@ -114,7 +112,7 @@ ATTACKS = {
         "class E(Exception):\n    def __str__(self): raise RuntimeError\n"
         "def sums(values, offset): raise E"
     ),
-}  # fmt: skip
+}
 
 WHOLE = 18.4
 """Of 80: the public and hidden points of the property that a list of whole numbers holds."""
@@ -129,59 +127,100 @@ LATER = {
     "a text as cost": (GOOD.replace('"steps": 10', '"steps": "many"'), 55, 55),
     "an infinite cost, by the wire": (
         "import os\nfor end in range(3, 20):\n    try:\n"
-        "        os.write(end, b'{\"at\": -1}\\n{\"at\": 0, \"value\": {\"sums\": [], "
-        "\"steps\": 1e999}}\\n')\n    except OSError: pass\n" + GOOD, 0, 0),
+        '        os.write(end, b\'{"at": -1}\\n{"at": 0, "value": {"sums": [], '
+        '"steps": 1e999}}\\n\')\n    except OSError: pass\n' + GOOD,
+        0,
+        0,
+    ),
     "a cost beyond floating point": (GOOD.replace('"steps": 10', '"steps": 10**400'), 0, 0),
     "terminal escapes in an error": (
-        "def sums(values, offset): raise Exception('\\x1b]0;pwned\\x07\\x1b[2J\\u202e')", 0, 0),
+        "def sums(values, offset): raise Exception('\\x1b]0;pwned\\x07\\x1b[2J\\u202e')",
+        0,
+        0,
+    ),
     "markup in an error": (
-        "def sums(values, offset): raise Exception('</td><script>1</script>')", 0, 0),
-    "a formula as pseudonym": (
-        "PSEUDONYM = \"=HYPERLINK(1;-2+3)\"\n" + GOOD, 80, 80),
+        "def sums(values, offset): raise Exception('</td><script>1</script>')",
+        0,
+        0,
+    ),
+    "a formula as pseudonym": ('PSEUDONYM = "=HYPERLINK(1;-2+3)"\n' + GOOD, 80, 80),
     "files in shared folders": (
         "import os, tempfile\n"
         "for folder in ('/tmp', '/var/tmp', '/dev/shm', tempfile.gettempdir()):\n"
         "    try: open(os.path.join(folder, 'left_by_a_hand_in'), 'w').write('x')\n"
-        "    except OSError: pass\n" + GOOD, 80, 80),
+        "    except OSError: pass\n" + GOOD,
+        80,
+        80,
+    ),
     "folders three thousand deep, without rights": (
         "import os\nhome = os.getcwd()\nfor i in range(3000):\n    os.mkdir('d')\n"
-        "    os.chdir('d')\nos.chdir(home)\nos.chmod('d', 0)\n" + GOOD, 80, 80),
+        "    os.chdir('d')\nos.chdir(home)\nos.chmod('d', 0)\n" + GOOD,
+        80,
+        80,
+    ),
     "closes all that is open": ("import os\nos.closerange(0, 64)\n" + GOOD, 0, 0),
     "ignores the end of its time": (
-        ("import signal\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
-        "    except OSError: pass\ndef sums(values, offset):\n    while True: pass"), 0, 0),
+        (
+            "import signal\nfor s in range(1, 32):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+            "    except OSError: pass\ndef sums(values, offset):\n    while True: pass"
+        ),
+        0,
+        0,
+    ),
     "reads memory that is not there": (
-        "import ctypes\ndef sums(values, offset): ctypes.string_at(0)", 0, 0),
+        "import ctypes\ndef sums(values, offset): ctypes.string_at(0)",
+        0,
+        0,
+    ),
     "recursion without end": (
-        ("import sys\nsys.setrecursionlimit(10**9)\n"
-        "def sums(values, offset): return sums(values, offset)"), 0, 0),
+        (
+            "import sys\nsys.setrecursionlimit(10**9)\n"
+            "def sums(values, offset): return sums(values, offset)"
+        ),
+        0,
+        0,
+    ),
     "a late thread": (
         "import threading\ndef late():\n    while True: pass\n"
-        "threading.Thread(target=late).start()\n" + GOOD, 0, 80),
+        "threading.Thread(target=late).start()\n" + GOOD,
+        0,
+        80,
+    ),
     "climbs out of an open folder": (
-        ("import os\ndef sums(values, offset):\n    told = []\n    for end in range(64):\n"
-        "        for up in ('', '/..' * 3, '/..' * 5, '/..' * 9):\n"
-        "            for name in ('.bashrc', 'root/.bashrc', 'etc/shadow', 'etc/passwd'):\n"
-        "                try: told.append(open(f'/proc/self/fd/{end}{up}/{name}').read(9))\n"
-        "                except OSError: pass\n"
-        "    return {'sums': told or [0.5], 'steps': 10}"), 0, 0),
+        (
+            "import os\ndef sums(values, offset):\n    told = []\n    for end in range(64):\n"
+            "        for up in ('', '/..' * 3, '/..' * 5, '/..' * 9):\n"
+            "            for name in ('.bashrc', 'root/.bashrc', 'etc/shadow', 'etc/passwd'):\n"
+            "                try: told.append(open(f'/proc/self/fd/{end}{up}/{name}').read(9))\n"
+            "                except OSError: pass\n"
+            "    return {'sums': told or [0.5], 'steps': 10}"
+        ),
+        0,
+        0,
+    ),
     "mounts, and other people's processes": (
-        ("import ctypes, os\ndef sums(values, offset):\n    c = ctypes.CDLL(None)\n"
-        "    got = [c.umount2(b'/', 2), c.mount(b'/', b'/', None, 4096, None), "
-        "c.ptrace(16, 1, 0, 0), c.chroot(b'/'), c.setuid(0), c.unshare(0x10000000)]\n"
-        "    return {'sums': [g + 0.5 for g in got if g == 0] or [0.5], 'steps': 10}"), 0, 0),
+        (
+            "import ctypes, os\ndef sums(values, offset):\n    c = ctypes.CDLL(None)\n"
+            "    got = [c.umount2(b'/', 2), c.mount(b'/', b'/', None, 4096, None), "
+            "c.ptrace(16, 1, 0, 0), c.chroot(b'/'), c.setuid(0), c.unshare(0x10000000)]\n"
+            "    return {'sums': [g + 0.5 for g in got if g == 0] or [0.5], 'steps': 10}"
+        ),
+        0,
+        0,
+    ),
     "rewrites what it imports": (
         "import json, os, numpy\nfrom pathlib import Path\n"
         "for module in (json, os, numpy):\n    try: Path(module.__file__).write_text('1/0')\n"
         "    except OSError: pass\n    try: os.chmod(module.__file__, 0)\n"
-        "    except OSError: pass\n" + GOOD, 80, 80),
-    "raises what is 1,500 deep": (
-        f"def sums(values, offset):\n    raise x{'.a' * 1500}\n", 0, 0),
+        "    except OSError: pass\n" + GOOD,
+        80,
+        80,
+    ),
+    "raises what is 1,500 deep": (f"def sums(values, offset):\n    raise x{'.a' * 1500}\n", 0, 0),
     "minus signs, a hundred thousand": ("x = " + "-" * 100_000 + "1\n" + GOOD, 0, 0),
     "900,000 letters of remarks": ("#" + "x" * 900_000 + "\n" + GOOD, 0, 0),
-    "numbers as keys": (
-        "def sums(values, offset): return {i: i for i in range(10**6)}", 0, 0),
-}  # fmt: skip
+    "numbers as keys": ("def sums(values, offset): return {i: i for i in range(10**6)}", 0, 0),
+}
 LATER_ROWS = tuple(
     Row(f"later_{number}", "A0", script(source), least, most, kind)
     for number, (kind, (source, least, most)) in enumerate(LATER.items())
@@ -251,21 +290,39 @@ def deep_notebook() -> bytes:
 FILE_ROWS = (
     Row("stream", "A0", data(damaged_stream(), ".zip"), 0, 0, "a zip with a damaged stream"),
     Row("names", "A0", data(no_utf_8_name(), ".zip"), 0, 0, "a member whose name is no UTF-8"),
-    Row("members", "A0", data(zipped(*((f"f{i}.txt", "") for i in range(20_000)), ("w.py", GOOD)),
-                              ".zip"), 0, 0, "20,000 members"),
+    Row(
+        "members",
+        "A0",
+        data(zipped(*((f"f{i}.txt", "") for i in range(20_000)), ("w.py", GOOD)), ".zip"),
+        0,
+        0,
+        "20,000 members",
+    ),
     Row("slip", "A0", data(zipped(("../../../slipped.py", GOOD)), ".zip"), 80, 80, "a path"),
     Row("bomb", "A0", data(zipped(("w.py", "#" * 50_000_000)), ".zip"), 0, 0, "a zip bomb"),
-    Row("table", "A0", data(json.dumps({"cells": {"a": 1}}).encode(), ".ipynb"), 0, 0,
-        "a notebook whose cells are a table"),
+    Row(
+        "table",
+        "A0",
+        data(json.dumps({"cells": {"a": 1}}).encode(), ".ipynb"),
+        0,
+        0,
+        "a notebook whose cells are a table",
+    ),
     Row("deep", "A0", data(deep_notebook(), ".ipynb"), 0, 0, "a notebook, nested deep"),
     Row("pipe", "A0", pipe, 0, 0, "a named pipe"),
     Row("link", "A0", link, 0, 0, "a link to a file of the grader"),
     Row("wide", "A0", data(GOOD.encode("utf-16"), ".py"), 0, 0, "UTF-16"),
     Row("1_1", "A0", as_name(b"=1 1.py", GOOD), 80, 80, "a formula as name"),
     Row("esc_31m", "A0", as_name(b"esc\x1b\n[31m.py", GOOD), 80, 80, "terminal escapes as name"),
-    Row("Eve_12", "A0", as_name(b"Eve_12_assignsubmission_file_Bob_13_assignsubmission_file_.py",
-                                GOOD), 80, 80, "another's name behind the own"),
-)  # fmt: skip
+    Row(
+        "Eve_12",
+        "A0",
+        as_name(b"Eve_12_assignsubmission_file_Bob_13_assignsubmission_file_.py", GOOD),
+        80,
+        80,
+        "another's name behind the own",
+    ),
+)
 
 
 # -- the assignments ---------------------------------------------------------------------------

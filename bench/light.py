@@ -10,10 +10,21 @@ from ascend_lab.machine.chip import load_chip
 from bench.table import Figure, times
 
 NETWORKS = (
-    "resnet18", "mobilenet_v1", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v4_conv_small",
-    "shufflenet_v1_g3_x1_0", "shufflenet_v2", "ghostnet", "efficientnet_b0", "efficientnet_v2_b0",
-    "squeezenet", "mobilevit_xxs", "mobile_former_26m", "efficientformer_l1",
-)  # fmt: skip
+    "resnet18",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "mobilenet_v4_conv_small",
+    "shufflenet_v1_g3_x1_0",
+    "shufflenet_v2",
+    "ghostnet",
+    "efficientnet_b0",
+    "efficientnet_v2_b0",
+    "squeezenet",
+    "mobilevit_xxs",
+    "mobile_former_26m",
+    "efficientformer_l1",
+)
 CHIPS = ("Ascend310", "Ascend910A")
 
 

@@ -98,9 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     given.bank.parent.mkdir(exist_ok=True)
     settings = Settings(budget=given.budget, verify=False)
-    wanted = product(map(int, given.batches.split(",")), *(
-        words.split(",") for words in (given.networks, given.chips)
-    ))  # fmt: skip
+    wanted = product(
+        map(int, given.batches.split(",")),
+        *(words.split(",") for words in (given.networks, given.chips)),
+    )
     print(HEAD)
     with Knowledge(given.bank, None) as knowledge, given.rows.open("a") as rows:
         for batch, network, chip in wanted:

@@ -42,8 +42,11 @@ def runtime_figures() -> list[Figure]:
         rows.append(Figure("offline = online, ResNet-50", _yes(same), "bit for bit", same))
     rows.append(_kernels())
     programs = pipeline_programs(50_000, 4, 1.0, 2.0, 1.0)
-    rows.append(below("50,000 items through 4 streams", median_s(lambda: run_streams(programs), 1),
-                      None, "s"))  # fmt: skip
+    rows.append(
+        below(
+            "50,000 items through 4 streams", median_s(lambda: run_streams(programs), 1), None, "s"
+        )
+    )
     return rows
 
 

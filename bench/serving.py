@@ -47,8 +47,11 @@ def _served(rate: float, service: Service, policy: Policy, n: int = 200_000) -> 
 def serving_figures() -> list[Figure]:
     """A million requests, theory inside intervals, nobody lost, and the real server."""
     rows = []
-    for name, rate, policy in (("M/M/1", 0.8, Policy()), ("batches of 4", 3.0, Policy(1, 4)),
-                               ("M/M/4", 3.2, Policy(4))):  # fmt: skip
+    for name, rate, policy in (
+        ("M/M/1", 0.8, Policy()),
+        ("batches of 4", 3.0, Policy(1, 4)),
+        ("M/M/4", 3.2, Policy(4)),
+    ):
         start = time.process_time()
         simulate_serving(
             Scenario(Arrivals(rate_per_s=rate), (Step("m", EXPONENTIAL, policy),), 10**6)
@@ -63,15 +66,20 @@ def serving_figures() -> list[Figure]:
         (0.8, EXPONENTIAL, Policy(levels=(Level(queue_limit=4),)), theory.mm1k(0.8, 1, 5)),
         (1.5, EXPONENTIAL, Policy(1, 2), theory.batches(1.5, 1, 2)),
         (3.0, EXPONENTIAL, Policy(1, 4), theory.batches(3, 1, 4)),
-        (0.8, Service("exponential", 1.8874, 0.1438), Policy(1, 8),
-         theory.growing_batches(0.8, 0.1438, 1.8874, 8)),
-    )  # fmt: skip
+        (
+            0.8,
+            Service("exponential", 1.8874, 0.1438),
+            Policy(1, 8),
+            theory.growing_batches(0.8, 0.1438, 1.8874, 8),
+        ),
+    )
     inside = sum(
         exact.W in interval(_served(rate, service, policy).latency_s)
         for rate, service, policy, exact in cases
     )
-    rows.append(Figure("theory in 99 % intervals", f"{inside} of {len(cases)}", "all",
-                       inside == len(cases)))  # fmt: skip
+    rows.append(
+        Figure("theory in 99 % intervals", f"{inside} of {len(cases)}", "all", inside == len(cases))
+    )
     dead = tuple(Failure(n % 2, 50.0 * n, 30.0) for n in range(1, 200))
     found = _served(1.5, EXPONENTIAL, Policy(2, 2, levels=(Level(queue_limit=8),), failures=dead))
     lost = int((found.finish_s[~found.lost] <= found.arrival_s[~found.lost]).sum())

@@ -260,8 +260,9 @@ class _Driven:
     def tell(self, new: Mapping[Hashable, Point]) -> None:
         """Measure new candidates and add their trials in order, each as soon as it is known."""
         answers = self.hopeless(new)
-        answers.update({k: self.known[p] for k, p in new.items()
-                        if k not in answers and p in self.known})  # fmt: skip
+        answers.update(
+            {k: self.known[p] for k, p in new.items() if k not in answers and p in self.known}
+        )
         todo = [k for k in new if k not in answers]
         waiting = list(new)
 

@@ -170,17 +170,32 @@ class _Jobs:
                 compiled = sliced.compiled
         if "2" in self.jobs and not (sliced and sliced.interrupted):
             operators = tune_network(
-                compiled, settings, knowledge, workers=self.workers, wanted=self.wanted,
-                progress=self.progress, deadline=deadline,
-            )  # fmt: skip
+                compiled,
+                settings,
+                knowledge,
+                workers=self.workers,
+                wanted=self.wanted,
+                progress=self.progress,
+                deadline=deadline,
+            )
             compiled = operators.compiled
         after = simulate_graph(compiled)
         bound = bound_of(front.rewritten, chip)
         return Tuning(
-            graph, compiled, self.jobs, sliced, operators, before.time_s, after.time_s,
-            bound.time_s, time.monotonic() - started, (outcome,) if outcome else (),
-            (*knowledge.warnings, *late), ledger(before, bound), ledger(after, bound),
-        )  # fmt: skip
+            graph,
+            compiled,
+            self.jobs,
+            sliced,
+            operators,
+            before.time_s,
+            after.time_s,
+            bound.time_s,
+            time.monotonic() - started,
+            (outcome,) if outcome else (),
+            (*knowledge.warnings, *late),
+            ledger(before, bound),
+            ledger(after, bound),
+        )
 
     def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, NetworkTimeline]:
         """Return the network as it is and its times."""
@@ -226,8 +241,9 @@ def tune_network(
     except KeyboardInterrupt:  # between two searches; those that ended are kept
         run.interrupted = True
     missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
-    found = [run.results.get(op.name) or untuned(op, refused.get(op.name, missed))
-             for op in operators]  # fmt: skip
+    found = [
+        run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
+    ]
     before_s = simulate_graph(compiled).time_s
     tuned, after_s, kept = together(compiled, found, before_s)
     return NetworkResult(tuned, before_s, after_s, kept, tuple(run.outcomes), run.interrupted)
@@ -307,11 +323,16 @@ class _Operators:
             self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
 
         found = tune_operator(
-            operator, self.settings, workers=self.workers, time_limit_s=limit_s,
-            deadline=self.deadline, known=known, near=tuning.suggestions(operator, self.knowledge),
+            operator,
+            self.settings,
+            workers=self.workers,
+            time_limit_s=limit_s,
+            deadline=self.deadline,
+            known=known,
+            near=tuning.suggestions(operator, self.knowledge),
             on_trial=on_trial,
             told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
-        )  # fmt: skip
+        )
         self.results[operator.name] = found
         if found.trace is None:
             return

@@ -183,12 +183,21 @@ def tune_operator(
         return untuned(operator, NOT_REACHED)
     name = settings.search or job.search
     trace = drive(
-        _search(name, job, settings), job.space, job.measure, settings.budget,
-        seed=settings.seed, start=start, executor=workers, time_limit_s=own.limit_s,
-        trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
-        on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
+        _search(name, job, settings),
+        job.space,
+        job.measure,
+        settings.budget,
+        seed=settings.seed,
+        start=start,
+        executor=workers,
+        time_limit_s=own.limit_s,
+        trial_limit_s=settings.trial_limit_s,
+        early_stop=settings.early_stop,
+        known=known,
+        on_trial=on_trial,
+        is_proven=lambda trials: job.bound(trials)[1],
         patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
-    )  # fmt: skip
+    )
     bound, proven = job.bound(trace.trials)
     over = proven or trace.failures or trace.end in ("interrupted", "time")
     if not over and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
@@ -253,9 +262,15 @@ def _proven(
 
     try:
         with ends[1].cut():
-            proof = prove(job.space, job.measure, timed, job.bounds, most=most,
-                          time_limit_s=limit_s,
-                          told=lambda done, of: told("proof", done, of))  # fmt: skip
+            proof = prove(
+                job.space,
+                job.measure,
+                timed,
+                job.bounds,
+                most=most,
+                time_limit_s=limit_s,
+                told=lambda done, of: told("proof", done, of),
+            )
     except KeyboardInterrupt:
         return replace(trace, end="interrupted"), bound, False
     except (AscendLabError, TimeUpError):
@@ -322,10 +337,17 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
     """Return what the bank keeps of a result; without a schedule the default is the best known."""
     choice = result.choice.as_dict() if result.choice else {}
     return BankEntry(
-        key_of(result.operator), choice, result.before_cycles, result.after_cycles,
-        result.bound_cycles, result.proven, result.search, settings.seed, result.trials,
+        key_of(result.operator),
+        choice,
+        result.before_cycles,
+        result.after_cycles,
+        result.bound_cycles,
+        result.proven,
+        result.search,
+        settings.seed,
+        result.trials,
         features=features_of(result.operator),
-    )  # fmt: skip
+    )
 
 
 def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:

@@ -212,14 +212,21 @@ def translated(decision: Decision, chip: Chip) -> Translated:
     steps.pop(keep, None)  # what stays in L1 has no steps
     rows, columns = _grid(decision, max(1, min(own["usedCoreNum"], chip.core_count) // parts))
     schedule = GemmSchedule(
-        own["baseM"], own["baseK"], own["baseN"], max(1, min(steps.values())), rows, columns,
-        order, keep,
+        own["baseM"],
+        own["baseK"],
+        own["baseN"],
+        max(1, min(steps.values())),
+        rows,
+        columns,
+        order,
+        keep,
         a_l1_slots=_slots(own["depthA1"], own["stepM"] * own["stepKa"]),
         b_l1_slots=_slots(own["depthB1"], own["stepN"] * own["stepKb"]),
-        a_l0_slots=own["dbL0A"], b_l0_slots=own["dbL0B"],
+        a_l0_slots=own["dbL0A"],
+        b_l0_slots=own["dbL0B"],
         c_l0_slots=1 if own["dbL0C"] == 1 else 0,  # two where they fit: some entries ask for more
         split_k=parts,
-    )  # fmt: skip
+    )
     check_schedule(shape, schedule, chip)
     lost = ("two steps along K",) if len(set(steps.values())) > 1 else ()
     return Translated(schedule, lost)
@@ -389,9 +396,17 @@ def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None
         return None
     schedule = choice.as_dict() | {WRITTEN: decision.line}
     return BankEntry(
-        key_of(operator), schedule, operator.default_cycles, cycles, None, False, WRITTEN, 0, 1,
+        key_of(operator),
+        schedule,
+        operator.default_cycles,
+        cycles,
+        None,
+        False,
+        WRITTEN,
+        0,
+        1,
         features=features_of(operator),
-    )  # fmt: skip
+    )
 
 
 def _operator(shape: GemmShape, chip: Chip) -> Tunable:

@@ -105,8 +105,14 @@ Told = Callable[[int, float, str], None]
 TRIES = 2
 """A candidate whose worker died is tried so often before it counts as failed."""
 DIED = "its worker process died"
-UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError", "KilledWorker",
-              "RuntimeError: Error during deserialization")  # fmt: skip
+UNMEASURED = (
+    DIED,
+    "CancelledError",
+    "FutureCancelledError",
+    "CommClosedError",
+    "KilledWorker",
+    "RuntimeError: Error during deserialization",
+)
 """So begin notes of trials without a measurement (all but the first are of earlier versions)."""
 POLL_S = 0.5
 NO_WORKERS = "no workers"

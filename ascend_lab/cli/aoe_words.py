@@ -48,14 +48,27 @@ REFUSED = {
     "--out_nodes": "a network is tuned whole",
     "--Fop_format": "the layout pass chooses formats, they are not searched",
     **dict.fromkeys(
-        ("--insert_op_conf", "--op_name_map", "--is_input_adjust_hw_layout",
-         "--is_output_adjust_hw_layout", "--fusion_switch_file", "--enable_scope_fusion_passes",
-         "--enable_small_channel", "--compress_weight_conf", "--compression_optimize_conf",
-         "--disable_reuse_memory", "--op_select_implmode", "--optypelist_for_implmode",
-         "--modify_mixlist", "--keep_dtype", "--customize_dtypes", "--input_fp16_nodes"),
+        (
+            "--insert_op_conf",
+            "--op_name_map",
+            "--is_input_adjust_hw_layout",
+            "--is_output_adjust_hw_layout",
+            "--fusion_switch_file",
+            "--enable_scope_fusion_passes",
+            "--enable_small_channel",
+            "--compress_weight_conf",
+            "--compression_optimize_conf",
+            "--disable_reuse_memory",
+            "--op_select_implmode",
+            "--optypelist_for_implmode",
+            "--modify_mixlist",
+            "--keep_dtype",
+            "--customize_dtypes",
+            "--input_fp16_nodes",
+        ),
         _ATC,
     ),
-}  # fmt: skip
+}
 """Published flags without a meaning here, and why."""
 FRAMEWORKS = {"0": "Caffe", "1": "MindSpore", "3": "TensorFlow", "5": "ONNX"}
 PRECISIONS = {
@@ -69,11 +82,16 @@ PRECISIONS = {
 """--precision_mode, and the number format everything is computed in."""
 FLAGS_OF_JOBS = {
     "1": ("--Fnonhomo_split",),
-    "2": ("--Fdeeper_opat", "--tune_ops_file", "--budget", "--executor",
-          "--tune_optimization_level"),
+    "2": (
+        "--Fdeeper_opat",
+        "--tune_ops_file",
+        "--budget",
+        "--executor",
+        "--tune_optimization_level",
+    ),
     "12": ("--time_limit", "--seed", "--reload", "--progress_bar"),
     "4": ("--cluster", "--devices", "--max_segments", "--optimizer"),
-}  # fmt: skip
+}
 """Flags that count for some jobs only."""
 
 
@@ -115,15 +133,24 @@ def parser() -> Parser:
 
 def _add_search(made: Parser) -> None:
     add = made.add_argument
-    add("--tune_optimization_level", default="O2", choices=("O1", "O2"),
-        help=f"O1 tries {O1_TIMES} times as many candidates (O2)")  # fmt: skip
+    add(
+        "--tune_optimization_level",
+        default="O2",
+        choices=("O1", "O2"),
+        help=f"O1 tries {O1_TIMES} times as many candidates (O2)",
+    )
     add("--Fdeeper_opat", action="store_true", help="search on until each best is proven")
     add("--Fnonhomo_split", action="store_true", help="uneven slices too")
     add("--budget", type=count, metavar="N", help="candidates per operator (200)")
     add("--time_limit", type=decimal, metavar="S", help="seconds per network")
     add("--seed", type=whole, default=0, help="of the searches (0)")
-    add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS "
-        "(a Dask scheduler runs others' code here: name only one that you trust)")  # fmt: skip
+    add(
+        "--executor",
+        default="",
+        metavar="E",
+        help="serial, processes:N or dask:ADDRESS "
+        "(a Dask scheduler runs others' code here: name only one that you trust)",
+    )
     add("--reload", action="store_true", help="go on with an interrupted run")
     add("--progress_bar", default="on", choices=("on", "off"), help="in a terminal (on)")
 

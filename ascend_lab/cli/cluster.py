@@ -202,21 +202,30 @@ def _train_plan(arguments: argparse.Namespace) -> int:
     batch = arguments.batch or SAMPLES * arguments.devices
     limit = arguments.memory_limit
     ranking = best_plans(
-        _model(arguments, chip), topology, arguments.devices, batch,
+        _model(arguments, chip),
+        topology,
+        arguments.devices,
+        batch,
         memory_bytes=chip.device_memory.size_bytes if limit is None else limit,
-        optimizer=arguments.optimizer, keep=arguments.plans,
-    )  # fmt: skip
+        optimizer=arguments.optimizer,
+        keep=arguments.plans,
+    )
     best = ranking.best
     data = {
-        "model": arguments.model, "chip": chip.name, "cluster": topology.name,
-        "devices": arguments.devices, "batch": batch, "optimizer": arguments.optimizer,
+        "model": arguments.model,
+        "chip": chip.name,
+        "cluster": topology.name,
+        "devices": arguments.devices,
+        "batch": batch,
+        "optimizer": arguments.optimizer,
         "best": best.as_dict(),
         "step_s": best.step_s,
         "memory_bytes": best.memory_bytes,
         "beaten": [plan.as_dict() for plan in ranking.plans[1:]],
-        "tried": ranking.tried, "too_large": ranking.too_large,
+        "tried": ranking.tried,
+        "too_large": ranking.too_large,
         "least_memory_bytes": ranking.least_bytes,
-    }  # fmt: skip
+    }
     emit(arguments.json, data, table(arguments.model, topology.name, batch, ranking))
     return 0
 
@@ -286,7 +295,9 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
 
 VERBS = (
     Verb(
-        "topologies", "list clusters, or show one with its links", _topologies,
+        "topologies",
+        "list clusters, or show one with its links",
+        _topologies,
         (
             flag("name", nargs="?", help="such as 910a-roce:64, or your own .toml file"),
             JSON,
@@ -294,14 +305,23 @@ VERBS = (
         {"epilog": CLUSTER_FILE},
     ),
     Verb(
-        "collective", "time a collective on a cluster by one algorithm", _collective,
+        "collective",
+        "time a collective on a cluster by one algorithm",
+        _collective,
         (
-            flag("--op", required=True,
-                 help="all_reduce, reduce_scatter, all_gather, broadcast, reduce or all_to_all"),
-            flag("--algorithm", default="auto", metavar="A",
-                 help="of the operation; auto: the quickest (auto). Of all_reduce: ring, "
-                 "double-ring, mesh, halving-doubling, recursive-doubling, nhr, tree, chain, "
-                 "hierarchical, pipeline"),
+            flag(
+                "--op",
+                required=True,
+                help="all_reduce, reduce_scatter, all_gather, broadcast, reduce or all_to_all",
+            ),
+            flag(
+                "--algorithm",
+                default="auto",
+                metavar="A",
+                help="of the operation; auto: the quickest (auto). Of all_reduce: ring, "
+                "double-ring, mesh, halving-doubling, recursive-doubling, nhr, tree, chain, "
+                "hierarchical, pipeline",
+            ),
             flag("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB"),
             flag("--topology", required=True, metavar="T", help="see `topologies`, or .toml"),
             flag("--ranks", type=count, metavar="P", help="use the first P devices (all)"),
@@ -311,7 +331,9 @@ VERBS = (
         {"epilog": CLUSTER_FILE},
     ),
     Verb(
-        "fit-collective", "alpha and beta from measured all-reduces", _fit_collective,
+        "fit-collective",
+        "alpha and beta from measured all-reduces",
+        _fit_collective,
         (
             flag("file", metavar="TABLE.csv", help="columns bytes, ranks, time_s"),
             flag("--device", metavar="D", help="rows with this in the column device"),
@@ -320,7 +342,9 @@ VERBS = (
         ),
     ),
     Verb(
-        "train-plan", "the best parallel plan to train a model", _train_plan,
+        "train-plan",
+        "the best parallel plan to train a model",
+        _train_plan,
         (
             flag("model", metavar="MODEL", help="a model of the zoo, or an .onnx file"),
             flag("--cluster", required=True, metavar="T", help="a topology or .toml file"),
@@ -330,12 +354,21 @@ VERBS = (
             flag("--dtype", default="fp16", help="fp16 (default) or bf16"),
             flag("--memory-limit", type=decimal, metavar="BYTES", help="(default: the chip's)"),
             flag("--plans", type=count, default=20, metavar="K", help="plans to list (20)"),
-            flag("--batch", type=count, metavar="B",
-                 help=f"samples of a step, all devices ({SAMPLES} each)"),
-            flag("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
-                 help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable"),
+            flag(
+                "--batch",
+                type=count,
+                metavar="B",
+                help=f"samples of a step, all devices ({SAMPLES} each)",
+            ),
+            flag(
+                "--input-shape",
+                action="append",
+                default=[],
+                metavar="NAME:1,3,224,224",
+                help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
+            ),
             JSON,
         ),
         {"epilog": CLUSTER_FILE},
     ),
-)  # fmt: skip
+)

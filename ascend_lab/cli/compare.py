@@ -51,17 +51,20 @@ def _with_alt(svg: str, alt: str) -> str:
 
 
 COMPARE = Verb(
-    "compare", "hold measured times, a table or a profile of msprof, against the model", _compare,
+    "compare",
+    "hold measured times, a table or a profile of msprof, against the model",
+    _compare,
     (
         flag("file", metavar="FILE.csv", help="measured rows, or an op_summary of msprof"),
         flag("--chip", help="chip of a profile, or of rows that name it or none"),
         LIKE,
-        flag("--figure", metavar="F.svg",
-             help="draw model over measured times (.svg, .png, .pdf)"),
+        flag("--figure", metavar="F.svg", help="draw model over measured times (.svg, .png, .pdf)"),
         JSON,
     ),
-    {"epilog": "A row timed as a kernel is compared without the launch by the host, others with "
-               "it. The exit code is 1 if no row can be timed. Columns of a table: group, "
-               "case, chip, operator, inputs, dtype, attributes, l2, timing, measured_us; the "
-               "book's page on bringing your own says what each holds."},
-)  # fmt: skip
+    {
+        "epilog": "A row timed as a kernel is compared without the launch by the host, others with "
+        "it. The exit code is 1 if no row can be timed. Columns of a table: group, "
+        "case, chip, operator, inputs, dtype, attributes, l2, timing, measured_us; the "
+        "book's page on bringing your own says what each holds."
+    },
+)

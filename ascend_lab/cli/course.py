@@ -106,16 +106,20 @@ def _check(task: "Assignment", arguments: argparse.Namespace) -> int:
         for one in tried
         if one.timed and not one.faults
     }
-    lines = [f"{cases:24} {said or 'holds' + reached.get(cases, '')}"
-             for cases, said in faults_said(task, tried)]  # fmt: skip
+    lines = [
+        f"{cases:24} {said or 'holds' + reached.get(cases, '')}"
+        for cases, said in faults_said(task, tried)
+    ]
     lines += [
         f"{part}: {value:.1f} of {task.points[part]:g} points" for part, value in points.items()
     ]
     lines += rules_said(task, tried)
     if not task.exercises:
         lines.append("hidden cases are like these, others; the work log is read by a person")
-    found = {"points": points, "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost}
-                                         for t in tried}}  # fmt: skip
+    found = {
+        "points": points,
+        "cases": {t.case: {"faults": t.faults, "cost": t.judged.cost} for t in tried},
+    }
     emit(arguments.json, found, lines)
     return 1 if any(one.faults for one in tried) else 0
 
@@ -149,12 +153,19 @@ def _grade(task: "Assignment", arguments: argparse.Namespace) -> int:
     if not Path(arguments.work).exists():
         raise InputError("a hand-in or a folder of them", arguments.work, "check the path")
     wall = standing_wall()  # before hours of grading: nothing is run as root
-    marks = grade(task, Path(arguments.work), secret=secret, roster=roster, known=known,
-                  jobs=arguments.jobs)  # fmt: skip
-    anew = {m.student: run_anew(old[m.student], before.get(m.student, ()), m)
-            for m in marks if m.student in old}  # fmt: skip
-    changes = {m.student: [*anew.get(m.student, ()), *moved(before[m.student], m)]
-               for m in marks if m.student in before}  # fmt: skip
+    marks = grade(
+        task, Path(arguments.work), secret=secret, roster=roster, known=known, jobs=arguments.jobs
+    )
+    anew = {
+        m.student: run_anew(old[m.student], before.get(m.student, ()), m)
+        for m in marks
+        if m.student in old
+    }
+    changes = {
+        m.student: [*anew.get(m.student, ()), *moved(before[m.student], m)]
+        for m in marks
+        if m.student in before
+    }
     report.write_report(task, marks, out, secret, changes)
     lines = [_line(mark, old, anew, changes) for mark in marks]
     lines.append(f"{len(marks)} hand-ins: {out / 'grades.csv'}, {out / 'index.html'}")
@@ -214,7 +225,9 @@ def _pack(task: "Assignment", arguments: argparse.Namespace) -> int:
 
 VERBS = (
     Verb(
-        "course", "assignments, exercises: start, check your work, grade a folder, pack", _course,
+        "course",
+        "assignments, exercises: start, check your work, grade a folder, pack",
+        _course,
         (
             flag("action", choices=ACTIONS, metavar="start|check|grade|pack"),
             flag("assignment", metavar="A1|1,5.2", help="an assignment, or exercises of the book"),
@@ -225,10 +238,13 @@ VERBS = (
             flag("--roster", metavar="R.csv", help="id, name, late_minutes, log (grade)"),
             flag("--secret", metavar="S.toml", help='the term\'s: secret = "..." (grade, pack)'),
             flag("--jobs", type=count, default=1, metavar="N", help="hand-ins at once (1)"),
-            flag("--again", action="store_true",
-                 help="judge the answers of an earlier report anew, and say what moved"),
+            flag(
+                "--again",
+                action="store_true",
+                help="judge the answers of an earlier report anew, and say what moved",
+            ),
             flag("--course", metavar="FOLDER", help="where the assignments lie"),
             JSON,
         ),
     ),
-)  # fmt: skip
+)

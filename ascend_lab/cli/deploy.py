@@ -59,27 +59,40 @@ def _compile(arguments: argparse.Namespace) -> int:
     if arguments.check_report and not _report(arguments):
         return 1
     gears = _gears(arguments, chip)
-    given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num", "insert_op_conf",
-             "compression", "keep_dtype")  # fmt: skip
+    given = (
+        "precision_mode",
+        "input_shape",
+        "dynamic_batch_size",
+        "aicore_num",
+        "insert_op_conf",
+        "compression",
+        "keep_dtype",
+    )
     options = {name: str(getattr(arguments, name)) for name in given if name in arguments.given}
     data = compile_offline(gears, chip, road, options=options, told=network.told)
     model = OfflineModel(arguments.output, unpack_parts(data, arguments.output))
     write_whole(arguments.output, data)
     rows = [
         {
-            "batch": gear.batch, "inputs": {n: list(s) for n, s in gear.inputs.items()},
+            "batch": gear.batch,
+            "inputs": {n: list(s) for n, s in gear.inputs.items()},
             "time_s": gear.times["summary"]["time_s"],
             "tasks": len(gear.times["tasks"]),
             "ai_cpu_operators": gear.times["summary"]["totals"]["ai_cpu_operators"],
-            "work_bytes": gear.memory["work_bytes"], "weight_bytes": gear.memory["weight_bytes"],
+            "work_bytes": gear.memory["work_bytes"],
+            "weight_bytes": gear.memory["weight_bytes"],
         }
         for gear in model.gears
-    ]  # fmt: skip
+    ]
     found = {
-        "name": model.meta["name"], "chip": chip.name, "dtype": road.dtype,
-        "output": arguments.output, "file_bytes": len(data), "kernels": len(model.kernels),
+        "name": model.meta["name"],
+        "chip": chip.name,
+        "dtype": road.dtype,
+        "output": arguments.output,
+        "file_bytes": len(data),
+        "kernels": len(model.kernels),
         "gears": rows,
-    }  # fmt: skip
+    }
     emit(arguments.json, found, _lines(found, model))
     return 0
 
@@ -235,9 +248,13 @@ def _aipp(arguments: argparse.Namespace) -> int:
     inputs.save_array(arguments.output, result)
     wide = result.astype(np.float64)
     data = {
-        "frames": len(result), "shape": list(result.shape), "dtype": str(result.dtype),
-        "min": float(wide.min()), "max": float(wide.max()), "mean": float(wide.mean()),
-    }  # fmt: skip
+        "frames": len(result),
+        "shape": list(result.shape),
+        "dtype": str(result.dtype),
+        "min": float(wide.min()),
+        "max": float(wide.max()),
+        "mean": float(wide.mean()),
+    }
     line = (
         f"{len(result)} frames of {each[0].width} x {each[0].height} ({each[0].input_format}) -> "
         f"{result.dtype}{list(result.shape)}, {wide.min():g} to {wide.max():g}"
@@ -312,9 +329,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     from ascend_lab.deploy.runtime.container import is_offline
     from ascend_lab.deploy.serving import Level, Policy, loopback, opened, rest
 
-    for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
-                            ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000),
-                            ("body_mib", 1, 1024)):  # fmt: skip
+    for name, low, high in (
+        ("port", 0, 65535),
+        ("instances", 1, 64),
+        ("max_batch", 1, 1024),
+        ("max_delay_s", 0, 60),
+        ("queue_limit", 1, 100_000),
+        ("body_mib", 1, 1024),
+    ):
         if not low <= (value := getattr(arguments, name)) <= high:
             word = f"--{name.replace('_', '-')}"
             raise InputError(f"{word} from {low} to {high}", str(value), f"e.g. {word} {low}")
@@ -354,49 +376,81 @@ ensemble; two [[versions]] name, error_rate, service, server with [canary] stage
 max_error_rate, max_p95_s, users."""
 
 COMPILE = Verb(
-    "compile", "compile an ONNX model into one file that runs without it", _compile,
+    "compile",
+    "compile an ONNX model into one file that runs without it",
+    _compile,
     (
         MODEL,
-        flag("--chip", "--soc_version", required=True,
-             help="a preset name or your own .toml file"),
+        flag("--chip", "--soc_version", required=True, help="a preset name or your own .toml file"),
         flag("--output", metavar="F.alm", help="the file to write"),
         flag("--framework", default="5", metavar="5", help="5 (ONNX)"),
         flag("--mode", default="0", metavar="M", help="0 compile (default), 3 precheck only"),
-        flag("--input_shape", "--input-shape", default="", metavar='"x:1,3,224,224;y:1,10"',
-             help="sizes left open; -1 for the batch of --dynamic_batch_size"),
+        flag(
+            "--input_shape",
+            "--input-shape",
+            default="",
+            metavar='"x:1,3,224,224;y:1,10"',
+            help="sizes left open; -1 for the batch of --dynamic_batch_size",
+        ),
         flag("--dynamic_batch_size", metavar="1,2,4,8", help="compile for each of these"),
-        flag("--precision_mode", default="force_fp16", metavar="P",
-             help="force_fp16 (default), allow_fp32_to_bf16, ..."),
+        flag(
+            "--precision_mode",
+            default="force_fp16",
+            metavar="P",
+            help="force_fp16 (default), allow_fp32_to_bf16, ...",
+        ),
         flag("--keep_dtype", metavar="F", help="nodes, one a line, that stay in fp32"),
-        flag("--fusion_switch_file", "--fusion-switch", metavar="F",
-             help='JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}'),
+        flag(
+            "--fusion_switch_file",
+            "--fusion-switch",
+            metavar="F",
+            help='JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}',
+        ),
         flag("--compression", metavar="F", help="scales that `quantize --records` wrote: int8"),
         flag("--insert_op_conf", metavar="F.cfg", help="AIPP: camera frames, not images"),
-        flag("--enable_small_channel", choices=("0", "1"), default="0",
-             help="1: AIPP writes four channels a pixel"),
-        flag("--aicore_num", "--aicore-num", type=count, metavar="N",
-             help="use N of the chip's cores"),
+        flag(
+            "--enable_small_channel",
+            choices=("0", "1"),
+            default="0",
+            help="1: AIPP writes four channels a pixel",
+        ),
+        flag(
+            "--aicore_num",
+            "--aicore-num",
+            type=count,
+            metavar="N",
+            help="use N of the chip's cores",
+        ),
         flag("--check_report", metavar="F.json", help="write a precheck report, node by node"),
         JSON,
         *(flag(name, help=argparse.SUPPRESS, nargs="?") for name in NO_MEANING),
     ),
-)  # fmt: skip
+)
 VERBS = (
     Verb(
-        "aipp", "raw camera frames through an AIPP configuration", _aipp,
+        "aipp",
+        "raw camera frames through an AIPP configuration",
+        _aipp,
         (
             flag("config", metavar="CONFIG.cfg", help="aipp_op { key: value ... } for each input"),
             flag("--image", required=True, metavar="X.npy", help="raw frames, flat uint8"),
             flag("--output", required=True, metavar="Y.npy", help="write fp16 (n, c, h, w) to it"),
-            flag("--rank", type=whole, default=0, metavar="N",
-                 help="which input: the aipp_op with this related_input_rank (0)"),
+            flag(
+                "--rank",
+                type=whole,
+                default=0,
+                metavar="N",
+                help="which input: the aipp_op with this related_input_rank (0)",
+            ),
             flag("--block", metavar="F.bin", help="parameters, with aipp_mode: dynamic"),
             flag("--chip", help="keep this chip's limits, too"),
             JSON,
         ),
     ),
     Verb(
-        "serve-sim", "simulate a server: latency, throughput and batches", _serve_sim,
+        "serve-sim",
+        "simulate a server: latency, throughput and batches",
+        _serve_sim,
         (
             flag("config", metavar="CONFIG.toml", help="service, arrivals, server: see below"),
             JSON,
@@ -405,20 +459,43 @@ VERBS = (
         {"epilog": CONFIG_HELP},
     ),
     Verb(
-        "serve", "answer requests for a model on loopback (KServe v2, as Triton does)", _serve,
+        "serve",
+        "answer requests for a model on loopback (KServe v2, as Triton does)",
+        _serve,
         (
-            MODEL, SHAPES,
+            MODEL,
+            SHAPES,
             flag("--chip", help="compute as this chip's kernels do (default: the graph, exactly)"),
             flag("--port", type=whole, default=0, help="0, the default, takes a free one"),
             flag("--instances", type=count, default=1, metavar="N", help="threads (1)"),
-            flag("--max-batch", type=count, default=8, metavar="N",
-                 help="most rows that run together (8); shapes of your own run alone"),
-            flag("--max-delay-s", type=decimal, default=0.0, metavar="S",
-                 help="how long the oldest request waits for others (0)"),
-            flag("--queue-limit", type=count, default=2048, metavar="N",
-                 help="most requests that wait; more are told to come again (2048)"),
-            flag("--body-mib", type=count, default=16, metavar="N",
-                 help="largest body of a request, unpacked, in MiB (16)"),
+            flag(
+                "--max-batch",
+                type=count,
+                default=8,
+                metavar="N",
+                help="most rows that run together (8); shapes of your own run alone",
+            ),
+            flag(
+                "--max-delay-s",
+                type=decimal,
+                default=0.0,
+                metavar="S",
+                help="how long the oldest request waits for others (0)",
+            ),
+            flag(
+                "--queue-limit",
+                type=count,
+                default=2048,
+                metavar="N",
+                help="most requests that wait; more are told to come again (2048)",
+            ),
+            flag(
+                "--body-mib",
+                type=count,
+                default=16,
+                metavar="N",
+                help="largest body of a request, unpacked, in MiB (16)",
+            ),
         ),
     ),
-)  # fmt: skip
+)

@@ -34,9 +34,18 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 _DAMAGED: tuple[type[Exception], ...] = (
-    OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
-    zipfile.BadZipFile, tokenize.TokenError, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    LookupError,
+    EOFError,
+    SyntaxError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+    zlib.error,
+)
 """What NumPy and zipfile raise for what is no archive of arrays."""
 with suppress(ImportError):  # a Python without it unpacks none of its archives
     import lzma

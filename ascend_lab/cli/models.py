@@ -42,9 +42,11 @@ def _zoo(arguments: argparse.Namespace) -> int:
         data: Any = rows
     else:
         data = zoo.counts_of(
-            arguments.name.removeprefix("zoo:"), batch=arguments.batch,
-            width=arguments.width, size=arguments.resolution,
-        )  # fmt: skip
+            arguments.name.removeprefix("zoo:"),
+            batch=arguments.batch,
+            width=arguments.width,
+            size=arguments.resolution,
+        )
         rows = {data["name"]: data}
     lines = [f"{'model':<28}{'parameters':>12}{'MACs':>17}  input"]
     lines += [
@@ -145,11 +147,15 @@ def _tables(data: Mapping[str, Any]) -> list[Table]:
     """Return the report's tables: title, headers, rows."""
     nodes: list[tuple[object, ...]] = [
         (
-            row["source_op"], row["count"], row["verdict"], " + ".join(row["replaced_by"]),
-            "" if row["max_error"] is None else f"error {row['max_error']:.1e}", row["advice"],
+            row["source_op"],
+            row["count"],
+            row["verdict"],
+            " + ".join(row["replaced_by"]),
+            "" if row["max_error"] is None else f"error {row['max_error']:.1e}",
+            row["advice"],
         )
         for row in data["rows"]
-    ]  # fmt: skip
+    ]
     moved = [(m["node"], m["op"], m["engine"], m["reason"]) for m in data["moved"]]
     padded = [
         (p["tensor"], p["shape"], p["layout"], f"{p['zeros']:.0%} zeros", p["advice"])
@@ -281,7 +287,9 @@ def _plan(arguments: argparse.Namespace, graph: Graph) -> Plan:
 _METHODS = "minmax, percentile, ifmr, hfmg, kl, tensorrt or entropy"
 VERBS = (
     Verb(
-        "zoo", "list the models that zoo:NAME gives, or one model's counts", _zoo,
+        "zoo",
+        "list the models that zoo:NAME gives, or one model's counts",
+        _zoo,
         (
             flag("name", nargs="?", help="a model, such as mobilenet_v2"),
             flag("--batch", type=count, default=1, metavar="N", help="images or sequences (1)"),
@@ -292,7 +300,9 @@ VERBS = (
         ),
     ),
     Verb(
-        "migrate", "say what becomes of a model on a chip, and rewrite it", _migrate,
+        "migrate",
+        "say what becomes of a model on a chip, and rewrite it",
+        _migrate,
         (
             MODEL,
             flag("--chip", default="Ascend310", help="a preset or .toml file (Ascend310)"),
@@ -306,7 +316,9 @@ VERBS = (
         {"description": "Takes ONNX files, zoo:NAME, and programs of torch.export (.pt2)."},
     ),
     Verb(
-        "calibrate", "choose the scale and offset of one tensor", _calibrate,
+        "calibrate",
+        "choose the scale and offset of one tensor",
+        _calibrate,
         (
             flag("values", metavar="VALUES.npy", help="an array of samples"),
             flag("--method", required=True, help=_METHODS),
@@ -316,7 +328,8 @@ VERBS = (
         ),
     ),
     Verb(
-        "quantize", "write a model with its layers in eight bits, scales chosen on samples",
+        "quantize",
+        "write a model with its layers in eight bits, scales chosen on samples",
         _quantize,
         (
             MODEL,
@@ -330,4 +343,4 @@ VERBS = (
             JSON,
         ),
     ),
-)  # fmt: skip
+)

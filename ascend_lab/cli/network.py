@@ -173,8 +173,18 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
     from ascend_lab.deploy.runtime import load_offline
 
-    decided = ("tuned", "bank", "aicore-num", "keep_dtype", "dtype", "fusion-switch",
-               "fusion-result", "no-fusion", "memory-limit", "like")  # fmt: skip
+    decided = (
+        "tuned",
+        "bank",
+        "aicore-num",
+        "keep_dtype",
+        "dtype",
+        "fusion-switch",
+        "fusion-result",
+        "no-fusion",
+        "memory-limit",
+        "like",
+    )
     idle = (f"--{name}" for name in decided)
     common.refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
@@ -232,11 +242,15 @@ def placed(
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
         return place_model(
-            arguments.model, chip, given=given, shapes=common.shapes_of(arguments),
-            batch=arguments.batch, dtype=getattr(arguments, "dtype", "fp16"),
+            arguments.model,
+            chip,
+            given=given,
+            shapes=common.shapes_of(arguments),
+            batch=arguments.batch,
+            dtype=getattr(arguments, "dtype", "fp16"),
             seed=getattr(arguments, "seed", 0),
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
-        )  # fmt: skip
+        )
     except UnsupportedError as other:
         if other.needed == error.needed:
             raise error from other
@@ -305,8 +319,15 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     """Print the time of a model that is placed on core, AI CPU and host."""
     from ascend_lab.compiler import bound, compile as compiler, network
 
-    refuse_off_core(arguments, error, "--fusion-switch", "--fusion-result", "--no-fusion",
-                    "--memory-limit", "--like")  # fmt: skip
+    refuse_off_core(
+        arguments,
+        error,
+        "--fusion-switch",
+        "--fusion-result",
+        "--no-fusion",
+        "--memory-limit",
+        "--like",
+    )
     hosted = placed(arguments, None, error)
     times = hosted.timeline()
     if arguments.trace:
@@ -392,9 +413,12 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>4}"]
     if isinstance(times, tiled.TiledTimeline):
         cut = times.tiled
-        lines.insert(1, f"in {cut.tile_count} tiles, as {cut.limit_bytes / 1e9:.3f} GB of device "
-                        f"memory ask: {cut.halo_share:.2%} of the multiply-accumulates twice; "
-                        "time and bytes of a kernel are of all its runs")  # fmt: skip
+        lines.insert(
+            1,
+            f"in {cut.tile_count} tiles, as {cut.limit_bytes / 1e9:.3f} GB of device "
+            f"memory ask: {cut.halo_share:.2%} of the multiply-accumulates twice; "
+            "time and bytes of a kernel are of all its runs",
+        )
     lines += [_line(equal[0], len(equal), total_s) for equal in _equal(times.operators)]
     lines += compiler.ledger_table(ledger)
     lines.append(
@@ -451,39 +475,61 @@ _moved: products by 0 and 1 move its channels. Then the time by cause. {PIPES}""
 
 VERBS = (
     Verb(
-        "run", "compute an ONNX model's outputs", _run,
+        "run",
+        "compute an ONNX model's outputs",
+        _run,
         (
             COMPILED,
             flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
             flag("--outputs", metavar="G.npz", help="write the outputs by name"),
-            SHAPES, BATCH,
+            SHAPES,
+            BATCH,
             flag("--seed", type=limits.whole, default=0, help="seed of random inputs (0)"),
-            flag("--compiled", action="store_true",
-                 help="run the compiled programs (else, also for an .alm, the exact values)"),
+            flag(
+                "--compiled",
+                action="store_true",
+                help="run the compiled programs (else, also for an .alm, the exact values)",
+            ),
             flag("--chip", default="Ascend310", help="for --compiled (Ascend310)"),
             flag("--keep_dtype", metavar="F", help="nodes, one a line, that stay in fp32"),
-            *TUNED, JSON,
+            *TUNED,
+            JSON,
         ),
     ),
     Verb(
-        "simulate", "time an ONNX model on a chip, operator by operator", _simulate,
+        "simulate",
+        "time an ONNX model on a chip, operator by operator",
+        _simulate,
         (
             COMPILED,
             flag("--chip", help="a preset name or your own .toml file; a compiled model has one"),
-            SHAPES, BATCH,
+            SHAPES,
+            BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
-            flag("--fusion-switch", metavar="F", help=(
-                'JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}')),
+            flag(
+                "--fusion-switch",
+                metavar="F",
+                help=('JSON: {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {...}}}'),
+            ),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
             LIKE,
-            flag("--enable_small_channel", choices=("0", "1"), default="0",
-                 help="with --like: the first layer reads pixels of 4 channels (0)"),
-            flag("--memory-limit", type=limits.whole, metavar="BYTES",
-                 help="device memory (default: the chip's)"),
-            *TUNED, JSON,
+            flag(
+                "--enable_small_channel",
+                choices=("0", "1"),
+                default="0",
+                help="with --like: the first layer reads pixels of 4 channels (0)",
+            ),
+            flag(
+                "--memory-limit",
+                type=limits.whole,
+                metavar="BYTES",
+                help="device memory (default: the chip's)",
+            ),
+            *TUNED,
+            JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),
         ),
         {"epilog": COLUMNS},
     ),
-)  # fmt: skip
+)

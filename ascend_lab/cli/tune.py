@@ -253,8 +253,10 @@ def _print(report: saved.Report) -> None:
         late = sum(r.note == NOT_REACHED for r in tuning.operators.results)
         if late:
             kept = f"{late} kinds of operators keep their defaults, of which nothing is proven"
-            common.show(f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
-                        "command: the bank keeps what was found")  # fmt: skip
+            common.show(
+                f"  --time_limit ended the search: {kept}; raise it, or go on by the same "
+                "command: the bank keeps what was found"
+            )
     common.show(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
         "  (for any slicing and schedule; it counts one launch and few waits)"

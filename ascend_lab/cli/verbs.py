@@ -310,29 +310,46 @@ _TILING = (
     *_TILES,
     flag("--dtype", default="fp16", help="fp16 (default), int8, or bf16 where the chip has it"),
     flag("--out-dtype", default="", help="fp32, int32 or fp16"),
-    CHIP, JSON, TRACE,
-)  # fmt: skip
+    CHIP,
+    JSON,
+    TRACE,
+)
 _TWO = "one number, or down,across"
 VERBS = (
     Verb(
-        "chips", "list the chips, or show one with all its numbers", _chips,
+        "chips",
+        "list the chips, or show one with all its numbers",
+        _chips,
         (flag("name", nargs="?", help="a preset name or your own .toml file"), JSON),
     ),
     Verb(
-        "gemm", "time C = A @ B, A is M x K, B is K x N", _gemm,
+        "gemm",
+        "time C = A @ B, A is M x K, B is K x N",
+        _gemm,
         _sizes(m="rows of A and C", n="columns of B and C", k="columns of A, rows of B") + _TILING,
         {"epilog": network.PIPES},
     ),
     Verb(
-        "conv", "time a convolution: batch, channels, image, kernels", _conv,
+        "conv",
+        "time a convolution: batch, channels, image, kernels",
+        _conv,
         (
             *_sizes(
-                n="images", c="channels", h="image height", w="image width",
-                k="kernels (output channels)", r="kernel height", s="kernel width",
+                n="images",
+                c="channels",
+                h="image height",
+                w="image width",
+                k="kernels (output channels)",
+                r="kernel height",
+                s="kernel width",
             ),
             flag("--stride", default="1", metavar="S", help=_TWO),
-            flag("--pad", default="0", metavar="P",
-                 help="one number, rows,columns or top,bottom,left,right"),
+            flag(
+                "--pad",
+                default="0",
+                metavar="P",
+                help="one number, rows,columns or top,bottom,left,right",
+            ),
             flag("--dilation", default="1", metavar="D", help=_TWO),
             flag("--groups", type=count, default=1, metavar="G", help="of channels (1)"),
             *_TILING,
@@ -340,32 +357,51 @@ VERBS = (
         {"epilog": network.PIPES},
     ),
     Verb(
-        "op", "time an operator of the library; without a name, list them", _op,
+        "op",
+        "time an operator of the library; without a name, list them",
+        _op,
         (
             flag("name", nargs="?", help="an operator, such as softmax"),
             flag("shapes", nargs="*", help="one shape per input, such as 4096x1024"),
             flag("--chip", help="a preset name or your own .toml file"),
             flag("--dtype", default="fp16", help="number format of the inputs (fp16)"),
-            flag("--attr", action="append", default=[], metavar="KEY=VALUE",
-                 help="e.g. axis=-1; repeatable"),
+            flag(
+                "--attr",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="e.g. axis=-1; repeatable",
+            ),
             flag("--show", action="store_true", help="print the default schedule's loop nests"),
             *_TILES,
             LIKE,
-            flag("--warm-l2", action="store_true",
-                  help="operands start in L2, the kernel in the device's queue"),
+            flag(
+                "--warm-l2",
+                action="store_true",
+                help="operands start in L2, the kernel in the device's queue",
+            ),
             JSON,
         ),
-        {"epilog": "Timed is the operator by itself on rows as they lie; in a network, fusion and "
-                   f"private layouts may give it another kernel. {network.PIPES}"},
+        {
+            "epilog": "Timed is the operator by itself on rows as they lie; in a network, fusion "
+            f"and private layouts may give it another kernel. {network.PIPES}"
+        },
     ),
     Verb(
-        "run-kernel", "execute, check and time a kernel of your own", _run_kernel,
+        "run-kernel",
+        "execute, check and time a kernel of your own",
+        _run_kernel,
         (
-            flag("file", metavar="FILE.py",
-                 help="defines kernel(chip), inputs(rng) and reference(inputs)"),
+            flag(
+                "file",
+                metavar="FILE.py",
+                help="defines kernel(chip), inputs(rng) and reference(inputs)",
+            ),
             flag("--sanitize", action="store_true", help="look for races and lost flags"),
             flag("--seed", type=whole, default=0, help="seed of the inputs"),
-            CHIP, JSON, TRACE,
+            CHIP,
+            JSON,
+            TRACE,
         ),
         {
             "description": "Execute, check and time a kernel. This runs the file's Python code, "
@@ -383,4 +419,4 @@ VERBS = (
     *cluster.VERBS,
     *deploy.VERBS,
     *course.VERBS,
-)  # fmt: skip
+)

@@ -33,11 +33,30 @@ from ascend_lab.errors import ClusterError, InputError
 # isort: on
 
 __all__ = [
-    "ALGORITHMS", "OPS", "TOPOLOGIES", "CollectiveTime", "Link", "Round", "Schedule",
-    "Topology", "closed_form_s", "collective_time", "compare", "execute", "fit_collective",
-    "full_mesh", "held_out", "load_topology", "make", "mape", "read_table", "ring", "star",
-    "time_collective", "together",
-]  # fmt: skip
+    "ALGORITHMS",
+    "OPS",
+    "TOPOLOGIES",
+    "CollectiveTime",
+    "Link",
+    "Round",
+    "Schedule",
+    "Topology",
+    "closed_form_s",
+    "collective_time",
+    "compare",
+    "execute",
+    "fit_collective",
+    "full_mesh",
+    "held_out",
+    "load_topology",
+    "make",
+    "mape",
+    "read_table",
+    "ring",
+    "star",
+    "time_collective",
+    "together",
+]
 
 Cost = Callable[[float], float]
 """Bytes to seconds."""

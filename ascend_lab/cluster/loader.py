@@ -241,30 +241,54 @@ CHIP_910B = "chip file Ascend910B2"
 ACHIEVED = "point to point 119 of 196 GB/s by HCCS, 22 of 25 by RoCE; a call 10 us, a round 5.85"
 ROUND = "round numbers, chosen: 5 us, 10 GB/s a direction, adding is free"
 _ALL = (
-    Preset("910a-server", 0, lambda n: _room("910a-server", n, load_chip("Ascend910A")),
-           "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
-           f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)"),
-    Preset("910b-server", 0, _server_910b,
-           "8 Ascend 910B in one HCCS full mesh, 28 GB/s a link and direction, of which 17 arrive",
-           f"{CHIP_910B} (56 GB/s a link both directions together); {ACHIEVED}"),
-    Preset("910a-roce", 1024,
-           lambda n: _roce("910a-roce", n, load_chip("Ascend910A"), HALF_DEVICES),
-           "910a-servers; NPU d of each on RoCE rail d mod 4, rails joined by a spine",
-           f"{CHIP_910A} (100 Gbit/s a NPU); spine without oversubscription: assumed"),
-    Preset("910b-roce", 1024, _roce_910b,
-           "910b-servers; NPU d of each on RoCE rail d mod 8, rails joined by a spine",
-           f"{CHIP_910B} (200 Gbit/s a NPU); {ACHIEVED}; spine without oversubscription: assumed"),
-    Preset("a3-pod", 768, _pod,
-           "dies of 910C, 16 a server; each 7 HCCS ports to switches: 119 of 196 GB/s arrive",
-           f"chip file Ascend910C; {ACHIEVED}; network without oversubscription: assumed"),
-    Preset("ethernet-25g", 1024, _ethernet,
-           "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
-           f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)"),
+    Preset(
+        "910a-server",
+        0,
+        lambda n: _room("910a-server", n, load_chip("Ascend910A")),
+        "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
+        f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)",
+    ),
+    Preset(
+        "910b-server",
+        0,
+        _server_910b,
+        "8 Ascend 910B in one HCCS full mesh, 28 GB/s a link and direction, of which 17 arrive",
+        f"{CHIP_910B} (56 GB/s a link both directions together); {ACHIEVED}",
+    ),
+    Preset(
+        "910a-roce",
+        1024,
+        lambda n: _roce("910a-roce", n, load_chip("Ascend910A"), HALF_DEVICES),
+        "910a-servers; NPU d of each on RoCE rail d mod 4, rails joined by a spine",
+        f"{CHIP_910A} (100 Gbit/s a NPU); spine without oversubscription: assumed",
+    ),
+    Preset(
+        "910b-roce",
+        1024,
+        _roce_910b,
+        "910b-servers; NPU d of each on RoCE rail d mod 8, rails joined by a spine",
+        f"{CHIP_910B} (200 Gbit/s a NPU); {ACHIEVED}; spine without oversubscription: assumed",
+    ),
+    Preset(
+        "a3-pod",
+        768,
+        _pod,
+        "dies of 910C, 16 a server; each 7 HCCS ports to switches: 119 of 196 GB/s arrive",
+        f"chip file Ascend910C; {ACHIEVED}; network without oversubscription: assumed",
+    ),
+    Preset(
+        "ethernet-25g",
+        1024,
+        _ethernet,
+        "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
+        f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)",
+    ),
     Preset("star", 1024, lambda n: star(n, *TEACHING), "N devices around one switch", ROUND),
     Preset("mesh", 256, lambda n: full_mesh(n, *TEACHING), "N devices, each linked to each", ROUND),
-    Preset("ring", 1024, lambda n: ring(n, *TEACHING), "N devices in a circle, linked both ways",
-           ROUND),
-)  # fmt: skip
+    Preset(
+        "ring", 1024, lambda n: ring(n, *TEACHING), "N devices in a circle, linked both ways", ROUND
+    ),
+)
 TOPOLOGIES: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 """Every preset by the name it is loaded with (before the colon)."""
 

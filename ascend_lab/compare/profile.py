@@ -126,9 +126,14 @@ def _row(
         found = reading(_task(row))
         marks = found.marks
         work = Work(
-            found.operator, chip, found.shapes, None, found.dtypes, found.attributes,
+            found.operator,
+            chip,
+            found.shapes,
+            None,
+            found.dtypes,
+            found.attributes,
             group=row["type"],
-        )  # fmt: skip
+        )
     busy = {}
     for at, pipe in ratios.items():
         share = number_of(cells[at]) if at < len(cells) else None

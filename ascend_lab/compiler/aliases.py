@@ -241,6 +241,9 @@ def _offsets(
     whole: TensorType, parts: Collection[TensorType], axis: int, spans: Collection[Range]
 ) -> list[int] | None:
     pairs = zip(parts, spans, strict=True)
-    found = [offset for part, span in pairs
-             if (offset := run_offset(whole, part, axis, span)) is not None]  # fmt: skip
+    found = [
+        offset
+        for part, span in pairs
+        if (offset := run_offset(whole, part, axis, span)) is not None
+    ]
     return found if len(found) == len(parts) else None

@@ -193,9 +193,10 @@ class _Work:
         self.to_vector = to_vector * chip.core_count
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
-            node for node in once.values()
+            node
+            for node in once.values()
             if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
-        ]  # fmt: skip
+        ]
         self.needed = {node.name for node in self.nodes}
         self.weights = self.needs.weights(self.nodes)
         self.loads, self.begun = list[_Load](), dict[str, float]()
@@ -427,9 +428,10 @@ class _Work:
         near = [far[to] + own if node else far[2] for far in ends]
         back = told_cycles(self.chip) + away["GM"][to] + own
         loads = [
-            (self.begun[load.node], load.cycles) for load in self.loads
+            (self.begun[load.node], load.cycles)
+            for load in self.loads
             if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))
-        ]  # fmt: skip
+        ]
         for begin, cycles in sorted(loads, reverse=True):
             total = tuple(map(sum, zip(total, cycles, strict=True)))
             for work, way, far in zip(total, near, ends, strict=True):

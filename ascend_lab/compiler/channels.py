@@ -193,9 +193,12 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     taking = [node for nodes in ways.values() for node in nodes]
     ends = [name for name in family.results if not ways.get(name)]
     alone = replace(
-        graph, inputs=tuple(dict.fromkeys(family.sources)), types={**graph.types, **kinds},
-        nodes=(*family.nodes, *taking), outputs=(*ends, *(node.output for node in taking)),
-    )  # fmt: skip
+        graph,
+        inputs=tuple(dict.fromkeys(family.sources)),
+        types={**graph.types, **kinds},
+        nodes=(*family.nodes, *taking),
+        outputs=(*ends, *(node.output for node in taking)),
+    )
     draft = Draft(alone)
     _to_products(draft, family, ways)
     try:

@@ -132,9 +132,15 @@ def _may_mix(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start
 
 
 def _apart(
-    graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start,
-    *, cuts: bool, warm: bool, enough: float = NEVER,
-) -> float:  # fmt: skip
+    graph: ir.Graph,
+    group: Sequence[ir.Node],
+    chip: Chip,
+    start: Start,
+    *,
+    cuts: bool,
+    warm: bool,
+    enough: float = NEVER,
+) -> float:
     """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
     least = NEVER
     every = cuts or bool(lower.gates_of(graph, group))
@@ -146,9 +152,14 @@ def _apart(
 
 
 def _summed(
-    graph: ir.Graph, way: Sequence[Sequence[ir.Node]], chip: Chip, start: Start,
-    *, warm: bool, enough: float,
-) -> float:  # fmt: skip
+    graph: ir.Graph,
+    way: Sequence[Sequence[ir.Node]],
+    chip: Chip,
+    start: Start,
+    *,
+    warm: bool,
+    enough: float,
+) -> float:
     """Return the cycles of kernels one after another, or some number from `enough` on.
 
     Kernels that bring a way to `enough` cycles by what each takes at least are not written.

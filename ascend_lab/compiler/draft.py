@@ -295,9 +295,13 @@ class Draft:
             self.changes += 1
 
     def become(
-        self, node: ir.Node, op: str, inputs: Sequence[str],
-        attrs: Mapping[str, Any] | None = None, last: ir.Node | None = None,
-    ) -> bool:  # fmt: skip
+        self,
+        node: ir.Node,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Any] | None = None,
+        last: ir.Node | None = None,
+    ) -> bool:
         """Let a node compute something else; with `last` it writes what that node wrote."""
         given = tuple(map(self.resolve, inputs))
         outs = (last or node).outputs
@@ -356,13 +360,21 @@ class Draft:
             return self.graph
         outs = tuple(map(self.resolve, self.graph.outputs))
         kinds = self.graph.elements
-        moved = {new: kinds[old] for old, new in zip(self.graph.outputs, outs, strict=True)
-                 if old in kinds}  # fmt: skip
+        moved = {
+            new: kinds[old]
+            for old, new in zip(self.graph.outputs, outs, strict=True)
+            if old in kinds
+        }
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(
-            self.graph, outputs=outs, nodes=nodes, types=self.types, constants=self.constants,
-            narrowed=frozenset(self.narrowed), elements={**kinds, **moved},
-        )  # fmt: skip
+            self.graph,
+            outputs=outs,
+            nodes=nodes,
+            types=self.types,
+            constants=self.constants,
+            narrowed=frozenset(self.narrowed),
+            elements={**kinds, **moved},
+        )
         return ir.verify(pruned(ordered(graph)), self.graph)
 
 

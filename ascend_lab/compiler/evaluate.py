@@ -201,8 +201,13 @@ class Overflow:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"node": self.node, "op": self.op, "format": self.dtype,
-                "largest": self.largest, "share": self.share}  # fmt: skip
+        return {
+            "node": self.node,
+            "op": self.op,
+            "format": self.dtype,
+            "largest": self.largest,
+            "share": self.share,
+        }
 
     def __str__(self) -> str:
         """Return it as a line."""
@@ -471,9 +476,15 @@ def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Grap
         except (ValueError, SyntaxError, KeyError, TypeError) as error:
             raise GraphError(f"line {number}: a constant or a node", line, str(error)) from error
     return ir.verify(
-        ir.Graph(_plain(head[1]), inputs, _names(head[3]), tuple(reader.nodes), reader.known,
-              reader.constants)
-    )  # fmt: skip
+        ir.Graph(
+            _plain(head[1]),
+            inputs,
+            _names(head[3]),
+            tuple(reader.nodes),
+            reader.known,
+            reader.constants,
+        )
+    )
 
 
 def _plain(name: str) -> str:

@@ -118,8 +118,10 @@ class Hosted:
         outside = [(op, op.timeline.busy_cycles) for op in times.operators]
         for engine, key in ((MEDIA, "media"), (HOST, "host"), (COPY, "copy")):
             found = [op for op, busy in outside if engine in busy]
-            data["totals"] |= {f"{key}_operators": [op.name for op in found],
-                               f"{key}_time_s": sum(op.time_s for op in found)}  # fmt: skip
+            data["totals"] |= {
+                f"{key}_operators": [op.name for op in found],
+                f"{key}_time_s": sum(op.time_s for op in found),
+            }
         data["placement"] = {
             "engines": self.off_core,
             "reasons": {name: self.reasons[name] for name in self.off_core if name in self.reasons},
@@ -155,9 +157,15 @@ class Hosted:
         kind = f"{COPY} to the {'host' if to_host else 'device'}"
         over_s = engines.COPY_OVERHEAD_S
         return [
-            self._outside(tensor, kind, COPY, h.size_bytes(self.values[tensor]),
-                          (over_s, self.problem.copy_s[tensor] - over_s)) for tensor in new
-        ]  # fmt: skip
+            self._outside(
+                tensor,
+                kind,
+                COPY,
+                h.size_bytes(self.values[tensor]),
+                (over_s, self.problem.copy_s[tensor] - over_s),
+            )
+            for tensor in new
+        ]
 
     def _node(self, node: NodeProto, work: Work) -> OperatorTime:
         engine = self.placement.engines[work.name]
@@ -229,7 +237,7 @@ class _Placer:
         for node in reversed(live):
             if node.op_type == "Constant" or (
                 node.input and self.known.issuperset(h.all_reads(node))
-            ):  # fmt: skip
+            ):
                 self.known.update(node.output)
             else:
                 self.nodes.append(node)
@@ -262,13 +270,18 @@ class _Placer:
             except _RefusedError as error:
                 names, reason = error.args
                 self.reasons.update(dict.fromkeys(names, reason))
-                works = [replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
-                         if w.name in names else w for w in problem.works]  # fmt: skip
+                works = [
+                    replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
+                    if w.name in names
+                    else w
+                    for w in problem.works
+                ]
                 problem = Problem(works, problem.copy_s)
                 continue
             name = self.model.graph.name or "model"
-            return Hosted(name, self.chip, self.model, parts, problem, placement, self.reasons,
-                          self.values)  # fmt: skip
+            return Hosted(
+                name, self.chip, self.model, parts, problem, placement, self.reasons, self.values
+            )
 
     def _together(self, rule: Hosted) -> list[Work]:
         """Return the operators, those of the core at what their part's kernels take of them.

@@ -93,10 +93,14 @@ def migrate(
     sizes = {name: array.shape for name, array in feed.items()}
     titles = {node.name: node for node in whole.graph.node}
     data: dict[str, Any] = {
-        "model": whole.graph.name or "model", "chip": chip.name, "nodes": len(titles),
+        "model": whole.graph.name or "model",
+        "chip": chip.name,
+        "nodes": len(titles),
         "inputs": {name: list(shape) for name, shape in sizes.items()},
-        "passes": {}, "moved": [], "padded": [],
-    }  # fmt: skip
+        "passes": {},
+        "moved": [],
+        "padded": [],
+    }
     imported = None
     try:
         imported = import_model(whole, shapes=sizes)
@@ -185,12 +189,15 @@ def _rows(
     order = {verdict: i for i, verdict in enumerate(VERDICTS)}
     rows = [
         {
-            "source_op": op, "count": len(names), "verdict": verdict, "replaced_by": list(by),
+            "source_op": op,
+            "count": len(names),
+            "verdict": verdict,
+            "replaced_by": list(by),
             "max_error": max((errors[name] for name in names if name in errors), default=None),
             "advice": _advice(titles[names[0]], verdict, whole),
         }
         for (op, verdict, by), names in became.items()
-    ]  # fmt: skip
+    ]
     return sorted(rows, key=lambda row: (-order[str(row["verdict"])], str(row["source_op"])))
 
 
@@ -205,9 +212,14 @@ def _whole(
     for task in compiled.tasks:
         kernel = task.lowered.kernel if task.lowered else None
         if isinstance(kernel, CpuKernel):
-            data["moved"].append({
-                "node": task.name, "op": task.op, "engine": kernel.engine, "reason": kernel.reason,
-            })  # fmt: skip
+            data["moved"].append(
+                {
+                    "node": task.name,
+                    "op": task.op,
+                    "engine": kernel.engine,
+                    "reason": kernel.reason,
+                }
+            )
     data["padded"] = _padded(compiled.graph)
     return _typed(export_onnx(graph), graph, imported), _verdicts(imported.graph, graph, titles)
 
@@ -231,9 +243,13 @@ def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Be
 
 
 def _placed(
-    whole: ModelProto, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
+    whole: ModelProto,
+    chip: Chip,
+    feed: Mapping[str, Any],
+    dtype: str,
+    data: dict[str, Any],
     error: AscendLabError,
-) -> tuple[ModelProto | None, Became]:  # fmt: skip
+) -> tuple[ModelProto | None, Became]:
     """Return the source made ready to be placed, and what its nodes became; None if refused."""
     from onnx import defs
 
@@ -292,9 +308,11 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
             continue
         inner = f"{name}.inner"
         cast = onnx.helper.make_node(
-            "Cast", [name] if is_input else [inner], [inner] if is_input else [own],
+            "Cast",
+            [name] if is_input else [inner],
+            [inner] if is_input else [own],
             to=tensor.elem_type if is_input else wanted,
-        )  # fmt: skip
+        )
         (before if is_input else after).append(cast)
         for node in model.graph.node:
             for ends in (node.input, node.output):
@@ -313,9 +331,12 @@ _NUMPY = {"double": "float64", "bfloat16": "float32"}
 
 
 def _errors(
-    whole: ModelProto, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
+    whole: ModelProto,
+    feed: Mapping[str, Any],
+    model: ModelProto | None,
+    data: dict[str, Any],
     imported: Imported | None,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Return the largest error of each node's first output, and note those of the outputs."""
     if model is None:
         return {}
@@ -362,11 +383,15 @@ def _padded(graph: Graph) -> list[dict[str, Any]]:
             sizes = zip(names, kind.shape[-2:] if fractal else kind.shape[1:2], strict=False)
             short = [name for name, size in sizes if size % 16]
             more = ": a larger batch has more" if short == ["rows"] else ""
-            found.append({
-                "tensor": node.output, "shape": list(kind.shape), "layout": kind.layout,
-                "zeros": zeros,
-                "advice": f"use {' and '.join(short or names)} in multiples of 16{more}",
-            })  # fmt: skip
+            found.append(
+                {
+                    "tensor": node.output,
+                    "shape": list(kind.shape),
+                    "layout": kind.layout,
+                    "zeros": zeros,
+                    "advice": f"use {' and '.join(short or names)} in multiples of 16{more}",
+                }
+            )
     return found
 
 

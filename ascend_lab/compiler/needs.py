@@ -28,8 +28,18 @@ BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
 NUMBER = 1
 CHANNELS = 2
 ROW = 3
-WHOLE = (*PRODUCTS, *ATTENTION, *BY_ROW, "batch_norm", "lrn", "trans_data", "erf", "log", "rsqrt",
-         "rec")  # fmt: skip
+WHOLE = (
+    *PRODUCTS,
+    *ATTENTION,
+    *BY_ROW,
+    "batch_norm",
+    "lrn",
+    "trans_data",
+    "erf",
+    "log",
+    "rsqrt",
+    "rec",
+)
 """Operators that need every element of what they read, though no trait of theirs says so."""
 
 
@@ -194,8 +204,9 @@ class Needs:
         axis = node.attr("axis", 0) % len(shape)
         sizes = [self.graph.types[name].shape[axis] for name in node.outputs]
         mask = np.zeros(shape[axis], bool)
-        for name, (low, high) in zip(node.outputs, pairwise(accumulate(sizes, initial=0)),
-                                     strict=True):  # fmt: skip
+        for name, (low, high) in zip(
+            node.outputs, pairwise(accumulate(sizes, initial=0)), strict=True
+        ):
             mask[low:high] = self.is_whole(name)
         if mask.any():
             yield node.inputs[0], tuple(mask if i == axis else None for i in range(len(shape)))

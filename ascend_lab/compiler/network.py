@@ -309,8 +309,16 @@ def _meta(name: str, tid: int, value: str) -> dict[str, Any]:
 
 
 def _span(name: str, start: float, length: float, tid: int, args: Any) -> dict[str, Any]:
-    return {"name": name, "ph": "X", "ts": start, "dur": length, "pid": 0, "tid": tid,
-            "cat": "operator", "args": args}  # fmt: skip
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": start,
+        "dur": length,
+        "pid": 0,
+        "tid": tid,
+        "cat": "operator",
+        "args": args,
+    }
 
 
 def write_network_trace(times: NetworkTimeline, file: str | Path) -> None:

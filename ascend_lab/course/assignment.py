@@ -349,9 +349,16 @@ def notebook_of(source: str) -> dict[str, Any]:
 
 
 def _log_form(task: Assignment) -> str:
-    step = "\n".join(f"- {field}: " for field in
-                     ("what I changed", "what I expected, and why", "what the check said",
-                      "what I conclude", "what I do next"))  # fmt: skip
+    step = "\n".join(
+        f"- {field}: "
+        for field in (
+            "what I changed",
+            "what I expected, and why",
+            "what the check said",
+            "what I conclude",
+            "what I do next",
+        )
+    )
     return (
         f"# Work log, {task.name} {task.title}\n\n## Step 1\n\n{step}\n\n"
         "## Why I stopped\n\n\n## Tools I used, language models included\n\n"
@@ -365,8 +372,9 @@ NOT_BY_MACHINE = {"ex_16_4": "its memory is measured where it runs"}
 LIMITS = Limits(start_s=60.0, memory_bytes=1 << 30, answer_bytes=16 << 20)
 OPEN = ("chapter11_12", "chapter19_20", "chapter21_22", "chapter23")
 """Checks whose pages or figures use something from their modules."""
-DENIED = tuple(sorted({f"{checks.__name__}.{home}" for home in checks.HOMES.values()
-                       if home not in OPEN}))  # fmt: skip
+DENIED = tuple(
+    sorted({f"{checks.__name__}.{home}" for home in checks.HOMES.values() if home not in OPEN})
+)
 """The other checks, next to which answers stand; the book has them, too."""
 VERDICT_S = 60.0
 """What one check may take, whatever it was answered."""
@@ -379,12 +387,22 @@ def _exercises(name: str) -> Assignment:
     if not exercises:
         raise InputError(f"exercises {name}", title, "read them")
     return Assignment(
-        name=name, folder=NOTEBOOKS, title=title, version=__version__,
-        chapters=tuple(sorted({int(one[3:5]) for one in exercises})), hours=0,
+        name=name,
+        folder=NOTEBOOKS,
+        title=title,
+        version=__version__,
+        chapters=tuple(sorted({int(one[3:5]) for one in exercises})),
+        hours=0,
         functions=tuple(dict.fromkeys(n for one in exercises for n in names_of(one))),
-        points={"public": len(exercises)}, weights={"check": 1}, limits=LIMITS, denied=DENIED,
-        twist={"exercises": exercises}, late_per_day=0.0, public=CHECKED, hidden=None,
-    )  # fmt: skip
+        points={"public": len(exercises)},
+        weights={"check": 1},
+        limits=LIMITS,
+        denied=DENIED,
+        twist={"exercises": exercises},
+        late_per_day=0.0,
+        public=CHECKED,
+        hidden=None,
+    )
 
 
 def chosen(words: str) -> list[str]:
@@ -393,8 +411,13 @@ def chosen(words: str) -> list[str]:
     found: set[str] = set()
     for word in words.split(","):
         number = re.fullmatch(r"0*(\d+[a-z]?)(?:\.(\d+))?", word.strip())
-        some = {one for one in known if number and number[1] == exercise_number(one).split(".")[0]
-                and number[2] in (None, exercise_number(one).split(".")[1])}  # fmt: skip
+        some = {
+            one
+            for one in known
+            if number
+            and number[1] == exercise_number(one).split(".")[0]
+            and number[2] in (None, exercise_number(one).split(".")[1])
+        }
         if not some:
             remedy = "name chapters and coded exercises: 1,5.2,14a"
             raise InputError(f"exercises {words}", f"none called {word.strip()!r}", remedy)

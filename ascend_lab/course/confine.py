@@ -60,9 +60,16 @@ DISK_FILES = 10_000
 """What a hand-in may write into its folder, where that is a disk of its own."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
-SYSTEM = ("/etc/ld.so.cache", "/etc/localtime", "/etc/fonts", "/usr/share/zoneinfo",
-          "/usr/share/fonts", "/proc/cpuinfo", "/proc/meminfo",
-          "/sys/devices/system/cpu")  # fmt: skip
+SYSTEM = (
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/fonts",
+    "/usr/share/zoneinfo",
+    "/usr/share/fonts",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/sys/devices/system/cpu",
+)
 """What libraries look up, and holds nothing of anybody."""
 
 

@@ -113,8 +113,11 @@ def try_cases(
     """
     known = known or {}
     digests = [_digest(source, task, case) for _, case in cases]
-    new = [(digest, case) for digest, (_, case) in zip(digests, cases, strict=True)
-           if digest not in known]  # fmt: skip
+    new = [
+        (digest, case)
+        for digest, (_, case) in zip(digests, cases, strict=True)
+        if digest not in known
+    ]
     run = getattr(task.public, "answers_of", sandbox.answers_of)
     calls = [case.call for _, case in new]
     fresh = run(source, calls, task.limits, task.denied, file or "handin.py", told)
@@ -278,8 +281,10 @@ def faults_said(task: Assignment, tried: Sequence[Tried]) -> list[tuple[str, str
         kinds: dict[str, list[str]] = {}
         for name, text in one.faults.items():
             kinds.setdefault(text, []).append(name)
-        said = "; ".join(text if len(names) == len(task.weights) else f"{', '.join(names)}: {text}"
-                         for text, names in kinds.items())  # fmt: skip
+        said = "; ".join(
+            text if len(names) == len(task.weights) else f"{', '.join(names)}: {text}"
+            for text, names in kinds.items()
+        )
         same = next((cases for cases, text in found if said and text == said), None)
         if same is None:
             found.append(([one.case], said))
@@ -349,8 +354,18 @@ def mark(
     notes += rules_said(task, tried)
     digest = hashlib.sha256(work.source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     pseudonym = handin.constant(work.source, "PSEUDONYM")
-    return Mark(work.student, work.file, digest, points, late, tried, tuple(notes), pseudonym,
-                enrolled.name, work.source)  # fmt: skip
+    return Mark(
+        work.student,
+        work.file,
+        digest,
+        points,
+        late,
+        tried,
+        tuple(notes),
+        pseudonym,
+        enrolled.name,
+        work.source,
+    )
 
 
 def grade(
@@ -372,10 +387,17 @@ def grade(
         raise InputError(needed, f"none in {folder}", "name the folder that has them")
     sealed = seal_of(task.folder)
     rows = [
-        _Row(task.name, str(task.folder), sealed, works[s], roster.get(s, Enrolled(s)), secret,
-             dict(known or {}))
+        _Row(
+            task.name,
+            str(task.folder),
+            sealed,
+            works[s],
+            roster.get(s, Enrolled(s)),
+            secret,
+            dict(known or {}),
+        )
         for s in sorted(works)
-    ]  # fmt: skip
+    ]
     if jobs <= 1 or len(rows) == 1:
         return [_mark_row(row, task) for row in rows]
     return _in_processes(rows, jobs)
@@ -422,8 +444,17 @@ def _lost(row: _Row) -> Mark:
     task = load(row.name, row.course)
     points = {part: 0.0 for part in task.points if part != "log"}
     notes = (*row.work.notes, "could not be graded (the process that judges it ended, twice)")
-    return Mark(row.work.student, row.work.file, "", points, 0.0, (), notes,
-                name=row.enrolled.name, source=row.work.source)  # fmt: skip
+    return Mark(
+        row.work.student,
+        row.work.file,
+        "",
+        points,
+        0.0,
+        (),
+        notes,
+        name=row.enrolled.name,
+        source=row.work.source,
+    )
 
 
 def _mark_row(row: _Row, task: Assignment | None = None) -> Mark:

@@ -426,8 +426,11 @@ def fingerprints(source: str) -> frozenset[int]:
         pass
     runs = [" ".join(tokens[i : i + RUN]) for i in range(len(tokens) - RUN + 1)]
     hashes = [zlib.crc32(run.encode()) for run in runs]
-    return frozenset(min(hashes[i : i + WINDOW]) for i in range(max(1, len(hashes) - WINDOW + 1))
-                     if hashes[i : i + WINDOW])  # fmt: skip
+    return frozenset(
+        min(hashes[i : i + WINDOW])
+        for i in range(max(1, len(hashes) - WINDOW + 1))
+        if hashes[i : i + WINDOW]
+    )
 
 
 def likeness(one: frozenset[int], other: frozenset[int], given: frozenset[int]) -> float:

@@ -63,8 +63,9 @@ def main() -> None:
 def _wire(tell: Any, questions: Any, task: dict[str, Any], names: dict[str, Any]) -> Any:
     from ascend_lab.course.wire import Wire
 
-    return Wire(tell, lambda: json.loads(questions.readline()), names,
-                lambda error: _place_of(error, task))  # fmt: skip
+    return Wire(
+        tell, lambda: json.loads(questions.readline()), names, lambda error: _place_of(error, task)
+    )
 
 
 def _run(task: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
@@ -135,8 +136,10 @@ def _neighbour(name: str) -> Any:
 def _redirect(output_bytes: int) -> None:
     """Put a file under standard output and error, nothing under input."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    for source, targets in ((os.open("output.txt", flags, 0o644), (1, 2)),
-                            (os.open(os.devnull, os.O_RDONLY), (0,))):  # fmt: skip
+    for source, targets in (
+        (os.open("output.txt", flags, 0o644), (1, 2)),
+        (os.open(os.devnull, os.O_RDONLY), (0,)),
+    ):
         for target in targets:
             os.dup2(source, target)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -170,8 +173,9 @@ def _look_only_at(path: list[str], moved: list[str]) -> None:
     for module in list(sys.modules.values()):
         below = getattr(module, "__path__", None)
         if isinstance(below, list):
-            below[:] = [new + place[len(old) :] if place.startswith(old) else place
-                        for place in below]  # fmt: skip
+            below[:] = [
+                new + place[len(old) :] if place.startswith(old) else place for place in below
+            ]
 
 
 def _more_time(case_s: float) -> None:

@@ -133,13 +133,21 @@ def results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
     for part, points in mark.points.items():
         said = [f"{name}: {text}" for name, text in _lines(task, mark, part)]
         seen = "visible" if part == "public" else "after_due_date"
-        tests.append({
-            "name": part, "score": points, "max_score": task.points[part],
-            "output": "\n".join(said) or "all properties hold", "visibility": seen,
-        })  # fmt: skip
+        tests.append(
+            {
+                "name": part,
+                "score": points,
+                "max_score": task.points[part],
+                "output": "\n".join(said) or "all properties hold",
+                "visibility": seen,
+            }
+        )
     ratio = mark.ratio if mark.pseudonym else None
-    board = [] if ratio is None else [{"name": "cost / optimum", "value": round(ratio, 4),
-                                       "order": "asc"}]  # fmt: skip
+    board = (
+        []
+        if ratio is None
+        else [{"name": "cost / optimum", "value": round(ratio, 4), "order": "asc"}]
+    )
     output = "\n".join(mark.notes)
     return {"score": mark.total, "output": output, "tests": tests, "leaderboard": board}
 
@@ -147,8 +155,11 @@ def results(task: assignment.Assignment, mark: Mark) -> dict[str, Any]:
 def _lines(task: assignment.Assignment, mark: Mark, part: str) -> list[tuple[str, str]]:
     """Return (property, the first thing wrong with it); of hidden cases only how many fail."""
     if part == "performance":
-        return [(t.case if t.part == "public" else "a hidden case", _scale(t))
-                for t in mark.tried if t.timed]  # fmt: skip
+        return [
+            (t.case if t.part == "public" else "a hidden case", _scale(t))
+            for t in mark.tried
+            if t.timed
+        ]
     tried = [t for t in mark.tried if t.part == part]
     if not tried:
         return [] if part == "log" else [("not graded", "see the notes")]
@@ -184,10 +195,19 @@ def _grades(task: assignment.Assignment, marks: Sequence[Mark]) -> list[tuple[An
     rows = [("id", "name", *parts, "late", "total", "file", "digest", "assignment", "grader")]
     for mark in marks:
         points = [f"{mark.points[p]:.1f}" if p in mark.points else "" for p in parts]
-        rows.append((
-            mark.student, mark.name, *points, f"{0 - mark.late_points:.1f}", f"{mark.total:.1f}",
-            mark.file, mark.digest, f"{task.name} {task.version}", ascend_lab.__version__,
-        ))  # fmt: skip
+        rows.append(
+            (
+                mark.student,
+                mark.name,
+                *points,
+                f"{0 - mark.late_points:.1f}",
+                f"{mark.total:.1f}",
+                mark.file,
+                mark.digest,
+                f"{task.name} {task.version}",
+                ascend_lab.__version__,
+            )
+        )
     return rows
 
 
@@ -229,10 +249,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
 
 def _student_page(task: assignment.Assignment, mark: Mark) -> str:
     rows = [
-        [(html.escape(part), part), (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
-         ("<br>".join(html.escape(f"{n}: {t}") for n, t in _lines(task, mark, part)) or "-", "")]
+        [
+            (html.escape(part), part),
+            (f"{mark.points[part]:.1f} of {task.points[part]:g}", ""),
+            ("<br>".join(html.escape(f"{n}: {t}") for n, t in _lines(task, mark, part)) or "-", ""),
+        ]
         for part in mark.points
-    ]  # fmt: skip
+    ]
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in mark.notes)
     shown = [t for t in mark.tried if t.part == "public" and t.faults]
     charts = _charts(task, mark, shown[:2], "")
@@ -266,8 +289,14 @@ def _index(
         points += [-mark.late_points or None, mark.total]
         cells = [("" if p is None else f"{p:.1f}",) * 2 for p in points]
         ratio = "" if mark.ratio is None else f"{mark.ratio:.3f}"
-        rows.append([(html.escape(f"{mark.student} {mark.name}"), mark.student), *cells,
-                     (ratio, ratio), (unfold, str(len(faults)))])  # fmt: skip
+        rows.append(
+            [
+                (html.escape(f"{mark.student} {mark.name}"), mark.student),
+                *cells,
+                (ratio, ratio),
+                (unfold, str(len(faults))),
+            ]
+        )
     heads = ("student", *parts, "late", "total", "cost / optimum", "what does not hold")
     pairs = "".join(_pair(task, a, b, x, marks) for a, b, x in alike)
     hint = "<h2>Alike, a hint and no verdict</h2>" + (pairs or "<p>nothing alike</p>")

@@ -135,12 +135,20 @@ class Session:
         self.since_s = 0.0
         laid = shelf.laid(self.folder / "shelf", denied)
         self.task = {
-            "source": source, "file": file, "denied": list(denied), "case_s": limits.case_s,
-            "start_s": limits.start_s, "memory_bytes": limits.memory_bytes,
-            "output_bytes": limits.output_bytes, "lenient": lenient, "path": laid.path,
-            "moved": laid.moved, "handles": laid.handles, "readable": laid.readable,
+            "source": source,
+            "file": file,
+            "denied": list(denied),
+            "case_s": limits.case_s,
+            "start_s": limits.start_s,
+            "memory_bytes": limits.memory_bytes,
+            "output_bytes": limits.output_bytes,
+            "lenient": lenient,
+            "path": laid.path,
+            "moved": laid.moved,
+            "handles": laid.handles,
+            "readable": laid.readable,
             "listed": laid.listed,
-        }  # fmt: skip
+        }
 
     def _own_folder(self) -> str:
         """Make what the hand-in may write to; beside it lies what it may import."""
@@ -209,8 +217,10 @@ class Session:
                     raise LostError(self._late())
                 if self.told and now_s - max(self.since_s, said_s) > PATIENCE_S:
                     said_s = now_s
-                    self.told(f"{self.what}: still waiting after {now_s - self.since_s:.0f} s; "
-                              f"it may take {self.most_s:g} s of processor time")  # fmt: skip
+                    self.told(
+                        f"{self.what}: still waiting after {now_s - self.since_s:.0f} s; "
+                        f"it may take {self.most_s:g} s of processor time"
+                    )
                 if not ready.select(0.5):
                     continue
                 data = os.read(self.child.stdout.fileno(), 1 << 16)
@@ -299,10 +309,14 @@ def opened(session: Session) -> str:
 
 
 def _answer(session: Session, number: int, call: Call) -> Answer:
-    session.send({
-        "number": number, "function": call.function, "arguments": dict(call.arguments),
-        "files": dict(call.files),
-    })  # fmt: skip
+    session.send(
+        {
+            "number": number,
+            "function": call.function,
+            "arguments": dict(call.arguments),
+            "files": dict(call.files),
+        }
+    )
     said = session.hear()
     if said.get("at") != number or not {"value", "error"} & set(said):
         raise LostError("sent something that is no answer")

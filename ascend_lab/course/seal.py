@@ -24,5 +24,6 @@ def seal_of(folder: Path) -> str:
 
 
 def _of(folder: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in folder.glob(pattern)
-                  if path.suffix in DECIDES and path.is_file())  # fmt: skip
+    return sorted(
+        path for path in folder.glob(pattern) if path.suffix in DECIDES and path.is_file()
+    )

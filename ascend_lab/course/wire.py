@@ -150,9 +150,13 @@ class Wire:
             text = base64.b64encode(value).decode() if kind is bytes else str(value)
             return {"!": kind.__name__, "v": text}
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-            return {"!": "array", "v": base64.b64encode(value.tobytes()).decode(),
-                    "t": value.dtype.str, "s": value.shape if kind is np.ndarray else None,
-                    "w": bool(value.flags.writeable)}  # fmt: skip
+            return {
+                "!": "array",
+                "v": base64.b64encode(value.tobytes()).decode(),
+                "t": value.dtype.str,
+                "s": value.shape if kind is np.ndarray else None,
+                "w": bool(value.flags.writeable),
+            }
         return self._named(value)
 
     def _named(self, value: Any) -> Line:

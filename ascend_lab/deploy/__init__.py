@@ -18,9 +18,19 @@ True
 from ascend_lab.facade import names_of
 
 __all__ = [
-    "Aipp", "OfflineModel", "Scenario", "compile_offline", "converse", "load_offline",
-    "prune", "qdq_model", "quantise_graph", "read_scenario", "run_streams", "simulate_serving",
-]  # fmt: skip
+    "Aipp",
+    "OfflineModel",
+    "Scenario",
+    "compile_offline",
+    "converse",
+    "load_offline",
+    "prune",
+    "qdq_model",
+    "quantise_graph",
+    "read_scenario",
+    "run_streams",
+    "simulate_serving",
+]
 
 __getattr__ = names_of(
     __name__,

@@ -31,8 +31,10 @@ def topological_order(graph: Graph, mode: str) -> Graph:
 
     bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready first.
     """
-    makers = {node.name: {graph.producers[n].name for n in node.inputs if n in graph.producers}
-              for node in graph.nodes}  # fmt: skip
+    makers = {
+        node.name: {graph.producers[n].name for n in node.inputs if n in graph.producers}
+        for node in graph.nodes
+    }
     waits = {name: len(before) for name, before in makers.items()}
     ready = deque(node for node in graph.nodes if not waits[node.name])
     done: list[Node] = []

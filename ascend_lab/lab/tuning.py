@@ -221,9 +221,13 @@ def _compiler(graph: Graph, chip: Chip) -> Callable[[frozenset[str]], Compiled]:
     def doubled(on: frozenset[str]) -> Compiled:
         believed = chip if "large tiles" in on else small_chip(chip)
         follow = "layouts" in on
-        road = Road(passes.DEFAULT if "rewriting" in on else (), dtype="fp16", joined=follow,
-                    layouts=partial(assign_layouts, follow=follow),
-                    fusion="fusion" in on)  # fmt: skip
+        road = Road(
+            passes.DEFAULT if "rewriting" in on else (),
+            dtype="fp16",
+            joined=follow,
+            layouts=partial(assign_layouts, follow=follow),
+            fusion="fusion" in on,
+        )
         return road.stages(graph, believed).compiled
 
     def compiled(on: frozenset[str]) -> Compiled:

@@ -22,9 +22,19 @@ True
 from ascend_lab.facade import names_of
 
 __all__ = [
-    "Chip", "DeviceMemory", "Kernel", "KernelBuilder", "Program", "Timeline",
-    "convert", "execute", "load_chip", "sanitize", "simulate", "simulate_kernel",
-]  # fmt: skip
+    "Chip",
+    "DeviceMemory",
+    "Kernel",
+    "KernelBuilder",
+    "Program",
+    "Timeline",
+    "convert",
+    "execute",
+    "load_chip",
+    "sanitize",
+    "simulate",
+    "simulate_kernel",
+]
 
 __getattr__ = names_of(
     __name__,

@@ -22,9 +22,18 @@ True
 from ascend_lab.facade import names_of
 
 __all__ = [
-    "Operator", "auto_schedule", "compile", "compute", "create_schedule",
-    "get", "lower", "placeholder", "register", "run", "time",
-]  # fmt: skip
+    "Operator",
+    "auto_schedule",
+    "compile",
+    "compute",
+    "create_schedule",
+    "get",
+    "lower",
+    "placeholder",
+    "register",
+    "run",
+    "time",
+]
 
 __getattr__ = names_of(
     __name__,

@@ -43,11 +43,27 @@ from ascend_lab.output import write_whole
 # isort: on
 
 __all__ = [
-    "BUILTIN_FILE", "FILE_NAME", "MODEL_VERSION", "BankEntry", "BankError", "BankKey",
-    "Knowledge", "Origin", "Outcome", "Store", "Written", "bank_file", "builtin_entries",
-    "canonical", "chip_digest", "open_knowledge", "repeat_tune", "repo_summary", "settle",
+    "BUILTIN_FILE",
+    "FILE_NAME",
+    "MODEL_VERSION",
+    "BankEntry",
+    "BankError",
+    "BankKey",
+    "Knowledge",
+    "Origin",
+    "Outcome",
+    "Store",
+    "Written",
+    "bank_file",
+    "builtin_entries",
+    "canonical",
+    "chip_digest",
+    "open_knowledge",
+    "repeat_tune",
+    "repo_summary",
+    "settle",
     "write_builtin",
-]  # fmt: skip
+]
 
 Origin = Literal["custom", "builtin"]
 Outcome = Literal["hit", "add", "update", "reserved", "unsatisfied"]

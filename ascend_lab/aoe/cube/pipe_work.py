@@ -92,8 +92,9 @@ def after_of(
     stored = store_cycles_per_byte(chip, w.cores)
     each = np.where(fresh == 1.0, memory, rate)
     seen = np.floor(near + fresh * (far - near)).astype(np.int64)
-    return After(epilogue, plan, out, pieces, w.m * BLOCK, stored, memory, far,
-                 loads, wide, held, each, seen)  # fmt: skip
+    return After(
+        epilogue, plan, out, pieces, w.m * BLOCK, stored, memory, far, loads, wide, held, each, seen
+    )
 
 
 def _rooms(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:

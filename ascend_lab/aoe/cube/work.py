@@ -150,13 +150,34 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
     no = np.zeros(len(cores), bool)
     work = CoreWork(
-        t["rows"], cores, np.ones_like(cores), first, m_tiles, t["m"],
-        m_own, m_own * FRACTAL, m_own * area,
-        n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
-        np.full_like(cores, k1), np.minimum(t["k"] * t["step"], k1), t["k"],
-        t["order"] == 1, keep_a, keep_b, no, uses(t, "bypass", "a"), uses(t, "bypass", "b"),
-        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"], no,
-    )  # fmt: skip
+        t["rows"],
+        cores,
+        np.ones_like(cores),
+        first,
+        m_tiles,
+        t["m"],
+        m_own,
+        m_own * FRACTAL,
+        m_own * area,
+        n_tiles,
+        t["n"],
+        n_own - (n_tiles - 1) * t["n"],
+        n_own,
+        np.full_like(cores, k1),
+        np.minimum(t["k"] * t["step"], k1),
+        t["k"],
+        t["order"] == 1,
+        keep_a,
+        keep_b,
+        no,
+        uses(t, "bypass", "a"),
+        uses(t, "bypass", "b"),
+        t["a_l1"],
+        t["b_l1"],
+        t["a_l0"],
+        t["b_l0"],
+        no,
+    )
     a = load_of(chip, reads_a, 0 if "a" in warm else m1 * k1 * area, cores)
     b = load_of(chip, reads_b, 0 if "b" in warm else n1 * k1 * area, cores)
     return CubeWork(chip, shape.dtype, 1, False, sides, work, a, b, m1 * FRACTAL, n1)
@@ -201,12 +222,34 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     reads_w = weights * np.where(held_w, t["rows"], m["all"])
     no = np.zeros(len(cores), bool)
     work = CoreWork(
-        t["rows"], cores, bundles, m["first"], m["tiles"], t["m"], m["fractals"], m["pixels"],
-        m["windows"] * pixel, n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
-        np.full_like(cores, bundle.c1), np.minimum(t["stage"], bundle.c1), t["k"],
-        nm, hold_a, hold_all | (once & nm), hold_all, no, no,
-        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"], m["ragged"] > 0,
-    )  # fmt: skip
+        t["rows"],
+        cores,
+        bundles,
+        m["first"],
+        m["tiles"],
+        t["m"],
+        m["fractals"],
+        m["pixels"],
+        m["windows"] * pixel,
+        n_tiles,
+        t["n"],
+        n_own - (n_tiles - 1) * t["n"],
+        n_own,
+        np.full_like(cores, bundle.c1),
+        np.minimum(t["stage"], bundle.c1),
+        t["k"],
+        nm,
+        hold_a,
+        hold_all | (once & nm),
+        hold_all,
+        no,
+        no,
+        t["a_l1"],
+        t["b_l1"],
+        t["a_l0"],
+        t["b_l0"],
+        m["ragged"] > 0,
+    )
     x = load_of(chip, reads_x, 0 if "a" in warm else m["touched"] * c1 * pixel, cores)
     w = load_of(chip, reads_w, 0 if "b" in warm else weights, cores)
     oh, ow = shape.out_hw
@@ -223,8 +266,17 @@ def _columns_used(bundle: Bundles, n: Array, shares: Array, inside: Array) -> Ar
     return (shares - 1) * used + np.where(smaller, last, used)
 
 
-PIXEL_COLUMNS = ("first", "tiles", "all", "read", "touched", "ragged",
-                 "fractals", "pixels", "windows")  # fmt: skip
+PIXEL_COLUMNS = (
+    "first",
+    "tiles",
+    "all",
+    "read",
+    "touched",
+    "ragged",
+    "fractals",
+    "pixels",
+    "windows",
+)
 """Of the tiles of one row of cores: where its list begins, their number, and sums."""
 
 

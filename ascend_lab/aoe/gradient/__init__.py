@@ -25,10 +25,24 @@ from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 
 __all__ = [
-    "BASELINES", "AlphaBeta", "Cost", "Gradient", "GradientPlan", "GradientTuning", "Improved",
-    "Piecewise", "Scenario", "bound", "end_of", "evaluate", "gradients_of", "improve", "plan",
-    "sampled", "tune_gradients",
-]  # fmt: skip
+    "BASELINES",
+    "AlphaBeta",
+    "Cost",
+    "Gradient",
+    "GradientPlan",
+    "GradientTuning",
+    "Improved",
+    "Piecewise",
+    "Scenario",
+    "bound",
+    "end_of",
+    "evaluate",
+    "gradients_of",
+    "improve",
+    "plan",
+    "sampled",
+    "tune_gradients",
+]
 PROFILE_VERSION = 1
 """Raised whenever training steps are profiled in another way: older profiles are no hits then."""
 Profiler = Callable[..., Any]
@@ -135,9 +149,19 @@ def tune_gradients(
     spent_s = time.monotonic() - started
     warnings = tuple(bank.warnings)
     return GradientTuning(
-        graph.name, chip, topology, profile, found, forms, least_s, error, outcome, spent_s,
-        warnings, given,
-    )  # fmt: skip
+        graph.name,
+        chip,
+        topology,
+        profile,
+        found,
+        forms,
+        least_s,
+        error,
+        outcome,
+        spent_s,
+        warnings,
+        given,
+    )
 
 
 # -- what an all-reduce costs on a cluster --------------------------------------------------------

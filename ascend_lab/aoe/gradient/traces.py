@@ -47,10 +47,23 @@ OPTIMISER = "Optimizer.step"
 FORWARD = ("aten::", "Optimizer.", "nn.Module")
 """Beginnings of names of what runs between two backward passes."""
 BYTES = {
-    "double": 8, "long": 8, "int64": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
-    "float64": 8, "float32": 4, "float16": 2, "short": 2, "char": 1, "byte": 1, "bool": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+    "double": 8,
+    "long": 8,
+    "int64": 8,
+    "float": 4,
+    "int": 4,
+    "half": 2,
+    "bfloat16": 2,
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "short": 2,
+    "char": 1,
+    "byte": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 SHORT = {"float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
 REMEDY = "profile with torch.profiler.schedule and step(), which marks the steps"
 

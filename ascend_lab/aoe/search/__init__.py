@@ -38,10 +38,22 @@ from ascend_lab.errors import InputError
 # isort: on
 
 __all__ = [
-    "ALIASES", "SEARCHES", "Annealing", "Birth", "BranchAndBound", "Genetic", "IteratedLocal",
-    "Mcts", "Node", "Surrogate", "exhaustive", "paced", "random_order", "search_named",
+    "ALIASES",
+    "SEARCHES",
+    "Annealing",
+    "Birth",
+    "BranchAndBound",
+    "Genetic",
+    "IteratedLocal",
+    "Mcts",
+    "Node",
+    "Surrogate",
+    "exhaustive",
+    "paced",
+    "random_order",
+    "search_named",
     "tree_of",
-]  # fmt: skip
+]
 
 Bound = Callable[[Point], float]
 """Prefix -> a number that no point beginning with it can undercut."""

@@ -32,9 +32,21 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.machine.chip import Chip, load_chip
 
 __all__ = [
-    "Region", "Segments", "SlicePlan", "SubgraphResult", "cheapest", "compiled", "even", "every",
-    "plan_time", "planned", "prepared", "ranges_of", "sliced", "tune_subgraph",
-]  # fmt: skip
+    "Region",
+    "Segments",
+    "SlicePlan",
+    "SubgraphResult",
+    "cheapest",
+    "compiled",
+    "even",
+    "every",
+    "plan_time",
+    "planned",
+    "prepared",
+    "ranges_of",
+    "sliced",
+    "tune_subgraph",
+]
 BUDGET = 13
 """Plans timed on the whole network, unless stated."""
 FAR = 1.1
@@ -131,9 +143,15 @@ def tune_subgraph(
         search.interrupted = True
     bound = bound_of(rewritten, chip).time_s
     return SubgraphResult(
-        search.best, sliced(graph, search.best), search.compiled, before, search.best_s, bound,
-        search.tried, search.interrupted,
-    )  # fmt: skip
+        search.best,
+        sliced(graph, search.best),
+        search.compiled,
+        before,
+        search.best_s,
+        bound,
+        search.tried,
+        search.interrupted,
+    )
 
 
 def planned(graph: Graph, plan: SlicePlan, chip: Chip, bound_s: float) -> SubgraphResult:
@@ -353,9 +371,16 @@ def slice_network(
     cycles = (found.before_s, found.after_s, found.bound_s)
     before, after, bound = (round(t * chip.clock_hz) for t in cycles)
     entry = BankEntry(
-        key, numbered(found.plan, graph), before, min(after, before), min(bound, after), False,
-        "dynamic programming, descent", settings.seed, found.tried,
-    )  # fmt: skip
+        key,
+        numbered(found.plan, graph),
+        before,
+        min(after, before),
+        min(bound, after),
+        False,
+        "dynamic programming, descent",
+        settings.seed,
+        found.tried,
+    )
     return found, settle(knowledge, entry)
 
 

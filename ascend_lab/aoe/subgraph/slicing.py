@@ -297,8 +297,13 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
             work.slice_of(node, 0)
     wanted = ranges.wanted[0]
     outs = tuple(work.piece(n, ranges.axes[n], wanted[n], 0) for n in part.outputs)
-    graph = replace(part, outputs=outs, nodes=tuple(draft.nodes.values()), types=draft.types,
-                    constants=draft.constants)  # fmt: skip
+    graph = replace(
+        part,
+        outputs=outs,
+        nodes=tuple(draft.nodes.values()),
+        types=draft.types,
+        constants=draft.constants,
+    )
     whole = {new: name for name, pieces in work.pieces.items() for _, _, new in pieces}
     return pruned(graph), whole | dict(zip(outs, part.outputs, strict=True))
 

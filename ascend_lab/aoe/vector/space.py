@@ -256,9 +256,10 @@ def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     for stage in default.state.stages:
         if isinstance(stage, Stage) and stage.attach is None and stage.vector_at:
             inside = [
-                x for x in default.state.stages
+                x
+                for x in default.state.stages
                 if isinstance(x, Stage) and x.attach is not None and x.attach[0] == stage.name
-            ]  # fmt: skip
+            ]
             tiles = tuple(x.name for x in inside if not x.output)
             phase = Phase(stage.name, tiles, tuple(x.name for x in inside if x.output))
             nests.append(Nest(phase, tuple(row_axes(bare.state, phase))))

@@ -154,10 +154,16 @@ def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Uni
     if tensor > 1 and part.matrices:
         exchanges = 2 if part.attends and len(part.products) > 4 else 1
     return Unit(
-        part.name, -(-part.matrices // tensor) + part.vectors, ahead, back,
-        part.cut_bytes / tensor + part.whole_bytes * norms, part.input_bytes * norms,
-        part.boundary_bytes * norms, exchanges, part.boundary_bytes,
-    )  # fmt: skip
+        part.name,
+        -(-part.matrices // tensor) + part.vectors,
+        ahead,
+        back,
+        part.cut_bytes / tensor + part.whole_bytes * norms,
+        part.input_bytes * norms,
+        part.boundary_bytes * norms,
+        exchanges,
+        part.boundary_bytes,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -232,8 +238,9 @@ def _kept_tensors(graph: Graph, dtype: str) -> Mapping[str, int]:
     step = train.training_graph(graph, optimizer=None, dtype=dtype)
     full = step.graph
     owner = {name: alias.owner for name, alias in aliases(full, view_nodes(full)).items()}
-    ahead = {name for node in full.nodes if step.phases[node.name] == "forward"
-             for name in node.outputs}  # fmt: skip
+    ahead = {
+        name for node in full.nodes if step.phases[node.name] == "forward" for name in node.outputs
+    }
     read = {n for node in full.nodes if step.phases[node.name] == "backward" for n in node.inputs}
     found = {owner.get(name, name) for name in ahead & read}
     copies = {n.output for n in full.nodes if n.op == "cast" and n.inputs[0] in step.parameters}
@@ -286,15 +293,19 @@ def _part(
     wide = DTYPE_BYTES[typed.types[nodes[-1].output].dtype]
     pair = {kind: (times[0], times[1]) for kind, times in seconds.items()}
     return Part(
-        f"unit{number}:{nodes[0].name}", matrices, sum(w.elements for w in weights) - matrices,
+        f"unit{number}:{nodes[0].name}",
+        matrices,
+        sum(w.elements for w in weights) - matrices,
         tuple(_product(typed, n) for n in nodes if n.op in PRODUCTS and leaves & {*n.inputs}),
-        pair["product"], pair["cut"], pair["whole"],
+        pair["product"],
+        pair["cut"],
+        pair["whole"],
         float(sum(kept.get(n, 0) for n in own - whole)),
         float(sum(kept.get(n, 0) for n in own & whole)),
         float(sum(typed.types[n].size_bytes for n in outer)),
         float(typed.types[nodes[-1].output].elements * min(wide, HALF_BYTES)),
         any(node.op == "softmax" for node in nodes),
-    )  # fmt: skip
+    )
 
 
 def _is_cut(typed: Graph, node: Node, weight: str) -> bool:

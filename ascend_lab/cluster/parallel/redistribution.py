@@ -24,9 +24,20 @@ import numpy as np
 from ascend_lab.errors import LayoutError
 
 __all__ = [
-    "Comparison", "Cost", "Layout", "Step", "all_layouts", "cheapest", "compare", "execute",
-    "greedy", "price", "redistribute", "step", "steps_from",
-]  # fmt: skip
+    "Comparison",
+    "Cost",
+    "Layout",
+    "Step",
+    "all_layouts",
+    "cheapest",
+    "compare",
+    "execute",
+    "greedy",
+    "price",
+    "redistribute",
+    "step",
+    "steps_from",
+]
 Values = np.ndarray
 Map = tuple[tuple[int, ...], ...]
 Kind = Literal["slice", "all_to_all", "all_gather"]

@@ -83,8 +83,16 @@ class PlanTime:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, ready for JSON."""
-        names = ("step_s", "samples_per_s", "compute_s", "exchange_s", "pipeline_s", "bubble",
-                 "exposed_s", "memory_bytes")  # fmt: skip
+        names = (
+            "step_s",
+            "samples_per_s",
+            "compute_s",
+            "exchange_s",
+            "pipeline_s",
+            "bubble",
+            "exposed_s",
+            "memory_bytes",
+        )
         return {
             "plan": self.plan.label,
             **asdict(self.plan),
@@ -216,9 +224,16 @@ def plan_time(
         for d in range(plan.pipeline)
     )
     return PlanTime(
-        plan, batch, step_s, plan.micro_batches * work, plan.micro_batches * exchanges,
-        timed.end_s, timed.bubble, step_s - timed.end_s, cut.memory(optimizer),
-    )  # fmt: skip
+        plan,
+        batch,
+        step_s,
+        plan.micro_batches * work,
+        plan.micro_batches * exchanges,
+        timed.end_s,
+        timed.bubble,
+        step_s - timed.end_s,
+        cut.memory(optimizer),
+    )
 
 
 def _forward_s(units: Sequence[Unit], traffic: _Traffic) -> float:

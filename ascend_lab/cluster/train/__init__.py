@@ -35,11 +35,24 @@ from ascend_lab.cluster.train.step import (
 # isort: on
 
 __all__ = [
-    "DynamicLossScale", "GradientRow", "StepProfile", "StepResult", "StepTimeline",
-    "TrainingGraph", "at_step", "compile_training", "cuts", "every", "first_values",
-    "found_inf", "profile_layers", "profile_training", "run_step",
-    "step_timeline", "training_graph",
-]  # fmt: skip
+    "DynamicLossScale",
+    "GradientRow",
+    "StepProfile",
+    "StepResult",
+    "StepTimeline",
+    "TrainingGraph",
+    "at_step",
+    "compile_training",
+    "cuts",
+    "every",
+    "first_values",
+    "found_inf",
+    "profile_layers",
+    "profile_training",
+    "run_step",
+    "step_timeline",
+    "training_graph",
+]
 
 PHASES = ("forward", "backward", "update")
 

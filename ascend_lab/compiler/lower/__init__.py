@@ -32,10 +32,25 @@ from ascend_lab.operators.kernels.epilogue import halves
 from ascend_lab.operators.ops.formats import check_chip
 
 __all__ = [
-    "CONVOLUTIONS", "PRODUCTS", "Choice", "Lowered", "Piece", "added_convolutions",
-    "around_attention", "attention_in", "by_template", "choice_of", "gates_of", "halves_of",
-    "lower", "means_of", "mixes", "packed", "piece_of", "scale_of",
-]  # fmt: skip
+    "CONVOLUTIONS",
+    "PRODUCTS",
+    "Choice",
+    "Lowered",
+    "Piece",
+    "added_convolutions",
+    "around_attention",
+    "attention_in",
+    "by_template",
+    "choice_of",
+    "gates_of",
+    "halves_of",
+    "lower",
+    "means_of",
+    "mixes",
+    "packed",
+    "piece_of",
+    "scale_of",
+]
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
 

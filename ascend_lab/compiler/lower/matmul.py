@@ -81,8 +81,11 @@ def lower_product(
     finish = _finish(piece, node, shape)
     main = _main(piece.type(node.output))
     if tiling is None:
-        warm = frozenset(side for side, name in zip("ab", node.inputs, strict=True)
-                         if _likely_held(piece, name, chip))  # fmt: skip
+        warm = frozenset(
+            side
+            for side, name in zip("ab", node.inputs, strict=True)
+            if _likely_held(piece, name, chip)
+        )
         tiling = matmul.default_product(shape, chip, epilogue, finish, warm, start)
     operands: Iterable[Operand] = epilogue.operands if epilogue else ()
     if tiling.split_k > 1:

@@ -192,8 +192,11 @@ BLOCK = 16
 
 def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
     """Return a kernel with its tensors renamed, workspaces out of the way."""
-    clash = {t.name: f"{t.name}_work" for t in kernel.tensors
-             if t.name not in names and t.name in names.values()}  # fmt: skip
+    clash = {
+        t.name: f"{t.name}_work"
+        for t in kernel.tensors
+        if t.name not in names and t.name in names.values()
+    }
     table = {**names, **clash}
     return replace(kernel, phases=tuple(renamed(p, table) for p in kernel.phases))
 

@@ -33,9 +33,18 @@ if TYPE_CHECKING:
     from onnx import FunctionProto, ModelProto, NodeProto
 
 __all__ = [
-    "CONVERTERS", "Context", "Converter", "Imported", "NeedsConstant", "converter",
-    "export_onnx", "import_model", "import_onnx", "import_pinning", "save_onnx",
-]  # fmt: skip
+    "CONVERTERS",
+    "Context",
+    "Converter",
+    "Imported",
+    "NeedsConstant",
+    "converter",
+    "export_onnx",
+    "import_model",
+    "import_onnx",
+    "import_pinning",
+    "save_onnx",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -166,10 +175,17 @@ class _Importer:
         how = file.find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
-            how.op, file.title(node), self.opset, self.net, inputs,
-            file.attributes(node, self.opset), len(node.output), "", self.folder,
+            how.op,
+            file.title(node),
+            self.opset,
+            self.net,
+            inputs,
+            file.attributes(node, self.opset),
+            len(node.output),
+            "",
+            self.folder,
             self.rebatch,
-        )  # fmt: skip
+        )
         start = self.net.node_count
         results = tensors_of(ctx)
         for name in node.output[len(results) :]:

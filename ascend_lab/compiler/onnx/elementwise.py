@@ -15,18 +15,39 @@ from ascend_lab.compiler.onnx.tensors import BITS, FLOATS, INTEGERS, NUMBERS, WH
 from ascend_lab.errors import GraphError
 
 _FLOAT = {
-    "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Reciprocal": "rec", "Floor": "floor",
-    "Ceil": "ceil", "Round": "round", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf",
-    "Softplus": "softplus", "HardSwish": "hard_swish",
-}  # fmt: skip
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Reciprocal": "rec",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "Sigmoid": "sigmoid",
+    "Tanh": "tanh",
+    "Erf": "erf",
+    "Softplus": "softplus",
+    "HardSwish": "hard_swish",
+}
 _NUMBER = {"Relu": "relu", "Abs": "abs", "Neg": "neg", "Sign": "sign"}
 _BIT = {"BitwiseNot": "not", "BitwiseAnd": "and", "BitwiseOr": "or"}
-_COMPARED = {"Greater": "greater", "GreaterOrEqual": "greater_equal", "Less": "less",
-             "LessOrEqual": "less_equal"}  # fmt: skip
+_COMPARED = {
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+}
 COMPARISONS = {"Equal": "equal", **_COMPARED}
 _ARITHMETIC = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
-SAME = {**_FLOAT, **_NUMBER, **_BIT, **_ARITHMETIC, "Pow": "pow", "Max": "max", "Min": "min",
-        **COMPARISONS}  # fmt: skip
+SAME = {
+    **_FLOAT,
+    **_NUMBER,
+    **_BIT,
+    **_ARITHMETIC,
+    "Pow": "pow",
+    "Max": "max",
+    "Min": "min",
+    **COMPARISONS,
+}
 """ONNX operators and those of the library that are the same, for reading and writing."""
 
 
@@ -290,14 +311,35 @@ def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
 # -- folding: nodes whose inputs are all known and small, in NumPy ---------------------------------
 # ONNX's reference evaluator says the same, but takes 0.4 s to load.
 UFUNCS: dict[str, np.ufunc] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Pow": np.power, "Neg": np.negative,
-    "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp, "Log": np.log, "Sin": np.sin, "Cos": np.cos,
-    "Reciprocal": np.reciprocal, "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint,
-    "Sign": np.sign, "Sum": np.add, "Max": np.maximum, "Min": np.minimum, "Equal": np.equal,
-    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less,
-    "LessOrEqual": np.less_equal, "And": np.logical_and, "Or": np.logical_or,
-    "Xor": np.logical_xor, "Not": np.logical_not,
-}  # fmt: skip
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Pow": np.power,
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Sqrt": np.sqrt,
+    "Exp": np.exp,
+    "Log": np.log,
+    "Sin": np.sin,
+    "Cos": np.cos,
+    "Reciprocal": np.reciprocal,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.rint,
+    "Sign": np.sign,
+    "Sum": np.add,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "Equal": np.equal,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Xor": np.logical_xor,
+    "Not": np.logical_not,
+}
 """NumPy's name of operators that compute shapes, indices and masks element by element."""
 _MOVES = ("Range", "Concat", "Gather", "CumSum", "NonZero")
 

@@ -17,8 +17,16 @@ from ascend_lab.operators.ops.formats import numpy_type
 if TYPE_CHECKING:
     import onnx
 
-ONNX_TYPES = {"fp16": 10, "bf16": 16, "fp32": 1, "int8": 3, "uint8": 2, "int32": 6, "int64": 7,
-              "bool": 9}  # fmt: skip
+ONNX_TYPES = {
+    "fp16": 10,
+    "bf16": 16,
+    "fp32": 1,
+    "int8": 3,
+    "uint8": 2,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+}
 """`TensorProto.DataType` of each format, and of int64 and bool, which no format says."""
 
 

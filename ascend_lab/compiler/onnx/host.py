@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 Values = np.ndarray
-MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
-              "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "Gemm": 1}  # fmt: skip
+MULTIPLIES = {
+    "Conv": 1,
+    "ConvInteger": 1,
+    "ConvTranspose": 1,
+    "DeformConv": 1,
+    "QLinearConv": 3,
+    "MatMul": 1,
+    "MatMulInteger": 1,
+    "QLinearMatMul": 3,
+    "Gemm": 1,
+}
 """Operators that read both factors of every multiplication, and which input is the second."""
 WIDER_TYPES = 22
 """The version in which many operators got bfloat16, and nothing else."""
@@ -296,9 +305,13 @@ def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], 
 
 
 def sub_model(
-    model: ModelProto, nodes: Sequence[NodeProto], reads: Sequence[str], writes: Sequence[str],
-    values: Mapping[str, Any], constants: set[str] | None = None,
-) -> ModelProto:  # fmt: skip
+    model: ModelProto,
+    nodes: Sequence[NodeProto],
+    reads: Sequence[str],
+    writes: Sequence[str],
+    values: Mapping[str, Any],
+    constants: set[str] | None = None,
+) -> ModelProto:
     """Return nodes as a model of their own, `constants` stored, the rest inputs."""
     import onnx
 

@@ -68,8 +68,14 @@ class _Axis:
         return centred if how == "half_pixel" or self.out > 1 else at * 0
 
 
-_HOW = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
-        "tf_half_pixel_for_nn")  # fmt: skip
+_HOW = (
+    "half_pixel",
+    "half_pixel_symmetric",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "tf_half_pixel_for_nn",
+)
 """Ways to place coordinates; the last belongs to opsets 11 and 12."""
 
 

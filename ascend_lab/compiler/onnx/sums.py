@@ -168,9 +168,13 @@ def _least(ctx: Context, sign: int) -> kinds.Tensor:
 
 
 @converter(
-    "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    "ReduceSumSquare",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
     types=(kinds.FLOATS, kinds.INTEGERS),
-)  # fmt: skip
+)
 def _composed(ctx: Context) -> Result:
     """Fold with functions before and behind."""
     x = ctx.input(0)

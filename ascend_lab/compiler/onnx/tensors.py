@@ -28,19 +28,33 @@ Values = np.ndarray
 Shape = tuple[int, ...]
 
 ELEMENTS: dict[int, tuple[str, Any]] = {
-    1: ("float32", np.float32), 2: ("uint8", np.uint8), 3: ("int8", np.int8),
-    4: ("uint16", np.uint16), 5: ("int16", np.int16), 6: ("int32", np.int32),
-    7: ("int64", np.int64), 9: ("bool", np.bool_), 10: ("float16", np.float16),
-    11: ("double", np.float64), 12: ("uint32", np.uint32), 13: ("uint64", np.uint64),
-}  # fmt: skip
+    1: ("float32", np.float32),
+    2: ("uint8", np.uint8),
+    3: ("int8", np.int8),
+    4: ("uint16", np.uint16),
+    5: ("int16", np.int16),
+    6: ("int32", np.int32),
+    7: ("int64", np.int64),
+    9: ("bool", np.bool_),
+    10: ("float16", np.float16),
+    11: ("double", np.float64),
+    12: ("uint32", np.uint32),
+    13: ("uint64", np.uint64),
+}
 """Element type and NumPy type by their number in `TensorProto.DataType`."""
 with suppress(ImportError):  # a browser may lack ml_dtypes: such files are refused there
     ELEMENTS[16] = ("bfloat16", numpy_type("bf16"))
 NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in ELEMENTS.values()}
 FORMATS = {
-    "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int32", "int32": "int32",
-    "int8": "int8", "uint8": "uint8", "bool": "int32",
-}  # fmt: skip
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "int64": "int32",
+    "int32": "int32",
+    "int8": "int8",
+    "uint8": "uint8",
+    "bool": "int32",
+}
 """Format in a graph; element types that are missing can be computed before it runs only."""
 WITHOUT_FORMAT = ("int64", "bool")
 """Element types that no format says: a graph's files need to be told (`Graph.elements`)."""

@@ -15,20 +15,58 @@ from ascend_lab.compiler.passes.rewrite import (
 # isort: on
 
 __all__ = [
-    "DEFAULT", "PASSES", "Draft", "Pass", "Report", "convert", "get_pass", "match",
-    "measured_scales", "quantise", "register_pass", "rewrites", "run_passes", "sweep",
-]  # fmt: skip
+    "DEFAULT",
+    "PASSES",
+    "Draft",
+    "Pass",
+    "Report",
+    "convert",
+    "get_pass",
+    "match",
+    "measured_scales",
+    "quantise",
+    "register_pass",
+    "rewrites",
+    "run_passes",
+    "sweep",
+]
 
-PASSES.update((one.name, one) for one in (
-    quantised.REQUANT, simplify.DEAD_CODE, simplify.FOLDING, simplify.COMMON, simplify.identity,
-    simplify.scalar_operand, simplify.algebra, simplify.reassociation, simplify.permute,
-    simplify.reshapes, simplify.casts, images.pad_conv, images.batch_norm_scale,
-    images.CONV_BATCH_NORM, images.CONV_SCALE, images.CONV_BIAS, images.fully_connected,
-    images.mean_of_image, images.pool_of_image, recognise.layer_norm, recognise.gelu,
-    recognise.activation, recognise.attention, recognise.flat_product, simplify.gemm_to_matmul,
-    recognise.product_bias, images.pool_to_conv, recognise.gelu_erf, formats.FP16, formats.BF16,
-    formats.INT8,
-))  # fmt: skip
+PASSES.update(
+    (one.name, one)
+    for one in (
+        quantised.REQUANT,
+        simplify.DEAD_CODE,
+        simplify.FOLDING,
+        simplify.COMMON,
+        simplify.identity,
+        simplify.scalar_operand,
+        simplify.algebra,
+        simplify.reassociation,
+        simplify.permute,
+        simplify.reshapes,
+        simplify.casts,
+        images.pad_conv,
+        images.batch_norm_scale,
+        images.CONV_BATCH_NORM,
+        images.CONV_SCALE,
+        images.CONV_BIAS,
+        images.fully_connected,
+        images.mean_of_image,
+        images.pool_of_image,
+        recognise.layer_norm,
+        recognise.gelu,
+        recognise.activation,
+        recognise.attention,
+        recognise.flat_product,
+        simplify.gemm_to_matmul,
+        recognise.product_bias,
+        images.pool_to_conv,
+        recognise.gelu_erf,
+        formats.FP16,
+        formats.BF16,
+        formats.INT8,
+    )
+)
 
 DEFAULT: tuple[str, ...] = tuple(
     one.name for one in PASSES.values() if one.stage in ("prepare", "fuse")

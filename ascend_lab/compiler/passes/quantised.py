@@ -205,9 +205,13 @@ def _bias(draft: Draft, node: Node, channels: int) -> Constant | None:
 
 
 def _scales(
-    step: float, shape: tuple[int, ...], axes: tuple[int, ...], scales: Values, weight: Values,
+    step: float,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    scales: Values,
+    weight: Values,
     *bias: Values,
-) -> Values:  # fmt: skip
+) -> Values:
     """Return the steps of sums: sx sw; of a channel of zeros a sixteenth of those of the others.
 
     Such a channel is its bias, and any scale of zeros will do. What exporters write there, 1 or
@@ -223,9 +227,13 @@ def _scales(
 
 
 def _whole_bias(
-    x: Bytes, shape: tuple[int, ...], axes: tuple[int, ...], scales: Values, weight: Values,
+    x: Bytes,
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    scales: Values,
+    weight: Values,
     *bias: Values,
-) -> Values:  # fmt: skip
+) -> Values:
     """round(b / (sx sw)) - ox sum qw, as int32 holds it."""
     total: Values = -x.offset * weight.astype(np.float64).sum(axes).reshape(-1)
     if bias:
@@ -256,8 +264,9 @@ def residual(draft: Draft, node: Node) -> bool:
     other = sides[1 - first]
     assert other is not None
     pair = (node.inputs[first], other.name)
-    return draft.become(node, "add_dequantised", pair,
-                        {"scale": other.scale, "offset": other.offset})  # fmt: skip
+    return draft.become(
+        node, "add_dequantised", pair, {"scale": other.scale, "offset": other.offset}
+    )
 
 
 def _is_fresh(draft: Draft, name: str) -> bool:

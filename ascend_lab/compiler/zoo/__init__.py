@@ -55,10 +55,25 @@ SOURCES = {
 }
 """By the start of a model's name; the longest that fits counts."""
 _BUILDERS: tuple[Callable[..., ir.Graph], ...] = (
-    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.resnext50, *mobile.BUILDERS, *c.SHUFFLED,
-    *c.SQUEEZENETS, c.inception_v1, c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small,
-    t.vit_b16, t.mobilevit_block, *t.MOBILEVITS, *formers.BUILDERS,
-)  # fmt: skip
+    c.alexnet,
+    c.vgg16,
+    c.resnet18,
+    c.resnet50,
+    c.resnext50,
+    *mobile.BUILDERS,
+    *c.SHUFFLED,
+    *c.SQUEEZENETS,
+    c.inception_v1,
+    c.densenet121,
+    c.unet,
+    t.bert_base,
+    t.bert_large,
+    t.gpt2_small,
+    t.vit_b16,
+    t.mobilevit_block,
+    *t.MOBILEVITS,
+    *formers.BUILDERS,
+)
 ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
 
@@ -186,19 +201,21 @@ def why(
         bound_s = bound.bound_of(stages.rewritten, on).time_s
         peak = on.peak_ops_per_s(dtype) / 2
         busy = [op for op in times.operators if not op.timeline.macs]
-        rows.append({
-            "name": graph.name,
-            "macs": macs,
-            "time_s": times.time_s,
-            "bound_s": bound_s,
-            "over_bound": times.time_s / bound_s,
-            "memory_bytes": times.memory_bytes,
-            "launches": times.launches,
-            "launch_share": times.launch_s / times.time_s,
-            "vector_share": sum(op.time_s for op in busy) / times.time_s,
-            "cube_fill": macs / (peak * times.time_s),
-            "padded": times.macs / macs if macs else 0.0,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": graph.name,
+                "macs": macs,
+                "time_s": times.time_s,
+                "bound_s": bound_s,
+                "over_bound": times.time_s / bound_s,
+                "memory_bytes": times.memory_bytes,
+                "launches": times.launches,
+                "launch_share": times.launch_s / times.time_s,
+                "vector_share": sum(op.time_s for op in busy) / times.time_s,
+                "cube_fill": macs / (peak * times.time_s),
+                "padded": times.macs / macs if macs else 0.0,
+            }
+        )
     return rows
 
 
@@ -275,6 +292,16 @@ def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -
 
 
 __all__ = [
-    "ZOO", "build", "counts_of", "find", "load_model", "macs", "model_name", "parameters", "sized",
-    "stored_counts", "why", "why_lines",
-]  # fmt: skip
+    "ZOO",
+    "build",
+    "counts_of",
+    "find",
+    "load_model",
+    "macs",
+    "model_name",
+    "parameters",
+    "sized",
+    "stored_counts",
+    "why",
+    "why_lines",
+]

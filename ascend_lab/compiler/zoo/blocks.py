@@ -54,9 +54,17 @@ class Net(GraphBuilder):
         return self.input("x", (batch, channels, size, size))
 
     def conv(
-        self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
-        stride: int = 1, pad: Any = None, groups: int = 1, bias: bool = True,
-    ) -> Value:  # fmt: skip
+        self,
+        x: Value,
+        features: int,
+        kernel: int | tuple[int, int] = 1,
+        *,
+        name: str,
+        stride: int = 1,
+        pad: Any = None,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> Value:
         """Append a convolution; `pad` None keeps the size at stride 1."""
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         pads = (height // 2, width // 2) if pad is None else pad
@@ -69,8 +77,12 @@ class Net(GraphBuilder):
 
     def norm(self, x: Value, *, name: str, scale: float = 1.0, epsilon: float = 1e-5) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
-        rows = (("scale", 0.1 * scale, scale), ("bias", 0.05, 0.0), ("mean", 0.05, 0.0),
-                ("variance", 0.05, 1.0))  # fmt: skip
+        rows = (
+            ("scale", 0.1 * scale, scale),
+            ("bias", 0.05, 0.0),
+            ("mean", 0.05, 0.0),
+            ("variance", 0.05, 1.0),
+        )
         channels = (x.shape[1],)
         given = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
         return self.batch_norm(x, *given, name=name, epsilon=epsilon)
@@ -80,10 +92,18 @@ class Net(GraphBuilder):
         return self.add_node(kind, x, name=name) if kind else x
 
     def conv_norm(
-        self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
-        act: str = "relu", scale: float = 1.0, epsilon: float = 1e-5, bias: bool = False,
+        self,
+        x: Value,
+        features: int,
+        kernel: int | tuple[int, int] = 1,
+        *,
+        name: str,
+        act: str = "relu",
+        scale: float = 1.0,
+        epsilon: float = 1e-5,
+        bias: bool = False,
         **conv: Any,
-    ) -> Value:  # fmt: skip
+    ) -> Value:
         """Append convolution (without bias unless told), batch norm, activation."""
         y = self.conv(x, features, kernel, name=f"{name}.conv", bias=bias, **conv)
         y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
@@ -193,9 +213,13 @@ def image_network(
             return make(batch, size, dtype, classes)
 
         def wide(
-            batch: int = 1, *, size: int = usual, width: float = 1.0, dtype: str = "fp32",
+            batch: int = 1,
+            *,
+            size: int = usual,
+            width: float = 1.0,
+            dtype: str = "fp32",
             classes: int = 1000,
-        ) -> Graph:  # fmt: skip
+        ) -> Graph:
             if not NARROWEST <= width <= WIDEST:
                 wanted = f"{title}: a width from {NARROWEST} to {WIDEST}"
                 raise InputError(wanted, str(width), "choose another")

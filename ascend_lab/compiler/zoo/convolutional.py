@@ -72,11 +72,15 @@ def _squeezenet(
     return net.flat(net.global_avg_pool(x, name="pool"))
 
 
-SQUEEZENETS = family("squeezenet", _squeezenet, {
-    "": ((3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
-    "_1_0": ((7, 96), (2, 5, 9)),
-    "_1_1": ((3, 64), (2, 4, 6)),
-})  # fmt: skip
+SQUEEZENETS = family(
+    "squeezenet",
+    _squeezenet,
+    {
+        "": ((3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
+        "_1_0": ((7, 96), (2, 5, 9)),
+        "_1_1": ((3, 64), (2, 4, 6)),
+    },
+)
 
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
@@ -134,12 +138,16 @@ def resnext50(net: Net, x: Value, classes: int) -> Value:
 
 # -- branches: GoogLeNet (Inception v1), DenseNet-121 ------------------------------
 INCEPTION = {
-    "3a": (64, 96, 128, 16, 32, 32), "3b": (128, 128, 192, 32, 96, 64),
-    "4a": (192, 96, 208, 16, 48, 64), "4b": (160, 112, 224, 24, 64, 64),
-    "4c": (128, 128, 256, 24, 64, 64), "4d": (112, 144, 288, 32, 64, 64),
-    "4e": (256, 160, 320, 32, 128, 128), "5a": (256, 160, 320, 32, 128, 128),
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
-}  # fmt: skip
+}
 """Features of the 1 x 1 branch; two branches' reductions and features; of the pooled branch."""
 EPSILON = 1e-3
 
@@ -207,23 +215,42 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
 DEPTHS = (4, 8, 4)
 """Units of the three stages of both ShuffleNets."""
 SHUFFLE_V1 = {
-    "g3_x0_5": (3, 12, (120, 240, 480)), "g3_x1_0": (3, 24, (240, 480, 960)),
-    "g3_x1_5": (3, 24, (360, 720, 1440)), "g3_x2_0": (3, 48, (480, 960, 1920)),
-    "g8_x0_5": (8, 16, (192, 384, 768)), "g8_x1_0": (8, 24, (384, 768, 1536)),
-    "g8_x1_5": (8, 24, (576, 1152, 2304)), "g8_x2_0": (8, 48, (768, 1536, 3072)),
-}  # fmt: skip
+    "g3_x0_5": (3, 12, (120, 240, 480)),
+    "g3_x1_0": (3, 24, (240, 480, 960)),
+    "g3_x1_5": (3, 24, (360, 720, 1440)),
+    "g3_x2_0": (3, 48, (480, 960, 1920)),
+    "g8_x0_5": (8, 16, (192, 384, 768)),
+    "g8_x1_0": (8, 24, (384, 768, 1536)),
+    "g8_x1_5": (8, 24, (576, 1152, 2304)),
+    "g8_x2_0": (8, 48, (768, 1536, 3072)),
+}
 """Groups, features of the stem and of the stages."""
 SHUFFLE_V2 = {
-    "": ((116, 232, 464), 1024), "_x0_5": ((48, 96, 192), 1024), "_x1_0": ((116, 232, 464), 1024),
-    "_x1_5": ((176, 352, 704), 1024), "_x2_0": ((244, 488, 976), 2048),
-}  # fmt: skip
+    "": ((116, 232, 464), 1024),
+    "_x0_5": ((48, 96, 192), 1024),
+    "_x1_0": ((116, 232, 464), 1024),
+    "_x1_5": ((176, 352, 704), 1024),
+    "_x2_0": ((244, 488, 976), 2048),
+}
 """Features of the stages and of the last convolution."""
 GHOST = (
-    (3, 16, 16, 0, 1), (3, 48, 24, 0, 2), (3, 72, 24, 0, 1), (5, 72, 40, 1, 2), (5, 120, 40, 1, 1),
-    (3, 240, 80, 0, 2), (3, 200, 80, 0, 1), (3, 184, 80, 0, 1), (3, 184, 80, 0, 1),
-    (3, 480, 112, 1, 1), (3, 672, 112, 1, 1), (5, 672, 160, 1, 2), (5, 960, 160, 0, 1),
-    (5, 960, 160, 1, 1), (5, 960, 160, 0, 1), (5, 960, 160, 1, 1),
-)  # fmt: skip
+    (3, 16, 16, 0, 1),
+    (3, 48, 24, 0, 2),
+    (3, 72, 24, 0, 1),
+    (5, 72, 40, 1, 2),
+    (5, 120, 40, 1, 1),
+    (3, 240, 80, 0, 2),
+    (3, 200, 80, 0, 1),
+    (3, 184, 80, 0, 1),
+    (3, 184, 80, 0, 1),
+    (3, 480, 112, 1, 1),
+    (3, 672, 112, 1, 1),
+    (5, 672, 160, 1, 2),
+    (5, 960, 160, 0, 1),
+    (5, 960, 160, 1, 1),
+    (5, 960, 160, 0, 1),
+    (5, 960, 160, 1, 1),
+)
 """Kernel, expanded channels, features, whether squeeze and excite, stride."""
 
 
@@ -237,8 +264,9 @@ def _grouped(
     y = net.channel_shuffle(y, groups, name=name)
     y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
     width = features - x.shape[1] if first else features
-    y = net.conv_norm(y, width, groups=groups, act="", scale=1.0 if first else BRANCH,
-                      name=f"{name}.expand")  # fmt: skip
+    y = net.conv_norm(
+        y, width, groups=groups, act="", scale=1.0 if first else BRANCH, name=f"{name}.expand"
+    )
     if not first:
         return net.relu(net.add(x, y))
     y = net.relu(y)
@@ -326,8 +354,9 @@ def _ghost_bottleneck(
     if stride > 1:
         y = net.depthwise(y, kernel, stride=stride, name=f"{name}.dw")
     if squeezes:
-        y = net.squeeze_excite(y, rounded(inner / 4, 4), name=f"{name}.se", act="relu",
-                               gate="hard_sigmoid")  # fmt: skip
+        y = net.squeeze_excite(
+            y, rounded(inner / 4, 4), name=f"{name}.se", act="relu", gate="hard_sigmoid"
+        )
     y = _ghost(net, y, features, "", f"{name}.ghost2", scale=BRANCH)
     if stride > 1 or x.shape[1] != features:
         start = net.depthwise(x, kernel, stride=stride, name=f"{name}.short.dw")
@@ -370,9 +399,14 @@ def _up(net: Net, x: Value, name: str) -> Value:
 
 
 def unet(
-    batch: int = 1, *, size: int = 256, dtype: str = "fp32", classes: int = 2, channels: int = 1,
+    batch: int = 1,
+    *,
+    size: int = 256,
+    dtype: str = "fp32",
+    classes: int = 2,
+    channels: int = 1,
     width: int = 64,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return U-Net (Ronneberger et al. 2015): (batch, channels, size, size) -> scores.
 
     Convolutions are padded, as most users have them; the paper's are not, and crop instead: the

@@ -15,15 +15,39 @@ FORMER = {
     "26m": (4, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
     "52m": (1, 8, 3, 128, 1024, "3,12,2 3,12 D6,24 3,24 D6,48 4,48 6,64 D6,96 6,96"),
     "96m": (1, 12, 4, 128, 1280, "2,12,1 D6,16 D6,32 3,32 D6,64 4,64 6,88 D6,128 6,128"),
-    "151m": (1, 12, 6, 192, 1280,
-             "2,12,1 D6,16 3,16 D6,32 3,32 D6,64 4,64 6,88 6,88 D6,128 6,128 6,128"),
-    "214m": (1, 12, 6, 192, 1600,
-             "2,12,1 D6,20 3,20 D6,40 4,40 D6,80 4,80 6,112 6,112 D6,160 6,160 6,160"),
-    "294m": (1, 16, 6, 192, 1920,
-             "2,16,1 D6,24 4,24 D6,48 4,48 D6,96 4,96 6,128 6,128 D6,192 6,192 6,192"),
-    "508m": (1, 24, 6, 192, 1920,
-             "2,24,1 D6,40 3,40 D6,72 3,72 D6,128 4,128 6,176 6,176 D6,240 6,240 6,240"),
-}  # fmt: skip
+    "151m": (
+        1,
+        12,
+        6,
+        192,
+        1280,
+        "2,12,1 D6,16 3,16 D6,32 3,32 D6,64 4,64 6,88 6,88 D6,128 6,128 6,128",
+    ),
+    "214m": (
+        1,
+        12,
+        6,
+        192,
+        1600,
+        "2,12,1 D6,20 3,20 D6,40 4,40 D6,80 4,80 6,112 6,112 D6,160 6,160 6,160",
+    ),
+    "294m": (
+        1,
+        16,
+        6,
+        192,
+        1920,
+        "2,16,1 D6,24 4,24 D6,48 4,48 D6,96 4,96 6,128 6,128 D6,192 6,192 6,192",
+    ),
+    "508m": (
+        1,
+        24,
+        6,
+        192,
+        1920,
+        "2,24,1 D6,40 3,40 D6,72 3,72 D6,128 4,128 6,176 6,176 D6,240 6,240 6,240",
+    ),
+}
 """Groups, stem, tokens, their width, features of the head, blocks "expansion,features".
 
 D halves the size. The first block, with its stride, has no tokens.
@@ -133,9 +157,16 @@ def _former_block(
 
 
 def _mobile_former(
-    groups: int, stem: int, tokens: int, width: int, last: int, text: str, net: Net, x: Value,
+    groups: int,
+    stem: int,
+    tokens: int,
+    width: int,
+    last: int,
+    text: str,
+    net: Net,
+    x: Value,
     classes: int,
-) -> Value:  # fmt: skip
+) -> Value:
     """Return Mobile-Former (Chen et al. 2022), named after its multiply-accumulates."""
     n = x.shape[0]
     first, *blocks = text.split()
@@ -163,9 +194,10 @@ def _mobile_former(
 
 # -- EfficientFormer ------------------------------------------------------------------------------
 FORMER_V1 = {
-    "l1": ((48, 96, 224, 448), (3, 2, 6, 4), 1), "l3": ((64, 128, 320, 512), (4, 4, 12, 6), 4),
+    "l1": ((48, 96, 224, 448), (3, 2, 6, 4), 1),
+    "l3": ((64, 128, 320, 512), (4, 4, 12, 6), 4),
     "l7": ((96, 192, 384, 768), (6, 6, 18, 8), 8),
-}  # fmt: skip
+}
 """Widths and depths of the stages, and how many of the last blocks are attention."""
 FORMER_V2 = {
     "s0": ((32, 48, 96, 176), ("44", "44", "433344", "4334"), 2),
@@ -231,9 +263,13 @@ def _stem4(net: Net, x: Value, width: int, act: str) -> Value:
 
 
 def _efficientformer(
-    widths: tuple[int, ...], depths: tuple[int, ...], attending: int, net: Net, x: Value,
+    widths: tuple[int, ...],
+    depths: tuple[int, ...],
+    attending: int,
+    net: Net,
+    x: Value,
     classes: int,
-) -> Value:  # fmt: skip
+) -> Value:
     """Return EfficientFormer (Li et al. 2022): pooling blocks, then attention over 1/32 pixels."""
     x = _stem4(net, x, widths[0], "relu")
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
@@ -313,9 +349,13 @@ def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
 
 
 def _efficientformer_v2(
-    widths: tuple[int, ...], ratios: tuple[str, ...], attending: int, net: Net, x: Value,
+    widths: tuple[int, ...],
+    ratios: tuple[str, ...],
+    attending: int,
+    net: Net,
+    x: Value,
     classes: int,
-) -> Value:  # fmt: skip
+) -> Value:
     """Return EfficientFormer V2 (Li et al. 2023): attention in the last blocks of two stages."""
     x = _stem4(net, x, widths[0], "gelu")
     for stage, (width, expansions) in enumerate(zip(widths, ratios, strict=True), 1):

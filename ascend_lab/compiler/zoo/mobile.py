@@ -15,47 +15,130 @@ from ascend_lab.compiler.zoo.blocks import BRANCH, Net, family, image_network, r
 
 Rows = tuple[tuple[int, ...], ...]
 
-V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2),
-      (1024, 1))  # fmt: skip
+V1 = (
+    (64, 1),
+    (128, 2),
+    (128, 1),
+    (256, 2),
+    (256, 1),
+    (512, 2),
+    *((512, 1),) * 5,
+    (1024, 2),
+    (1024, 1),
+)
 """Features and stride of each depthwise-separable layer."""
-V2: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (3, 6, 32, 3, 2), (3, 6, 64, 4, 2),
-            (3, 6, 96, 3, 1), (3, 6, 160, 3, 2), (3, 6, 320, 1, 1))  # fmt: skip
+V2: Rows = (
+    (3, 1, 16, 1, 1),
+    (3, 6, 24, 2, 2),
+    (3, 6, 32, 3, 2),
+    (3, 6, 64, 4, 2),
+    (3, 6, 96, 3, 1),
+    (3, 6, 160, 3, 2),
+    (3, 6, 320, 1, 1),
+)
 """Kernel, expansion, features, blocks, stride of the first: so in all tables of `Rows`."""
 R = "relu"
 H = "hard_swish"
 V3_LARGE = (
-    (3, 16, 16, 0, R, 1), (3, 64, 24, 0, R, 2), (3, 72, 24, 0, R, 1), (5, 72, 40, 1, R, 2),
-    *((5, 120, 40, 1, R, 1),) * 2, (3, 240, 80, 0, H, 2), (3, 200, 80, 0, H, 1),
-    *((3, 184, 80, 0, H, 1),) * 2, (3, 480, 112, 1, H, 1), (3, 672, 112, 1, H, 1),
-    (5, 672, 160, 1, H, 2), *((5, 960, 160, 1, H, 1),) * 2,
-)  # fmt: skip
+    (3, 16, 16, 0, R, 1),
+    (3, 64, 24, 0, R, 2),
+    (3, 72, 24, 0, R, 1),
+    (5, 72, 40, 1, R, 2),
+    *((5, 120, 40, 1, R, 1),) * 2,
+    (3, 240, 80, 0, H, 2),
+    (3, 200, 80, 0, H, 1),
+    *((3, 184, 80, 0, H, 1),) * 2,
+    (3, 480, 112, 1, H, 1),
+    (3, 672, 112, 1, H, 1),
+    (5, 672, 160, 1, H, 2),
+    *((5, 960, 160, 1, H, 1),) * 2,
+)
 """Kernel, expanded channels, features, whether squeeze and excite, activation, stride."""
 V3_SMALL = (
-    (3, 16, 16, 1, R, 2), (3, 72, 24, 0, R, 2), (3, 88, 24, 0, R, 1), (5, 96, 40, 1, H, 2),
-    *((5, 240, 40, 1, H, 1),) * 2, (5, 120, 48, 1, H, 1), (5, 144, 48, 1, H, 1),
-    (5, 288, 96, 1, H, 2), *((5, 576, 96, 1, H, 1),) * 2,
-)  # fmt: skip
-MNAS: Rows = ((3, 3, 24, 3, 2), (5, 3, 40, 3, 2), (5, 6, 80, 3, 2), (3, 6, 96, 2, 1),
-              (5, 6, 192, 4, 2), (3, 6, 320, 1, 1))  # fmt: skip
-B0: Rows = ((3, 1, 16, 1, 1), (3, 6, 24, 2, 2), (5, 6, 40, 2, 2), (3, 6, 80, 3, 2),
-            (5, 6, 112, 3, 1), (5, 6, 192, 4, 2), (3, 6, 320, 1, 1))  # fmt: skip
-V1_SCALES = ((1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260), (1.2, 1.4, 300), (1.4, 1.8, 380),
-             (1.6, 2.2, 456), (1.8, 2.6, 528), (2.0, 3.1, 600))  # fmt: skip
+    (3, 16, 16, 1, R, 2),
+    (3, 72, 24, 0, R, 2),
+    (3, 88, 24, 0, R, 1),
+    (5, 96, 40, 1, H, 2),
+    *((5, 240, 40, 1, H, 1),) * 2,
+    (5, 120, 48, 1, H, 1),
+    (5, 144, 48, 1, H, 1),
+    (5, 288, 96, 1, H, 2),
+    *((5, 576, 96, 1, H, 1),) * 2,
+)
+MNAS: Rows = (
+    (3, 3, 24, 3, 2),
+    (5, 3, 40, 3, 2),
+    (5, 6, 80, 3, 2),
+    (3, 6, 96, 2, 1),
+    (5, 6, 192, 4, 2),
+    (3, 6, 320, 1, 1),
+)
+B0: Rows = (
+    (3, 1, 16, 1, 1),
+    (3, 6, 24, 2, 2),
+    (5, 6, 40, 2, 2),
+    (3, 6, 80, 3, 2),
+    (5, 6, 112, 3, 1),
+    (5, 6, 192, 4, 2),
+    (3, 6, 320, 1, 1),
+)
+V1_SCALES = (
+    (1.0, 1.0, 224),
+    (1.0, 1.1, 240),
+    (1.1, 1.2, 260),
+    (1.2, 1.4, 300),
+    (1.4, 1.8, 380),
+    (1.6, 2.2, 456),
+    (1.8, 2.6, 528),
+    (2.0, 3.1, 600),
+)
 """Width, depth and pixels of EfficientNet B0 to B7: the authors' table, not the powers of 1.1."""
 EFFICIENT_V2: dict[str, Rows] = {
-    "s": ((0, 1, 24, 2, 1), (0, 4, 48, 4, 2), (0, 4, 64, 4, 2), (3, 4, 128, 6, 2),
-          (3, 6, 160, 9, 1), (3, 6, 256, 15, 2)),
-    "m": ((0, 1, 24, 3, 1), (0, 4, 48, 5, 2), (0, 4, 80, 5, 2), (3, 4, 160, 7, 2),
-          (3, 6, 176, 14, 1), (3, 6, 304, 18, 2), (3, 6, 512, 5, 1)),
-    "l": ((0, 1, 32, 4, 1), (0, 4, 64, 7, 2), (0, 4, 96, 7, 2), (3, 4, 192, 10, 2),
-          (3, 6, 224, 19, 1), (3, 6, 384, 25, 2), (3, 6, 640, 7, 1)),
-    "b": ((0, 1, 16, 1, 1), (0, 4, 32, 2, 2), (0, 4, 48, 2, 2), (3, 4, 96, 3, 2),
-          (3, 6, 112, 5, 1), (3, 6, 192, 8, 2)),
-}  # fmt: skip
+    "s": (
+        (0, 1, 24, 2, 1),
+        (0, 4, 48, 4, 2),
+        (0, 4, 64, 4, 2),
+        (3, 4, 128, 6, 2),
+        (3, 6, 160, 9, 1),
+        (3, 6, 256, 15, 2),
+    ),
+    "m": (
+        (0, 1, 24, 3, 1),
+        (0, 4, 48, 5, 2),
+        (0, 4, 80, 5, 2),
+        (3, 4, 160, 7, 2),
+        (3, 6, 176, 14, 1),
+        (3, 6, 304, 18, 2),
+        (3, 6, 512, 5, 1),
+    ),
+    "l": (
+        (0, 1, 32, 4, 1),
+        (0, 4, 64, 7, 2),
+        (0, 4, 96, 7, 2),
+        (3, 4, 192, 10, 2),
+        (3, 6, 224, 19, 1),
+        (3, 6, 384, 25, 2),
+        (3, 6, 640, 7, 1),
+    ),
+    "b": (
+        (0, 1, 16, 1, 1),
+        (0, 4, 32, 2, 2),
+        (0, 4, 48, 2, 2),
+        (3, 4, 96, 3, 2),
+        (3, 6, 112, 5, 1),
+        (3, 6, 192, 8, 2),
+    ),
+}
 """A kernel of 0 is a fused residual."""
-V2_SCALES = {"s": (1.0, 1.0, 384), "m": (1.0, 1.0, 480), "l": (1.0, 1.0, 480),
-             "b0": (1.0, 1.0, 224), "b1": (1.0, 1.1, 240), "b2": (1.1, 1.2, 260),
-             "b3": (1.2, 1.4, 300)}  # fmt: skip
+V2_SCALES = {
+    "s": (1.0, 1.0, 384),
+    "m": (1.0, 1.0, 480),
+    "l": (1.0, 1.0, 480),
+    "b0": (1.0, 1.0, 224),
+    "b1": (1.0, 1.1, 240),
+    "b2": (1.1, 1.2, 260),
+    "b3": (1.2, 1.4, 300),
+}
 """Width, depth and pixels of EfficientNet V2; B1 to B3 scale B0."""
 
 
@@ -81,14 +164,22 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     eps = block.epsilon
     if block.expanded != channels:
         x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
-    x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, epsilon=eps,
-                      name=f"{name}.depthwise")  # fmt: skip
+    x = net.depthwise(
+        x, block.kernel, stride=block.stride, act=block.act, epsilon=eps, name=f"{name}.depthwise"
+    )
     if block.squeezed:
-        x = net.squeeze_excite(x, block.squeezed, name=f"{name}.se", act=block.squeeze_act,
-                               gate=block.gate)  # fmt: skip
+        x = net.squeeze_excite(
+            x, block.squeezed, name=f"{name}.se", act=block.squeeze_act, gate=block.gate
+        )
     stays = block.stride == 1 and channels == block.features
-    x = net.conv_norm(x, block.features, act="", scale=BRANCH if stays else 1.0, epsilon=eps,
-                      name=f"{name}.project")  # fmt: skip
+    x = net.conv_norm(
+        x,
+        block.features,
+        act="",
+        scale=BRANCH if stays else 1.0,
+        epsilon=eps,
+        name=f"{name}.project",
+    )
     return net.add(start, x, name=f"{name}.add") if stays else x
 
 
@@ -108,9 +199,14 @@ def fused_residual(
 
 
 def _staged(
-    net: Net, x: Value, rows: Rows, scaled: Callable[[int], int], depth: float = 1.0,
-    act: str = "relu6", squeezes: bool = False,
-) -> Value:  # fmt: skip
+    net: Net,
+    x: Value,
+    rows: Rows,
+    scaled: Callable[[int], int],
+    depth: float = 1.0,
+    act: str = "relu6",
+    squeezes: bool = False,
+) -> Value:
     """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
     for stage, (kernel, expansion, features, blocks, first) in enumerate(rows, 1):
         for i in range(math.ceil(blocks * depth)):
@@ -118,8 +214,16 @@ def _staged(
             stride = first if i == 0 else 1
             name = f"stage{stage}.{i}"
             if kernel:
-                block = Inverted(own * expansion, scaled(features), kernel, stride, act,
-                                 own // 4 * squeezes, "silu", "sigmoid")  # fmt: skip
+                block = Inverted(
+                    own * expansion,
+                    scaled(features),
+                    kernel,
+                    stride,
+                    act,
+                    own // 4 * squeezes,
+                    "silu",
+                    "sigmoid",
+                )
                 x = inverted(net, x, block, name)
             else:
                 x = fused_residual(net, x, own * expansion, scaled(features), stride, act, name)
@@ -174,17 +278,27 @@ def _mobilenet_v3(
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
         inner = rounded(x.shape[1] * expanded / before)
         before = features
-        block = Inverted(inner, rounded(features * width), kernel, stride, act,
-                         rounded(inner / 4) if squeezes else 0, epsilon=eps)  # fmt: skip
+        block = Inverted(
+            inner,
+            rounded(features * width),
+            kernel,
+            stride,
+            act,
+            rounded(inner / 4) if squeezes else 0,
+            epsilon=eps,
+        )
         x = inverted(net, x, block, f"block{i}")
     x = net.conv_norm(x, rounded(6 * before * width), act=H, epsilon=eps, name="last")
     x = net.act(net.head(x, wide, name="fc1"), H, name="fc1.act")
     return net.dense(x, classes, name="fc2")
 
 
-MOBILENETS_V3 = family("mobilenet_v3_", _mobilenet_v3, {"large": (V3_LARGE, 1280),
-                                                        "small": (V3_SMALL, 1024)},
-                       scaled=True)  # fmt: skip
+MOBILENETS_V3 = family(
+    "mobilenet_v3_",
+    _mobilenet_v3,
+    {"large": (V3_LARGE, 1280), "small": (V3_SMALL, 1024)},
+    scaled=True,
+)
 
 
 # -- EfficientNet V1 and V2 -----------------------------------------------------------------------
@@ -196,8 +310,9 @@ def _efficientnet(
     def scaled(channels: int) -> int:
         return rounded(channels * width, most_lost=most_lost)
 
-    x = net.conv_norm(x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu",
-                      name="stem")  # fmt: skip
+    x = net.conv_norm(
+        x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu", name="stem"
+    )
     x = _staged(net, x, rows, scaled, depth, "silu", True)
     x = net.conv_norm(x, scaled(1280), act="silu", name="last")
     return net.head(x, classes)
@@ -216,27 +331,57 @@ EFFICIENTNETS = (
         )
         for name, (width, depth, size) in V2_SCALES.items()
     ),
-)  # fmt: skip
+)
 
 
 # -- MobileNet V4 ---------------------------------------------------------------------------------
 V4: dict[str, tuple[int, int, str]] = {
-    "conv_small": (224, 32, ("32: c3 c1 | 96-64: c3 c1 | 96: 5/5/3 0/3/2*4 3/0/4 | "
-                   "128: 3/3/6 5/5/4 0/5/4 0/5/3 0/3/4*2")),
-    "conv_medium": (224, 32, ("48: f3 | 80: 3/5/4 3/3/2 | "
-                    "160: 3/5/6 3/3/4*2 3/5/4 3/3/4 3/0/4 0/0/2 3/0/4 | "
-                    "256: 5/5/6 5/5/4 3/5/4*2 0/0/4 3/0/4 3/5/2 5/5/4 0/0/4*2 5/0/2")),
-    "conv_large": (256, 24, ("48: f3 | 96: 3/5/4 3/3/4 | 192: 3/5/4 3/3/4*3 3/5/4 5/3/4*5 3/0/4 | "
-                   "512: 5/5/4*4 5/0/4 5/3/4 5/0/4*2 5/3/4 5/5/4 5/0/4*3")),
-    "hybrid_medium": (224, 32, ("48: f3 | 80: 3/5/4 3/3/2 | 160: 3/5/6 0/0/2 3/3/4 3/5/4 q4/64/2 "
-                      "3/3/4 q4/64/2 3/0/4 q4/64/2 3/3/4 q4/64/2 3/0/4 | 256: 5/5/6 5/5/4 "
-                      "3/5/4*2 0/0/2 3/5/2 0/0/2 0/0/4 q4/64/1 3/0/4 q4/64/1 5/5/4 q4/64/1 5/0/4 "
-                      "q4/64/1 5/0/4")),
-    "hybrid_large": (384, 24, ("48: f3 | 96: 3/5/4 3/3/4 | 192: 3/5/4 3/3/4*3 3/5/4 5/3/4*2 "
-                     "q8/48/2 5/3/4 q8/48/2 5/3/4 q8/48/2 5/3/4 q8/48/2 3/0/4 | 512: 5/5/4*4 5/0/4 "
-                     "5/3/4 5/0/4*2 5/3/4 5/5/4 q8/64/1 5/0/4 q8/64/1 5/0/4 q8/64/1 5/0/4 q8/64/1 "
-                     "5/0/4")),
-}  # fmt: skip
+    "conv_small": (
+        224,
+        32,
+        (
+            "32: c3 c1 | 96-64: c3 c1 | 96: 5/5/3 0/3/2*4 3/0/4 | "
+            "128: 3/3/6 5/5/4 0/5/4 0/5/3 0/3/4*2"
+        ),
+    ),
+    "conv_medium": (
+        224,
+        32,
+        (
+            "48: f3 | 80: 3/5/4 3/3/2 | "
+            "160: 3/5/6 3/3/4*2 3/5/4 3/3/4 3/0/4 0/0/2 3/0/4 | "
+            "256: 5/5/6 5/5/4 3/5/4*2 0/0/4 3/0/4 3/5/2 5/5/4 0/0/4*2 5/0/2"
+        ),
+    ),
+    "conv_large": (
+        256,
+        24,
+        (
+            "48: f3 | 96: 3/5/4 3/3/4 | 192: 3/5/4 3/3/4*3 3/5/4 5/3/4*5 3/0/4 | "
+            "512: 5/5/4*4 5/0/4 5/3/4 5/0/4*2 5/3/4 5/5/4 5/0/4*3"
+        ),
+    ),
+    "hybrid_medium": (
+        224,
+        32,
+        (
+            "48: f3 | 80: 3/5/4 3/3/2 | 160: 3/5/6 0/0/2 3/3/4 3/5/4 q4/64/2 "
+            "3/3/4 q4/64/2 3/0/4 q4/64/2 3/3/4 q4/64/2 3/0/4 | 256: 5/5/6 5/5/4 "
+            "3/5/4*2 0/0/2 3/5/2 0/0/2 0/0/4 q4/64/1 3/0/4 q4/64/1 5/5/4 q4/64/1 5/0/4 "
+            "q4/64/1 5/0/4"
+        ),
+    ),
+    "hybrid_large": (
+        384,
+        24,
+        (
+            "48: f3 | 96: 3/5/4 3/3/4 | 192: 3/5/4 3/3/4*3 3/5/4 5/3/4*2 "
+            "q8/48/2 5/3/4 q8/48/2 5/3/4 q8/48/2 5/3/4 q8/48/2 3/0/4 | 512: 5/5/4*4 5/0/4 "
+            "5/3/4 5/0/4*2 5/3/4 5/5/4 q8/64/1 5/0/4 q8/64/1 5/0/4 q8/64/1 5/0/4 q8/64/1 "
+            "5/0/4"
+        ),
+    ),
+}
 """Pixels, stem, and stages "width: blocks"; the first block of a stage has stride 2.
 
 A block is a/m/e: the kernels of a first and a middle depthwise layer (0: none) and the expansion;
@@ -304,8 +449,13 @@ def _mobilenet_v4(
                 name = f"stage{s}.{i}"
                 stride = 1 if i else 2
                 if text[0] == "c":
-                    x = net.conv_norm(x, features[0 if text == "c3" else -1], int(text[1]),
-                                      stride=stride, name=name)  # fmt: skip
+                    x = net.conv_norm(
+                        x,
+                        features[0 if text == "c3" else -1],
+                        int(text[1]),
+                        stride=stride,
+                        name=name,
+                    )
                 elif text[0] == "f":
                     x = fused_residual(net, x, 4 * x.shape[1], features[0], stride, "relu", name)
                 elif text[0] == "q":
@@ -320,8 +470,15 @@ def _mobilenet_v4(
 
 
 BUILDERS: tuple[Callable[..., Graph], ...] = (
-    mobilenet_v1, mobilenet_v2, *MOBILENETS_V3,
-    *(image_network(size=size, scaled=True, name=f"mobilenet_v4_{name}")(
-        partial(_mobilenet_v4, stem, stages)) for name, (size, stem, stages) in V4.items()),
-    mnasnet, *EFFICIENTNETS,
-)  # fmt: skip
+    mobilenet_v1,
+    mobilenet_v2,
+    *MOBILENETS_V3,
+    *(
+        image_network(size=size, scaled=True, name=f"mobilenet_v4_{name}")(
+            partial(_mobilenet_v4, stem, stages)
+        )
+        for name, (size, stem, stages) in V4.items()
+    ),
+    mnasnet,
+    *EFFICIENTNETS,
+)

@@ -111,9 +111,15 @@ def self_attention(
 
 
 def encoder_block(
-    net: Net, x: Value, size: Size, mask: Value | None, *, name: str, act: str = "gelu",
+    net: Net,
+    x: Value,
+    size: Size,
+    mask: Value | None,
+    *,
+    name: str,
+    act: str = "gelu",
     inner: int = 0,
-) -> Value:  # fmt: skip
+) -> Value:
     """Append a block that norms before each half (GPT-2, ViT); `inner` is 4 widths unless given."""
     y = norm(net, x, size.epsilon, name=f"{name}.norm1")
     y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
@@ -174,17 +180,25 @@ def bert(name: str, size: Size, dtype: str, vocabulary: int) -> Graph:
 
 
 def bert_base(
-    batch: int = 1, length: int = 128, *, dtype: str = "fp32", layers: int = 12,
+    batch: int = 1,
+    length: int = 128,
+    *,
+    dtype: str = "fp32",
+    layers: int = 12,
     vocabulary: int = WORDS,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return BERT-base: width 768, 12 heads; fewer `layers` and words make it small to evaluate."""
     return bert("bert_base", Size(768, layers, 12, length, batch, 1e-12), dtype, vocabulary)
 
 
 def bert_large(
-    batch: int = 1, length: int = 128, *, dtype: str = "fp32", layers: int = 24,
+    batch: int = 1,
+    length: int = 128,
+    *,
+    dtype: str = "fp32",
+    layers: int = 24,
     vocabulary: int = WORDS,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return BERT-large: width 1024, 16 heads."""
     return bert("bert_large", Size(1024, layers, 16, length, batch, 1e-12), dtype, vocabulary)
 
@@ -197,9 +211,13 @@ def causal(length: int) -> np.ndarray:
 
 
 def gpt2_small(
-    batch: int = 1, length: int = 128, *, dtype: str = "fp32", layers: int = 12,
+    batch: int = 1,
+    length: int = 128,
+    *,
+    dtype: str = "fp32",
+    layers: int = 12,
     vocabulary: int = GPT_WORDS,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return GPT-2 small: input_ids (batch, length) int32 -> logits (batch, length, words)."""
     size = check_size("gpt2_small", Size(768, layers, 12, length, batch, 1e-5), GPT_POSITIONS)
     net = Net("gpt2_small", dtype)
@@ -284,9 +302,14 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
 
 
 def mobilevit_block(
-    batch: int = 1, *, size: int = 32, dtype: str = "fp32", channels: int = 96, width: int = 144,
+    batch: int = 1,
+    *,
+    size: int = 32,
+    dtype: str = "fp32",
+    channels: int = 96,
+    width: int = 144,
     layers: int = 2,
-) -> Graph:  # fmt: skip
+) -> Graph:
     """Return a MobileViT block (Mehta & Rastegari 2022), by default the first of MobileViT-S.
 
     x (batch, channels, size, size) keeps its shape; raises `InputError` for an odd size.
@@ -307,9 +330,14 @@ LAYERS = (2, 4, 3)
 
 
 def _mobilevit(
-    expansion: int, features: tuple[int, ...], widths: tuple[int, ...], last: int,
-    net: Net, x: Value, classes: int,
-) -> Value:  # fmt: skip
+    expansion: int,
+    features: tuple[int, ...],
+    widths: tuple[int, ...],
+    last: int,
+    net: Net,
+    x: Value,
+    classes: int,
+) -> Value:
     """Return MobileViT: inverted residuals and three MobileViT blocks."""
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
     one, two, *rest = features

@@ -72,8 +72,9 @@ def percentile(
     batches: Batches, bits: int, asymmetric: bool, percent: float = 99.999, bins: int = 2048
 ) -> Scale:
     """Drop the tails beyond a percentile: of |x|, or half of the rest at each end."""
-    return scale_between(*percentile_range(_joined(batches), percent, bins, not asymmetric), bits,
-                         asymmetric)  # fmt: skip
+    return scale_between(
+        *percentile_range(_joined(batches), percent, bins, not asymmetric), bits, asymmetric
+    )
 
 
 def percentile_range(

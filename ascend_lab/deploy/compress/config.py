@@ -124,18 +124,22 @@ _LAYER: Mapping[str, Any] = {
     "ifmr_quantize": {
         **dict.fromkeys(("search_range_start", "search_range_end"), Range(float, 1e-3, 1e3)),
         "search_step": Range(float, 1e-6, 1e3),
-        **dict.fromkeys(("max_percentile", "min_percentile"), _PERCENT), **_ACTIVATION,
+        **dict.fromkeys(("max_percentile", "min_percentile"), _PERCENT),
+        **_ACTIVATION,
     },
     "hfmg_quantize": {"num_of_bins": int, **_ACTIVATION},
     "arq_quantize": {"channel_wise": bool, "quant_bits": Range(int, 6, 8)},
     "ada_quantize": {
-        "num_iteration": Range(int, 1, 1e6), "reg_param": Range(float, 0, 1e3),
-        "beta_range_start": _BETA, "beta_range_end": _BETA, "warm_start": Range(float, 0, 0.99),
+        "num_iteration": Range(int, 1, 1e6),
+        "reg_param": Range(float, 0, 1e3),
+        "beta_range_start": _BETA,
+        "beta_range_end": _BETA,
+        "warm_start": Range(float, 0, 0.99),
         "channel_wise": bool,
     },
     "dmq_balancer": {"migration_strength": Range(float, *STRENGTHS)},
     "nuq_quantize": "the algorithm of non-uniform weights is not public",
-}  # fmt: skip
+}
 _FILE: Mapping[str, Any] = {
     "batch_num": Range(int, 1, 1e6),
     **dict.fromkeys(("activation_offset", "do_fusion"), bool),
@@ -176,11 +180,15 @@ def parse_config(text: str, common: LayerPlan | None = None, where: str = "confi
                 raise InputError(f"{where}: {key}: layer_{name}, each once", str(own or "none"))
             many[name][own] = _layer(one.get("calibration_config", {}), base, where)
     return Plan(
-        base, many["type"], many["name"],
-        frozenset(found.get("skip_layers", ())), frozenset(found.get("skip_layer_types", ())),
-        found.get("do_fusion", True), frozenset(found.get("skip_fusion_layers", ())),
+        base,
+        many["type"],
+        many["name"],
+        frozenset(found.get("skip_layers", ())),
+        frozenset(found.get("skip_layer_types", ())),
+        found.get("do_fusion", True),
+        frozenset(found.get("skip_fusion_layers", ())),
         found.get("batch_num"),
-    )  # fmt: skip
+    )
 
 
 def _layer(found: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
@@ -192,10 +200,12 @@ def _layer(found: Mapping[str, Any], plan: LayerPlan, where: str) -> LayerPlan:
         if (given := found.get(f"{method}_quantize")) is not None:
             options = (_ifmr if method == "ifmr" else _hfmg)(given, where)
             plan = replace(
-                plan, method=method, options=options,
+                plan,
+                method=method,
+                options=options,
                 asymmetric=given.get("asymmetric", plan.asymmetric),
                 bits=16 if given.get("dst_type") == "INT16" else 8,
-            )  # fmt: skip
+            )
     if (arq := found.get("arq_quantize")) is not None:
         each = arq.get("channel_wise", plan.channel_wise)
         plan = replace(plan, weight_bits=arq.get("quant_bits", 8), channel_wise=each, rounding=None)
@@ -227,10 +237,11 @@ def _hfmg(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _rounding(given: Mapping[str, Any], where: str) -> Rounding:
     how = Rounding(
-        given.get("num_iteration", 10000), given.get("reg_param", 0.01),
+        given.get("num_iteration", 10000),
+        given.get("reg_param", 0.01),
         (given.get("beta_range_start", 20.0), given.get("beta_range_end", 2.0)),
         given.get("warm_start", 0.2),
-    )  # fmt: skip
+    )
     if how.beta[1] > how.beta[0]:
         raise InputError(f"{where}: beta_range_end of at most {how.beta[0]:g}", f"{how.beta[1]:g}")
     return how

@@ -108,8 +108,11 @@ class Rounded:
         if self.fresh:
             rows = np.moveaxis(weights, self.axis or 0, 0) if len(steps) > 1 else weights[None]
             steps = np.array([lsq_start(row, self.layer.weight_bits) for row in rows])
-        return {self.name("low"): np.array(low), self.name("high"): np.array(high),
-                self.name("steps"): steps}  # fmt: skip
+        return {
+            self.name("low"): np.array(low),
+            self.name("high"): np.array(high),
+            self.name("steps"): steps,
+        }
 
     def name(self, what: str) -> str:
         """Return the name of one of the learned numbers."""
@@ -300,9 +303,14 @@ def distil(
         rows = [{node.inputs[0]: x} for x in teacher[node.inputs[0]]]
         own = tuple(name for name in node.inputs[1:] if name in graph.constants)
         values, losses[node.name] = fit(
-            block, rows, squared(teacher[node.output]), steps=steps, parameters=own,
-            rounded={node.name: points[node.name]}, rate=rate,
-        )  # fmt: skip
+            block,
+            rows,
+            squared(teacher[node.output]),
+            steps=steps,
+            parameters=own,
+            rounded={node.name: points[node.name]},
+            rate=rate,
+        )
         new |= values
         layers.append(points[node.name].learnt(values))
     return Quantised(with_values(graph, new), tuple(layers)), losses
@@ -311,10 +319,13 @@ def distil(
 def _alone(graph: Graph, node: Node) -> Graph:
     """Return a graph of one node."""
     return replace(
-        graph, inputs=node.inputs[:1], outputs=node.outputs, nodes=(node,),
+        graph,
+        inputs=node.inputs[:1],
+        outputs=node.outputs,
+        nodes=(node,),
         types={n: graph.types[n] for n in (*node.inputs, *node.outputs)},
         constants={n: graph.constants[n] for n in node.inputs[1:] if n in graph.constants},
-    )  # fmt: skip
+    )
 
 
 # -- digits ---------------------------------------------------------------------------------------

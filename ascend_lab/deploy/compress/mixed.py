@@ -84,8 +84,14 @@ def bill(graph: Graph, chip: Chip | str) -> Bill:
     stages = compile_stages(graph, chip)
     times = stages.timeline()
     weights = sum(constant_bytes(stages.compiled).values())
-    return Bill(times.time_s, weights, times.memory_bytes, len(times.operators), times.launch_s,
-                times.by_type())  # fmt: skip
+    return Bill(
+        times.time_s,
+        weights,
+        times.memory_bytes,
+        len(times.operators),
+        times.launch_s,
+        times.by_type(),
+    )
 
 
 def ledger(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> tuple[Bill, Bill]:

@@ -381,8 +381,11 @@ def _tidy(model: ModelProto) -> None:
     gone = {one.name for one in graph.initializer} - {one.name for one in tensors}
     entries = [entry for entry in graph.input if entry.name not in gone]
     infos = [info for info in graph.value_info if info.name in needed]
-    for field, left in ((graph.initializer, tensors), (graph.input, entries),
-                        (graph.value_info, infos)):  # fmt: skip
+    for field, left in (
+        (graph.initializer, tensors),
+        (graph.input, entries),
+        (graph.value_info, infos),
+    ):
         copies = [type(one).FromString(one.SerializeToString()) for one in left]
         del field[:]
         field.extend(copies)

@@ -136,10 +136,14 @@ def parse_records(text: str, where: str = "record file") -> tuple[LayerScales, .
             raise InputError(f"{where}: {name}: offset_w of 0", "another", "weights are symmetric")
         both = value.get("dst_type", "INT8")
         found[name] = LayerScales(
-            name, value["scale_d"], value.get("offset_d", 0), tuple(value["scale_w"]),
-            _WIDTHS[value.get("act_type", both)], _WIDTHS[value.get("wts_type", both)],
+            name,
+            value["scale_d"],
+            value.get("offset_d", 0),
+            tuple(value["scale_w"]),
+            _WIDTHS[value.get("act_type", both)],
+            _WIDTHS[value.get("wts_type", both)],
             tuple(value.get("tensor_balance_factor", ())),
-        )  # fmt: skip
+        )
     return tuple(found.values())
 
 

@@ -231,8 +231,11 @@ def _read_steps(values: list[Values], plan: LayerPlan) -> Scale:
     factor = RAISED if 0 < most < LEAST else 1.0
     found = calibrators.calibrate(
         [x * np.float32(factor) for x in values] if factor != 1 else values,
-        plan.method, bits=plan.bits, asymmetric=plan.with_offset, **plan.options,
-    )  # fmt: skip
+        plan.method,
+        bits=plan.bits,
+        asymmetric=plan.with_offset,
+        **plan.options,
+    )
     return replace(found, scale=found.scale / factor)
 
 
@@ -316,9 +319,13 @@ def balanced(
     graph: Graph, feeds: Feeds, plans: Mapping[str, LayerPlan]
 ) -> tuple[Graph, dict[str, tuple[float, ...]]]:
     """Return the graph with x / f before some layers and f in their weights, and the factors."""
-    wanted = [(node, axes) for node in layers_of(graph)
-              if node.name in plans and plans[node.name].strength is not None
-              and (axes := input_axes(node, graph))]  # fmt: skip
+    wanted = [
+        (node, axes)
+        for node in layers_of(graph)
+        if node.name in plans
+        and plans[node.name].strength is not None
+        and (axes := input_axes(node, graph))
+    ]
     if not wanted:
         return graph, {}
     values = seen(graph, feeds, (node.inputs[0] for node, _ in wanted))

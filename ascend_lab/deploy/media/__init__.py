@@ -48,12 +48,42 @@ from ascend_lab.operators.ops.slicing import axis_rules
 # isort: on
 
 __all__ = [
-    "STANDARDS", "UNITS", "Aipp", "AippOp", "Answer", "Csc", "Picture", "Played", "Station",
-    "Unit", "aipp", "aipp_each", "block_bytes", "cards_needed", "check", "convert",
-    "copy_station", "crop", "crop_box", "csc_of", "fitted", "insert_aipp", "jpegd_picture",
-    "network_station", "normalise", "pack_block", "pad", "parse_config", "play", "read_config",
-    "resize", "unit_station", "unpack_block", "vpc_crop_and_resize", "vpc_picture",
-]  # fmt: skip
+    "STANDARDS",
+    "UNITS",
+    "Aipp",
+    "AippOp",
+    "Answer",
+    "Csc",
+    "Picture",
+    "Played",
+    "Station",
+    "Unit",
+    "aipp",
+    "aipp_each",
+    "block_bytes",
+    "cards_needed",
+    "check",
+    "convert",
+    "copy_station",
+    "crop",
+    "crop_box",
+    "csc_of",
+    "fitted",
+    "insert_aipp",
+    "jpegd_picture",
+    "network_station",
+    "normalise",
+    "pack_block",
+    "pad",
+    "parse_config",
+    "play",
+    "read_config",
+    "resize",
+    "unit_station",
+    "unpack_block",
+    "vpc_crop_and_resize",
+    "vpc_picture",
+]
 
 HEADER = struct.Struct("<5b3x2i9h6x3B3B2x16x")
 """Format, switches of CSC, R/B and A/X, batch; width, height; matrix; biases out, then in."""
@@ -85,9 +115,15 @@ def pack_block(each: Sequence[Aipp]) -> bytes:
     entries = (*sum(csc.matrix, ()), *csc.out_bias, *csc.in_bias)
     number = list(FORMATS).index(first.input_format) + 1
     head = HEADER.pack(
-        number, first.csc is not None, first.rbuv_swap, first.ax_swap, len(each),
-        first.width, first.height, *entries,
-    )  # fmt: skip
+        number,
+        first.csc is not None,
+        first.rbuv_swap,
+        first.ax_swap,
+        len(each),
+        first.width,
+        first.height,
+        *entries,
+    )
     return head + b"".join(map(_packed, each))
 
 
@@ -118,9 +154,13 @@ def unpack_block(raw: bytes) -> tuple[Aipp, ...]:
     rows = tuple(tuple(numbers[2 + i : 5 + i]) for i in (0, 3, 6))
     csc = Csc(rows, out_bias=tuple(numbers[11:14]), in_bias=tuple(numbers[14:17]))  # type: ignore[arg-type]
     shared = Aipp(
-        list(FORMATS)[number - 1], numbers[0], numbers[1], csc if csc_on else None,
-        bool(rbuv), bool(ax),
-    )  # fmt: skip
+        list(FORMATS)[number - 1],
+        numbers[0],
+        numbers[1],
+        csc if csc_on else None,
+        bool(rbuv),
+        bool(ax),
+    )
     return tuple(_unpacked(shared, IMAGE.unpack_from(raw, block_bytes(i))) for i in range(images))
 
 
@@ -133,11 +173,15 @@ def _unpacked(shared: Aipp, n: tuple[Any, ...]) -> Aipp:
         raise InputError(needed, f"{n[8]} x {n[9]}", "mend scfInputSize")
     return check(
         replace(
-            shared, crop=n[4:8] if n[0] else None, scaled=n[10:12] if n[1] else None,
+            shared,
+            crop=n[4:8] if n[0] else None,
+            scaled=n[10:12] if n[1] else None,
             padding=n[12:16] if n[2] else (0, 0, 0, 0),
-            mean=n[16:20], least=n[20:24], var_reci=n[24:28],
+            mean=n[16:20],
+            least=n[20:24],
+            var_reci=n[24:28],
         )
-    )  # fmt: skip
+    )
 
 
 BLOCK = "ascend_dynamic_aipp_data"
@@ -174,16 +218,19 @@ def _result(
 
 
 GRAPH_ONLY["aipp"] = Operator(
-    "aipp", ("frames", "block"), _result,
+    "aipp",
+    ("frames", "block"),
+    _result,
     summary="raw frames as an image, on the way into the core",
     attrs={"shape": REQUIRED, "dtype": "fp16", "settings": None, "small": False},
     optional=1,
     shape_rule=lambda *given, shape, **rest: tuple(shape),
     types=TypeRule(("uint8",), result=lambda main, attrs: str(attrs["dtype"])),
     slicing=lambda shapes, *, shape, **rest: axis_rules("Transpose", ["frames are whole"] * 4),
-    traits=("frames",), tolerances=exact(),
+    traits=("frames",),
+    tolerances=exact(),
     index_bounds={"frames": lambda *given, **rest: 256},  # what random frames are drawn from
-)  # fmt: skip
+)
 
 
 # -- insertion ------------------------------------------------------------------------------------

@@ -113,8 +113,11 @@ def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
     if any(s.padding) and s.size[0] > most:
         needed = f"a padded width of at most {most}{f' on {chip.name}' if chip else ''}"
         raise InputError(needed, str(s.size[0]), "pad or crop less")
-    for key, values, low, high in (("mean", s.mean, 0, 255), ("min", s.least, 0, 255),
-                                   ("var_reci", s.var_reci, -LARGEST, LARGEST)):  # fmt: skip
+    for key, values, low, high in (
+        ("mean", s.mean, 0, 255),
+        ("min", s.least, 0, 255),
+        ("var_reci", s.var_reci, -LARGEST, LARGEST),
+    ):
         for i, value in enumerate(values):
             _within(f"{key}_chn_{i}", value, low, high)
     _within("padding_value", s.padding_value, -LARGEST, LARGEST)
@@ -278,15 +281,17 @@ def _keys() -> dict[str, Key]:
     found = {name: Key(bool, False) for name in switches}
     reserved = ("resize", "single_line_mode", "support_rotation")
     found |= {name: Key(bool, False, mode="reserved") for name in reserved}
-    found |= {"aipp_mode": Key(("static", "dynamic"), None, mode=""),
-              "related_input_rank": Key(int, 0, 0, 2**16, ""),
-              "related_input_name": Key(str, "", mode="reserved"),
-              "max_src_image_size": Key(int, 0, 0, 2**32 - 1, "dynamic"),
-              "input_format": Key(tuple(FORMATS), None),
-              "cpadding_value": Key(float, 0.0, -65504, 65504, "reserved"),
-              "rotation_angle": Key(int, 0, 0, 3, "reserved"),
-              "raw_rgbir_to_f16_n": Key(int, 8, 0, 31, "reserved"),
-              "padding_value": Key(float, 0.0, -65504, 65504)}  # fmt: skip
+    found |= {
+        "aipp_mode": Key(("static", "dynamic"), None, mode=""),
+        "related_input_rank": Key(int, 0, 0, 2**16, ""),
+        "related_input_name": Key(str, "", mode="reserved"),
+        "max_src_image_size": Key(int, 0, 0, 2**32 - 1, "dynamic"),
+        "input_format": Key(tuple(FORMATS), None),
+        "cpadding_value": Key(float, 0.0, -65504, 65504, "reserved"),
+        "rotation_angle": Key(int, 0, 0, 3, "reserved"),
+        "raw_rgbir_to_f16_n": Key(int, 8, 0, 31, "reserved"),
+        "padding_value": Key(float, 0.0, -65504, 65504),
+    }
     for axis in _AXES:
         found[f"src_image_size_{axis}"] = Key(int, 0, 0, 4096)
         found[f"load_start_pos_{axis}"] = Key(int, 0, 0, 4095)
@@ -380,14 +385,19 @@ def _static(v: dict[str, Any]) -> Aipp:
         tuple(v[f"{key}_chn_{i}"] for i in range(4)) for key in ("mean", "min", "var_reci")
     ]
     return Aipp(
-        v["input_format"], sizes[0], sizes[1],
+        v["input_format"],
+        sizes[0],
+        sizes[1],
         csc=_conversion(v) if v["csc_switch"] else None,
-        rbuv_swap=v["rbuv_swap_switch"], ax_swap=v["ax_swap_switch"],
+        rbuv_swap=v["rbuv_swap_switch"],
+        ax_swap=v["ax_swap_switch"],
         crop=tuple(v[name] for name in names) if v["crop"] else None,
         padding=padding if v["padding"] else (0, 0, 0, 0),
         padding_value=v["padding_value"],
-        mean=per_channel[0], least=per_channel[1], var_reci=per_channel[2],
-    )  # fmt: skip
+        mean=per_channel[0],
+        least=per_channel[1],
+        var_reci=per_channel[2],
+    )
 
 
 def _conversion(v: dict[str, Any]) -> Csc:

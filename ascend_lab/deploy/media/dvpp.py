@@ -78,11 +78,13 @@ def csc_of(standard: str, to: str) -> Csc:
     luma, chroma = (219 / 255, 224 / 255) if narrow else (1.0, 1.0)
     shares = np.array([red, 1 - red - blue, blue])
     bias: Row = (16, 128, 128) if narrow else NEUTRAL
-    behind = np.vstack([
-        shares * luma,
-        (np.array([0, 0, 1]) - shares) / (2 * (1 - blue)) * chroma,
-        (np.array([1, 0, 0]) - shares) / (2 * (1 - red)) * chroma,
-    ])  # fmt: skip
+    behind = np.vstack(
+        [
+            shares * luma,
+            (np.array([0, 0, 1]) - shares) / (2 * (1 - blue)) * chroma,
+            (np.array([1, 0, 0]) - shares) / (2 * (1 - red)) * chroma,
+        ]
+    )
     real = np.linalg.inv(behind) if "R" in to else behind
     whole = np.rint(256 * real).astype(int)
     if "Y" in to:
@@ -260,11 +262,14 @@ class Unit:
 
 UNITS: Mapping[str, Mapping[str, Unit]] = {
     "Ascend310": {
-        "JPEGD": Unit(2, 128.0 * HD), "VDEC": Unit(1, 480.0 * HD), "VENC": Unit(1, 30.0 * HD),
-        "VPC": Unit(1, 1440.0 * HD), "software JPEG": Unit(1, 15.0 * HD),
+        "JPEGD": Unit(2, 128.0 * HD),
+        "VDEC": Unit(1, 480.0 * HD),
+        "VENC": Unit(1, 30.0 * HD),
+        "VPC": Unit(1, 1440.0 * HD),
+        "software JPEG": Unit(1, 15.0 * HD),
     },
     "Ascend310P3": {"VPC": Unit(12, 360.0 * HD), "JPEGE": Unit(8, 128.0 * HD)},
-}  # fmt: skip
+}
 """Published rates by chip and unit; a unit that is missing has none that we found."""
 SIZES = {"JPEGD": (32, 32, 8192, 8192), "VDEC": (128, 128, 4096, 4096), "VPC": (10, 6, 8192, 8192)}
 """Least width and height a unit reads, and largest."""

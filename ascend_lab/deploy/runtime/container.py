@@ -262,10 +262,16 @@ def compile_offline(
         rows.append({"batch": batch, "inputs": inputs, "time_s": times.time_s})
     first = next(iter(gears.values()))
     meta = {
-        "name": first.graph.name, "written_by": __version__, "dtype": road.dtype,
-        "chip": chip.name, "cores": chip.core_count, "chip_checksum": chip_checksum(chip),
-        "options": dict(options or {}), "gears": rows, "weights": weights.index,
-    }  # fmt: skip
+        "name": first.graph.name,
+        "written_by": __version__,
+        "dtype": road.dtype,
+        "chip": chip.name,
+        "cores": chip.core_count,
+        "chip_checksum": chip_checksum(chip),
+        "options": dict(options or {}),
+        "gears": rows,
+        "weights": weights.index,
+    }
     shared = [
         (Kind.META, 0, _json(meta)),
         (Kind.WEIGHTS, 0, weights.body or _bytes(b"")),
@@ -311,11 +317,15 @@ def _graphs(
                     if b.name.partition(".")[0] in task.piece.constants
                 }
         tasks.append(row)
-    return _json({
-        "source": _graph(found.graph, weights), "compiled": _graph(_bare(compiled), weights),
-        "input_types": dict(found.input_types), "output_types": dict(found.output_types),
-        "tasks": tasks,
-    })  # fmt: skip
+    return _json(
+        {
+            "source": _graph(found.graph, weights),
+            "compiled": _graph(_bare(compiled), weights),
+            "input_types": dict(found.input_types),
+            "output_types": dict(found.output_types),
+            "tasks": tasks,
+        }
+    )
 
 
 def _stored(task: Task, graph: Graph, name: str) -> Values:
@@ -338,25 +348,37 @@ def _bare(compiled: Compiled) -> Graph:
         apart = task.lowered is None or isinstance(task.lowered.kernel, CpuKernel)
         if apart or writes_int64(graph, nodes):
             kept |= {name for node in nodes for name in node.inputs}
-    constants = {n: c if n in kept else replace(c, data=Fill(0)) for n, c in
-                 graph.constants.items()}  # fmt: skip
+    constants = {
+        n: c if n in kept else replace(c, data=Fill(0)) for n, c in graph.constants.items()
+    }
     return replace(graph, constants=constants)
 
 
 def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
     """Return a graph as text, its long constants as numbers of weights; seeded ones are drawn."""
-    drawn = {n: c if isinstance(c.data, Fill) else Constant(c.type, c.array())
-             for n, c in graph.constants.items()}  # fmt: skip
-    long = {n: weights.add(np.asarray(c.data)) for n, c in drawn.items()
-            if not isinstance(c.data, Fill) and c.type.elements > LONGEST}  # fmt: skip
+    drawn = {
+        n: c if isinstance(c.data, Fill) else Constant(c.type, c.array())
+        for n, c in graph.constants.items()
+    }
+    long = {
+        n: weights.add(np.asarray(c.data))
+        for n, c in drawn.items()
+        if not isinstance(c.data, Fill) and c.type.elements > LONGEST
+    }
     text = to_text(replace(graph, constants=drawn))
     return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}
 
 
 def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]) -> list[Values]:
     """Return what is said of the times, and each task's seconds on its engine."""
-    return _json({"summary": data, "table": lines, "tasks": engine_rows(times),
-                  "events": network_events(times)})  # fmt: skip
+    return _json(
+        {
+            "summary": data,
+            "table": lines,
+            "tasks": engine_rows(times),
+            "events": network_events(times),
+        }
+    )
 
 
 def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
@@ -369,8 +391,13 @@ def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
 def _memory(compiled: Compiled) -> list[Values]:
     plan = plan_network(compiled, PLAN)
     constants = sum(constant_bytes(compiled).values())
-    return _json({"work_bytes": plan.height_bytes, "weight_bytes": constants,
-                  "places": places_of(compiled, plan.offsets)})  # fmt: skip
+    return _json(
+        {
+            "work_bytes": plan.height_bytes,
+            "weight_bytes": constants,
+            "places": places_of(compiled, plan.offsets),
+        }
+    )
 
 
 # -- kernels as plain data and back: programs in their text form, all else in numbers and names ----
@@ -379,10 +406,16 @@ def kernel_data(kernel: Kernel) -> dict[str, Any]:
     if isinstance(kernel, CpuKernel):
         sides = (kernel.reads, kernel.writes)
         reads, writes = ([[b.name, b.dtype, b.elements] for b in side] for side in sides)
-        return {"name": kernel.name, "reads": reads, "writes": writes,
-                "rest": [kernel.factor_bytes, kernel.reason, kernel.engine]}  # fmt: skip
-    phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts], p.mix]
-              for p in kernel.phases]  # fmt: skip
+        return {
+            "name": kernel.name,
+            "reads": reads,
+            "writes": writes,
+            "rest": [kernel.factor_bytes, kernel.reason, kernel.engine],
+        }
+    phases = [
+        [p.name, [[str(part.program), part.bindings] for part in p.parts], p.mix]
+        for p in kernel.phases
+    ]
     return {"name": kernel.name, "phases": phases}
 
 
@@ -396,7 +429,9 @@ def kernel_of(data: Mapping[str, Any]) -> Kernel:
         return CpuKernel(data["name"], (), reads, writes, *data["rest"])
     phases = []
     for name, parts, *mix in data["phases"]:
-        own = (Part(parse_program(text), tuple(tuple(map(tuple, core)) for core in bindings))
-               for text, bindings in parts)  # fmt: skip
+        own = (
+            Part(parse_program(text), tuple(tuple(map(tuple, core)) for core in bindings))
+            for text, bindings in parts
+        )
         phases.append(Launch(name, tuple(own), *mix))
     return Kernel(data["name"], tuple(phases))

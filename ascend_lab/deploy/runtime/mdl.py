@@ -222,9 +222,7 @@ def execute_async(
     _issue(found, model, inputs, outputs, found.stream(stream))
 
 
-def _issue(
-    found: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream
-) -> None:  # fmt: skip
+def _issue(found: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream) -> None:
     """Issue the kernels of a model, one task each; values come with the last."""
     gear = found.own(Model, model, Code.NO_MODEL).gear
     assert gear is not None
@@ -252,9 +250,7 @@ def _check_free(found: Process, model: Model, stream: Stream | None) -> None:
     need(free, "a model in one stream at a time", got, remedy, code=Code.MISMATCH)
 
 
-def _memory(
-    found: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code
-) -> list[Bytes]:  # fmt: skip
+def _memory(found: Process, dataset: Dataset, tensors: Sequence[Tensor], code: Code) -> list[Bytes]:
     """Return the memory of a dataset's buffers, as large as the tensors."""
     buffers = [found.get(DataBuffer, buffer) for buffer in found.get(Dataset, dataset).buffers]
     same = len(buffers) == len(tensors)

@@ -366,9 +366,13 @@ def precheck(file: str | Path, error: AscendLabError | None = None) -> dict[str,
     if error is not None and not failed:
         raise error
     return {
-        "name": model.graph.name or Path(file).stem, "result": "failed" if failed else "success",
-        "total": len(rows), "pass": len(rows) - failed, "fail": failed, "op": rows,
-    }  # fmt: skip
+        "name": model.graph.name or Path(file).stem,
+        "result": "failed" if failed else "success",
+        "total": len(rows),
+        "pass": len(rows) - failed,
+        "fail": failed,
+        "op": rows,
+    }
 
 
 def _causes(node: "NodeProto", opset: int, error: AscendLabError | None) -> list[dict[str, Any]]:

@@ -167,9 +167,12 @@ class Process:
         return self.get(Stream, self.context().default if stream is None else stream)
 
     def work(
-        self, stream: Stream, rows: Sequence[Sequence[Any]],
-        begin: Action | None = None, end: Action | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        stream: Stream,
+        rows: Sequence[Sequence[Any]],
+        begin: Action | None = None,
+        end: Action | None = None,
+    ) -> None:
         """Issue kernels to a stream: name, engine and seconds of each."""
         rows = rows or (("nothing", "AI Core", 0.0),)
         device = self.device()
@@ -215,8 +218,10 @@ class Process:
 
     def leaks(self) -> tuple[str, ...]:
         """Return what has not been given back, a line each."""
-        found = [f"{b.size_bytes - 32:,} bytes of device {b.device.number} at {b.address:#x}"
-                 for b in self.blocks.values()]  # fmt: skip
+        found = [
+            f"{b.size_bytes - 32:,} bytes of device {b.device.number} at {b.address:#x}"
+            for b in self.blocks.values()
+        ]
         found += [f"{len(b):,} bytes of host memory" for b in self.pinned.values()]
         made: set[Handle | None] = {device.default for device in self.devices}
         made |= {context.default for context in self.all(Context)}

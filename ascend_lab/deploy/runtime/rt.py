@@ -217,9 +217,12 @@ def spans() -> tuple[Span, ...]:
 
 
 def launch_kernel(
-    name: str, engine: str, time_s: float, stream: Stream | None = None,
+    name: str,
+    engine: str,
+    time_s: float,
+    stream: Stream | None = None,
     function: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Let an engine of the device work for some seconds; `function` is called at the end."""
     found = process()
     need(0 <= time_s < float("inf"), f"{name}: seconds of at least 0", repr(time_s))

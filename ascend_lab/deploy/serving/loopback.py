@@ -167,9 +167,15 @@ def server_of(door: Door) -> Any:
     import uvicorn
 
     config = uvicorn.Config(
-        door, http=_http_protocol(), ws="none", lifespan="off", log_config=None,
-        log_level="critical", access_log=False, timeout_graceful_shutdown=1,
-    )  # fmt: skip
+        door,
+        http=_http_protocol(),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
     return server

@@ -110,9 +110,11 @@ class StepTime:
     def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
         """Return the seconds of a step."""
         return (
-            self.start_s + prompt_tokens * self.prompt_token_s
-            + decodes * self.decode_s + cached * self.cached_token_s
-        )  # fmt: skip
+            self.start_s
+            + prompt_tokens * self.prompt_token_s
+            + decodes * self.decode_s
+            + cached * self.cached_token_s
+        )
 
 
 def decode_graph(batch: int, cached: int, layers: int = 12, vocabulary: int = GPT_WORDS) -> Graph:

@@ -151,9 +151,14 @@ def open_model(
 
     gears = {1: _runner(loaded.graph, chip)}  # a chip that cannot run it says so now
     return Model(
-        name, platform, ports(loaded.input_types), ports(loaded.output_types),
-        max_batch if by_rows else 0, gear_of, gears,
-    )  # fmt: skip
+        name,
+        platform,
+        ports(loaded.input_types),
+        ports(loaded.output_types),
+        max_batch if by_rows else 0,
+        gear_of,
+        gears,
+    )
 
 
 def _by_rows(source: Source) -> dict[int, onnx.Imported]:

@@ -118,9 +118,15 @@ class Station:
     """A model being served; `done` and `lost` are told what becomes of its requests."""
 
     def __init__(
-        self, agenda: Agenda, policy: Policy, batch_s: Callable[[int], float],
-        noise: Iterator[float], jobs: Jobs, done: Event, lost: Event,
-    ) -> None:  # fmt: skip
+        self,
+        agenda: Agenda,
+        policy: Policy,
+        batch_s: Callable[[int], float],
+        noise: Iterator[float],
+        jobs: Jobs,
+        done: Event,
+        lost: Event,
+    ) -> None:
         self.agenda = agenda
         self.policy = policy
         self.jobs = jobs

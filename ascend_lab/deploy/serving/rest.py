@@ -107,10 +107,12 @@ class Service:
         """Return the names, datatypes and shapes of the model's tensors."""
         model = self.batcher_of(request.path_params).model
         return {
-            "name": self.name, "versions": [str(self.version)], "platform": model.platform,
+            "name": self.name,
+            "versions": [str(self.version)],
+            "platform": model.platform,
             "inputs": [port.described() for port in model.inputs],
             "outputs": [port.described() for port in model.outputs],
-        }  # fmt: skip
+        }
 
     def config(self, request: Any) -> Any:
         """Return the model's configuration in the words of Triton's model_config.proto."""

@@ -132,30 +132,54 @@ _SHARE = Range(float, 0, 1)
 _TIME = Range(float, 0, HUGE)
 _POSITIVE = Range(float, TINY, HUGE)
 _SERVICE: dict[str, Any] = {
-    "law": tuple(LAWS), "mean_s": _TIME, "per_item_s": _TIME, "shape": Range(float, 1e-3, 1e6),
-    "model": str, "chip": str, "dtype": ("fp16", "bf16", "int8"),
-}  # fmt: skip
+    "law": tuple(LAWS),
+    "mean_s": _TIME,
+    "per_item_s": _TIME,
+    "shape": Range(float, 1e-3, 1e6),
+    "model": str,
+    "chip": str,
+    "dtype": ("fp16", "bf16", "int8"),
+}
 _SERVER: dict[str, Any] = {
-    "instances": Range(int, 1, 10_000), "max_batch": _BATCH, "max_delay_s": _TIME,
-    "queue_limit": _COUNT, "loss": bool, "preferred": [_BATCH],
-}  # fmt: skip
+    "instances": Range(int, 1, 10_000),
+    "max_batch": _BATCH,
+    "max_delay_s": _TIME,
+    "queue_limit": _COUNT,
+    "loss": bool,
+    "preferred": [_BATCH],
+}
 FILE: dict[str, Any] = {
-    "service": _SERVICE, "server": _SERVER,
+    "service": _SERVICE,
+    "server": _SERVER,
     "arrivals": {
-        "law": tuple(IDLE), "rate_per_s": _POSITIVE, "clients": Range(int, 1, 100_000),
-        "think_s": _TIME, "think_law": ("exponential", "deterministic"), "items": [_BATCH],
+        "law": tuple(IDLE),
+        "rate_per_s": _POSITIVE,
+        "clients": Range(int, 1, 100_000),
+        "think_s": _TIME,
+        "think_law": ("exponential", "deterministic"),
+        "items": [_BATCH],
     },
     "run": {"requests": Range(int, 1, REQUESTS), "seed": Range(int, 0, 2**53), "warmup": _COUNT},
-    "priorities": [{"share": _POSITIVE, "timeout_s": _TIME, "queue_limit": _COUNT,
-                    "action": ("reject", "delay")}],
+    "priorities": [
+        {
+            "share": _POSITIVE,
+            "timeout_s": _TIME,
+            "queue_limit": _COUNT,
+            "action": ("reject", "delay"),
+        }
+    ],
     "failures": [{"instance": _COUNT, "at_s": _TIME, "repair_s": _TIME}],
     "canary": {
-        "stages": [_SHARE], "window": Range(int, 20, REQUESTS), "max_error_rate": _SHARE,
-        "max_p95_s": _POSITIVE, "users": Range(int, 1, 1_000_000), "salt": str,
+        "stages": [_SHARE],
+        "window": Range(int, 20, REQUESTS),
+        "max_error_rate": _SHARE,
+        "max_p95_s": _POSITIVE,
+        "users": Range(int, 1, 1_000_000),
+        "salt": str,
     },
     "steps": [{"name": str, "service": _SERVICE, "server": _SERVER, "after": [str]}],
     "versions": [{"name": str, "service": _SERVICE, "server": _SERVER, "error_rate": _SHARE}],
-}  # fmt: skip
+}
 """Every table, its keys, and what each may be."""
 Timed = dict[str, tuple[dict[int, float], Line]]
 

@@ -244,11 +244,17 @@ class _Run:
         self.think = think.noise(self.rng[0])
         self.plain = len(scenario.steps) == 1
         self.stations = [
-            Station(self.agenda, step.policy, step.service.batch_s,
-                    step.service.noise(self.rng[4 + n]), self.jobs,
-                    self._over if self.plain else partial(self._done, n), self._over)
+            Station(
+                self.agenda,
+                step.policy,
+                step.service.batch_s,
+                step.service.noise(self.rng[4 + n]),
+                self.jobs,
+                self._over if self.plain else partial(self._done, n),
+                self._over,
+            )
             for n, step in enumerate(scenario.steps)
-        ]  # fmt: skip
+        ]
         self.rollout = None
         if scenario.canary:
             self.rollout = Rollout(scenario.versions, scenario.canary, self.rng[3], total)
@@ -335,8 +341,13 @@ def simulate_serving(scenario: Scenario) -> Served:
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
     kept = [(station.policy, station.batches) for station in run.stations]
     return Served(
-        arrival_s[cut:], finish_s[cut:], np.array(run.jobs.waited_s)[cut:],
-        np.array(run.jobs.level)[cut:], lost[cut:],
-        (start_s, end_s), float(answers.sum() / (end_s - start_s)),
-        dict(zip(names, kept, strict=True)), run.rollout,
-    )  # fmt: skip
+        arrival_s[cut:],
+        finish_s[cut:],
+        np.array(run.jobs.waited_s)[cut:],
+        np.array(run.jobs.level)[cut:],
+        lost[cut:],
+        (start_s, end_s),
+        float(answers.sum() / (end_s - start_s)),
+        dict(zip(names, kept, strict=True)),
+        run.rollout,
+    )

@@ -29,10 +29,21 @@ from ascend_lab.limits import shown
 
 Arrays = dict[str, np.ndarray]
 DATATYPES = {
-    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
-    "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16",
-    "float32": "FP32", "double": "FP64", "bfloat16": "BF16", "string": "BYTES",
-}  # fmt: skip
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "double": "FP64",
+    "bfloat16": "BF16",
+    "string": "BYTES",
+}
 """KServe's name of each ONNX element type."""
 TEXT = "string"
 """The one element type that is announced but not served."""

@@ -109,11 +109,16 @@ def _nest(rng: ex.Rng, depth: int, around: tuple[str, ...] = ()) -> Nodes:
 
 
 CLIFF: Nodes = [
-    ("loop", "strip", 4, [
-        ("read", "a", 1024, ("strip",)),
-        ("loop", "column", 8, [("read", "w", 4096, ("column",))]),
-    ]),
-]  # fmt: skip
+    (
+        "loop",
+        "strip",
+        4,
+        [
+            ("read", "a", 1024, ("strip",)),
+            ("loop", "column", 8, [("read", "w", 4096, ("column",))]),
+        ],
+    ),
+]
 """Four strips of rows that pass over all weights, 33,792 bytes a pass."""
 
 

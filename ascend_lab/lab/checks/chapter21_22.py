@@ -160,8 +160,11 @@ def check_ex_22_2(got: Any, case: ex.Case) -> str | None:
     rng = np.random.default_rng(case["ranks"])
     try:
         adding, passing = got
-        steps = [(_round(step, kind), step) for kind, part in ((True, adding), (False, passing))
-                 for step in part]  # fmt: skip
+        steps = [
+            (_round(step, kind), step)
+            for kind, part in ((True, adding), (False, passing))
+            for step in part
+        ]
         sent = [sum(len(m[2]) for _, s in steps for m in s if m[0] == r) for r in range(ranks)]
     except (TypeError, ValueError, IndexError):
         return "expected two lists of rounds, each a list of (source, target, blocks)"

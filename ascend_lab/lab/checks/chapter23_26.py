@@ -250,10 +250,15 @@ def check_ex_26_1(rng: ex.Rng) -> ex.Case:
 
 @ex.against(
     decide,
-    edges=[([], 4, 0.0), ([0.0], 4, 0.0), ([0.0], 1, 5.0),
-        ([5.0, 1.0], 4, 5.0), ([4.0, 1.0], 4, 5.0), ([9.0, 8.0, 7.0], 2, 5.0),
+    edges=[
+        ([], 4, 0.0),
+        ([0.0], 4, 0.0),
+        ([0.0], 1, 5.0),
+        ([5.0, 1.0], 4, 5.0),
+        ([4.0, 1.0], 4, 5.0),
+        ([9.0, 8.0, 7.0], 2, 5.0),
     ],
-)  # fmt: skip
+)
 def check_ex_26_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(ages, max_batch, delay)`: how many requests a free instance takes now."""
     ages = sorted(rng.exponential(2.0, int(rng.integers(0, 9))).tolist(), reverse=True)
@@ -309,9 +314,13 @@ _TIMES = [0.0, 0.1, 0.2, 3.0, 3.1, 9.0]
 
 @ex.judged(
     _judge_26_5,
-    edges=[(_TIMES, 1.0, 0.1, 2, 0.0), (_TIMES, 1.0, 0.1, 4, 0.5),
-                  (_TIMES, 4.0, 0.0, 2, 0.15), ([1.0], 1.0, 0.1, 4, 2.0)],
-)  # fmt: skip
+    edges=[
+        (_TIMES, 1.0, 0.1, 2, 0.0),
+        (_TIMES, 1.0, 0.1, 4, 0.5),
+        (_TIMES, 4.0, 0.0, 2, 0.15),
+        ([1.0], 1.0, 0.1, 4, 2.0),
+    ],
+)
 def check_ex_26_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, t0, a, most, delay)`: when a batching server answers each request."""
     times = np.cumsum(rng.exponential(0.5, int(rng.integers(1, 30)))).tolist()

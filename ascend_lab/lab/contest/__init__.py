@@ -22,9 +22,18 @@ from ascend_lab.lab.contest.problem import (
 # isort: on
 
 __all__ = [
-    "Operation", "Problem", "Solution", "Step", "lower_bound", "read_problem",
-    "schedule_latencies", "solve", "step_latency", "unfused_floor", "working_set",
-]  # fmt: skip
+    "Operation",
+    "Problem",
+    "Solution",
+    "Step",
+    "lower_bound",
+    "read_problem",
+    "schedule_latencies",
+    "solve",
+    "step_latency",
+    "unfused_floor",
+    "working_set",
+]
 Path = tuple[tuple[int, Kept], ...]
 """Groups in the order they run, and what each retains."""
 State = tuple[int, int, Kept]

@@ -124,8 +124,9 @@ def group_of(
     sides = ({work.height for work in works}, {work.width for work in works})
     heights, widths = (tuple(sorted(side)) for side in sides)
     bundles = tuple(alike.items())
-    return Group(problem, tuple(ordered), reads, writes, kept, bundles, works, tuple(depths),
-                 heights, widths)  # fmt: skip
+    return Group(
+        problem, tuple(ordered), reads, writes, kept, bundles, works, tuple(depths), heights, widths
+    )
 
 
 def _works(problem: Problem, ordered: Sequence[int], ready: dict[int, int]) -> tuple[Work, ...]:

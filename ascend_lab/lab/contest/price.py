@@ -258,8 +258,11 @@ def resident_tensors(prices: Prices, groups: Sequence[int]) -> list[Kept]:
     the budget runs out nothing more is retained.
     """
     states: dict[Kept, tuple[float, Trail]] = {NOTHING: (0.0, None)}
-    last = {op: place for place, group in enumerate(groups)
-            for op in bits(prices.relations.ends(group)[0])}  # fmt: skip
+    last = {
+        op: place
+        for place, group in enumerate(groups)
+        for op in bits(prices.relations.ends(group)[0])
+    }
     for place, group in enumerate(groups):
         following: dict[Kept, tuple[float, Trail]] = {}
         for retain in options(prices, groups, place, last):

@@ -215,8 +215,9 @@ def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
 
 # -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
-FAMILIES = {name: (said, getattr(st, colour))
-            for name, (said, colour) in st.LOOKS["families"].items()}  # fmt: skip
+FAMILIES = {
+    name: (said, getattr(st, colour)) for name, (said, colour) in st.LOOKS["families"].items()
+}
 """Letters and colour of each algorithm in the map."""
 DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
 """Colours on which letters are white."""

@@ -27,9 +27,15 @@ def fig_compared(found: Comparison) -> st.LabFigure:
             "color": st.PALETTE[place % len(st.PALETTE)],
         }
         ax.plot(
-            measured, model, linestyle="none", markersize=4, markeredgecolor=st.INK,
-            markeredgewidth=0.3, label=name, **look,
-        )  # fmt: skip
+            measured,
+            model,
+            linestyle="none",
+            markersize=4,
+            markeredgecolor=st.INK,
+            markeredgewidth=0.3,
+            label=name,
+            **look,
+        )
         ratio = float(np.exp(np.mean(np.log(np.array(model) / np.array(measured)))))
         told.append(f"{name}: {len(rows)} rows, model {ratio:.2g} times measured")
     if told:

@@ -206,8 +206,10 @@ def fig_knee(
         highest = max(highest, *p99)
         ax.plot(rates, p99, "s--", color=colour, label=f"{name}: p99")
         ax.axvline(capacity, color=colour, linestyle=":", linewidth=1, label=f"{name}: capacity")
-        told.append(f"{name} p99 {p99[0]:.1f} ms at {rates[0]:.0f} a second, {p99[-1]:.0f} ms at "
-                    f"{rates[-1]:.0f}, capacity {capacity:.0f}")  # fmt: skip
+        told.append(
+            f"{name} p99 {p99[0]:.1f} ms at {rates[0]:.0f} a second, {p99[-1]:.0f} ms at "
+            f"{rates[-1]:.0f}, capacity {capacity:.0f}"
+        )
     ax.set(xlabel="requests a second", ylabel="time to the answer (ms)", yscale="log")
     st.numbered(ax.yaxis, TICKS_MS)
     ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest)

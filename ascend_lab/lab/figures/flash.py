@@ -224,9 +224,12 @@ WAITS = {1: "QK", 0: "P", 2: "PV", 4: "GU"}
 GAP_CYCLES = 64
 """Work with less between is drawn as one piece."""
 ROWS = {
-    "AIC.MTE2": "cube: loads", "AIC.M": "cube", "AIC.FIX": "fix pipe",
-    "AIV.MTE2": "vector: loads", "AIV.V": "vector unit",
-}  # fmt: skip
+    "AIC.MTE2": "cube: loads",
+    "AIC.M": "cube",
+    "AIC.FIX": "fix pipe",
+    "AIV.MTE2": "vector: loads",
+    "AIV.V": "vector unit",
+}
 
 
 def fig_flash_pipeline(timeline: sim.Timeline, window: tuple[int, int]) -> st.LabFigure:

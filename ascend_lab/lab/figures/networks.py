@@ -180,8 +180,9 @@ def fig_batches(
 ) -> st.LabFigure:
     """Draw `fig_dispatch` of a model of the zoo, compiled for a chip as it stands or fused."""
     there = load_chip(chip)
-    stages = compile_stages(zoo.build(model, batch), there, fusion=fusion,
-                            passes=passes.DEFAULT if fusion else ())  # fmt: skip
+    stages = compile_stages(
+        zoo.build(model, batch), there, fusion=fusion, passes=passes.DEFAULT if fusion else ()
+    )
     times = list(ge.kernel_times(stages.compiled).values())
     name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
     return fig_dispatch(times, there.launch_overhead_s, there.queued_launch_s, name=name)

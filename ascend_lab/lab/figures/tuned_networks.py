@@ -134,8 +134,9 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]], *, shares: bool = Tru
         scale = 1.0 if shares else total_s / longest_s
         shown = {term: s / total_s for term, s in found.items() if s >= VISIBLE * total_s}
         used |= shown.keys()
-        st.stack(ax, at, [(scale * share, {"height": 0.6, **looks[t]})
-                         for t, share in shown.items()])  # fmt: skip
+        st.stack(
+            ax, at, [(scale * share, {"height": 0.6, **looks[t]}) for t, share in shown.items()]
+        )
         times = f"{total_s / found['bound']:.2g}x" if found["bound"] else ""
         ax.text(scale + 0.01, at, f"{total_s * 1e3:.3g} ms\n{times}", va="center", fontsize=8)
         split = ", ".join(f"{term} {share:.0%}" for term, share in shown.items())

@@ -23,9 +23,19 @@ from ascend_lab.limits import shown, toml_of
 # isort: on
 
 __all__ = [
-    "BLOCK_BYTES", "DTYPE_BYTES", "PRESETS", "Chip", "Fact", "Link", "Memory", "Path",
-    "VectorCost", "chip_from_dict", "load_chip", "presets",
-]  # fmt: skip
+    "BLOCK_BYTES",
+    "DTYPE_BYTES",
+    "PRESETS",
+    "Chip",
+    "Fact",
+    "Link",
+    "Memory",
+    "Path",
+    "VectorCost",
+    "chip_from_dict",
+    "load_chip",
+    "presets",
+]
 
 # Largest credible value by the last word of a key: a slip of units (bits, MHz) lands above it.
 LIMITS = {

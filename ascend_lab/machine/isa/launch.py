@@ -363,8 +363,11 @@ class Counters:
         """Start with all counters at 0."""
         modes = [(r, m, senders(r, m, cores, team)) for r in range(cores) for m in MODES]
         self.hears = {(r, m): who for r, m, who in modes}
-        self.tells = {(c, m): [r for r, n, who in modes if n == m and c in who]
-                      for c in range(cores) for m in MODES}  # fmt: skip
+        self.tells = {
+            (c, m): [r for r, n, who in modes if n == m and c in who]
+            for c in range(cores)
+            for m in MODES
+        }
         self.sent, self.taken = Counter[tuple[int, int, int, int]](), Counter[tuple[int, int]]()
 
     def ready(self, core: int, flag: int) -> int:

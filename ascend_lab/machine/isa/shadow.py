@@ -265,9 +265,12 @@ class CrossOrder:
     def left(self) -> Iterator[str]:
         """Yield the flags that are set more often than waited for."""
         for (core, flag), arrived in self.arrived.items():
-            sets = [len(self.pending.get((core, m, flag, s), []))
-                    for (r, m), who in self.counters.hears.items() if r == core
-                    for s in who]  # fmt: skip
+            sets = [
+                len(self.pending.get((core, m, flag, s), []))
+                for (r, m), who in self.counters.hears.items()
+                if r == core
+                for s in who
+            ]
             more = len(arrived) - len(self.waits.get((core, flag), [])) + max(sets, default=0)
             if more:
                 name = core_name(core, self.team)

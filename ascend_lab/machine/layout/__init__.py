@@ -28,10 +28,24 @@ from ascend_lab.machine.layout.maps import (
 # isort: on
 
 __all__ = [
-    "FORMATS", "AddressMap", "Box", "Dim", "Format", "Piece", "address", "address_map",
-    "addresses", "burst_bytes", "conversion_launch", "convert", "copy_boxes", "element_at",
-    "pack", "unpack", "zero_boxes",
-]  # fmt: skip
+    "FORMATS",
+    "AddressMap",
+    "Box",
+    "Dim",
+    "Format",
+    "Piece",
+    "address",
+    "address_map",
+    "addresses",
+    "burst_bytes",
+    "conversion_launch",
+    "convert",
+    "copy_boxes",
+    "element_at",
+    "pack",
+    "unpack",
+    "zero_boxes",
+]
 
 TILES = 4
 """Tiles a core should have at least, so that loads and stores overlap."""

@@ -50,12 +50,35 @@ from ascend_lab.machine.sim.values import execute
 # isort: on
 
 __all__ = [
-    "L2", "Access", "Compiled", "Cost", "DeviceMemory", "KernelTimeline", "NotComposableError",
-    "Outcome", "Span", "Surroundings", "Timeline", "Traffic", "analyse", "compile_program",
-    "execute", "few_collections", "instruction_cost", "least_ways", "numba_available", "rate_of",
-    "run_batch", "run_fast", "run_reference", "simulate", "simulate_kernel", "told_cycles",
-    "trace_events", "write_trace",
-]  # fmt: skip
+    "L2",
+    "Access",
+    "Compiled",
+    "Cost",
+    "DeviceMemory",
+    "KernelTimeline",
+    "NotComposableError",
+    "Outcome",
+    "Span",
+    "Surroundings",
+    "Timeline",
+    "Traffic",
+    "analyse",
+    "compile_program",
+    "execute",
+    "few_collections",
+    "instruction_cost",
+    "least_ways",
+    "numba_available",
+    "rate_of",
+    "run_batch",
+    "run_fast",
+    "run_reference",
+    "simulate",
+    "simulate_kernel",
+    "told_cycles",
+    "trace_events",
+    "write_trace",
+]
 
 
 @dataclass(frozen=True, slots=True)

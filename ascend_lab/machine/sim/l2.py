@@ -308,9 +308,12 @@ def accesses_of(
     dropped = {name for name in last if traffic.reads_once(name)}
     return tuple(
         Access(
-            name, addresses[name] + lowest[name, is_write], size, is_write,
+            name,
+            addresses[name] + lowest[name, is_write],
+            size,
+            is_write,
             name in dropped and not is_write,
         )
         for is_write, sizes in ((False, traffic.read_once), (True, traffic.write_once))
         for name, size in sizes.items()
-    )  # fmt: skip
+    )

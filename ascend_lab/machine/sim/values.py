@@ -34,9 +34,13 @@ MAX_EVENTS = 2_000_000
 
 
 def execute(
-    program: launch.Runnable, tensors: Mapping[str, Values], chip: Chip, *,
-    seed: int | None = None, overflow: Callable[[], None] = lambda: None,
-) -> dict[str, Values]:  # fmt: skip
+    program: launch.Runnable,
+    tensors: Mapping[str, Values],
+    chip: Chip,
+    *,
+    seed: int | None = None,
+    overflow: Callable[[], None] = lambda: None,
+) -> dict[str, Values]:
     """Run a program on arrays and return every GM tensor after it, by name.
 
     Phases run in order over the same GM tensors. `tensors` gives those that are read (any shape, C
@@ -313,24 +317,45 @@ _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] 
 
 # -- the vector unit -------------------------------------------------------------------------------
 ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
-    "vadd": np.add, "vsub": np.subtract, "vmul": np.multiply, "vdiv": np.divide,
-    "vadds": np.add, "vmuls": np.multiply, "vmaxs": np.maximum, "vmins": np.minimum,
-    "vmax": np.maximum, "vmin": np.minimum, "vabs": np.abs,
-    "vexp": np.exp, "vln": np.log, "vsqrt": np.sqrt,
+    "vadd": np.add,
+    "vsub": np.subtract,
+    "vmul": np.multiply,
+    "vdiv": np.divide,
+    "vadds": np.add,
+    "vmuls": np.multiply,
+    "vmaxs": np.maximum,
+    "vmins": np.minimum,
+    "vmax": np.maximum,
+    "vmin": np.minimum,
+    "vabs": np.abs,
+    "vexp": np.exp,
+    "vln": np.log,
+    "vsqrt": np.sqrt,
     "vrelu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "vrsqrt": lambda x: 1.0 / np.sqrt(x), "vrec": lambda x: 1.0 / x,
-    "vconv": lambda x: x, "vcopy": lambda x: x,
-    "vand": np.bitwise_and, "vor": np.bitwise_or, "vnot": np.bitwise_not,
-}  # fmt: skip
+    "vrsqrt": lambda x: 1.0 / np.sqrt(x),
+    "vrec": lambda x: 1.0 / x,
+    "vconv": lambda x: x,
+    "vcopy": lambda x: x,
+    "vand": np.bitwise_and,
+    "vor": np.bitwise_or,
+    "vnot": np.bitwise_not,
+}
 COMPARE: Mapping[str, Callable[..., Values]] = {
-    "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal,
-    "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
 ROUND: Mapping[str, Callable[..., Values]] = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
 _REDUCE: Mapping[str, Any] = {
-    "vcadd": np.add, "vcgadd": np.add, "vcmax": np.maximum, "vcgmax": np.maximum,
+    "vcadd": np.add,
+    "vcgadd": np.add,
+    "vcmax": np.maximum,
+    "vcgmax": np.maximum,
     "vcmin": np.minimum,
-}  # fmt: skip
+}
 
 
 def store(dst: Values, values: Values, mask: Values | None = None) -> None:

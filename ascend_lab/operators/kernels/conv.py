@@ -264,9 +264,13 @@ class _Writer(Walk):
             self._store(at, n, before, channels)
 
     def _begin_sums(
-        self, c: isa.Tile, at: BundlePlace, pixels: Pixels, n: tuple[Span, isa.Affine],
+        self,
+        c: isa.Tile,
+        at: BundlePlace,
+        pixels: Pixels,
+        n: tuple[Span, isa.Affine],
         near: isa.Tile | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin a tile with the bias that the cube adds, which is there before the first rows."""
         if self.bias is None:
             return

@@ -177,9 +177,13 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
     one = cost.slope_cycles * size / chip.vector_bytes_per_repeat
     cycles = arrival + ((pool.s - 1) * across + (pool.r - 1) * left) * one
     cycles += (demand.cycles - arrival) * left
-    return replace(demand, cycles=cycles, stored_bytes=demand.stored_bytes * left,
-                   tile_bytes=demand.tile_bytes + 2 * size,
-                   instructions=demand.instructions + HEADS * (pool.r - 1))  # fmt: skip
+    return replace(
+        demand,
+        cycles=cycles,
+        stored_bytes=demand.stored_bytes * left,
+        tile_bytes=demand.tile_bytes + 2 * size,
+        instructions=demand.instructions + HEADS * (pool.r - 1),
+    )
 
 
 def stacked_schedule(

@@ -71,9 +71,20 @@ class DeconvShape:
     def windows(self) -> ConvShape:
         """A convolution with these windows on a large image: its strides, dilations and pads."""
         return ConvShape(
-            self.n, self.c, 1 << 20, 1 << 20, self.k, self.r, self.s, self.stride, self.pad,
-            self.dtype, self.out_dtype, self.dilation, self.groups,
-        )  # fmt: skip
+            self.n,
+            self.c,
+            1 << 20,
+            1 << 20,
+            self.k,
+            self.r,
+            self.s,
+            self.stride,
+            self.pad,
+            self.dtype,
+            self.out_dtype,
+            self.dilation,
+            self.groups,
+        )
 
     @property
     def out_hw(self) -> Pair:
@@ -141,11 +152,21 @@ def phases_of(shape: DeconvShape) -> list[Phase]:
         down = _axis(p, shape.h, oh, (shape.r, sh, dh, top))
         across = _axis(q, shape.w, ow, (shape.s, sw, dw, left))
         conv = ConvShape(
-            shape.n, shape.c, shape.h, shape.w, shape.k,
-            max(len(down.taps), 1), max(len(across.taps), 1), 1,
+            shape.n,
+            shape.c,
+            shape.h,
+            shape.w,
+            shape.k,
+            max(len(down.taps), 1),
+            max(len(across.taps), 1),
+            1,
             (down.before, down.after, across.before, across.after),
-            shape.dtype, shape.out_dtype, (down.dilation, across.dilation), shape.groups, crop=True,
-        )  # fmt: skip
+            shape.dtype,
+            shape.out_dtype,
+            (down.dilation, across.dilation),
+            shape.groups,
+            crop=True,
+        )
         place = Placement(p * ow + q, sh * ow, sw, plane, f"weight{len(phases)}")
         phases.append(Phase(conv, down.taps, across.taps, place))
     return phases
@@ -182,7 +203,15 @@ def unpack_deconv(shape: DeconvShape, tensors: Mapping[str, np.ndarray]) -> np.n
     """Return the output as (n, k, oh, ow)."""
     oh, ow = shape.out_hw
     like = ConvShape(
-        shape.n, shape.c, oh, ow, shape.k, 1, 1, dtype=shape.dtype, out_dtype=shape.out_dtype,
+        shape.n,
+        shape.c,
+        oh,
+        ow,
+        shape.k,
+        1,
+        1,
+        dtype=shape.dtype,
+        out_dtype=shape.out_dtype,
         groups=shape.groups,
-    )  # fmt: skip
+    )
     return unpack_conv(like, tensors)

@@ -239,8 +239,18 @@ def new_finish(
         place = k.buffer(operand.name, "UB", operand.dtype, elements)
         area = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
         second = epilogue.second, operand.name, place, area
-    return Finish(k, plan, out, scratch, tiles, channels, deq=epilogue.deq, second=second,
-                  width=epilogue.width, units=units)  # fmt: skip
+    return Finish(
+        k,
+        plan,
+        out,
+        scratch,
+        tiles,
+        channels,
+        deq=epilogue.deq,
+        second=second,
+        width=epilogue.width,
+        units=units,
+    )
 
 
 def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) -> Finish:

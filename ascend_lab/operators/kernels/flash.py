@@ -164,9 +164,13 @@ class _Writer:
         keys = at * self.block
         own = at == Affine(full)
         return soft.Block(
-            matrix.matrix, (rows.start, rows.size), (keys, rest if own else self.block), at,
-            ragged if own else 0, at == Affine(full - (not rest)),
-        )  # fmt: skip
+            matrix.matrix,
+            (rows.start, rows.size),
+            (keys, rest if own else self.block),
+            at,
+            ragged if own else 0,
+            at == Affine(full - (not rest)),
+        )
 
     def _turn(
         self, before: soft.Block | None, now: soft.Block | None, after: soft.Block | None

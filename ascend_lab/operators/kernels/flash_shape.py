@@ -298,8 +298,11 @@ def grid(shape: FlashShape, blocks: int, cores: int) -> tuple[int, int, int]:
         most = own[0] * own[1] * up(blocks, min(blocks, alone))
         return most, -over[0] * over[1], min(own)
 
-    some = [(e, h) for h in range(1, min(shape.heads, cores) + 1)
-            for e in range(1, min(entries, cores // h) + 1)]  # fmt: skip
+    some = [
+        (e, h)
+        for h in range(1, min(shape.heads, cores) + 1)
+        for e in range(1, min(entries, cores // h) + 1)
+    ]
     over, heads = min(some, key=busiest)
     return over, min(blocks, cores // (over * heads)), heads
 

@@ -136,9 +136,12 @@ class VectorWriter:
         each = 2 * stored + 2 * DTYPE_BYTES[plan.tiles[start]] if start else 3 * stored
         each += sum(DTYPE_BYTES[plan.tiles[i]] for i in others)
         each += 2 * sum(DTYPE_BYTES[o.dtype] for o in operands)
-        held = channels.blocks * sum(
-            2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands
-        ) if channels else 0  # fmt: skip
+        held = (
+            channels.blocks
+            * sum(2 * tail.unit(o) * DTYPE_BYTES[o.dtype] for o in channels.operands)
+            if channels
+            else 0
+        )
         block = -(-m * isa.FRACTAL // k.chip.vector_cores_per_core) * isa.FRACTAL
         columns = min(n, (k.chip.buffers["UB"] - held) // (block * each))
         if columns < 1:
@@ -151,8 +154,9 @@ class VectorWriter:
             arrival = k.queue("sums_ub", "UB", plan.tiles[start], size, src="MTE2", dst="V")
             out = k.queue("y_ub", "UB", tail.out_dtype, size, src="V", dst="MTE3")
         else:
-            arrival = out = k.queue("y_ub", "UB", tail.out_dtype, size,
-                                    src="MTE2", via="V", dst="MTE3", depth=3)  # fmt: skip
+            arrival = out = k.queue(
+                "y_ub", "UB", tail.out_dtype, size, src="MTE2", via="V", dst="MTE3", depth=3
+            )
         scratch = tuple(k.buffer(f"value.{i}", "UB", plan.tiles[i], size) for i in others)
         units = {o.name: tail.unit(o) for o in tail.of_kind("channel")}
         finish = epilogue_emit.Finish(k, plan, out, scratch, tiles, channels, units=units)

@@ -88,20 +88,27 @@ def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
 
 
 define(
-    "attention_scores", ("q", "k"), _scores_values,
+    "attention_scores",
+    ("q", "k"),
+    _scores_values,
     lambda q, k, *, scale: narrow(_scores(q, k, scale), q.dtype),
-    "scale * q k^T, scale 1 / sqrt(d) unless given", outputs=("scores",),
-    attrs={"scale": None}, ranges={"scale": FINITE}, shape_rule=_scores_shape, types=TYPES,
+    "scale * q k^T, scale 1 / sqrt(d) unless given",
+    outputs=("scores",),
+    attrs={"scale": None},
+    ranges={"scale": FINITE},
+    shape_rule=_scores_shape,
+    types=TYPES,
     slicing=lambda shapes, *, scale: replace(
         matmul_rules(shapes[0], shapes[1], False, True), reductions=()
     ),
     backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
     tolerances=SUMS,
     examples=(
-        Example(((1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16))),
+        Example(((1, 1), (1, 1))),
+        Example(((2, 17, 16), (2, 33, 16))),
         Example(((2, 3, 7, 32), (2, 3, 16, 32)), {"scale": 0.25}),
     ),
-)  # fmt: skip
+)
 
 
 # -- masked softmax -------------------------------------------------------------------------------
@@ -118,20 +125,25 @@ def _masked_slopes(s: gradients.Site) -> Grads:
 
 
 define(
-    "masked_softmax", ("scores", "mask"),
+    "masked_softmax",
+    ("scores", "mask"),
     lambda scores, mask: reduction.softmax_values(scores + mask, axis=-1),
     in_fp32(lambda scores, mask: reduction.softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
     "softmax of scores + mask along the last axis",
-    shape_rule=_masked_shape, slicing=lambda shapes: slicing.elementwise_rules(
+    shape_rule=_masked_shape,
+    slicing=lambda shapes: slicing.elementwise_rules(
         shapes, shapes[0], whole={len(shapes[0]) - 1: "softmax needs the whole axis"}
     ),
-    backward=_masked_slopes, wide=True,
-    traits=("reduction",), tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    backward=_masked_slopes,
+    wide=True,
+    traits=("reduction",),
+    tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=(
-        Example(((1, 1), (1, 1))), Example(((2, 3, 17), (3, 17))),
+        Example(((1, 1), (1, 1))),
+        Example(((2, 3, 17), (3, 17))),
         Example(((2, 1, 5, 33), (2, 1, 1, 33))),
     ),
-)  # fmt: skip
+)
 
 
 # -- weighted sum ---------------------------------------------------------------------------------
@@ -141,18 +153,24 @@ def _context_shape(p: Shape, v: Shape) -> Shape:
 
 
 define(
-    "attention_context", ("probabilities", "v"), lambda probabilities, v: probabilities @ v,
+    "attention_context",
+    ("probabilities", "v"),
+    lambda probabilities, v: probabilities @ v,
     lambda p, v: batched(p, v, False, False, None),
-    "probabilities v: the weighted sum of the values", outputs=("context",),
-    shape_rule=_context_shape, types=TYPES,
+    "probabilities v: the weighted sum of the values",
+    outputs=("context",),
+    shape_rule=_context_shape,
+    types=TYPES,
     slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
     backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
-    domains={"probabilities": Domain(0.0, 1.0)}, tolerances=SUMS,
+    domains={"probabilities": Domain(0.0, 1.0)},
+    tolerances=SUMS,
     examples=(
-        Example(((1, 1), (1, 1))), Example(((2, 17, 33), (2, 33, 16))),
+        Example(((1, 1), (1, 1))),
+        Example(((2, 17, 33), (2, 33, 16))),
         Example(((2, 3, 7, 16), (2, 3, 16, 32))),
     ),
-)  # fmt: skip
+)
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -315,16 +333,26 @@ def _causal_slices(shapes: tuple[Shape, ...], *, causal: bool) -> slicing.SliceR
 
 
 define(
-    "attention", ("q", "k", "v", "mask"), _values, _attention,
-    "softmax(scale q k^T + mask) v", outputs=("context",),
-    attrs={"scale": None}, ranges={"scale": FINITE}, optional=1,
-    shape_rule=_attention_shape, types=TYPES, slicing=_attention_slices, backward=_attention_slopes,
+    "attention",
+    ("q", "k", "v", "mask"),
+    _values,
+    _attention,
+    "softmax(scale q k^T + mask) v",
+    outputs=("context",),
+    attrs={"scale": None},
+    ranges={"scale": FINITE},
+    optional=1,
+    shape_rule=_attention_shape,
+    types=TYPES,
+    slicing=_attention_slices,
+    backward=_attention_slopes,
     tolerances=LOOSE,
     examples=(
-        Example(((1, 1), (1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
+        Example(((1, 1), (1, 1), (1, 1))),
+        Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
         Example(((2, 2, 7, 16), (2, 2, 16, 16), (2, 2, 16, 16), (7, 16))),
     ),
-)  # fmt: skip
+)
 
 
 # -- FlashAttention: a kernel that never stores the scores in device memory ------------------------
@@ -348,10 +376,19 @@ def flash_shape(call: Call) -> FlashShape:
     views = call.attrs.get("views", ())
     heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
-        math.prod(call.outputs[0][:-2]) // together, q[-2] * together, k[-2], q[-1], v[-1],
-        _scale(call.attrs["scale"], q[-1]), kind, tuple(shared), heads, views, call.dtypes[0],
+        math.prod(call.outputs[0][:-2]) // together,
+        q[-2] * together,
+        k[-2],
+        q[-1],
+        v[-1],
+        _scale(call.attrs["scale"], q[-1]),
+        kind,
+        tuple(shared),
+        heads,
+        views,
+        call.dtypes[0],
         together if call.attrs.get("causal") else 0,
-    )  # fmt: skip
+    )
 
 
 def _single(shape: Shape) -> bool:

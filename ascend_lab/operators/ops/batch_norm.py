@@ -198,27 +198,44 @@ def _inference_slopes(s: Site) -> Grads:
 _POSITIVE = {"variance": Domain(0.5, 2.0)}
 
 define(
-    "batch_norm", ("x", *PARAMETERS), _inference_values, _inference,
+    "batch_norm",
+    ("x", *PARAMETERS),
+    _inference_values,
+    _inference,
     "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
-    attrs={"epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=lambda *shapes, epsilon: _checked(*shapes)[0], types=TypeRule(fixed=FIXED),
-    slicing=_inference_slices, backward=_inference_slopes, wide=True, weights=(1, 2),
-    domains=_POSITIVE, tolerances=_LOOSE,
+    attrs={"epsilon": 1e-5},
+    ranges=EPSILON,
+    shape_rule=lambda *shapes, epsilon: _checked(*shapes)[0],
+    types=TypeRule(fixed=FIXED),
+    slicing=_inference_slices,
+    backward=_inference_slopes,
+    wide=True,
+    weights=(1, 2),
+    domains=_POSITIVE,
+    tolerances=_LOOSE,
     examples=EXAMPLES,
-)  # fmt: skip
+)
 define(
-    "batch_norm_training", ("x", *PARAMETERS), _training_values, _training,
+    "batch_norm_training",
+    ("x", *PARAMETERS),
+    _training_values,
+    _training,
     "batch norm with the batch's own mean and (biased) variance; returns new running averages "
     "momentum * old + (1 - momentum) * batch",
     outputs=("y", "running_mean", "running_variance"),
-    attrs={"epsilon": 1e-5, "momentum": 0.9}, ranges=EPSILON,
+    attrs={"epsilon": 1e-5, "momentum": 0.9},
+    ranges=EPSILON,
     shape_rule=lambda *shapes, **attrs: tuple(_checked(*shapes)[i] for i in (0, 3, 4)),
     types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
-    slicing=_training_slices, backward=_training_slopes, wide=True, weights=(1, 2),
-    domains=_POSITIVE, tolerances=_LOOSE,
+    slicing=_training_slices,
+    backward=_training_slopes,
+    wide=True,
+    weights=(1, 2),
+    domains=_POSITIVE,
+    tolerances=_LOOSE,
     # one value per channel has variance 0, and y hangs on rounding alone
     examples=EXAMPLES[1:],
-)  # fmt: skip
+)
 
 
 # -- the sums behind a batch norm that is trained --------------------------------------------------
@@ -297,20 +314,35 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 _IMAGES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
 _STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
 define(
-    "bn_training_reduce", ("x",),
-    lambda x: (x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)), _reduce,
-    "mean and biased variance of each channel over images and pixels", outputs=("mean", "variance"),
-    shape_rule=_reduce_shape, types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
-    slicing=_slices, template=_template("x"), traits=("channel sums",),
+    "bn_training_reduce",
+    ("x",),
+    lambda x: (x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)),
+    _reduce,
+    "mean and biased variance of each channel over images and pixels",
+    outputs=("mean", "variance"),
+    shape_rule=_reduce_shape,
+    types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
+    slicing=_slices,
+    template=_template("x"),
+    traits=("channel sums",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=tuple(Example((x,)) for x in _IMAGES),
-)  # fmt: skip
+)
 define(
-    "bn_training_update_grad", ("grad", "x", "mean", "variance"), _grad_values, _grad,
+    "bn_training_update_grad",
+    ("grad", "x", "mean", "variance"),
+    _grad_values,
+    _grad,
     "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
-    outputs=("dscale", "dbias"), attrs={"epsilon": 1e-5}, ranges=EPSILON, shape_rule=_grad_shape,
-    types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")), slicing=_slices,
-    template=_template("grad", "x", "mean", "variance"), traits=("channel sums",),
-    domains={"variance": Domain(0.5, 2.0)}, tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
+    outputs=("dscale", "dbias"),
+    attrs={"epsilon": 1e-5},
+    ranges=EPSILON,
+    shape_rule=_grad_shape,
+    types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")),
+    slicing=_slices,
+    template=_template("grad", "x", "mean", "variance"),
+    traits=("channel sums",),
+    domains={"variance": Domain(0.5, 2.0)},
+    tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
     examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
-)  # fmt: skip
+)

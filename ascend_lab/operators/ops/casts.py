@@ -101,13 +101,25 @@ def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
 
 
 _CASTS = (
-    ("fp32", ""), ("fp16", ""), ("int32", ""), ("int32", "floor"), ("int8", ""),
-    ("int32", "ceil"), ("int32", "trunc"), ("fp32", ""), ("fp16", ""), ("fp16", ""),
-)  # fmt: skip
+    ("fp32", ""),
+    ("fp16", ""),
+    ("int32", ""),
+    ("int32", "floor"),
+    ("int8", ""),
+    ("int32", "ceil"),
+    ("int32", "trunc"),
+    ("fp32", ""),
+    ("fp16", ""),
+    ("fp16", ""),
+)
 define(
-    "cast", ("x",), _cast_values, _cast,
+    "cast",
+    ("x",),
+    _cast_values,
+    _cast,
     "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
-    attrs={"dtype": REQUIRED, "round": "rint"}, types=TypeRule(tuple(DIRECT), result=_cast_result),
+    attrs={"dtype": REQUIRED, "round": "rint"},
+    types=TypeRule(tuple(DIRECT), result=_cast_result),
     backward=lambda s: (s.g if forms.is_float(s.attrs["dtype"]) else None,),
     template=Template(
         lambda call, chip: kernels.reshape_launch(
@@ -115,13 +127,15 @@ define(
         ),
         applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
     ),
-    traits=elementwise.LANES, domains={"x": Domain(-300.0, 300.0)},
-    tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
+    traits=elementwise.LANES,
+    domains={"x": Domain(-300.0, 300.0)},
+    tolerances=exact("a cast rounds once, as the reference does"),
+    allows_empty=True,
     examples=tuple(
         Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
         for example, (dtype, how) in zip(elementwise.EXAMPLES, _CASTS, strict=True)
     ),
-)  # fmt: skip
+)
 
 
 # -- quantised -------------------------------------------------------------------------------------
@@ -144,15 +158,17 @@ _HALVES = Tolerance(2.0, 0.625, "scale, product, offset and sum are halves: scal
 """(|q scale| 2 + |offset scale| + |(q - offset) scale|) / 2048 with bytes and a scale of 2."""
 _OTHERS = (("scales", "fp32"), ("bias", "int32"))
 _CASES = (
-    Example(((1,),)), Example(((129,),), {"scale": 0.02}),
+    Example(((1,),)),
+    Example(((129,),), {"scale": 0.02}),
     Example(((2, 17, 3),), {"scale": 0.03, "offset": -7}),
     Example(((1, 3, 5, 5),), {"scale": 0.05, "offset": 20}),
-)  # fmt: skip
+)
 _PAIRS = (
-    Example(((1,),)), Example(((129,),), {"scale": 0.02}),
+    Example(((1,),)),
+    Example(((129,),), {"scale": 0.02}),
     Example(((2, 17, 3, 3), (17, 1, 1)), {"scale": 0.5, "offset": 3}),
     Example(((5, 33), (33,), (33,)), {"offset": 4}),
-)  # fmt: skip
+)
 
 
 def _kind(key: str, *able: str) -> Any:
@@ -250,37 +266,68 @@ def _requantised(
 
 
 define(
-    "quantise", ("x",), lambda x, scale, offset, dtype: _rounded(x, scale, offset), _quantise,
-    "round(x / scale) + offset in a byte", outputs=("q",),
-    attrs={**_ATTRS, "dtype": "int8"}, ranges=_RANGES,
-    types=TypeRule(FLOATS, result=_kind("dtype", *BYTES)), traits=("lanes",),
-    tolerances=_STEP, examples=_CASES, allows_empty=True,
-)  # fmt: skip
+    "quantise",
+    ("x",),
+    lambda x, scale, offset, dtype: _rounded(x, scale, offset),
+    _quantise,
+    "round(x / scale) + offset in a byte",
+    outputs=("q",),
+    attrs={**_ATTRS, "dtype": "int8"},
+    ranges=_RANGES,
+    types=TypeRule(FLOATS, result=_kind("dtype", *BYTES)),
+    traits=("lanes",),
+    tolerances=_STEP,
+    examples=_CASES,
+    allows_empty=True,
+)
 define(
-    "dequantise", ("x", "scales", "bias"),
+    "dequantise",
+    ("x", "scales", "bias"),
     lambda x, *others, scale, offset, dtype, small_bias: _floats(x, others, scale, offset),
-    _dequantise, "(x + bias - offset) scale, and times one of the scales each channel",
-    attrs={**_ATTRS, "dtype": "fp32", "small_bias": False}, ranges=_RANGES, optional=2,
+    _dequantise,
+    "(x + bias - offset) scale, and times one of the scales each channel",
+    attrs={**_ATTRS, "dtype": "fp32", "small_bias": False},
+    ranges=_RANGES,
+    optional=2,
     types=TypeRule((*BYTES, "int32"), _OTHERS, _kind("dtype", *FLOATS)),
-    domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
-    tolerances=rounded(ulps=2.0), examples=_PAIRS, allows_empty=True,
-)  # fmt: skip
+    domains={"scales": Domain(0.01, 0.1)},
+    traits=("lanes",),
+    tolerances=rounded(ulps=2.0),
+    examples=_PAIRS,
+    allows_empty=True,
+)
 define(
-    "requantise", ("x", "scales", "bias"), _requantised, _requantise,
+    "requantise",
+    ("x", "scales", "bias"),
+    _requantised,
+    _requantise,
     "round((x + bias) scale) + offset in int8, of int32 sums; relu before it is rounded",
-    outputs=("q",), attrs={**_ATTRS, "relu": False, "small_bias": False}, ranges=_RANGES,
-    optional=2, types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
-    domains={"scales": Domain(0.01, 0.1)}, traits=("lanes",),
-    tolerances=_STEP, examples=_PAIRS, allows_empty=True,
-)  # fmt: skip
+    outputs=("q",),
+    attrs={**_ATTRS, "relu": False, "small_bias": False},
+    ranges=_RANGES,
+    optional=2,
+    types=TypeRule(("int32",), _OTHERS, lambda main, attrs: "int8"),
+    domains={"scales": Domain(0.01, 0.1)},
+    traits=("lanes",),
+    tolerances=_STEP,
+    examples=_PAIRS,
+    allows_empty=True,
+)
 define(
-    "add_dequantised", ("x", "q"), lambda x, q, scale, offset: x + (q - offset) * scale, _add,
+    "add_dequantised",
+    ("x", "q"),
+    lambda x, q, scale, offset: x + (q - offset) * scale,
+    _add,
     "x + (q - offset) scale: a quantised summand, its offset any number",
-    attrs={"scale": 1.0, "offset": 0.0}, ranges={"scale": SCALES},
-    types=TypeRule(FLOATS, (("q", "int8"),)), traits=("lanes",),
+    attrs={"scale": 1.0, "offset": 0.0},
+    ranges={"scale": SCALES},
+    types=TypeRule(FLOATS, (("q", "int8"),)),
+    traits=("lanes",),
     tolerances={**rounded(ulps=2.0, atol=2.0**-7), "fp16": _HALVES},
     examples=(
-        Example(((1,), (1,))), Example(((129,), (129,)), {"scale": 0.02}),
+        Example(((1,), (1,))),
+        Example(((129,), (129,)), {"scale": 0.02}),
         Example(((2, 17, 3), (2, 17, 3)), {"scale": 0.03, "offset": -7.5}),
-    ), allows_empty=True,
-)  # fmt: skip
+    ),
+    allows_empty=True,
+)

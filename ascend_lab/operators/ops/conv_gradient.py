@@ -235,18 +235,38 @@ def deconv_shape(call: Call) -> DeconvShape:
     main = call.dtypes[0]
     step, pads, spread = geometry(**attrs)
     return DeconvShape(
-        n, c, h, w, k * attrs["groups"], r, s, step, (*pads[0], *pads[1]), main,
-        cube_result(main, attrs), spread, attrs["groups"], _output_pads(attrs["output_padding"]),
-    )  # fmt: skip
+        n,
+        c,
+        h,
+        w,
+        k * attrs["groups"],
+        r,
+        s,
+        step,
+        (*pads[0], *pads[1]),
+        main,
+        cube_result(main, attrs),
+        spread,
+        attrs["groups"],
+        _output_pads(attrs["output_padding"]),
+    )
 
 
 define(
-    "conv_transpose2d", ("x", "weight", "bias"), _dx_values, _dx_expression,
+    "conv_transpose2d",
+    ("x", "weight", "bias"),
+    _dx_values,
+    _dx_expression,
     "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
-    attrs={**ATTRS, "output_padding": 0}, optional=1,
-    shape_rule=_dx_shape, types=CONV_TYPES, slicing=_dx_slices, backward=_slopes,
+    attrs={**ATTRS, "output_padding": 0},
+    optional=1,
+    shape_rule=_dx_shape,
+    types=CONV_TYPES,
+    slicing=_dx_slices,
+    backward=_slopes,
     template=convolution.conv_template(deconv_shape, deconv_kernel, pack_deconv, unpack_deconv),
-    weights=(1, 2), tolerances=SUMS,
+    weights=(1, 2),
+    tolerances=SUMS,
     examples=(
         Example(((1, 1, 1, 1), (1, 1, 1, 1))),
         Example(((1, 16, 4, 4), (16, 8, 3, 3)), {"stride": 2, "pad": 1, "output_padding": 1}),
@@ -254,7 +274,7 @@ define(
         Example(((1, 4, 5, 5), (4, 3, 3, 3)), {"groups": 2, "dilation": 2}),
         Example(((1, 2, 3, 3), (2, 5, 3, 3), (5,)), {"stride": 2}),
     ),
-)  # fmt: skip
+)
 
 
 # -- of the weights -----------------------------------------------------------------------------
@@ -359,9 +379,19 @@ def weight_shape(call: Call) -> kernels.ConvShape:
     step, pads, spread = geometry(**call.attrs)
     main = call.dtypes[0]
     return kernels.ConvShape(
-        n, c, h, w, k, *pair("kernel", call.attrs["kernel"]), step, (*pads[0], *pads[1]), main,
-        cube_result(main, call.attrs), spread, call.attrs["groups"],
-    )  # fmt: skip
+        n,
+        c,
+        h,
+        w,
+        k,
+        *pair("kernel", call.attrs["kernel"]),
+        step,
+        (*pads[0], *pads[1]),
+        main,
+        cube_result(main, call.attrs),
+        spread,
+        call.attrs["groups"],
+    )
 
 
 def is_depthwise(shape: kernels.ConvShape) -> bool:
@@ -438,15 +468,24 @@ _DW_EXAMPLES = (
     Example(((3, 7, 6, 6), (3, 7, 6, 6)), {"kernel": 3, "groups": 7, "pad": 1}),
 )
 define(
-    "conv2d_grad_weight", ("x", "grad"), _dw_values, _dw_expression,
+    "conv2d_grad_weight",
+    ("x", "grad"),
+    _dw_values,
+    _dw_expression,
     "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
-    outputs=("dw",), attrs={"kernel": REQUIRED, **ATTRS},
-    shape_rule=_dw_shape, types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
+    outputs=("dw",),
+    attrs={"kernel": REQUIRED, **ATTRS},
+    shape_rule=_dw_shape,
+    types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
     slicing=_dw_slices,
     template=Template(
-        lambda call, chip: weight_kernel(weight_shape(call), chip), ("x", "grad"), "NC1HWC0",
-        extra=_dw_extra, applies=_on_cube, fetch=_dw_fetch,
+        lambda call, chip: weight_kernel(weight_shape(call), chip),
+        ("x", "grad"),
+        "NC1HWC0",
+        extra=_dw_extra,
+        applies=_on_cube,
+        fetch=_dw_fetch,
     ),
     tolerances=SUMS,
     examples=_DW_EXAMPLES,
-)  # fmt: skip
+)

@@ -223,9 +223,21 @@ def conv_shape(call: Call) -> kernels.ConvShape:
     main = call.dtypes[0]
     groups = _groups(call.shapes[0], call.attrs)
     return kernels.ConvShape(
-        n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, matmul.cube_result(main, call.attrs),
-        spread, groups, pad_value=call.attrs.get("pad_value", 0),
-    )  # fmt: skip
+        n,
+        c,
+        h,
+        w,
+        k,
+        r,
+        s,
+        step,
+        (*pads[0], *pads[1]),
+        main,
+        matmul.cube_result(main, call.attrs),
+        spread,
+        groups,
+        pad_value=call.attrs.get("pad_value", 0),
+    )
 
 
 # -- a bias: sums stay wide in memory, (n, k1, pixels, 16), a vector phase adds and rounds once --
@@ -284,14 +296,23 @@ _EXAMPLES = (
     Example(((1, 8, 5, 5), (4, 8, 3, 3), (4,)), {"stride": 2}),
 )
 define(
-    "conv2d", ("x", "weight", "bias"), _values, _expression,
+    "conv2d",
+    ("x", "weight", "bias"),
+    _values,
+    _expression,
     "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
-    attrs={**ATTRS, "pad_value": 0}, optional=1,
-    shape_rule=_shape, types=CONV_TYPES, slicing=_slices, backward=conv_slopes,
+    attrs={**ATTRS, "pad_value": 0},
+    optional=1,
+    shape_rule=_shape,
+    types=CONV_TYPES,
+    slicing=_slices,
+    backward=conv_slopes,
     template=conv_template(conv_shape, kernels.conv_launch, kernels.pack_conv, kernels.unpack_conv),
-    traits=("convolution",), weights=(1, 2), tolerances=matmul.SUMS,
+    traits=("convolution",),
+    weights=(1, 2),
+    tolerances=matmul.SUMS,
     examples=_EXAMPLES,
-)  # fmt: skip
+)
 
 
 # -- depthwise, on the vector unit ----------------------------------------------------------------
@@ -306,17 +327,25 @@ def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
 
 
 define(
-    "depthwise_conv2d", ("x", "weight"), _values, _expression,
+    "depthwise_conv2d",
+    ("x", "weight"),
+    _values,
+    _expression,
     "each channel convolved with its own kernel, on the vector unit in fp16",
     attrs={"stride": 1, "pad": 0, "dilation": 1},
-    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_slices, backward=conv_slopes,
+    shape_rule=_depthwise_shape,
+    types=TypeRule(("fp16",)),
+    slicing=_slices,
+    backward=conv_slopes,
     template=conv_template(conv_shape, depthwise_launch, pack_depthwise, kernels.unpack_conv),
-    traits=("convolution",), weights=(1,),
+    traits=("convolution",),
+    weights=(1,),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),
     examples=(
-        Example(((1, 1, 1, 1), (1, 1, 1, 1))), Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
+        Example(((1, 1, 1, 1), (1, 1, 1, 1))),
+        Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
         Example(((2, 17, 7, 9), (17, 1, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
         Example(((1, 7, 9, 9), (7, 1, 3, 3)), {"dilation": 2}),
     ),
-)  # fmt: skip
+)

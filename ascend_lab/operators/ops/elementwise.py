@@ -18,10 +18,15 @@ EXAMPLES = tuple(
     for shape in ((1,), (7,), (16,), (31,), (127,), (129,), (2, 3, 5), (33, 17), (4, 1000), (0,))
 )
 PAIRS = (
-    Example(((1,), (1,))), Example(((33,), (33,))), Example(((128,), (1,))),
-    Example(((4, 1), (1, 5))), Example(((3, 1, 17), (2, 1))), Example(((2, 127), (127,))),
-    Example(((31, 16), (31, 16))), Example(((0, 3), (1, 3))),
-)  # fmt: skip
+    Example(((1,), (1,))),
+    Example(((33,), (33,))),
+    Example(((128,), (1,))),
+    Example(((4, 1), (1, 5))),
+    Example(((3, 1, 17), (2, 1))),
+    Example(((2, 127), (127,))),
+    Example(((31, 16), (31, 16))),
+    Example(((0, 3), (1, 3))),
+)
 POSITIVE = {"x": Domain(0.05, 4.0)}
 DIVISORS = Domain(0.25, 3.0)
 TIES = Domain(-2.0, 2.0, step=0.5)
@@ -46,8 +51,15 @@ def unary(
     """
     backward = (lambda s: (slope(s),)) if slope else None
     usual = {"traits": LANES, "tolerances": rounded(), "examples": EXAMPLES, "allows_empty": True}
-    define(name, ("x",), formula, in_fp32(compute, lift), summary,
-           backward=backward, **{**usual, **more})  # fmt: skip
+    define(
+        name,
+        ("x",),
+        formula,
+        in_fp32(compute, lift),
+        summary,
+        backward=backward,
+        **{**usual, **more},
+    )
 
 
 def flat(s: Site) -> None:
@@ -152,8 +164,17 @@ def binary(
         "tolerances": rounded(fp32_ulps=1),
         "examples": PAIRS,
     }
-    define(name, ("x", "y"), formula, in_fp32(lambda x, y: compute(*stretch(x, y)), lift), summary,
-           outputs=("z",), backward=backward, allows_empty=True, **{**usual, **more})  # fmt: skip
+    define(
+        name,
+        ("x", "y"),
+        formula,
+        in_fp32(lambda x, y: compute(*stretch(x, y)), lift),
+        summary,
+        outputs=("z",),
+        backward=backward,
+        allows_empty=True,
+        **{**usual, **more},
+    )
 
 
 def _back(s: Site, left: Any, right: Any) -> Grads:
@@ -243,15 +264,24 @@ binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=WHOLE, tol
 
 
 _COMPARED = (
-    ("equal", "=", "eq", np.equal), ("not_equal", "!=", "ne", np.not_equal),
-    ("greater", ">", "gt", np.greater), ("greater_equal", ">=", "ge", np.greater_equal),
-    ("less", "<", "lt", np.less), ("less_equal", "<=", "le", np.less_equal),
-)  # fmt: skip
+    ("equal", "=", "eq", np.equal),
+    ("not_equal", "!=", "ne", np.not_equal),
+    ("greater", ">", "gt", np.greater),
+    ("greater_equal", ">=", "ge", np.greater_equal),
+    ("less", "<", "lt", np.less),
+    ("less_equal", "<=", "le", np.less_equal),
+)
 for _name, _sign, _op, _compare in _COMPARED:
-    binary(_name, f"1 where x {_sign} y, else 0, in the operands' format",
-           lambda x, y, compare=_compare: compare(x, y).astype(x.dtype),
-           lambda x, y, op=_op: te.vcmp(x, y, op), lambda s: (None, None),
-           types=TypeRule(), domains={"x": TIES, "y": TIES}, tolerances=MOVED)  # fmt: skip
+    binary(
+        _name,
+        f"1 where x {_sign} y, else 0, in the operands' format",
+        lambda x, y, compare=_compare: compare(x, y).astype(x.dtype),
+        lambda x, y, op=_op: te.vcmp(x, y, op),
+        lambda s: (None, None),
+        types=TypeRule(),
+        domains={"x": TIES, "y": TIES},
+        tolerances=MOVED,
+    )
 
 
 def _select_slopes(s: Site) -> Grads:
@@ -264,16 +294,24 @@ def _select_slopes(s: Site) -> Grads:
 
 
 define(
-    "select", ("condition", "x", "y"), lambda condition, x, y: np.where(condition != 0, x, y),
+    "select",
+    ("condition", "x", "y"),
+    lambda condition, x, y: np.where(condition != 0, x, y),
     in_fp32(lambda *given: te.select(*stretch(*given)), ("bf16",)),
-    "x where the condition is not 0, else y (ONNX Where)", outputs=("z",),
-    types=TypeRule(), backward=_select_slopes,
-    domains={"condition": TIES}, tolerances=MOVED, allows_empty=True,
+    "x where the condition is not 0, else y (ONNX Where)",
+    outputs=("z",),
+    types=TypeRule(),
+    backward=_select_slopes,
+    domains={"condition": TIES},
+    tolerances=MOVED,
+    allows_empty=True,
     examples=(
-        Example(((1,), (1,), (1,))), Example(((129,), (129,), (129,))),
-        Example(((3, 1), (1, 7), (3, 7))), Example(((31, 17), (31, 17), (1,))),
+        Example(((1,), (1,), (1,))),
+        Example(((129,), (129,), (129,))),
+        Example(((3, 1), (1, 7), (3, 7))),
+        Example(((31, 17), (31, 17), (1,))),
     ),
-)  # fmt: skip
+)
 
 
 # -- activation functions: several vector instructions, most in fp32 -------------------------------
@@ -440,6 +478,12 @@ def _erf_slope(s: Site) -> Any:
     return s.net.mul(s.net.muls(s.g, number=2.0 / math.sqrt(math.pi)), bell)
 
 
-_activation("erf", "2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x",
-            np.vectorize(math.erf, otypes=[np.float64]), _erf, _erf_slope, reach=4.0,
-            traits=())  # fmt: skip
+_activation(
+    "erf",
+    "2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x",
+    np.vectorize(math.erf, otypes=[np.float64]),
+    _erf,
+    _erf_slope,
+    reach=4.0,
+    traits=(),
+)

@@ -93,20 +93,31 @@ def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
 
 
 define(
-    "gather", ("x", "indices"), lambda x, indices, *, axis, from_end: np.take(x, indices, axis),
+    "gather",
+    ("x", "indices"),
+    lambda x, indices, *, axis, from_end: np.take(x, indices, axis),
     _gather,
     "the slices of x along an axis that indices name, in their order; from the end if asked",
     attrs={"axis": 0, "from_end": False},
-    shape_rule=_gather_shape, types=TypeRule(moving.ANY, INDICES), slicing=_gather_slices,
-    backward=_gather_slope, template=GATHER, traits=("moves",), weights=(0,),
-    index_bounds={"indices": row_limit}, tolerances=exact(),
+    shape_rule=_gather_shape,
+    types=TypeRule(moving.ANY, INDICES),
+    slicing=_gather_slices,
+    backward=_gather_slope,
+    template=GATHER,
+    traits=("moves",),
+    weights=(0,),
+    index_bounds={"indices": row_limit},
+    tolerances=exact(),
     examples=(
-        Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
-        Example(((3, 11, 8), (4,)), {"axis": 1}), Example(((129, 32), (31,))),
+        Example(((1, 1), (1,))),
+        Example(((17, 16), (5,))),
+        Example(((7, 33), (2, 3))),
+        Example(((3, 11, 8), (4,)), {"axis": 1}),
+        Example(((129, 32), (31,))),
         Example(((5, 6), (9,)), {"from_end": True}),
         Example(((3, 11, 8), (4,)), {"axis": 1, "from_end": True}),
     ),
-)  # fmt: skip
+)
 
 
 def _embedding_shape(table: Shape, indices: Shape) -> Shape:
@@ -116,14 +127,21 @@ def _embedding_shape(table: Shape, indices: Shape) -> Shape:
 
 
 define(
-    "embedding", ("table", "indices"), lambda table, indices: table[indices],
+    "embedding",
+    ("table", "indices"),
+    lambda table, indices: table[indices],
     lambda table, indices: te.gather(table, indices, 0),
     "rows of a (words, width) table; gather on axis 0",
-    shape_rule=_embedding_shape, types=TypeRule(forms.FLOATS, INDICES), slicing=_gather_slices,
-    backward=lambda s: (gradients.added(s, s.g, s.x(1), 0, s.shape()[0]), None), template=GATHER,
-    weights=(0,), index_bounds={"indices": row_limit}, tolerances=exact(),
+    shape_rule=_embedding_shape,
+    types=TypeRule(forms.FLOATS, INDICES),
+    slicing=_gather_slices,
+    backward=lambda s: (gradients.added(s, s.g, s.x(1), 0, s.shape()[0]), None),
+    template=GATHER,
+    weights=(0,),
+    index_bounds={"indices": row_limit},
+    tolerances=exact(),
     examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
-)  # fmt: skip
+)
 
 
 # -- one hot --------------------------------------------------------------------------------------
@@ -157,22 +175,28 @@ def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
 
 
 define(
-    "one_hot", ("indices",), _one_hot_values, None,
+    "one_hot",
+    ("indices",),
+    _one_hot_values,
+    None,
     "on_value where the last axis equals the index, else off_value",
     attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
-    ranges={"on_value": forms.NOT_NAN, "off_value": forms.NOT_NAN}, shape_rule=_one_hot_shape,
+    ranges={"on_value": forms.NOT_NAN, "off_value": forms.NOT_NAN},
+    shape_rule=_one_hot_shape,
     types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
     slicing=lambda shapes, **attrs: axis_rules(
         "Broadcast", [*map(every_input, range(len(shapes[0]))), "classes are counted from 0"]
     ),
     template=Template(_one_hot_kernel, ("index",)),
-    index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
+    index_bounds={"indices": lambda indices, *, depth, **attrs: depth},
+    tolerances=exact(),
     examples=(
-        Example(((1,),), {"depth": 1}), Example(((7,),), {"depth": 10}),
+        Example(((1,),), {"depth": 1}),
+        Example(((7,),), {"depth": 10}),
         Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
         Example(((33,),), {"depth": 16, "dtype": "fp32"}),
     ),
-)  # fmt: skip
+)
 
 
 # -- scatter: of equal indices the last update wins, or all are added ------------------------------
@@ -220,19 +244,26 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
         return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
 
     define(
-        f"scatter_{mode}", ("x", "indices", "updates"), formula,
+        f"scatter_{mode}",
+        ("x", "indices", "updates"),
+        formula,
         lambda x, indices, updates: _scatter(mode, x, indices, updates),
         summary,
-        shape_rule=_scatter_shape, slicing=_scatter_slices, backward=backward,
+        shape_rule=_scatter_shape,
+        slicing=_scatter_slices,
+        backward=backward,
         template=Template(build, ("y", "index", "u")),  # changes y in place: it starts as x
-        traits=("in place",), index_bounds={"indices": row_limit},
+        traits=("in place",),
+        index_bounds={"indices": row_limit},
         examples=(
-            Example(((1, 1), (1,), (1, 1))), Example(((17, 16), (5,), (5, 16))),
-            Example(((7, 33), (2, 3), (2, 3, 33))), Example(((3, 4, 5), (8,), (8, 4, 5))),
+            Example(((1, 1), (1,), (1, 1))),
+            Example(((17, 16), (5,), (5, 16))),
+            Example(((7, 33), (2, 3), (2, 3, 33))),
+            Example(((3, 4, 5), (8,), (8, 4, 5))),
             Example(((129, 32), (31,), (31, 32))),
         ),
         **more,
-    )  # fmt: skip
+    )
 
 
 _register_scatter(

@@ -144,14 +144,22 @@ _SIDES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
 
 def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...]) -> None:
     define(
-        name, ("a", "b"), product, batched,
-        summary, outputs=("c",),
-        attrs=_ATTRS, shape_rule=rule, types=CUBE_TYPES,
+        name,
+        ("a", "b"),
+        product,
+        batched,
+        summary,
+        outputs=("c",),
+        attrs=_ATTRS,
+        shape_rule=rule,
+        types=CUBE_TYPES,
         slicing=lambda shapes, **attrs: matmul_rules(*shapes, **attrs),
         backward=lambda s: slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"]),
-        traits=("product",), weights=(0, 1), tolerances=SUMS,
+        traits=("product",),
+        weights=(0, 1),
+        tolerances=SUMS,
         examples=examples,
-    )  # fmt: skip
+    )
 
 
 _register(
@@ -230,16 +238,26 @@ def _gemm_slopes(s: gradients.Site) -> Grads:
 
 
 define(
-    "gemm", ("a", "b", "bias"), _gemm_values, _gemm,
-    "alpha a b + beta bias, bias broadcast over rows: a fully connected layer", outputs=("c",),
+    "gemm",
+    ("a", "b", "bias"),
+    _gemm_values,
+    _gemm,
+    "alpha a b + beta bias, bias broadcast over rows: a fully connected layer",
+    outputs=("c",),
     attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
-    shape_rule=_gemm_shape, types=TypeRule(("fp16", "bf16"), unit="cube"), slicing=_gemm_slices,
-    backward=_gemm_slopes, traits=("product",), weights=(0, 1, 2), tolerances=SUMS,
+    shape_rule=_gemm_shape,
+    types=TypeRule(("fp16", "bf16"), unit="cube"),
+    slicing=_gemm_slices,
+    backward=_gemm_slopes,
+    traits=("product",),
+    weights=(0, 1, 2),
+    tolerances=SUMS,
     examples=(
-        Example(((1, 1), (1, 1), (1,))), Example(((17, 33), (33, 16), (16,))),
+        Example(((1, 1), (1, 1), (1,))),
+        Example(((17, 33), (33, 16), (16,))),
         Example(((5, 16), (7, 16), (5, 7)), {"trans_b": True, "alpha": 0.5, "beta": 2.0}),
     ),
-)  # fmt: skip
+)
 
 
 # -- the kernel ------------------------------------------------------------------------------------

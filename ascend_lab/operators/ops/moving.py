@@ -51,11 +51,14 @@ def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
 
 
 define(
-    "transpose", ("x",), lambda x, *, perm: x.transpose(_order(perm, x.shape)),
+    "transpose",
+    ("x",),
+    lambda x, *, perm: x.transpose(_order(perm, x.shape)),
     lambda x, *, perm: te.transpose(x, _order(perm, x.shape)),
     "axis d of y is axis perm[d] of x (default: axes reversed)",
     attrs={"perm": None},
-    shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)), types=TypeRule(ANY),
+    shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)),
+    types=TypeRule(ANY),
     slicing=lambda shapes, *, perm: slicing.axis_rules(
         "Transpose", [(Source(0, p),) for p in _order(perm, shapes[0])]
     ),
@@ -67,13 +70,18 @@ define(
             chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
         ),
     ),
-    traits=("moves",), tolerances=_EXACT,
+    traits=("moves",),
+    tolerances=_EXACT,
     examples=(
-        Example(((1,),)), Example(((16, 16),)), Example(((17, 33),), {"perm": (1, 0)}),
-        Example(((2, 3, 5),), {"perm": (0, 2, 1)}), Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
-        Example(((2, 3, 4, 5),), {"perm": (-1, 0, 2, 1)}), Example(((31, 129),)),
+        Example(((1,),)),
+        Example(((16, 16),)),
+        Example(((17, 33),), {"perm": (1, 0)}),
+        Example(((2, 3, 5),), {"perm": (0, 2, 1)}),
+        Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
+        Example(((2, 3, 4, 5),), {"perm": (-1, 0, 2, 1)}),
+        Example(((31, 129),)),
     ),
-)  # fmt: skip
+)
 
 
 # -- reshape --------------------------------------------------------------------------------------
@@ -148,22 +156,30 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
 
 
 define(
-    "reshape", ("x",), lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
+    "reshape",
+    ("x",),
+    lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
     lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
     "the same elements in row-major order; 0 keeps a size, one size may be -1",
-    attrs={"shape": REQUIRED}, shape_rule=_target, types=TypeRule(ANY), slicing=_reshape_slices,
+    attrs={"shape": REQUIRED},
+    shape_rule=_target,
+    types=TypeRule(ANY),
+    slicing=_reshape_slices,
     backward=lambda s: (s.net.shaped(s.g, s.shape()),),
     template=Template(
         lambda call, chip: rearrange.reshape_launch(
             chip, call.shapes[0], call.outputs[0], call.dtypes[0]
         ),
     ),
-    traits=("moves", "renames"), tolerances=_EXACT,
+    traits=("moves", "renames"),
+    tolerances=_EXACT,
     examples=(
-        Example(((1,),), {"shape": (1, 1)}), Example(((6, 35),), {"shape": (7, 30)}),
-        Example(((2, 3, 17),), {"shape": (0, -1)}), Example(((129,),), {"shape": (3, 43)}),
+        Example(((1,),), {"shape": (1, 1)}),
+        Example(((6, 35),), {"shape": (7, 30)}),
+        Example(((2, 3, 17),), {"shape": (0, -1)}),
+        Example(((129,),), {"shape": (3, 43)}),
     ),
-)  # fmt: skip
+)
 
 
 # -- expand ---------------------------------------------------------------------------------------
@@ -184,20 +200,26 @@ def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
 
 
 define(
-    "expand", ("x",),
+    "expand",
+    ("x",),
     lambda x, *, shape: np.broadcast_to(x, forms.broadcast_shape("", x.shape, tuple(shape))),
     lambda x, *, shape: te.broadcast(x, forms.broadcast_shape("", x.shape, tuple(shape))),
     "x repeated to a shape by the broadcasting rule",
     attrs={"shape": REQUIRED},
     shape_rule=lambda x, *, shape: forms.broadcast_shape("x and shape", x, tuple(shape)),
-    types=TypeRule(("fp16", "fp32", "bf16", "int32")), slicing=_expand_slices,
+    types=TypeRule(("fp16", "fp32", "bf16", "int32")),
+    slicing=_expand_slices,
     backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
-    template=Template(_expand_kernel), traits=("moves",), tolerances=_EXACT,
+    template=Template(_expand_kernel),
+    traits=("moves",),
+    tolerances=_EXACT,
     examples=(
-        Example(((1,),), {"shape": (17,)}), Example(((3, 1),), {"shape": (3, 33)}),
-        Example(((5,),), {"shape": (4, 5)}), Example(((2, 1, 16),), {"shape": (2, 7, 16)}),
+        Example(((1,),), {"shape": (17,)}),
+        Example(((3, 1),), {"shape": (3, 33)}),
+        Example(((5,),), {"shape": (4, 5)}),
+        Example(((2, 1, 16),), {"shape": (2, 7, 16)}),
     ),
-)  # fmt: skip
+)
 
 
 # -- slice ----------------------------------------------------------------------------------------
@@ -264,14 +286,21 @@ def _slice_slope(s: Site) -> Grads:
 
 
 define(
-    "slice", ("x",), lambda x, **attrs: x[_taken(x.shape, **attrs)], _slice,
+    "slice",
+    ("x",),
+    lambda x, **attrs: x[_taken(x.shape, **attrs)],
+    _slice,
     "x[begin:end:step] on every axis; negative bounds count from the end",
     attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
     shape_rule=lambda x, **attrs: tuple(
         len(range(p.start, p.stop, p.step)) for p in _taken(x, **attrs)
     ),
-    types=TypeRule(ANY), slicing=_slice_slices, backward=_slice_slope,
-    template=Template(_slice_kernel), traits=("moves",), tolerances=_EXACT,
+    types=TypeRule(ANY),
+    slicing=_slice_slices,
+    backward=_slice_slope,
+    template=Template(_slice_kernel),
+    traits=("moves",),
+    tolerances=_EXACT,
     examples=(
         Example(((1,),), {"begin": (0,), "end": (1,)}),
         Example(((33,),), {"begin": (1,), "end": (-1,)}),
@@ -279,7 +308,7 @@ define(
         Example(((9, 31),), {"begin": (1, 2), "end": (9, 30), "step": (3, 2)}),
         Example(((3, 4, 17),), {"begin": (0, -3, 0), "end": (3, 99, 17)}),
     ),
-)  # fmt: skip
+)
 
 
 # -- pad ------------------------------------------------------------------------------------------
@@ -312,11 +341,17 @@ def _pad_slope(s: Site) -> Grads:
 
 
 define(
-    "pad", ("x",), lambda x, *, pads, value: np.pad(x, pads, constant_values=value),
+    "pad",
+    ("x",),
+    lambda x, *, pads, value: np.pad(x, pads, constant_values=value),
     lambda x, *, pads, value: te.pad(x, pads, value),
     "x with (before, after) elements of one value added along each axis",
-    attrs={"pads": REQUIRED, "value": 0}, ranges={"value": forms.NOT_NAN},
-    shape_rule=_padded, types=TypeRule(ANY), slicing=_pad_slices, backward=_pad_slope,
+    attrs={"pads": REQUIRED, "value": 0},
+    ranges={"value": forms.NOT_NAN},
+    shape_rule=_padded,
+    types=TypeRule(ANY),
+    slicing=_pad_slices,
+    backward=_pad_slope,
     template=Template(
         lambda call, chip: rearrange.pad_launch(
             chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
@@ -324,11 +359,12 @@ define(
     ),
     tolerances=_EXACT,
     examples=(
-        Example(((1,),), {"pads": ((0, 0),)}), Example(((17,),), {"pads": ((3, 12),), "value": 1}),
+        Example(((1,),), {"pads": ((0, 0),)}),
+        Example(((17,),), {"pads": ((3, 12),), "value": 1}),
         Example(((3, 16),), {"pads": ((1, 0), (0, 16))}),
         Example(((2, 3, 5),), {"pads": ((0, 0), (1, 2), (3, 3)), "value": -1}),
     ),
-)  # fmt: skip
+)
 
 
 # -- concat and split ------------------------------------------------------------------------------
@@ -358,11 +394,16 @@ def _concat_slopes(s: Site) -> Grads:
 
 
 define(
-    "concat", ("x",), lambda *x, axis: np.concatenate(x, axis),
+    "concat",
+    ("x",),
+    lambda *x, axis: np.concatenate(x, axis),
     lambda *x, axis: te.concat(list(x), axis),
     "the inputs one behind the other along an axis",
-    attrs={"axis": 0}, variadic=True,
-    shape_rule=_concat_shape, types=TypeRule(ANY), backward=_concat_slopes,
+    attrs={"axis": 0},
+    variadic=True,
+    shape_rule=_concat_shape,
+    types=TypeRule(ANY),
+    backward=_concat_slopes,
     slicing=lambda shapes, *, axis: _segments(
         shapes[0], axis, "its pieces come from different inputs", len(shapes)
     ),
@@ -372,12 +413,16 @@ define(
         ),
         reads=(),
     ),
-    traits=("moves",), tolerances=_EXACT,
+    traits=("moves",),
+    tolerances=_EXACT,
     examples=(
-        Example(((1,),)), Example(((7,), (16,), (1,))), Example(((3, 17), (3, 16)), {"axis": 1}),
-        Example(((2, 5, 4), (1, 5, 4)), {"axis": -3}), Example(((16, 32), (16, 32)), {"axis": 1}),
+        Example(((1,),)),
+        Example(((7,), (16,), (1,))),
+        Example(((3, 17), (3, 16)), {"axis": 1}),
+        Example(((2, 5, 4), (1, 5, 4)), {"axis": -3}),
+        Example(((16, 32), (16, 32)), {"axis": 1}),
     ),
-)  # fmt: skip
+)
 
 
 def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
@@ -416,24 +461,33 @@ def _split_slope(s: Site) -> Grads:
 
 
 define(
-    "split", ("x",),
+    "split",
+    ("x",),
     lambda x, *, sizes, axis: tuple(
         np.split(x, list(accumulate(_split_sizes(x.shape, sizes, axis)))[:-1], axis)
     ),
     _split,
     "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
     attrs={"sizes": REQUIRED, "axis": 0},
-    shape_rule=_split_shapes, types=TypeRule(ANY), slicing=_split_slices, backward=_split_slope,
+    shape_rule=_split_shapes,
+    types=TypeRule(ANY),
+    slicing=_split_slices,
+    backward=_split_slope,
     template=Template(
         lambda call, chip: rearrange.split_launch(
-            chip, call.shapes[0], _split_sizes(call.shapes[0], **call.attrs), call.attrs["axis"],
+            chip,
+            call.shapes[0],
+            _split_sizes(call.shapes[0], **call.attrs),
+            call.attrs["axis"],
             call.dtypes[0],
         ),
     ),
-    traits=("moves",), tolerances=_EXACT,
+    traits=("moves",),
+    tolerances=_EXACT,
     examples=(
-        Example(((1,),), {"sizes": 1}), Example(((24,),), {"sizes": (7, 16, 1)}),
+        Example(((1,),), {"sizes": 1}),
+        Example(((24,),), {"sizes": (7, 16, 1)}),
         Example(((3, 32),), {"sizes": 2, "axis": 1}),
         Example(((5, 3, 4),), {"sizes": (2, 3), "axis": -3}),
     ),
-)  # fmt: skip
+)

@@ -245,29 +245,41 @@ _EXAMPLES = (
 _SUMS = rounded(fp32_ulps=16, atol=2.0**-18)
 _DISTINCT = {"x": Domain(distinct=True)}
 define(
-    "max_pool2d", ("x",), _max_values,
+    "max_pool2d",
+    ("x",),
+    _max_values,
     in_fp32(lambda x, **attrs: _largest(x, *geometry(**attrs)), ("bf16",)),
     "largest element of each window; padding never wins",
-    attrs=_ATTRS, shape_rule=_shape, types=TypeRule((*forms.FLOATS, "int8")), slicing=_slices,
+    attrs=_ATTRS,
+    shape_rule=_shape,
+    types=TypeRule((*forms.FLOATS, "int8")),
+    slicing=_slices,
     backward=lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
     template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"),
     traits=("pooling", "largest", "busy"),
-    domains=_DISTINCT, tolerances=exact(),
+    domains=_DISTINCT,
+    tolerances=exact(),
     examples=_EXAMPLES,
-)  # fmt: skip
+)
 define(
-    "avg_pool2d", ("x",), _average_values, in_fp32(_average),
+    "avg_pool2d",
+    ("x",),
+    _average_values,
+    in_fp32(_average),
     "mean of each window, over real elements only or, with count_include_pad, over padding too",
     attrs={**_ATTRS, "count_include_pad": False},
-    shape_rule=_shape, types=TypeRule(), slicing=_slices,
+    shape_rule=_shape,
+    types=TypeRule(),
+    slicing=_slices,
     backward=lambda s: (s.net.avg_pool2d_grad(s.g, size=s.shape()[2:], **s.attrs),),
     template=Template(_average_kernel, ("x",), "NC1HWC0", "NC1HWC0", extra=_rates),
-    traits=("pooling", "busy"), tolerances=_SUMS,
+    traits=("pooling", "busy"),
+    tolerances=_SUMS,
     examples=(
         *_EXAMPLES,
         Example(_EXAMPLES[2].shapes, {**_EXAMPLES[2].attrs, "count_include_pad": True}),
     ),
-)  # fmt: skip
+)
 
 
 # -- the whole image ------------------------------------------------------------------------------
@@ -297,25 +309,40 @@ def _means_kernel(call: Call, chip: Chip) -> Kernel:
 
 _GLOBAL = tuple(Example((s,)) for s in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 16, 4, 4), (2, 17, 7, 1)))
 define(
-    "global_max_pool", ("x",), lambda x: x.max(axis=(2, 3), keepdims=True),
+    "global_max_pool",
+    ("x",),
+    lambda x: x.max(axis=(2, 3), keepdims=True),
     in_fp32(lambda x: te.reduce_max(x, (2, 3), keepdims=True), ("bf16",)),
     "largest element of each channel",
-    shape_rule=_global_shape, types=TypeRule(),
+    shape_rule=_global_shape,
+    types=TypeRule(),
     slicing=_global_slices(*(Reduction(((0, i),), "max") for i in (2, 3))),
-    backward=lambda s: (reduction.shared(s, s.g, s.y(), (2, 3)),), wide=True,
-    traits=("reduction", "image fold"), domains=_DISTINCT, tolerances=exact(),
+    backward=lambda s: (reduction.shared(s, s.g, s.y(), (2, 3)),),
+    wide=True,
+    traits=("reduction", "image fold"),
+    domains=_DISTINCT,
+    tolerances=exact(),
     examples=_GLOBAL,
-)  # fmt: skip
+)
 define(
-    "global_avg_pool", ("x",), lambda x: x.mean(axis=(2, 3), keepdims=True),
+    "global_avg_pool",
+    ("x",),
+    lambda x: x.mean(axis=(2, 3), keepdims=True),
     in_fp32(lambda x: te.vmuls(te.reduce_sum(x, (2, 3), True), 1.0 / prod(x.shape[2:]))),
     "mean of each channel",
-    shape_rule=_global_shape, types=TypeRule(), slicing=_global_slices(),
+    shape_rule=_global_shape,
+    types=TypeRule(),
+    slicing=_global_slices(),
     backward=lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
     template=Template(
-        _means_kernel, ("x",), "NC1HWC0", "NC1HWC0", applies=_by_cube,
+        _means_kernel,
+        ("x",),
+        "NC1HWC0",
+        "NC1HWC0",
+        applies=_by_cube,
         extra=lambda call: {"ones": ones_and_zeros(forms.numpy_type(call.dtypes[0]))},
     ),
-    traits=("reduction", "image fold"), tolerances=_SUMS,
+    traits=("reduction", "image fold"),
+    tolerances=_SUMS,
     examples=_GLOBAL,
-)  # fmt: skip
+)

@@ -88,15 +88,20 @@ def _reduction(
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
     }
     define(
-        name, ("x",), values, expressions.in_fp32(expression, lift),
+        name,
+        ("x",),
+        values,
+        expressions.in_fp32(expression, lift),
         summary,
         attrs={"axis": None, "keepdims": False},
         shape_rule=reduced_shape if identity else _not_empty,
-        slicing=partial(_fold_slices, combine=combine), backward=backward, traits=("reduction",),
+        slicing=partial(_fold_slices, combine=combine),
+        backward=backward,
+        traits=("reduction",),
         allows_empty=True,
         examples=(*EXAMPLES, _EMPTY) if identity else EXAMPLES,
         **{**base, **more},
-    )  # fmt: skip
+    )
 
 
 def _restored(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
@@ -131,26 +136,46 @@ def _mean_over(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor
 
 _distinct = Domain(distinct=True)
 _reduction(
-    "reduce_sum", "sum over axes", np.sum, te.reduce_sum,
-    lambda s: (s.net.stretched(*_restored(s, s.g)),), "sum",
-)  # fmt: skip
+    "reduce_sum",
+    "sum over axes",
+    np.sum,
+    te.reduce_sum,
+    lambda s: (s.net.stretched(*_restored(s, s.g)),),
+    "sum",
+)
 _reduction(
-    "reduce_mean", "mean over axes", np.mean, _mean_over, _reduce_mean, None,
-    types=TypeRule(), identity=False,
-)  # fmt: skip
+    "reduce_mean",
+    "mean over axes",
+    np.mean,
+    _mean_over,
+    _reduce_mean,
+    None,
+    types=TypeRule(),
+    identity=False,
+)
 _extreme: dict[str, Any] = {
-    "backward": _reduce_extreme, "lift": ("bf16",), "identity": False, "domains": {"x": _distinct},
-    "wide": True, "tolerances": exact(),
-}  # fmt: skip
+    "backward": _reduce_extreme,
+    "lift": ("bf16",),
+    "identity": False,
+    "domains": {"x": _distinct},
+    "wide": True,
+    "tolerances": exact(),
+}
 _max = "largest element over axes"
 _min = "smallest element over axes"
 _reduction("reduce_max", _max, np.max, te.reduce_max, combine="max", **_extreme)
 _reduction("reduce_min", _min, np.min, te.reduce_min, combine="min", **_extreme)
 _reduction(
-    "reduce_prod", "product over axes", np.prod, te.reduce_prod, None, "prod",
-    types=TypeRule(), domains={"x": Domain(0.8, 1.2)},
+    "reduce_prod",
+    "product over axes",
+    np.prod,
+    te.reduce_prod,
+    None,
+    "prod",
+    types=TypeRule(),
+    domains={"x": Domain(0.8, 1.2)},
     tolerances=rounded(fp32_ulps=600),  # n - 1 roundings of half an ulp each
-)  # fmt: skip
+)
 
 
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
@@ -225,22 +250,37 @@ _AXIS_EXAMPLES = (
     Example(((31, 129),)),
 )
 define(
-    "softmax", ("x",), softmax_values, expressions.in_fp32(softmax),
+    "softmax",
+    ("x",),
+    softmax_values,
+    expressions.in_fp32(softmax),
     "e^x / sum(e^x) along an axis",
-    attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
+    attrs={"axis": -1},
+    shape_rule=_same_shape,
+    slicing=_keep_axis,
     backward=lambda s: (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),),
-    wide=True, traits=("reduction", "nonnegative", "busy"),
-    domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
+    wide=True,
+    traits=("reduction", "nonnegative", "busy"),
+    domains={"x": Domain(-6.0, 6.0)},
+    tolerances=_LOOSE,
     examples=_AXIS_EXAMPLES,
-)  # fmt: skip
+)
 define(
-    "log_softmax", ("x",), _log_softmax_values, expressions.in_fp32(_log_softmax),
+    "log_softmax",
+    ("x",),
+    _log_softmax_values,
+    expressions.in_fp32(_log_softmax),
     "x - ln(sum(e^x)) along an axis",
-    attrs={"axis": -1}, shape_rule=_same_shape, slicing=_keep_axis,
-    backward=_log_softmax_slope, wide=True, traits=("reduction",),
-    domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
+    attrs={"axis": -1},
+    shape_rule=_same_shape,
+    slicing=_keep_axis,
+    backward=_log_softmax_slope,
+    wide=True,
+    traits=("reduction",),
+    domains={"x": Domain(-6.0, 6.0)},
+    tolerances=_LOOSE,
     examples=_AXIS_EXAMPLES,
-)  # fmt: skip
+)
 
 
 # -- layer norm -----------------------------------------------------------------------------------
@@ -336,21 +376,39 @@ def _norm_slopes(s: gradients.Site) -> Grads:
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
 define(
-    "layer_norm", ("x", "scale", "bias"), _norm_values, _norm,
+    "layer_norm",
+    ("x", "scale", "bias"),
+    _norm_values,
+    _norm,
     "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
-    attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
-    traits=("reduction", "busy"), weights=(1, 2), tolerances=_LOOSE,
+    attrs={"axis": -1, "epsilon": 1e-5},
+    ranges=EPSILON,
+    shape_rule=_norm_shape,
+    slicing=_norm_slices,
+    backward=_norm_slopes,
+    wide=True,
+    traits=("reduction", "busy"),
+    weights=(1, 2),
+    tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
-)  # fmt: skip
+)
 define(
-    "rms_norm", ("x", "scale"), _norm_values, _norm,
+    "rms_norm",
+    ("x", "scale"),
+    _norm_values,
+    _norm,
     "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
-    attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
-    shape_rule=_norm_shape, slicing=_norm_slices, backward=_norm_slopes, wide=True,
-    traits=("reduction",), weights=(1,), tolerances=_LOOSE,
+    attrs={"axis": -1, "epsilon": 1e-5},
+    ranges=EPSILON,
+    shape_rule=_norm_shape,
+    slicing=_norm_slices,
+    backward=_norm_slopes,
+    wide=True,
+    traits=("reduction",),
+    weights=(1,),
+    tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
-)  # fmt: skip
+)
 
 
 # -- local response: divided by a power of the mean of neighbour channels --------------------------
@@ -404,15 +462,20 @@ def _lrn_slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> slicin
 
 
 define(
-    "lrn", ("x",), _lrn_values, expressions.in_fp32(_lrn),
+    "lrn",
+    ("x",),
+    _lrn_values,
+    expressions.in_fp32(_lrn),
     "x / (bias + alpha mean of x^2 over `size` neighbour channels)^beta",
     attrs={"size": REQUIRED, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
-    shape_rule=_lrn_shape, slicing=_lrn_slices,
+    shape_rule=_lrn_shape,
+    slicing=_lrn_slices,
     # exp(-beta ln(total)): the errors of both functions add up
     tolerances=rounded(fp32_ulps=24, atol=2.0**-20),
     examples=(
-        Example(((1, 1, 1, 1),), {"size": 1}), Example(((1, 16, 4, 4),), {"size": 5}),
+        Example(((1, 1, 1, 1),), {"size": 1}),
+        Example(((1, 16, 4, 4),), {"size": 5}),
         Example(((2, 7, 5, 3),), {"size": 3, "alpha": 0.5, "bias": 2.0}),
         Example(((1, 17, 33, 1),), {"size": 7, "alpha": 1.0, "beta": 0.5}),
     ),
-)  # fmt: skip
+)

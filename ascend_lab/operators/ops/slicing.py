@@ -16,9 +16,17 @@ from ascend_lab.operators.ops.formats import Shape, Shapes
 
 Kind = Literal["free", "halo", "reduce", "indices", "whole"]
 Pattern = Literal[
-    "Elemwise", "ElemwiseBroadcast", "Broadcast", "SlidingWindow", "SlidingWindowDeconv",
-    "CubeMatmul", "Reduce", "Transpose", "Scatter", "Segment",
-]  # fmt: skip
+    "Elemwise",
+    "ElemwiseBroadcast",
+    "Broadcast",
+    "SlidingWindow",
+    "SlidingWindowDeconv",
+    "CubeMatmul",
+    "Reduce",
+    "Transpose",
+    "Scatter",
+    "Segment",
+]
 Range = tuple[int, int]
 Ranges = tuple[dict[int, Range], ...]
 """For each input: the half-open range taken of each axis that is cut."""

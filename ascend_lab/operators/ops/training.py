@@ -224,24 +224,47 @@ _POOL_CASES: tuple[tuple[Shape, Pair, dict[str, Any]], ...] = (
 _TIED = Domain(-1.0, 1.0, step=0.5)
 """Few values, so that many windows hold their y, and some hold it twice."""
 define(
-    "max_pool2d_grad", ("x", "y", "grad"), _max_values, _max_expression,
-    "each window's gradient at its first largest element", outputs=("dx",),
-    attrs=_POOL_ATTRS, shape_rule=_max_shape, types=TypeRule(), slicing=_pool_slices,
+    "max_pool2d_grad",
+    ("x", "y", "grad"),
+    _max_values,
+    _max_expression,
+    "each window's gradient at its first largest element",
+    outputs=("dx",),
+    attrs=_POOL_ATTRS,
+    shape_rule=_max_shape,
+    types=TypeRule(),
+    slicing=_pool_slices,
     template=Template(
-        _max_launch, ("x", "top", "grad"), "NC1HWC0", "NC1HWC0", applies=_in_fp16(_max_launch),
+        _max_launch,
+        ("x", "top", "grad"),
+        "NC1HWC0",
+        "NC1HWC0",
+        applies=_in_fp16(_max_launch),
     ),
-    traits=("pool gradient",), domains={"x": _TIED, "y": _TIED},
+    traits=("pool gradient",),
+    domains={"x": _TIED, "y": _TIED},
     # up to four windows share an element; a kernel in fp16 rounds after each addition
     tolerances=rounded(ulps=2.0, atol=2.0**-9),
     examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _POOL_CASES),
-)  # fmt: skip
+)
 define(
-    "avg_pool2d_grad", ("grad",), _average_values, _average_expression,
-    "each window's gradient, divided by what it averaged, at all its elements", outputs=("dx",),
+    "avg_pool2d_grad",
+    ("grad",),
+    _average_values,
+    _average_expression,
+    "each window's gradient, divided by what it averaged, at all its elements",
+    outputs=("dx",),
     attrs={**_POOL_ATTRS, "count_include_pad": False, "size": REQUIRED},
-    shape_rule=_average_shape, types=TypeRule(), slicing=_pool_slices,
+    shape_rule=_average_shape,
+    types=TypeRule(),
+    slicing=_pool_slices,
     template=Template(
-        _average_launch, ("grad",), "NC1HWC0", "NC1HWC0", _pool_rates, _in_fp16(_average_launch),
+        _average_launch,
+        ("grad",),
+        "NC1HWC0",
+        "NC1HWC0",
+        _pool_rates,
+        _in_fp16(_average_launch),
     ),
     traits=("pool gradient",),
     # a kernel in fp16 rounds the rate, and after each of up to 9 additions
@@ -251,7 +274,7 @@ define(
         for include in (False, True)
         for x, o, a in _POOL_CASES[2 * include :]
     ),
-)  # fmt: skip
+)
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -289,14 +312,20 @@ def _loss_slopes(s: gradients.Site) -> Grads:
 
 
 define(
-    "cross_entropy", ("logits", "target"), _loss_values, in_fp32(_loss),
-    "-sum(target * log_softmax(logits)) per row", outputs=("loss",),
-    shape_rule=_loss_shape, slicing=lambda shapes: axis_rules("Reduce", [every_input(0, 2)]),
-    backward=_loss_slopes, wide=True,
+    "cross_entropy",
+    ("logits", "target"),
+    _loss_values,
+    in_fp32(_loss),
+    "-sum(target * log_softmax(logits)) per row",
+    outputs=("loss",),
+    shape_rule=_loss_shape,
+    slicing=lambda shapes: axis_rules("Reduce", [every_input(0, 2)]),
+    backward=_loss_slopes,
+    wide=True,
     domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
     tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
     examples=tuple(Example((s, s)) for s in ((1, 1), (3, 17), (5, 129), (31, 16))),
-)  # fmt: skip
+)
 
 
 # -- optimisers -----------------------------------------------------------------------------------
@@ -364,30 +393,46 @@ def _adam_expression(
 _SHAPES: tuple[Shape, ...] = ((1,), (127,), (3, 33), (16, 129))
 _UPDATE = rounded(fp32_ulps=16, atol=2.0**-20)
 define(
-    "sgd_momentum", ("param", "grad", "velocity"), _sgd, in_fp32(_sgd_expression),
+    "sgd_momentum",
+    ("param", "grad", "velocity"),
+    _sgd,
+    in_fp32(_sgd_expression),
     "v' = momentum v + g + weight_decay p; p' = p - lr v' (nesterov: - lr (g + momentum v'))",
     outputs=("param", "velocity"),
     attrs={"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
-    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16", "bf16")), slicing=_update_slices,
+    shape_rule=_all_equal,
+    types=TypeRule(("fp32", "fp16", "bf16")),
+    slicing=_update_slices,
     tolerances=_UPDATE,
     examples=(
         *(Example((s,) * 3) for s in _SHAPES),
         Example((_SHAPES[2],) * 3, {"nesterov": True, "weight_decay": 0.01}),
     ),
-)  # fmt: skip
+)
 define(
-    "adam", ("param", "grad", "mean", "square"), _adam, in_fp32(_adam_expression),
+    "adam",
+    ("param", "grad", "mean", "square"),
+    _adam,
+    in_fp32(_adam_expression),
     "m' = b1 m + (1 - b1) g; s' = b2 s + (1 - b2) g^2; p' = p - lr (m^ / (sqrt(s^) + eps) "
     "+ weight_decay p), hats: divided by 1 - b^step",
     outputs=("param", "mean", "square"),
     attrs={
-        "lr": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0, "step": 1,
+        "lr": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-8,
+        "weight_decay": 0.0,
+        "step": 1,
     },
     ranges={**EPSILON, "beta1": forms.BELOW_ONE, "beta2": forms.BELOW_ONE, "step": (1, 2**31 - 1)},
-    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16", "bf16")), slicing=_update_slices,
-    domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)}, tolerances=_UPDATE,
+    shape_rule=_all_equal,
+    types=TypeRule(("fp32", "fp16", "bf16")),
+    slicing=_update_slices,
+    domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)},
+    tolerances=_UPDATE,
     examples=(
         *(Example((s,) * 4) for s in _SHAPES),
         Example((_SHAPES[2],) * 4, {"step": 10, "weight_decay": 0.1, "lr": 0.1}),
     ),
-)  # fmt: skip
+)

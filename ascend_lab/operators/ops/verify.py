@@ -273,8 +273,19 @@ def _equal(operator: Operator, what: str, got: Values, wanted: Values) -> None:
 
 TEST_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
 EDGE_SIZES: tuple[Shape, ...] = (
-    (1,), (7,), (16,), (15,), (17,), (31,), (33,), (127,), (128,), (129,), (3, 5, 7), (2, 1, 33),
-)  # fmt: skip
+    (1,),
+    (7,),
+    (16,),
+    (15,),
+    (17,),
+    (31,),
+    (33,),
+    (127,),
+    (128,),
+    (129,),
+    (3, 5, 7),
+    (2, 1, 33),
+)
 """One element, primes, and one off the multiples 16 (lanes), 32 (bytes) and 128 (a repeat)."""
 
 _TEMPLATE = '''"""Tests of the operator {name}.
