@@ -160,7 +160,7 @@ def assert_gemm(shape, chip, schedule=None, epilogue=None, *, seed=0):
     draw = numbers if epilogue else bytes_or_numbers
     a, b = (draw(rng, s, shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
     extra = operands_of(epilogue, rng, shape.n, (shape.m, shape.n))
-    phased = schedule is not None and schedule.in_phases
+    phased = schedule is not None and schedule.split_k > 1
     launch = (product_kernel if phased else gemm_launch)(shape, chip, schedule, epilogue)
     tensors = pack_gemm(shape, a, b)
     for name, array in extra.items():

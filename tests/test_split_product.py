@@ -1,21 +1,15 @@
-"""Products in phases, K divided or a rest: values on poisoned memory, simulators, the default."""
+"""Products in phases, K divided: values on poisoned memory, simulators, the default."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from cube_checks import assert_gemm, numbers, on
-from hypothesis import given, strategies as st
-from test_epilogue import RESIDUAL, SIGMOID_GELU
+from cube_checks import numbers, on
 
-from ascend_lab.aoe.cube import CubeJob
-from ascend_lab.aoe.operators import operators_of
 from ascend_lab.compiler import GraphBuilder, compile_graph, evaluate, run_tasks
-from ascend_lab.compiler.lower.piece import Choice, choice_of
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import Kernel, sanitize
+from ascend_lab.machine.isa import sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.machine.sim.timeline import start_cycles
 from ascend_lab.operators.kernels import (
@@ -25,7 +19,6 @@ from ascend_lab.operators.kernels import (
     pack_gemm,
     unpack_gemm,
 )
-from ascend_lab.operators.kernels.default_schedules import promising
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
 from ascend_lab.operators.ops.matmul import (
     default_product,
@@ -132,114 +125,3 @@ def test_networks_divide_k_and_keep_their_values(chip_name, follows):
     (got,) = found.values()
     (true,) = wanted.values()
     np.testing.assert_allclose(got, true, rtol=4e-3, atol=4e-3)
-
-
-# -- a rest behind the last whole turn of the grid -------------------------------------------------
-def assert_engines_agree(kernel: Kernel, chip) -> None:
-    for phase in kernel.phases:
-        assert simulate(phase, chip).cycles == simulate(phase, chip, engine="reference").cycles
-
-
-@st.composite
-def with_rests(draw):
-    """A chip, a ragged product, and a tiling with a rest of its own, K divided or not."""
-    few = st.integers(1, 3)
-    sides = st.integers(17, 150)
-    by_n = draw(st.booleans())
-    tile = draw(st.integers(2, 3))
-    cores = draw(st.integers(1, 2))
-    other = 16 * draw(few)
-    turn = tile * cores
-    cut = 16 * (turn * draw(st.integers(1, 2)) + draw(st.integers(1, turn - 1)))
-    cut -= draw(st.integers(0, 15))
-    m, n = (draw(sides), cut) if by_n else (cut, draw(sides))
-    shape = GemmShape(m, draw(st.integers(1, 200)), n, draw(st.sampled_from(["fp16", "int8"])))
-    parts = draw(few) if by_n else 1
-    rest = GemmSchedule(16 * draw(few), 32, 16 * draw(few), draw(few), 1, 2, split_k=parts)
-    keep = draw(st.sampled_from(["", "a" if by_n else "b"]))
-    whole = GemmSchedule(other, 32, 16 * tile, 2, 1, cores, keep=keep, rest=rest)
-    if not by_n:
-        whole = replace(whole, base_m=16 * tile, base_n=other, grid_rows=cores, grid_cols=1)
-        whole = replace(whole, order="nm")
-    chip = load_chip(draw(st.sampled_from(["Ascend310P3", "Ascend910A", "Ascend910B2"])))
-    return chip, shape, whole
-
-
-@given(with_rests())
-def test_products_with_a_rest_are_right(case):
-    """Every element is written by one phase; no race; the engines agree."""
-    chip, shape, schedule = case
-    kernel = assert_gemm(shape, chip, schedule, seed=3)
-    assert len(kernel.phases) >= 2 + (schedule.rest.split_k > 1 and shape.k > 32)
-    assert_engines_agree(kernel, chip)
-
-
-@pytest.mark.parametrize("chip_name", ["Ascend910A", "Ascend910B2"])
-@pytest.mark.parametrize("order", ["mn", "nm"])
-@pytest.mark.parametrize("epilogue", [RESIDUAL, SIGMOID_GELU], ids=["residual", "gelu"])
-def test_what_follows_is_done_to_the_rest_too(chip_name, order, epilogue):
-    """On vector cores beside the cube, or on those of the same core: bias, residual, GELU."""
-    rest = GemmSchedule(32, 32, 16, 2, 2, 1)
-    schedule = GemmSchedule(48, 32, 48, 2, 2, 1, order=order, rest=rest)
-    shape = GemmShape(150, 70, 100, out_dtype="fp16")
-    chip = load_chip(chip_name)
-    kernel = assert_gemm(shape, chip, schedule, epilogue)
-    assert len(kernel.phases) == 2
-    assert_engines_agree(kernel, chip)
-
-
-def test_a_rest_that_cannot_be_is_refused():
-    chip = load_chip("Ascend910B2")
-    shape = GemmShape(96, 64, 96)
-    whole = GemmSchedule(32, 32, 32, 2, 1, 2)
-    rest = replace(whole, rest=whole)
-    with pytest.raises(InputError, match="more than a whole turn of 96 columns"):
-        product_kernel(shape, chip, replace(rest, grid_cols=3))
-    with pytest.raises(InputError, match="more than a whole turn of 128 columns"):
-        product_kernel(shape, chip, replace(rest, grid_cols=4))
-    with pytest.raises(InputError, match="a tiling of one launch"):
-        gemm_launch(shape, chip, rest)
-    divided = replace(whole, grid_cols=1, split_k=2)
-    with pytest.raises(InputError, match='order "mn" for a rest where K is divided'):
-        product_kernel(shape, chip, replace(rest, order="nm", grid_rows=2, rest=divided))
-    epilogue = Epilogue((), (Step("vrelu", ("sums",)),), "fp32")
-    with pytest.raises(InputError, match="no epilogue behind a part of K"):
-        product_kernel(shape, chip, replace(rest, rest=divided), epilogue)
-
-
-RAGGED = {
-    "8.3 waves": (GemmShape(2560, 8192, 2560, "fp16", "fp16"), 0.92),
-    "5.3 waves": (GemmShape(2048, 2048, 2048, "fp16", "fp16"), 0.95),
-    "K of the rest divided": (GemmShape(1280, 8192, 2560, "fp16", "fp16"), 0.95),
-}
-
-
-@pytest.mark.parametrize("case", RAGGED.values(), ids=RAGGED)
-def test_the_default_takes_a_rest_where_that_is_quicker(case):
-    """Than any promising tiling of one launch; plain data brings the schedule back."""
-    (shape, share) = case
-    chip = load_chip("Ascend910B2")
-    divides = case[0].m == 1280
-    start = "inside" if divides else "cold"  # adding its parts up asks for a mix launch
-
-    def cycles(schedule):
-        return warm_cycles(product_kernel(shape, chip, schedule), chip, (), start)
-
-    chosen = default_product(shape, chip, start=start)
-    assert chosen.rest is not None and (chosen.rest.split_k > 1) == divides
-    assert cycles(chosen) <= share * min(cycles(s) for _, s in promising(shape, chip))
-    assert least_cycles(shape, chip) < cycles(chosen)
-    data = json.loads(json.dumps(Choice(tiling=chosen).as_dict()))
-    assert choice_of(data, chip.name).tiling == chosen == eval(repr(chosen))
-
-
-def test_a_rest_beats_the_bound_of_all_single_launches_and_the_tuner_says_so():
-    """Its space holds no rests: it claims no optimum, and the bound that holds for rests too."""
-    net = GraphBuilder("ragged", "fp16")
-    net.output(net.relu(net.matmul(net.input("x", (2560, 3072)), net.weight((3072, 2560)))))
-    operators = operators_of(compile_graph(net.build(), load_chip("Ascend910B2")))
-    job = CubeJob(next(o for o in operators if o.unit == "cube"))
-    assert job.measure.own.rest is not None
-    least, proven = job.bound([])
-    assert least < job.operator.default_cycles < job.low.min()
-    assert not proven

@@ -82,7 +82,7 @@ class CubeMeasure(CubeProblem):
 
     def space(self) -> CubeSpace:
         """Return all tilings."""
-        whole = self.own if self.own and not self.own.in_phases else True
+        whole = self.own if self.own and self.own.split_k == 1 else True
         return cube_space(self.shape, self.chip, self.demand, default=whole)
 
     def launch(self, point: Point) -> Launch:
@@ -165,14 +165,14 @@ class CubeJob:
         return SharedMeasure(shape, operator.chip, epilogue, warm | shared, own, operator)
 
     def _floor(self) -> float:
-        """Return cycles below which no division of K and no rest gets; the space has neither.
+        """Return cycles below which no division of K gets; the space has none.
 
         Infinite where the default is one launch.
         """
         shape = self.measure.shape
         operator = self.operator
         own = self.measure.own
-        if not (isinstance(shape, gemm_schedule.GemmShape) and own and own.in_phases):
+        if not (isinstance(shape, gemm_schedule.GemmShape) and own and own.split_k > 1):
             return math.inf
         least = least_cycles(shape, operator.chip, self.measure.warm)
         return start_cycles(operator.chip, "cold") + least

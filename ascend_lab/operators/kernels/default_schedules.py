@@ -29,8 +29,6 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 STEPS = (1, 2, 3, 4, 6, 8)
 PROMISING = 2
 """Schedules of a kind that are worth timing."""
-TURNS = 3
-"""Numbers of columns, and of rows, behind which a rest is tiled on its own that are tried."""
 SHALLOW = 8
 """Fractals of K in a tile of L0 at most; small tiles may be twice as deep."""
 HEAD_CYCLES = 12
@@ -284,34 +282,3 @@ def promising(
     if not found:
         raise no_room(chip)
     return tuple(sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0]))
-
-
-def whole_turns(
-    shape: GemmShape, chip: Chip, epilogue: Epilogue | None, warm: Collection[str]
-) -> list[tuple[float, int, GemmSchedule]]:
-    """Return tilings that would be quick if only the whole turns of the grid counted.
-
-    With the cycles of those, and how many columns (order mn) or rows (nm) they do, `TURNS` of each.
-    """
-    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    chip = chip_left(chip, demand)
-    t = candidates(shape, chip)
-    t = t.take(fitting(demand, chip, t))
-    cycles = estimate(shape, chip, t, demand, "", warm)
-    found = []
-    for order, turn, side in (
-        ("mn", t.n * t.cols, shape.fractals[2]),
-        ("nm", t.m * t.rows, shape.fractals[0]),
-    ):
-        whole = side // turn * turn
-        each = np.where((whole > 0) & (whole < side), cycles / (each_up(side, turn) * turn), np.inf)
-        seen = set[int]()
-        for index in np.argsort(each, kind="stable").tolist():
-            size = int(whole[index])
-            if len(seen) == TURNS or each[index] == np.inf:
-                break
-            if size not in seen:
-                seen.add(size)
-                one = replace(t.schedule(index, shape.dtype), order=order)
-                found.append((float(each[index] * size), size * FRACTAL, one))
-    return found

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,7 @@ class GemmSchedule:
     tiles, "stacked" ones of images together, "" chooses. `bypass` (products only, where the chip
     has the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an
     epilogue only): so many grids of cores divide K, and each writes a tensor of partial sums, which
-    a second phase adds. `rest` (products only): a tiling of the columns (order "mn") or rows ("nm")
-    behind the last whole turn of the grid, for a phase of their own in which no core is idle.
+    a second phase adds.
     """
 
     base_m: int
@@ -61,24 +60,15 @@ class GemmSchedule:
     window: str = ""
     bypass: str = ""
     split_k: int = 1
-    rest: "GemmSchedule | None" = None
-
-    def __post_init__(self) -> None:
-        """Take a rest as `as_dict` writes it."""
-        if isinstance(self.rest, dict):
-            object.__setattr__(self, "rest", GemmSchedule(**self.rest))
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "GemmSchedule":
         """Return the tiling that `as_dict` wrote; raise `TypeError` for anything else."""
-        kinds = {f.name: f.type if f.type in (int, str) else dict for f in fields(cls)}
+        kinds = {f.name: f.type for f in fields(cls)}
         for name, value in data.items():
             if type(value) is not kinds.get(name):
                 raise TypeError(f"{name} of {value!r:.40}")
-        parts: dict[str, Any] = {
-            key: cls.of(value) if key == "rest" else value for key, value in data.items()
-        }
-        return cls(**parts)
+        return cls(**data)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tiling, and of the other fields those that are not the default."""
@@ -90,16 +80,10 @@ class GemmSchedule:
         return f"GemmSchedule({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
     @property
-    def in_phases(self) -> bool:
-        """Whether a launch alone does not do it: K divided, or a rest."""
-        return self.split_k > 1 or self.rest is not None
-
-    @property
     def extras(self) -> dict[str, Any]:
         """Return the fields beyond the tiling that are not the default."""
         more = [f for f in fields(self) if f.default is not MISSING]
-        found = {f.name: v for f in more if (v := getattr(self, f.name)) != f.default}
-        return found | ({"rest": self.rest.as_dict()} if self.rest else {})
+        return {f.name: v for f in more if (v := getattr(self, f.name)) != f.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,38 +131,8 @@ Stretches = tuple[tuple[int, int], tuple[int, int]]
 """(start, size) of rows and of columns of C, in fractals."""
 
 
-def stretches(
-    shape: GemmShape, schedule: GemmSchedule
-) -> tuple[tuple[GemmSchedule, Stretches], ...]:
-    """Return the tilings with the rows and columns of C that each does: one, or two with a rest.
-
-    Raises `InputError` where no turn of the grid is whole, where nothing is left behind the last,
-    or K is divided for rows.
-    """
-    m1, _, n1 = shape.fractals
-    if schedule.rest is None:
-        return ((schedule, ((0, m1), (0, n1))),)
-    by_n = schedule.order == "mn"
-    tile, grid = (
-        (schedule.base_n, schedule.grid_cols) if by_n else (schedule.base_m, schedule.grid_rows)
-    )
-    side = n1 if by_n else m1
-    turn = tile // FRACTAL * grid
-    whole = side // turn * turn
-    if not 0 < whole < side:
-        wanted = f"more than a whole turn of {turn * FRACTAL} {'columns' if by_n else 'rows'}"
-        raise InputError(wanted, str(side * FRACTAL), "drop the rest")
-    if not by_n and max(schedule.split_k, schedule.rest.split_k) > 1:
-        raise InputError('order "mn" for a rest where K is divided', schedule.order, "divide no K")
-    cut = (0, whole), (whole, side - whole)
-    first, last = (((0, m1), c) if by_n else (c, (0, n1)) for c in cut)
-    return (replace(schedule, rest=None), first), (schedule.rest, last)
-
-
 def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` with the bytes needed and available."""
-    if schedule.rest:
-        raise InputError("a tiling of one launch", "one with a rest", "make a launch of each")
     c0 = c0_of(shape.dtype)
     for name, unit in (("base_m", FRACTAL), ("base_n", FRACTAL), ("base_k", c0)):
         value = getattr(schedule, name)

@@ -5,10 +5,8 @@ than the chip has cores, or every core reads much of A and B for its few tiles. 
 take a part of K each: the cube's phase stores partial sums, a phase of the vector unit adds them
 and does what follows.
 
-Cores seldom end together: columns or rows behind the last turn in which all have a tile, the rest,
-may have a tiling of their own, K divided or not. That is stream-K (CUTLASS, CATLASS) one phase
-later: CATLASS hides the adding of sums behind the last whole turn. Ours comes after it, 1 to 5 us
-on the 910B2, where a kernel of both kinds of cores starts 6.6 us later either way.
+Cores seldom end together: what is left behind the last turn in which all have a tile goes to some
+of them, as whole tiles. Stream-K (CUTLASS, CATLASS) shares K of those tiles out over all cores.
 
 The default times what the closed form thinks best, and takes the quickest.
 """
@@ -28,13 +26,7 @@ from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.dsl import Tensor
-from ascend_lab.operators.kernels import (
-    GemmSchedule,
-    GemmShape,
-    default_schedules,
-    gemm,
-    gemm_schedule,
-)
+from ascend_lab.operators.kernels import GemmSchedule, GemmShape, default_schedules, gemm
 from ascend_lab.operators.kernels.epilogue import Epilogue
 from ascend_lab.operators.ops import formats as forms, gradients
 from ascend_lab.operators.ops.expressions import narrow
@@ -286,44 +278,27 @@ def product_kernel(
     epilogue: Epilogue | None = None,
     finish: Finish | None = None,
 ) -> isa.Kernel:
-    """Return the kernel of a product, its output "c": a phase, another for a rest or divided K.
+    """Return the kernel of a product, its output "c": a phase, others that add where K is divided.
 
     What follows is `epilogue`, where K is divided `finish`, by default the output's format only.
     Raises as `gemm_launch`.
     """
-    pieces = gemm_schedule.stretches(shape, schedule)
-    phases = list[isa.Launch]()
-    for one, area in pieces:
-        whole = one.split_k == 1
-        after = epilogue if whole or len(pieces) > 1 else None
-        launch = gemm.gemm_launch(shape, chip, one, after, area)
-        if phases:
-            launch = replace(isa.renamed(launch, {"tiles": "more"}), name=f"{launch.name}_rest")
-        phases.append(launch)
-        if not whole:
-            phases += _added(shape, chip, one, area[1], finish)
-    return isa.Kernel(phases[0].name, tuple(phases))
+    if schedule.split_k == 1:
+        launch = gemm.gemm_launch(shape, chip, schedule, epilogue)
+        return isa.Kernel(launch.name, (launch,))
+    launch = gemm.gemm_launch(shape, chip, schedule)
+    return isa.Kernel(launch.name, (launch, *_added(shape, chip, schedule, finish)))
 
 
 def _added(
-    shape: GemmShape,
-    chip: Chip,
-    schedule: GemmSchedule,
-    columns: tuple[int, int],
-    finish: Finish | None,
+    shape: GemmShape, chip: Chip, schedule: GemmSchedule, finish: Finish | None
 ) -> tuple[isa.Launch, ...]:
-    """Return the phases that add the partial sums of fractals (first, count) of columns of C."""
-    (m1, _, n1) = shape.fractals
-    parts = gemm.parts_of(shape, schedule)
-    area = isa.FRACTAL**2
-    stored = (parts, columns[1], m1, isa.FRACTAL, isa.FRACTAL)
+    """Return the phases that add the partial sums of C."""
+    m1, _, n1 = shape.fractals
+    stored = (gemm.parts_of(shape, schedule), n1, m1, isa.FRACTAL, isa.FRACTAL)
     sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
     last = finish or partial(narrow, dtype=shape.out_dtype)
-    added = te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip)).phases
-    if columns[1] == n1:
-        return added
-    place = columns[0] * m1 * area, n1 * m1 * area
-    return tuple(isa.renamed(phase, {}, c=place) for phase in added)
+    return te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip)).phases
 
 
 def default_product(
@@ -363,8 +338,6 @@ def default_product(
                 timed[schedule] = cycles(schedule)
             except AscendLabError:  # the sums or what follows have no schedule: K stays whole
                 break
-    for schedule in with_rest(shape, chip, found[0][0], epilogue, warm):
-        timed[schedule] = cycles(schedule)
     return min(timed, key=timed.__getitem__)
 
 
@@ -392,34 +365,6 @@ def divided(
             found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
     found.sort(key=lambda pair: pair[0])
     return tuple(pair for pair in found[:TIMED] if pair[0] < below)
-
-
-def with_rest(
-    shape: GemmShape,
-    chip: Chip,
-    below: float,
-    epilogue: Epilogue | None = None,
-    warm: frozenset[str] = frozenset(),
-) -> list[GemmSchedule]:
-    """Return the `TIMED` schedules with a rest that look best, of those estimated `below`.
-
-    The best columns are there with K divided too, if no epilogue follows.
-    """
-    found = []
-    for before, whole, one in default_schedules.whole_turns(shape, chip, epilogue, warm):
-        side, held = ("n", warm | {"a"}) if one.order == "mn" else ("m", warm | {"b"})
-        total = getattr(shape, side)
-        if before * total / whole < below:  # with a rest as quick as the others
-            rest = replace(shape, **{side: total - whole})
-            cycles, own = default_schedules.promising(rest, chip, epilogue, held, 1)[0]
-            job = rest, chip, cycles, held
-            found.append((before + cycles, replace(one, rest=own), job))
-    found.sort(key=lambda row: row[0])
-    schedules = [one for cycles, one, _ in found[:TIMED] if cycles < below]
-    columns = [row for row in found if schedules and not epilogue and row[1].order == "mn"]
-    for _, one, job in columns[:1]:
-        schedules += [replace(one, rest=own) for _, own in divided(*job)[:1]]
-    return schedules
 
 
 def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> float:
