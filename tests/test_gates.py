@@ -20,12 +20,12 @@ from ascend_lab.compiler import (
 from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.decide import parse_switches
 from ascend_lab.errors import CapacityError
+from ascend_lab.fused.excitation import Excitation, excitation_launches
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Kernel, sanitize
 from ascend_lab.machine.layout import address_map, pack
 from ascend_lab.machine.sim import execute, simulate, simulate_kernel
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Step
-from ascend_lab.operators.kernels.excitation import Excitation, excitation_launches
 
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 RULE = "ChannelGatesFusionPass"

@@ -416,35 +416,6 @@ def test_a_bias_of_ragged_columns_leaves_zeros_for_the_next_product(chip):
 
 
 @pytest.mark.parametrize("chip", EACH)
-@pytest.mark.parametrize(
-    ("sizes", "kernel"), [((3, 20, 40), 1), ((2, 32, 24), 3), ((1, 16, 16), 1)]
-)
-def test_a_scale_per_image_and_channel_goes_into_the_weights(sizes, kernel, chip):
-    """Channels that pad, several images with weights of their own, a bias and a shortcut."""
-    n, c, k = sizes
-    net = GraphBuilder("scaled", "fp16")
-    x = net.input("x", (n, 16, 9, 9))
-    s = net.input("s", (n, 16, 1, 1))
-    x, s = (net.conv2d(v, net.weight((c, 16, 1, 1), scale=0.2)) for v in (x, s))
-    weight = net.weight((k, c, kernel, kernel), scale=0.2)
-    y = net.mul(net.relu(x), net.sigmoid(s))
-    y = net.conv2d(y, weight, net.weight((k,)), pad=kernel // 2)
-    net.output(net.relu(net.add(y, net.input("z", (n, k, 9, 9)))))
-    graph = net.build()
-    inputs = {name: rng.normal(size=graph.types[name].shape).astype(np.float16) for name in "xsz"}
-    laid, wanted, _ = compiled_values(graph, inputs, chip)
-    scaled = next(node for node in laid.nodes if node.op == "mul")
-    (conv,) = laid.readers[scaled.output]
-    nodes = [node for node in laid.nodes if node.name not in (scaled.name, conv.name)]
-    at = next(i for i, node in enumerate(nodes) if conv.output in node.inputs)
-    groups = [*((node,) for node in nodes[:at]), (scaled, conv), *((n,) for n in nodes[at:])]
-    got = run_tasks(compile_tasks(laid, CHIPS[chip], groups), inputs)
-    for name in laid.outputs:
-        one, two = (v[name].astype(np.float64) for v in (wanted, got))
-        assert np.abs(one - two).max() <= 2e-3 * np.abs(one).max()
-
-
-@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("parts", [(16, 16), (16, 48, 16), (5, 27)])
 def test_joins_and_cuts_along_channels(parts, chip):
     net = GraphBuilder("blocks", "fp16")

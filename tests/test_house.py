@@ -16,15 +16,15 @@ from types import ModuleType
 import pytest
 
 import ascend_lab
-from ascend_lab import deploy, machine, operators
+from ascend_lab import deploy, fused, machine, operators
 from ascend_lab.compiler import zoo
 from ascend_lab.compiler.onnx import save_onnx
 
 PACKAGE = Path(ascend_lab.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-ROAD = 81
-"""Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
+ROAD = 82
+"""Files in which `ascend-lab simulate` runs a function for a ResNet-18, special kernels blocked."""
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -67,6 +67,13 @@ def test_no_module_imports_in_a_circle() -> None:
 
 TRACED = """
 import sys
+
+class Upstairs:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ascend_lab.fused":
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Upstairs())
 from ascend_lab.cli import ascend_lab as command
 
 seen = set()
@@ -129,6 +136,7 @@ ORDER = (
     "operators.dsl",
     "operators.ops",
     "compiler",
+    "fused",
     "cluster",
     "cluster.train",
     "cluster.parallel",
@@ -208,6 +216,60 @@ def test_a_door_has_few_names_and_an_example_that_runs(door: ModuleType) -> None
     result = doctest.testmod(door)
     assert result.attempted >= 3
     assert result.failed == 0
+
+
+def test_the_page_of_special_kernels_is_true() -> None:
+    result = doctest.testmod(fused)
+    assert result.attempted == 2
+    assert result.failed == 0
+
+
+# -- special kernels plug in ----------------------------------------------------------------------
+REMOVED = """
+import sys
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Gone())
+
+import numpy as np
+from ascend_lab.compiler import compile_graph, evaluate, random_inputs, run_tasks
+from ascend_lab.compiler import simulate_graph, zoo
+from ascend_lab.compiler.rules import fusions, row_kernels
+from ascend_lab.machine.chip import load_chip
+
+chip = load_chip("Ascend310P3")
+for name in sys.argv[2:]:
+    graph = zoo.build(name, batch=1)
+    compiled = compile_graph(graph, chip)
+    assert 0 < simulate_graph(compiled).time_s < 1
+    inputs = random_inputs(graph)
+    values = run_tasks(compiled, inputs).values()
+    wanted = evaluate(graph, inputs).values()
+    for one, two in zip(wanted, values, strict=True):
+        error = np.abs(one.astype(np.float64) - two.astype(np.float64)).max()
+        assert error <= 2e-2 * np.abs(one).max(), name
+print(len(fusions()), len(row_kernels()))
+"""
+EVERY_KIND = {
+    "ascend_lab.fused.tandem": ("mobilenet_v3_small", (1, 1)),
+    "ascend_lab.fused.gates": ("mobilenet_v3_small", (1, 1)),
+    "ascend_lab.fused.row_norm": ("mobilevit_block", (2, 0)),
+    "ascend_lab.fused": ("mobilevit_block", (0, 0)),
+}
+"""What is taken away, a network that uses it, special kernels left: for groups, for rows."""
+
+
+@pytest.mark.parametrize("gone", EVERY_KIND)
+def test_without_a_special_kernel_networks_compile_and_compute_the_same(gone: str) -> None:
+    network, left = EVERY_KIND[gone]
+    run = [sys.executable, "-c", REMOVED, gone, network]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [str(count) for count in left]
 
 
 def test_an_old_name_is_the_package_itself_and_says_so() -> None:

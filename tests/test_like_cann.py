@@ -42,7 +42,7 @@ B2 = load_chip("Ascend910B2")
 # -- what the vendor has ---------------------------------------------------------------------------
 def test_every_pass_and_rule_is_named_by_a_document_or_is_ours():
     known = {("GraphFusion", name) for name in passes.PASSES}
-    known |= {("UBFusion", rule.name) for rule in fusion.RULES}
+    known |= {("UBFusion", rule.name) for rule in fusion.rules()}
     known.add(("UBFusion", fusion.AUTOMATIC))
     assert NAMED.keys().isdisjoint(OURS)
     assert NAMED.keys() | OURS.keys() == known

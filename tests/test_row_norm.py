@@ -6,12 +6,7 @@ import pytest
 from ascend_lab.aoe.operators import unit_of
 from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks
 from ascend_lab.errors import CapacityError, PathError
-from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import as_kernel, sanitize
-from ascend_lab.machine.layout import address_map, pack, unpack
-from ascend_lab.machine.sim import execute, simulate
-from ascend_lab.operators import ops
-from ascend_lab.operators.kernels.row_norm import (
+from ascend_lab.fused.row_norm_kernel import (
     NormShape,
     fixed_operands,
     norm_launch,
@@ -19,6 +14,11 @@ from ascend_lab.operators.kernels.row_norm import (
     packed_bias,
     packed_scale,
 )
+from ascend_lab.machine.chip import load_chip
+from ascend_lab.machine.isa import as_kernel, sanitize
+from ascend_lab.machine.layout import address_map, pack, unpack
+from ascend_lab.machine.sim import execute, simulate
+from ascend_lab.operators import ops
 from ascend_lab.operators.ops.verify import check_within
 
 COUPLED = ("Ascend310", "Ascend310P3", "Ascend910A")

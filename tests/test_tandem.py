@@ -19,6 +19,10 @@ from ascend_lab.compiler import (
 from ascend_lab.compiler.compile import Road
 from ascend_lab.compiler.decide import Switches
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError
+from ascend_lab.fused.means import diagonal
+from ascend_lab.fused.tandem_kernel import tandem_launch
+from ascend_lab.fused.tandem_schedules import TIMED, ranked, tandem_launches
+from ascend_lab.fused.tandem_shape import Tandem, TandemSchedule, ways_of
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import as_kernel, sanitize
@@ -27,10 +31,6 @@ from ascend_lab.operators.kernels import ConvShape
 from ascend_lab.operators.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
 from ascend_lab.operators.kernels.epilogue_plan import pack_bias
-from ascend_lab.operators.kernels.squeeze import diagonal
-from ascend_lab.operators.kernels.tandem import tandem_launch
-from ascend_lab.operators.kernels.tandem_schedules import TIMED, ranked, tandem_launches
-from ascend_lab.operators.kernels.tandem_shape import Tandem, TandemSchedule, ways_of
 
 A910 = load_chip("Ascend910A")
 

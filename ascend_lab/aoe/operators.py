@@ -20,16 +20,15 @@ from ascend_lab.compiler.lower import (
     Choice,
     Lowered,
     Piece,
-    halves_of,
     lower,
 )
 from ascend_lab.compiler.lower.conv import beside_of, by_vector, conv_shape_of, pooled_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned
 from ascend_lab.compiler.lower.piece import packed
 from ascend_lab.compiler.lower.vector import mixed_blocks
+from ascend_lab.compiler.rules import special_form
 from ascend_lab.machine import isa, layout, sim
 from ascend_lab.machine.chip import Chip
-from ascend_lab.operators.kernels.tandem_schedules import TIMED
 from ascend_lab.operators.ops import formats, matmul
 
 WARM_SHARE = 0.5
@@ -135,12 +134,10 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
 def _fixed(piece: Piece) -> str:
     """Return why a kernel with convolutions has nothing to choose; "" if it may."""
     nodes = piece.graph.nodes
-    if lowering.gates_of(piece.graph, nodes):
-        return "gates of channels have a hand-written kernel without parameters"
+    if special := special_form(piece.graph, nodes):
+        return special[0].untuned
     if nodes[0].op not in CONVOLUTIONS or beside_of(piece)[1]:
         return ""
-    if halves_of(nodes)[1]:
-        return f"of a tandem the quickest of {TIMED} divisions is taken already"
     if pooled_of(piece)[1]:
         return "what it makes is pooled on the core, in tiles of its windows"
     return ""

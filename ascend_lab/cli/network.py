@@ -391,7 +391,7 @@ def warn_of_switches(switches: decide.Switches) -> None:
     """Name on stderr what a switch file turns and no pass or rule has, at all or in that scope."""
     from ascend_lab.compiler import decide, fusion, passes
 
-    rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.RULES)}
+    rules = {fusion.AUTOMATIC, *(rule.name for rule in fusion.rules())}
     known = dict(zip(decide.SCOPES, (set(passes.PASSES), rules), strict=True))
     names = {name for _, name in switches.named} - {"ALL"}
     if unknown := sorted(names.difference(*known.values())):

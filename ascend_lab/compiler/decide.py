@@ -22,7 +22,9 @@ from pathlib import Path
 from ascend_lab import limits
 from ascend_lab.compiler import aliases, ir, lower, tasks
 from ascend_lab.compiler.draft import Draft
+from ascend_lab.compiler.lower.blocks import scale_of
 from ascend_lab.compiler.lower.vector import ROW_WISE
+from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
@@ -97,12 +99,13 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
         return False  # nothing moves there
     piece = lower.piece_of(graph, group)
     after = ir.only_reader(graph, group[-1])
-    means = lower.means_of(group)
-    two = _added(graph, group) or lower.halves_of(group)[1] or lower.gates_of(graph, group)
-    more = after and after.has("lanes") and not lower.scale_of(graph, after)
-    if (len(piece.graph.outputs) > 1 and not means) or (more and two):
-        return False  # what follows two convolutions needs a kernel of its own
-    if means and not pays(graph, group[:-1], chip, start):
+    special = special_form(graph, group)
+    smaller = special[0].smaller(special[1]) if special else ()
+    two_products = special or _added(graph, group)
+    more = after and after.has("lanes") and not scale_of(graph, after)
+    if (len(piece.graph.outputs) > 1 and not smaller) or (more and two_products):
+        return False  # what follows two products needs a kernel of its own
+    if smaller and not pays(graph, smaller, chip, start):
         return False
     try:
         if lower.mixes(piece, chip) and not _may_mix(graph, group, chip, start):
@@ -143,7 +146,8 @@ def _apart(
 ) -> float:
     """Return the cycles of the first way apart there is, or with `cuts` of one below `enough`."""
     least = NEVER
-    every = cuts or bool(lower.gates_of(graph, group))
+    special = special_form(graph, group)
+    every = cuts or bool(special and special[0].compares_all)
     for way in chain(_ways_apart(graph, group), _cuts(group) if cuts else ()):
         least = min(least, _summed(graph, way, chip, start, warm=warm, enough=enough))
         if least < (enough if every else NEVER):
@@ -183,23 +187,17 @@ def _least(graph: ir.Graph, part: Sequence[ir.Node], chip: Chip, start: Start) -
 def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[Sequence[ir.Node]]]:
     """Yield what would be kernels without a group, the first that the chip has counts."""
     views = aliases.view_nodes(graph)
-    if lower.means_of(group) or group[-1].has("largest"):
-        yield [group[:-1], group[-1:]]
+    if special := special_form(graph, group):
+        fusion, parts = special
+        yield from fusion.apart(parts)
         return
-    if chains := lower.gates_of(graph, group):
-        behind = chains[-1]
-        apart = [some for some in chains[:-1] if some]
-        tail = [some for some in (behind[:1], behind[1:]) if some]
-        if behind:  # the gates may still be one kernel
-            yield [[n for some in apart for n in some], *tail]
-        yield [*apart, *tail]
+    if group[-1].has("largest"):
+        yield [group[:-1], group[-1:]]
         return
     if heads := _added(graph, group):  # the one in front would be one kernel with what follows
         other = heads[0] if group[0] in heads[1] else heads[1]
         yield [other, [n for n in group if n not in other]]
         yield [*heads, [n for n in group if n not in (*heads[0], *heads[1])]]
-    if lower.halves_of(group)[1]:
-        yield lower.halves_of(group)
     if node := lower.attention_in(group):
         found = (chain for _, chain, _ in lower.around_attention(graph, node))
         yield [(node,), *(chain for chain in found if chain[0] in group)]

@@ -30,11 +30,11 @@ from typing import Literal
 from ascend_lab.compiler import aliases, lower
 from ascend_lab.compiler.decide import Switches, pays
 from ascend_lab.compiler.ir import Graph, Node, moves_behind, only_reader, operator_of
+from ascend_lab.compiler.rules import Match, Rule, fusions
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start
 
-Match = Callable[[Graph, Node], Sequence[Node] | None]
 Kind = Literal["cube", "elementwise", "reduce", "other"]
 AUTOMATIC = "AutomaticUbFusion"
 LONGEST = 29
@@ -49,26 +49,6 @@ FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
 
 
 # -- rules ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A fusion rule: the name a switch file knows it by, and what it proposes.
-
-    `inside`: only where kernels share a launch, which the vendor's compiler does not do by default.
-    """
-
-    name: str
-    match: Match
-    inside: bool = False
-
-    def propose(self, graph: Graph, node: Node) -> Sequence[Node]:
-        """Return what the rule proposes; raise `InputError` naming it if that is no nodes."""
-        found = self.match(graph, node) or ()
-        if not isinstance(found, list | tuple) or not all(isinstance(n, Node) for n in found):
-            needed = f"{self.name}: a list of nodes of the graph, or None"
-            raise InputError(needed, repr(found)[:60], "return node objects, not names")
-        return found
-
-
 def elementwise_chain(graph: Graph, node: Node) -> list[Node]:
     """Return the elementwise nodes behind a node, each the only reader of the one before."""
     found: list[Node] = []
@@ -109,31 +89,6 @@ def joint_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*heads[0], *heads[1], node, *elementwise_chain(graph, node)] if heads else None
 
 
-def tandem_convolutions(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a 1x1 convolution, the depthwise one that reads it, what follows each, and means."""
-    if not node.has("convolution") or graph.types[node.inputs[1]].shape[2:] != (1, 1):
-        return None
-    before = [node, *elementwise_chain(graph, node)]
-    after = only_reader(graph, before[-1])
-    if after is None or not after.has("convolution") or after.inputs[0] != before[-1].output:
-        return None
-    joint = any(lower.added_convolutions(graph, one) for one in before)  # then those are one
-    each = graph.types[after.inputs[1]].shape[:2] == (graph.types[before[-1].output].shape[1], 1)
-    behind = [after, *elementwise_chain(graph, after)]
-    means = [r for r in graph.readers[behind[-1].output] if r.op == "global_avg_pool"]
-    beside = only_reader(graph, behind[-1]) is None and len(means) == 1
-    return [*before, *behind, *(means if beside else ())] if each and not joint else None
-
-
-def gates(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose means of channels, two products of them, and the convolution of what these scale."""
-    found = [node, *elementwise_chain(graph, node)]
-    for _ in range(3 - (node.op == "conv2d")):
-        after = only_reader(graph, found[-1])
-        found += [after, *elementwise_chain(graph, after)] if after and after.op == "conv2d" else []
-    return found if lower.gates_of(graph, found) else None
-
-
 def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose a convolution, what follows it, and the largest of windows of that."""
     chain = [node, *elementwise_chain(graph, node)] if node.has("convolution") else []
@@ -164,8 +119,6 @@ RULES: list[Rule] = [
     Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("FlashAttentionTransposeFusionPass", moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
-    Rule("TandemConvolutionFusionPass", tandem_convolutions, inside=True),
-    Rule("ChannelGatesFusionPass", gates),
     Rule(JOINT, joint_convolutions),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
@@ -179,6 +132,12 @@ RULES: list[Rule] = [
 """The rules in order of priority; `fuse` tries the first first."""
 
 
+def rules() -> list[Rule]:
+    """Return all rules in order of priority, those of special kernels included."""
+    at = next(i for i, rule in enumerate(RULES) if rule.name == JOINT)  # special ones come first
+    return [*RULES[:at], *(fusion.rule for fusion in fusions()), *RULES[at:]]
+
+
 def fusion_rule(name: str) -> Callable[[Match], Match]:
     """Register a function `match(graph, node) -> nodes or None` as the rule of highest priority.
 
@@ -187,7 +146,7 @@ def fusion_rule(name: str) -> Callable[[Match], Match]:
     earlier rule took are not proposed again. A proposal may take effect in parts.
     Raises `InputError` if there is a rule of that name.
     """
-    if name == AUTOMATIC or any(rule.name == name for rule in RULES):
+    if name == AUTOMATIC or any(rule.name == name for rule in rules()):
         raise InputError("a new rule name", name, "choose another, or switch the old one off")
 
     def register(match: Match) -> Match:
@@ -359,7 +318,7 @@ def fuse(
     """Return the groups of a graph with layouts for a chip, whose kernels are started so."""
     on = (switches or Switches()).is_on
     work = _Fuser(graph, chip, start)
-    for rule in RULES:
+    for rule in rules():
         if on(rule.name) and (start != "queued" or not rule.inside):
             for node in graph.nodes:
                 if node.name not in work.taken:

@@ -32,9 +32,9 @@ from ascend_lab.compiler import (
     weight_bytes,
 )
 from ascend_lab.compiler.compile import DEFAULT_ROAD
-from ascend_lab.compiler.fusion import tandem_convolutions
 from ascend_lab.compiler.lower.blocks import images_outermost
 from ascend_lab.compiler.placement import Use, allocate, owners, spans
+from ascend_lab.compiler.rules import fusions
 from ascend_lab.compiler.slice import part_of
 from ascend_lab.compiler.tasks import CpuKernel
 from ascend_lab.errors import AscendLabError, UnsupportedError
@@ -82,8 +82,9 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     end = len(graph.nodes)
     inner = set[str]()
     if road.start != "queued":
-        tandems = (tandem_convolutions(graph, node) or () for node in nodes)
-        inner = {node.name for tandem in tandems for node in tandem[1:]}
+        inside = [fusion.rule for fusion in fusions() if fusion.rule.inside]
+        groups = (rule.propose(graph, node) for rule in inside for node in nodes)
+        inner = {node.name for group in groups for node in group[1:]}
     free = [i for i in range(1, end) if not nodes[i].has("lanes") and nodes[i].name not in inner]
     if len(free) <= MOST_POINTS:
         return [0, *free, end]

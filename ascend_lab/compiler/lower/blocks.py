@@ -198,3 +198,16 @@ def _digits(value: int, steps: Steps) -> list[int]:
         digit, value = divmod(value, stride)
         digits.append(digit)
     return digits
+
+
+def scale_of(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """Return (image, scale) of a node that scales an image by a number per image and channel."""
+    if node.op != "mul" or len(node.inputs) != 2:
+        return None
+    one, two = sorted(node.inputs, key=lambda name: -graph.types[name].elements)
+    image = graph.types[one]
+    scale = graph.types[two]
+    layouts = IMAGES, BLOCKS
+    plain = all(t.dtype == "fp16" and t.layout in layouts for t in (image, scale))
+    fits = plain and scale.shape == (*image.shape[:2], 1, 1) and scale.shape != image.shape
+    return (one, two) if fits else None

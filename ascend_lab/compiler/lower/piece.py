@@ -19,6 +19,7 @@ import numpy as np
 
 from ascend_lab import errors
 from ascend_lab.compiler.ir import Graph, Node, TensorType, Values, to_text
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.machine import isa, layout, sim
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import kernels
@@ -191,3 +192,14 @@ def pack_beside(array: Values, main: TensorType) -> Values:
 
 def _aligned(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     return (1,) * (len(main.shape) - len(shape)) + tuple(shape)
+
+
+def refuse_packed_twice(piece: Piece) -> None:
+    """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
+    nodes = piece.graph.nodes
+    first = nodes[0]
+    rest = nodes[1:]
+    later = {name for node in rest for name in node.inputs}
+    again = sorted(piece.constants.intersection(first.inputs) & later)
+    if again:
+        raise UnsupportedError("a constant packed in one way", piece.names[again[0]], "cut here")

@@ -30,9 +30,6 @@ from ascend_lab.operators.kernels.rearrange import (
     check_indices, concat_launch, gather_launch, one_hot_launch, pad_launch, reshape_launch,
     scatter_launch, slice_launch, split_launch,
 )
-from ascend_lab.operators.kernels.tandem import tandem_launch
-from ascend_lab.operators.kernels.tandem_schedules import tandem_launches
-from ascend_lab.operators.kernels.tandem_shape import Tandem, TandemSchedule
 from ascend_lab.operators.kernels.transpose import transpose_launch
 from ascend_lab.machine.layout import copy_launch
 # fmt: on
@@ -47,8 +44,6 @@ __all__ = [
     "GemmSchedule",
     "GemmShape",
     "SplitTiling",
-    "Tandem",
-    "TandemSchedule",
     "best_grid",
     "check_indices",
     "check_schedule",
@@ -77,8 +72,6 @@ __all__ = [
     "slice_launch",
     "split_launch",
     "stacked_schedule",
-    "tandem_launch",
-    "tandem_launches",
     "tile_bytes",
     "transpose_launch",
     "unpack_conv",

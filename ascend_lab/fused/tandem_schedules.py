@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ascend_lab import errors
+from ascend_lab.fused import tandem_shape
+from ascend_lab.fused.tandem_kernel import tandem_launch
+from ascend_lab.fused.tandem_shape import SUMS, Tandem, TandemSchedule, check_tandem
 from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.operators.kernels import epilogue, tandem_shape
+from ascend_lab.operators.kernels import epilogue
 from ascend_lab.operators.kernels.conv_shape import LARGEST_TILE
 from ascend_lab.operators.kernels.epilogue_plan import Demand, demand_of
-from ascend_lab.operators.kernels.tandem import tandem_launch
-from ascend_lab.operators.kernels.tandem_shape import SUMS, Tandem, TandemSchedule, check_tandem
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 8)
 BANDS = (1, 2, 3, 4, 6, 8)

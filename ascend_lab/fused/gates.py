@@ -4,20 +4,25 @@ The small network that computes gates may be one kernel (squeeze and excite): me
 products, a function behind each. A convolution may follow that reads nothing but what they scale.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from ascend_lab.compiler.ir import Node, Values
+from ascend_lab.compiler.fusion import elementwise_chain
+from ascend_lab.compiler.ir import Graph, Node, Values, only_reader
 from ascend_lab.compiler.lower import conv
+from ascend_lab.compiler.lower.blocks import scale_of
 from ascend_lab.compiler.lower.piece import Form, Lowered, Piece
+from ascend_lab.compiler.rules import Fusion, Group, Rule
 from ascend_lab.errors import UnsupportedError
+from ascend_lab.fused import excitation
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Kernel, Launch, renamed, up
 from ascend_lab.operators import kernels
-from ascend_lab.operators.kernels import conv_windows, excitation
+from ascend_lab.operators.kernels import conv_windows
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue
 
 
@@ -118,3 +123,65 @@ def _padded_weights(shape: kernels.ConvShape, array: Values) -> Values:
     """Pack the weights; added ones are 0, on both sides."""
     missing = shape.c - array.shape[1]
     return conv.packed_weights(shape, np.pad(array, ((0, 0), (0, missing), (0, 0), (0, 0))))
+
+
+# -- which nodes, and what competes ----------------------------------------------------------------
+def propose(graph: Graph, node: Node) -> Group | None:
+    """Propose means of channels, two products of them, and the convolution of what these scale."""
+    nodes = [node, *elementwise_chain(graph, node)]
+    convolutions_ahead = 2 if node.op == "conv2d" else 3  # the means may be written already
+    for _ in range(convolutions_ahead):
+        reader = only_reader(graph, nodes[-1])
+        if reader and reader.op == "conv2d":
+            nodes += [reader, *elementwise_chain(graph, reader)]
+    return nodes if parts_of(graph, nodes) else None
+
+
+def parts_of(graph: Graph, nodes: Group) -> Sequence[Group]:
+    """Return means, two products of them with what follows each, and what comes behind the gates.
+
+    Means may be written already, and nothing behind; without products there is nothing.
+    """
+    start = int(nodes[0].op == "global_avg_pool")
+    products = [i for i, node in enumerate(nodes) if node.op == "conv2d"]
+    if len(products) < 2 or products[0] != start:
+        return ()
+    second = products[1]
+    scales = (i for i in range(second, len(nodes)) if scale_of(graph, nodes[i]))
+    end = next(scales, len(nodes))
+    in_a_row = all(a.output == b.inputs[0] for a, b in pairwise(nodes[:end]))
+    tensors = [nodes[start].inputs[0], *(node.output for node in nodes[start:end])]
+    one_pixel = all(graph.types[name].shape[2:] == (1, 1) for name in tensors)
+    behind = nodes[end:]
+    gates_are_read = not behind or tensors[-1] in behind[0].inputs
+    if in_a_row and one_pixel and gates_are_read:
+        return nodes[:start], nodes[start:second], nodes[second:end], behind
+    return ()
+
+
+def lower(piece: Piece, chip: Chip, parts: Sequence[Group]) -> Lowered:
+    """Return the kernel of gates, and of the convolution of what they scale."""
+    _, first, second, behind = parts
+    return lower_gated(piece, chip, first, second, behind)
+
+
+def apart(parts: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """Yield the gates as one kernel with their scale and its convolution apart; then all apart."""
+    *gate_parts, behind = parts
+    chains = [some for some in gate_parts if some]
+    tail = [some for some in (behind[:1], behind[1:]) if some]
+    if behind:
+        yield [[node for some in chains for node in some], *tail]
+    yield [*chains, *tail]
+
+
+FUSIONS = [
+    Fusion(
+        Rule("ChannelGatesFusionPass", propose),
+        parts_of,
+        lower,
+        apart,
+        "gates of channels have a hand-written kernel without parameters",
+        compares_all=True,
+    )
+]

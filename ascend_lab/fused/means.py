@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import CapacityError
+from ascend_lab.fused.tandem_shape import SUMS, Band, Tandem
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Tile, up
-from ascend_lab.operators.kernels.tandem_shape import SUMS, Band, Tandem
 from ascend_lab.operators.kernels.tiles import Area, repeat, segments, sum_queue
 
 AREA = FRACTAL * FRACTAL

@@ -22,13 +22,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ascend_lab.machine.chip import DTYPE_BYTES, Chip
-from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
-from ascend_lab.operators.kernels import conv_windows, squeeze, tandem_shape
-from ascend_lab.operators.kernels.conv_tiles import keep_near
-from ascend_lab.operators.kernels.epilogue_emit import Channels, drain, held_channels
-from ascend_lab.operators.kernels.planes import Own, plane_launch
-from ascend_lab.operators.kernels.tandem_shape import (
+from ascend_lab.fused import means, tandem_shape
+from ascend_lab.fused.tandem_shape import (
     AREA,
     SUMS,
     Band,
@@ -37,6 +32,12 @@ from ascend_lab.operators.kernels.tandem_shape import (
     TandemSchedule,
     bands_of,
 )
+from ascend_lab.machine.chip import DTYPE_BYTES, Chip
+from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
+from ascend_lab.operators.kernels import conv_windows
+from ascend_lab.operators.kernels.conv_tiles import keep_near
+from ascend_lab.operators.kernels.epilogue_emit import Channels, drain, held_channels
+from ascend_lab.operators.kernels.planes import Own, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue
 
 
@@ -111,10 +112,10 @@ class _Writer:
         lines = max(band.pixels for band in self.bands) * FRACTAL
         tiles = max(band.tile for band in self.bands), schedule.tile
         self.plane, groups = math.prod(shape.out_hw) // shape.mixed, count // self.blocks
-        self.means: squeeze.Means | None = None
+        self.means: means.Means | None = None
         if tandem.means:
             units = groups * own.images[0]
-            self.means = squeeze.Means(k, tandem, self.bands, units, self.blocks, max(tiles))
+            self.means = means.Means(k, tandem, self.bands, units, self.blocks, max(tiles))
         self.x = k.tensor("x", "fp16", shape.images * c1 * tandem.point.plane)
         self.y = k.tensor("y", "fp16", shape.images * n1 * self.plane * FRACTAL)
         size = self.blocks * lines

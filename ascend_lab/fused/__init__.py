@@ -1,0 +1,17 @@
+"""Special kernels that plug into the compiler: several operators, or one done in a special way.
+
+- `tandem`: a pointwise convolution and the depthwise one that reads it; what lies between stays in
+  L1.
+- `gates`: squeeze and excite, from the means of channels to the convolution of what they scale.
+- `row_norm`: layer norm of rows in fractals, whose sums the cube adds up.
+
+Each file registers a record (`compiler.rules`). Without a file, or without this folder, networks
+compile to plain kernels: slower, with the same values.
+
+>>> from ascend_lab.compiler.rules import fusions
+>>> [fusion.rule.name for fusion in fusions()]
+['TandemConvolutionFusionPass', 'ChannelGatesFusionPass']
+"""
+
+PLUGINS = ("tandem", "gates", "row_norm")
+"""The modules that register something, in the order in which their rules are asked."""
