@@ -16,6 +16,7 @@ GAVE_A_NUMBER = {
     "cb/maximum/4": "rate of memory",
     "tb/gemm/9": "rate of memory",
     "tb/gemm/10": "rate of memory",
+    **{f"cb/dynamic_quant/{i}": "fetch of code" for i in (1, 2, 7, 8, 11, 16, 17, 19, 20)},
 }
 """Rows that a number of a chip file was taken from: they cannot judge that number."""
 SHORT_S = 3e-5
