@@ -10,7 +10,7 @@ import pytest
 from bank_cases import ENTRY, KEY, banks, entry
 from hypothesis import given, settings
 
-from ascend_lab.aoe import bank
+from ascend_lab.aoe import bank, operators_of
 from ascend_lab.aoe.bank import (
     FILE_NAME,
     MODEL_VERSION,
@@ -24,7 +24,10 @@ from ascend_lab.aoe.bank import (
 )
 from ascend_lab.aoe.bank.records import better, to_line
 from ascend_lab.aoe.drive import Trial
+from ascend_lab.aoe.tuning import key_of
+from ascend_lab.compiler import compile_graph, zoo
 from ascend_lab.errors import InputError
+from ascend_lab.machine.chip import load_chip
 
 OLD = MODEL_VERSION - 1
 
@@ -258,3 +261,11 @@ def test_repeat_tune_is_true_or_false(places):
         assert bank.repeat_tune(os.environ) is wanted
     with pytest.raises(InputError, match="REPEAT_TUNE as True or False; got '1'"):
         bank.repeat_tune({"REPEAT_TUNE": "1"})
+
+
+def test_the_built_in_bank_knows_every_operator_of_bert_on_the_910a():
+    """Its keys are digests of problems as they are today, and of the chip's numbers."""
+    compiled = compile_graph(zoo.build("bert_base", batch=1), load_chip("Ascend910A"))
+    tunable = [operator for operator in operators_of(compiled) if operator.unit]
+    assert len(tunable) >= 8
+    assert all(find_builtin(key_of(operator)) is not None for operator in tunable)
