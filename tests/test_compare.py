@@ -271,7 +271,7 @@ QKV = "1x2x256x64;1x2x256x64;1x2x256x64"
         ({"timing": "cpu"}, "timing"),
         ({"inputs": "512by1024"}, "inputs"),
         ({"inputs": "0x4;0x4"}, "inputs"),
-        ({"inputs": "bytes=12"}, "shape per input"),
+        ({"inputs": "bytes=12"}, "all_reduce"),
         ({"inputs": "bytes=all", "operator": "all_reduce"}, "bytes=N"),
         ({"inputs": "512x1024"}, "2 inputs"),
         ({"inputs": "3000000000;3000000000"}, "2147483647"),
@@ -497,6 +497,14 @@ def test_columns_of_torch_npu_are_read_too(tmp_path: Path) -> None:
     (row,) = compare(path, B2).rows
     line = ops.time("relu", ((64, 1024),), ("bf16",), B2)
     assert row.model_s == pytest.approx(line.task_s)
+
+
+def test_heads_in_uneven_groups_and_unknown_collectives_are_named(tmp_path: Path) -> None:
+    heads = one(tmp_path, operator="flash_attention", inputs="2x8x64x64;2x3x64x64;2x3x64x64")
+    assert "heads of q" in heads.refused and "8 and 3" in heads.refused
+    words = {"operator": "all_gather", "inputs": "bytes=1048576", "attributes": "ranks=8"}
+    gathered = one(tmp_path, chip="", **words)
+    assert "all_reduce and all_to_all" in gathered.refused and "all_gather" in gathered.refused
 
 
 def test_what_follows_from_shapes_is_read_and_what_does_not_is_refused() -> None:

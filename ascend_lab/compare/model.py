@@ -21,7 +21,7 @@ from ascend_lab.compare.programs import Programs, programs
 from ascend_lab.compare.rows import Work
 from ascend_lab.compare.table import COLLECTIVES
 from ascend_lab.compare.words import NOT_PRINTED, chip_of
-from ascend_lab.errors import InputError
+from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 
 ZOO = "zoo:"
@@ -41,6 +41,9 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
         raise InputError(needed, f"metric={work.attributes['metric']}", "it is a time per unit")
     if work.operator in COLLECTIVES:
         return collective(work, own)
+    if work.size_bytes is not None:
+        needed = f"a collective of {' and '.join(COLLECTIVES)}"
+        raise UnsupportedError(needed, work.operator or "no operator", "others are not timed here")
     chip, marks = chip_of(work.chip, own)
     if work.operator == "scatter_add" and "segments" in work.attributes:
         # Sums of segments start from zeros that the measured kernels write: no x is read.

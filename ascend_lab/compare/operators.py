@@ -44,8 +44,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     if operator.name == attention.FLASH:
         work = attention.as_called(work)
     if not work.shapes:
-        got = "bytes" if work.size_bytes is not None else "none"
-        raise InputError(f"{work.operator}: a shape per input", got, "write them in its order")
+        raise InputError(f"{work.operator}: a shape per input", "none", "write them in its order")
     settings = settings_of(work, chip, operator.attrs)
     if settings.cores is not None:
         chip = replace(chip, core_count=settings.cores)

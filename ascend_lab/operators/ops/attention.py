@@ -207,6 +207,9 @@ def _flash_shape(
     if causal and q[-2] > k[-2]:
         needed = "causal: at most as many queries as keys"
         raise ShapeError(needed, f"{q[-2]} and {k[-2]}", "leave out queries that see no key")
+    if len(q) == len(k) >= 4 and 1 not in (q[-3], k[-3]) and q[-3] % k[-3]:
+        needed = "heads of q: a multiple of those of k and v, which groups of them share"
+        raise ShapeError(needed, f"{q[-3]} and {k[-3]}", "leave out or add heads")
     if not has_groups(q, k, v):
         return _attention_shape(q, k, v, *mask, scale=scale)
     heads = q[-3]
