@@ -17,7 +17,7 @@ from ascend_lab.limits import INSTRUCTIONS, refuse_above
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import instructions as ins
 from ascend_lab.machine.isa.launch import BETWEEN, Ring, RingTile, cross_set, cross_wait
-from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, as_affine, var, whole
+from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, as_affine, var, whole_number
 from ascend_lab.machine.isa.program import Event, Instruction, Loop, Node, Program
 
 Place = tuple[str, int | str]
@@ -265,7 +265,7 @@ class KernelBuilder:
             remedy = f"use {', '.join(self.chip.buffers)}, or tensor() for GM"
             raise PathError(f"{name}: on-chip memory of {self.chip.name}", space, remedy)
         unit = self.chip.alignment.get(space, 32)
-        elements = whole(elements, f"{name}: elements")
+        elements = whole_number(elements, f"{name}: elements")
         # 20 fp16 elements are 40 bytes: in UB, in blocks of 32, slots lie 64 bytes apart.
         slot_bytes = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
         address = self._used_bytes.get(space, 0)
