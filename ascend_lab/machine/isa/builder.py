@@ -175,7 +175,10 @@ class Queue(Slots[Tile]):
         return Tile(self.buffer, slot)
 
     def join(self, name: str, dtype: str, elements: int) -> Buffer:
-        """Allocate another buffer whose slots are filled and emptied together with this queue's."""
+        """Allocate another buffer whose slots are filled and emptied together with this queue's.
+
+        One flag then covers both, e.g. a tile of values and a tile of their scales.
+        """
         space = self.buffer.space
         slots = self.buffer.slots
         self.members.append(self.builder.buffer(name, space, dtype, elements, slots))
@@ -311,6 +314,7 @@ class KernelBuilder:
         """
         buffer = self.buffer(name, space, dtype, elements, depth)
         enqueuing = via or src
+        # Two events pass each slot round: `full` forward, `empty` back; k-th wait for k-th set.
         full = Event(enqueuing, dst, self._take_ids(enqueuing, dst, depth), depth)
         empty = Event(dst, src, self._take_ids(dst, src, depth), depth)
         middle = Event(src, via, self._take_ids(src, via, depth), depth) if via else None
@@ -449,6 +453,8 @@ class KernelBuilder:
         used = [q for q in self._queues if any(q.counts.values())]
         opening = [flag for q in used for flag in q.opening]
         closing = [flag for q in used for flag in q.closing]
+        # A depth of 2 opens with two set_flags from consumer to producer, so that the first two
+        # allocs do not wait, and closes with two wait_flags: no flag stays up after the program.
         body = (*opening, *close_loops(self._body), *closing)
         program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
         return ins.check_program(self.chip, program)

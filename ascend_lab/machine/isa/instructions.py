@@ -124,6 +124,7 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
         needed = f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}"
         got = f"{capacity} bytes on {chip.name}"
         raise CapacityError(needed, got, "make the tile smaller or use fewer slots")
+    # every slot must start aligned, so the distance of slots counts as well as the first address
     unit = chip.alignment.get(buffer.space, BLOCK_BYTES)
     if buffer.address % unit or (buffer.slots > 1 and buffer.slot_bytes % unit):
         needed = f"{buffer.name}: {buffer.space} addresses in multiples of {unit} bytes"
@@ -238,6 +239,7 @@ def mmad(
     `accumulate` may be affine in loop variables: with accumulate=k the pass k = 0 of a reduction
     overwrites C and the later passes add to it.
     """
+    # a bias lies in BT, the bias table, and has one number per column of C
     srcs = (a, b) if bias is None else (a, b, bias)
     attrs: tuple[tuple[str, AttrValue], ...] = (("accumulate", as_affine(accumulate)),)
     return check_instruction(chip, Instruction("mmad", "M", c, srcs, attrs))
@@ -342,7 +344,7 @@ def barrier(chip: Chip, pipe: str = "ALL") -> Instruction:
 
 def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
     """Return (m, k, n) in elements of an mmad, from its operand regions."""
-    a, b = instruction.srcs[:2]
+    a, b = instruction.srcs[:2]  # A (M1, K1, 16, C0), B (K1, N1, 16, C0)
     m1, k1, rows, c0 = a.sizes
     return m1 * rows, k1 * c0, b.sizes[1] * b.sizes[2]
 
@@ -429,6 +431,7 @@ def _check_names(program: Program) -> None:
 def _check_loops(name: str, nodes: tuple[programs.Node, ...], outer: frozenset[str]) -> None:
     for node in nodes:
         if isinstance(node, Loop):
+            # two loops side by side may share a name; nested ones may not
             if node.var in outer:
                 needed = f"{name}: a new name for a loop inside {', '.join(sorted(outer))}"
                 raise ProgramError(needed, node.var, "the inner loop would hide the outer one")

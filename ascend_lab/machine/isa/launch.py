@@ -129,10 +129,10 @@ class Kernel:
         """Check that there is a phase, and that equal names mean equal tensors in all phases."""
         if not self.phases:
             raise ProgramError(f"{self.name}: a kernel of at least one phase", "none", "add one")
-        seen: dict[str, Buffer] = {}
+        first_by_name: dict[str, Buffer] = {}
         for phase in self.phases:
             for tensor in phase.tensors:
-                first = seen.setdefault(tensor.name, tensor)
+                first = first_by_name.setdefault(tensor.name, tensor)
                 if first != tensor:
                     raise ProgramError(
                         f"{self.name}: one size and format of tensor {tensor.name} in all phases",
@@ -180,7 +180,7 @@ def binding_of(values: Mapping[str, int]) -> Binding:
     return tuple(sorted(values.items()))
 
 
-def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int]) -> Launch:
+def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]) -> Launch:
     """Return the launch with GM tensors under other names, or as parts of larger tensors.
 
     `names` maps old names to new ones. A keyword `x=(first, elements)` makes tensor `x` the part
@@ -189,8 +189,8 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
 
     @cache
     def buffer(old: Buffer) -> Buffer:
-        if old.name in places:
-            return replace(old, elements=places[old.name][1], slot_bytes=0)
+        if old.name in windows:
+            return replace(old, elements=windows[old.name][1], slot_bytes=0)
         if old.space == "GM":
             return replace(old, name=names[old.name]) if old.name in names else old
         # an on-chip buffer gives way if it has the new name of a tensor
@@ -198,7 +198,7 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
 
     def region(old: Region) -> Region:
         new_buffer = buffer(old.buffer)
-        first = places.get(old.buffer.name, (0,))[0]
+        first = windows.get(old.buffer.name, (0,))[0]
         return old if new_buffer is old.buffer else old.on(new_buffer, first)
 
     def node(old: Node) -> Node:
@@ -410,6 +410,7 @@ class Counters:
             for c in range(cores)
             for m in MODES
         }
+        # Both counts only rise; the value of a flag's counter is their difference.
         self.sets = Counter[tuple[int, int, int, int]]()
         self.waits = Counter[tuple[int, int]]()
 
@@ -465,7 +466,7 @@ class Ring:
 
     @property
     def buffer(self) -> Buffer:
-        """The tensor in GM: slot by slot, AI core by AI core."""
+        """The ring as a tensor in GM: slots outermost, in each slot the AI cores in order."""
         return Buffer(self.name, "GM", self.dtype, self.elements * self.cores, self.slots)
 
 

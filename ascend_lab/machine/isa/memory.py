@@ -160,6 +160,7 @@ def numpy_type(dtype: str) -> Any:
     """
     if dtype not in DTYPE_BYTES:
         raise InputError("a number format", repr(dtype), f"use {', '.join(DTYPE_BYTES)}")
+    # `dtype` itself serves where both names agree: int8, uint8, int32
     name = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype)
     return getattr(import_module("ml_dtypes" if dtype == "bf16" else "numpy"), name)
 
@@ -211,7 +212,7 @@ class Buffer:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Bytes from the first slot to the end of the last, which needs no padding behind it."""
         return self.slot_bytes * (self.slots - 1) + self.elements * self.itemsize
 
     def region(
@@ -252,6 +253,7 @@ class Region:
         """Check that sizes and strides belong together; reduce the slot modulo `slots`."""
         sizes = self.sizes
         strides = self.strides
+        # tuples of plain ints, the usual case, are recognised by a single comparison
         if {type(sizes), type(strides), *map(type, sizes), *map(type, strides)} != {tuple, int}:
             for field, values in (("sizes", sizes), ("strides", strides)):
                 what = f"region of {self.buffer.name}: {field}"
@@ -312,6 +314,7 @@ class Region:
         Sizes (4, 2, 16) with strides (64, 16, 1) are 4 runs of 2 x 16 elements: 64 bytes in fp16.
         """
         run = 1
+        # innermost axis first: a run goes on while the next stride is its length so far
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             if size == 1:  # an axis of one element takes no step, whatever its stride
                 continue

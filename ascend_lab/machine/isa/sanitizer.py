@@ -113,7 +113,7 @@ class _Report:
         self.findings.setdefault((kind, text or message), Finding(kind, message, text))
 
     def has(self, kind: str) -> bool:
-        return any(found == kind for found, _ in self.findings)
+        return any(reported == kind for reported, _ in self.findings)
 
 
 def _check_static(program: Program, chip: Chip, report: _Report) -> None:
@@ -321,13 +321,13 @@ class _Checker:
             self.cross.passing(self.core, pipe, clock)
 
     def _trouble(self, trouble: Trouble, verb: str, space: Space, instruction: Instruction) -> None:
-        place = f"{space.name} byte {trouble.byte}"
+        location = f"{space.name} byte {trouble.byte}"
         if trouble.kind == "uninitialised":
-            message = f"{instruction.op} reads {place} that nothing has written"
+            message = f"{instruction.op} reads {location} that nothing has written"
             self.report.add("uninitialised-read", message, instruction)
         elif trouble.kind == "unordered":
             message = (
-                f"{instruction.op} on {instruction.pipe} {verb} {place} "
+                f"{instruction.op} on {instruction.pipe} {verb} {location} "
                 f"while nothing orders it after {self.ops[trouble.step]}; "
                 "add a flag between them"
             )

@@ -95,6 +95,7 @@ class Space:
         for buffer in buffers:
             self.on_chip = buffer.space != "GM"
             self.name = buffer.space if self.on_chip else buffer.name
+            # GM tensors begin at 0 of their own space; gcd with 0 leaves the other number
             start, pitch = (buffer.address, buffer.slot_bytes) if self.on_chip else (0, 0)
             self.piece_bytes = math.gcd(self.piece_bytes, buffer.itemsize, start, pitch)
             size_bytes = max(size_bytes, start + buffer.size_bytes)
@@ -105,6 +106,7 @@ class Space:
         self._uncertain_writes: dict[Write, Stamps] = {}
         self._writes: dict[str, Trace] = {}
         self._reads: dict[str, Trace] = {}
+        # lets `_foreign_writes` skip a space that no earlier core has written
         self._first_write = 0
 
     def _blank(self) -> Stamps:
@@ -260,17 +262,17 @@ class CrossOrder:
             senders = self.counters.senders_to[receiver, mode]
             pending = [self.pending.get((receiver, mode, flag, s), []) for s in senders]
             if all(pending):
-                known: Clock = {}
+                joined: Clock = {}
                 for clocks in pending:
-                    join(known, clocks.pop(0))
+                    join(joined, clocks.pop(0))
                 # One counter serves all modes. A flag may change its mode only when the waits for
                 # its sets in the other mode are over: at the receiver, and at all cores that this
                 # core has set it for.
                 other_mode = [(receiver, i) for i, (m, _) in enumerate(arrived) if m != mode][-1:]
                 other_mode += [(to, last) for (m, to), last in last_set.items() if m != mode]
-                if any(not self._is_over(to, flag, last, known) for to, last in other_mode):
+                if any(not self._is_over(to, flag, last, joined) for to, last in other_mode):
                     yield f"cross-core flag {flag} is set in mode {mode} before it was drained"
-                arrived.append((mode, known))
+                arrived.append((mode, joined))
 
     def _is_over(self, core: int, flag: int, number: int, clock: Clock) -> bool:
         """Return whether a clock knows that wait `number` (from 0) for a flag is over."""
@@ -280,11 +282,11 @@ class CrossOrder:
     def wait(self, core: int, flag: int, step: int) -> None:
         """End a wait: the core's issuing unit receives the clock of the next arrived set."""
         waits = self.waits.setdefault((core, flag), [])
-        known = dict(self.issued[core][-1])
-        join(known, self.arrived[core, flag][len(waits)][1])
-        known[f"{core}.ISSUE"] = step
+        clock = dict(self.issued[core][-1])
+        join(clock, self.arrived[core, flag][len(waits)][1])
+        clock[f"{core}.ISSUE"] = step
         waits.append(step)
-        self.issued[core].append(known)
+        self.issued[core].append(clock)
 
     def passing(self, core: int, pipe: str, clock: Clock) -> None:
         """Join to a pipe's clock what its core knew after the wait that the pipe now passes."""

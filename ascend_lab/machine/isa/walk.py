@@ -133,6 +133,7 @@ def interleave(
     with the cycle of events when no pipe can go on.
     """
     binding = dict(env or {name: 0 for name, _ in program.params})
+    # of a single core: without the core's number and the pipe's name
     return (step[2:] for step in interleave_cores([(program, binding)], pick))
 
 
