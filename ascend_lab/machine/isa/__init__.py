@@ -1,4 +1,9 @@
-"""Programs for a Da Vinci core as data: instructions, loops, the kernel builder, the sanitizer."""
+"""Programs for a Da Vinci core as data: instructions, loops, the kernel builder, the sanitizer.
+
+Read `memory` (addresses) and `program` (instructions and loops) first, then `instructions` and
+`operands` (what a chip can run), `builder` (how kernels are written), `launch` (programs on several
+cores), `walk` (an order that the flags allow) and `sanitizer` (races and other faults).
+"""
 
 # fmt: off
 # isort: off

@@ -1,6 +1,8 @@
 """Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags.
 
-Slots of queues and rings are numbered over the turns of the loops a builder has open.
+A kernel allocates a slot, fills it, enqueues it; another pipe dequeues it, uses it and frees it.
+Each of the four steps emits one flag instruction. Which slot of a queue a step means is known only
+when the loops around it are closed: it depends on how many slots one pass of each loop uses.
 """
 
 from __future__ import annotations
@@ -15,60 +17,65 @@ from ascend_lab.limits import INSTRUCTIONS, refuse_above
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import instructions as ins
 from ascend_lab.machine.isa.launch import BETWEEN, Ring, RingTile, cross_set, cross_wait
-from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, as_affine, var, whole
+from ascend_lab.machine.isa.memory import Affine, Buffer, Region, Tile, as_affine, var, whole_number
 from ascend_lab.machine.isa.program import Event, Instruction, Loop, Node, Program
 
 Place = tuple[str, int | str]
-"""Memory space and address: a buffer and its views share one; in GM the name."""
+"""A memory space and the byte address in it, or in GM the tensor's name; views share a place."""
 
 
 def place_of(buffer: Buffer) -> Place:
-    """Return where a buffer lies."""
+    """Return the place of a buffer, by which a loop finds the regions of a queue and its views."""
     return buffer.space, buffer.name if buffer.space == "GM" else buffer.address
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop while it is written: its body so far, and the slots by which a pass moves its queues.
+    """A loop that is still being written, and how many slots one pass of it moves each queue on.
 
-    Whole turns of a queue count as none.
+    `slots_per_pass` is taken modulo the queue's depth: a pass that uses all the slots of a queue
+    ends at the slot where it began, and moves the queue by 0.
     """
 
     loop: Loop
     body: list[Instruction | OpenLoop]
-    steps: dict[Place, int]
+    slots_per_pass: dict[Place, int]
 
 
-def closed(
-    nodes: Sequence[Instruction | OpenLoop], turns: dict[Place, Affine] | None = None
+def close_loops(
+    nodes: Sequence[Instruction | OpenLoop], moved: dict[Place, Affine] | None = None
 ) -> tuple[Node, ...]:
-    """Close the loops and number the slots: pass i of a loop starts `steps` * i slots further.
+    """Turn open loops into `Loop`s, and give every region of a queue its slot in each pass.
 
-    `turns` is how far each queue has moved in the loops around.
+    `moved` tells by how many slots the loops around have moved each queue, as an expression of
+    their variables.
     """
-    turns = turns or {}
-    out: list[Node] = []
+    moved = moved or {}
+    closed: list[Node] = []
     for node in nodes:
         if isinstance(node, OpenLoop):
             loop = node.loop
-            inner = dict(turns)
-            for place, step in node.steps.items():
-                turn = Affine(0, ((loop.var, step),))
-                inner[place] = inner[place] + turn if place in inner else turn
-            out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
-        elif turns and node.regions:
-            dst = None if node.dst is None else _turned(node.dst, turns)
-            srcs = tuple([_turned(region, turns) for region in node.srcs])
-            out.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
+            moved_inside = dict(moved)
+            # Pass i begins i * slots further on: a queue of depth 2 that each pass of loop i uses
+            # once, and each pass of the loop j around it 3 times, stands at slot (i + j) mod 2.
+            for place, slots in node.slots_per_pass.items():
+                by_loop = Affine(0, ((loop.var, slots),))
+                outside = moved_inside.get(place)
+                moved_inside[place] = by_loop if outside is None else outside + by_loop
+            closed.append(Loop(loop.var, loop.count, close_loops(node.body, moved_inside)))
+        elif moved and node.regions:
+            dst = None if node.dst is None else _at_moved_slot(node.dst, moved)
+            srcs = tuple([_at_moved_slot(region, moved) for region in node.srcs])
+            closed.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
         else:
-            out.append(node)
-    return tuple(out)
+            closed.append(node)
+    return tuple(closed)
 
 
-def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
+def _at_moved_slot(region: Region, moved: dict[Place, Affine]) -> Region:
     buffer = region.buffer
-    turn = turns.get(place_of(buffer)) if buffer.slots > 1 else None
-    return region if turn is None else region.turned(turn)
+    by_slots = moved.get(place_of(buffer)) if buffer.slots > 1 else None
+    return region if by_slots is None else region.turned(by_slots)
 
 
 Emit = Callable[[Instruction], None]
@@ -76,9 +83,11 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """Slots that a producer fills and a consumer empties: its flags, and how often each was used.
+    """Slots that a producer fills and a consumer empties, and the flags between the two.
 
-    `members` are further buffers whose slots are filled and emptied together with these.
+    `flags` holds the instruction that each step emits ("alloc", "enqueue", "dequeue", "free"),
+    `counts` how often each was emitted. `members` are further buffers whose slots are filled and
+    emptied together with these.
     """
 
     def __init__(
@@ -98,42 +107,47 @@ class Slots(Generic[T]):
 
     @property
     def opening(self) -> list[Instruction]:
-        """What the program begins with: all slots are empty."""
+        """Flags at the start of the program: every slot is handed to the producer as empty."""
         return [self.flags["free"]] * self.size if "free" in self.flags else []
 
     @property
     def closing(self) -> list[Instruction]:
-        """What the program ends with: all slots are empty again."""
+        """Flags at the end of the program: wait until every slot is empty again."""
         return [self.flags["alloc"]] * self.size if "alloc" in self.flags else []
 
-    def _step(self, what: str) -> int:
-        self.emit(self.flags[what])
-        self.counts[what] += 1
-        return self.counts[what] - 1
+    def _emit_step(self, step: str) -> int:
+        """Emit the flag of a step; return its number, which counts slots over the whole program."""
+        self.emit(self.flags[step])
+        self.counts[step] += 1
+        return self.counts[step] - 1
 
     def alloc(self) -> T:
         """Wait (on the producer) for an empty slot and return it."""
-        return self.tile(self._step("alloc"))
+        return self.tile(self._emit_step("alloc"))
 
     def enqueue(self) -> None:
         """Tell the consumer that the slot is full."""
-        self._step("enqueue")
+        self._emit_step("enqueue")
 
     def dequeue(self) -> T:
         """Wait (on the consumer) for a full slot and return it."""
-        return self.tile(self._step("dequeue"))
+        return self.tile(self._emit_step("dequeue"))
 
     def free(self) -> None:
         """Give the slot back to the producer."""
-        self._step("free")
+        self._emit_step("free")
 
 
 Start = tuple[Buffer | Tile, Affine | int]
-"""Where a run of elements begins: in which memory, at which element."""
+"""The first element of a run: the buffer or tile that holds it, and its offset in there."""
 
 
 class Queue(Slots[Tile]):
-    """`depth` slots passed from one pipe to another: full flags one way, empty flags back."""
+    """`depth` slots passed from one pipe to another: full flags one way, empty flags back.
+
+    `middle`, if there is one, is the event from the producer to a pipe that works on the slot in
+    between; that pipe then raises `full`.
+    """
 
     def __init__(
         self,
@@ -161,7 +175,10 @@ class Queue(Slots[Tile]):
         return Tile(self.buffer, slot)
 
     def join(self, name: str, dtype: str, elements: int) -> Buffer:
-        """Allocate another buffer whose slots are filled and emptied together with this queue's."""
+        """Allocate another buffer whose slots are filled and emptied together with this queue's.
+
+        One flag then covers both, e.g. a tile of values and a tile of their scales.
+        """
         space = self.buffer.space
         slots = self.buffer.slots
         self.members.append(self.builder.buffer(name, space, dtype, elements, slots))
@@ -175,25 +192,27 @@ class Queue(Slots[Tile]):
 
 
 class RingEnd(Slots[RingTile]):
-    """One end of a ring in the program of one core: `fills` slots, or empties them.
+    """One end of a ring, in the program of one core: the one that `fills` slots or empties them.
 
-    Its waits hold up all that is written behind them.
+    A wait of a ring (`cross_wait`) holds up all instructions written behind it, on every pipe of
+    the core; a wait of a queue holds up one pipe.
     """
 
     def __init__(
         self, chip: Chip, emit: Emit, ring: Ring, start: Affine, pipe: str, fills: bool
     ) -> None:
         """Start empty; build the flag instructions once."""
+        # The producer waits for an empty slot and reports a full one; the consumer the reverse.
         waits, sets = (ring.empty, ring.ready) if fills else (ring.ready, ring.empty)
         names = ("alloc", "enqueue") if fills else ("dequeue", "free")
-        steps = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
-        super().__init__(emit, ring.buffer, dict(zip(names, steps, strict=True)), ring.slots)
+        flags = cross_wait(chip, waits), cross_set(chip, BETWEEN, pipe, sets)
+        super().__init__(emit, ring.buffer, dict(zip(names, flags, strict=True)), ring.slots)
         self.ring = ring
         self.start = start
         self.fills = fills
 
     def tile(self, slot: int) -> RingTile:
-        """Return a slot of the AI core's own."""
+        """Return a slot of this AI core, whose elements begin at `start` in every slot."""
         return RingTile(self.ring, slot, self.start)
 
 
@@ -204,7 +223,7 @@ Options = ParamSpec("Options")
 def _emitting(
     make: Callable[Concatenate[Chip, Options], Instruction],
 ) -> Callable[Concatenate[KernelBuilder, Options], None]:
-    """Return the method of a builder that emits what `make` makes on its chip."""
+    """Turn a constructor of `isa.instructions` into a builder method that emits its result."""
 
     def emit(k: KernelBuilder, /, *args: Options.args, **options: Options.kwargs) -> None:
         k.emit(make(k.chip, *args, **options))
@@ -229,7 +248,7 @@ class KernelBuilder:
         self._used_ids: dict[tuple[str, str], int] = {}
 
     def restart(self) -> None:
-        """Begin another program on the same buffers and queues, once one is finished."""
+        """Begin another program, after `finish`, on the same buffers and queues."""
         self._params = []
         self._body = []
         for queue in self._queues:
@@ -241,7 +260,7 @@ class KernelBuilder:
         return self._add(Buffer(name, "GM", dtype, elements))
 
     def buffer(self, name: str, space: str, dtype: str, elements: int, slots: int = 1) -> Buffer:
-        """Allocate `slots` on-chip pieces behind what is already allocated in `space`.
+        """Allocate `slots` equal pieces of on-chip memory, behind the buffers already in `space`.
 
         Raises `CapacityError` with the bytes needed and left.
         """
@@ -249,23 +268,25 @@ class KernelBuilder:
             remedy = f"use {', '.join(self.chip.buffers)}, or tensor() for GM"
             raise PathError(f"{name}: on-chip memory of {self.chip.name}", space, remedy)
         unit = self.chip.alignment.get(space, 32)
-        elements = whole(elements, f"{name}: elements")
-        pitch = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
-        start = self._used_bytes.get(space, 0)
-        size = self.chip.buffers[space]
-        if start + pitch * slots > size:
-            needed = f"{name} ({slots} x {elements} {dtype}) needs {pitch * slots} bytes of {space}"
-            got = f"{size - start} of {size} bytes left on {self.chip.name}"
+        elements = whole_number(elements, f"{name}: elements")
+        # 20 fp16 elements are 40 bytes: in UB, in blocks of 32, slots lie 64 bytes apart.
+        slot_bytes = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
+        address = self._used_bytes.get(space, 0)
+        capacity = self.chip.buffers[space]
+        if address + slot_bytes * slots > capacity:
+            needed_bytes = slot_bytes * slots
+            needed = f"{name} ({slots} x {elements} {dtype}) needs {needed_bytes} bytes of {space}"
+            got = f"{capacity - address} of {capacity} bytes left on {self.chip.name}"
             raise CapacityError(needed, got, "use a smaller tile or fewer slots")
-        self._used_bytes[space] = start + pitch * slots
-        return self._add(Buffer(name, space, dtype, elements, slots, start, pitch))
+        self._used_bytes[space] = address + slot_bytes * slots
+        return self._add(Buffer(name, space, dtype, elements, slots, address, slot_bytes))
 
     def used_bytes(self, space: str) -> int:
-        """Return the bytes of an on-chip memory that are allocated."""
+        """Return how many bytes of an on-chip memory are allocated so far."""
         return self._used_bytes.get(space, 0)
 
     def view(self, buffer: Buffer, name: str, dtype: str) -> Buffer:
-        """Name the bytes of an on-chip buffer once more, in another number format."""
+        """Give the bytes of an on-chip buffer a second name, in another number format."""
         elements = buffer.elements * buffer.itemsize // DTYPE_BYTES[dtype]
         return self._add(replace(buffer, name=name, dtype=dtype, elements=elements))
 
@@ -292,8 +313,9 @@ class KernelBuilder:
         With `via`, that pipe works on a slot in between: src -> via -> dst.
         """
         buffer = self.buffer(name, space, dtype, elements, depth)
-        last = via or src
-        full = Event(last, dst, self._take_ids(last, dst, depth), depth)
+        enqueuing = via or src
+        # Two events pass each slot round: `full` forward, `empty` back; k-th wait for k-th set.
+        full = Event(enqueuing, dst, self._take_ids(enqueuing, dst, depth), depth)
         empty = Event(dst, src, self._take_ids(dst, src, depth), depth)
         middle = Event(src, via, self._take_ids(src, via, depth), depth) if via else None
         queue = Queue(self, buffer, full, empty, middle)
@@ -301,11 +323,11 @@ class KernelBuilder:
         return queue
 
     def ring_out(self, ring: Ring, core: Affine | int, pipe: str) -> RingEnd:
-        """Return the end of a ring that `pipe` fills, of AI core number `core` of the launch."""
+        """Return the producer's end of a ring; `pipe` fills the slots of AI core `core`."""
         return self._ring_end(ring, core, pipe, fills=True)
 
     def ring_in(self, ring: Ring, core: Affine | int, pipe: str) -> RingEnd:
-        """Return the end of a ring that `pipe` empties, of AI core number `core` of the launch."""
+        """Return the consumer's end of a ring; `pipe` empties the slots of AI core `core`."""
         return self._ring_end(ring, core, pipe, fills=False)
 
     def _ring_end(self, ring: Ring, core: Affine | int, pipe: str, *, fills: bool) -> RingEnd:
@@ -315,6 +337,7 @@ class KernelBuilder:
         return end
 
     def _take_ids(self, src: str, dst: str, count: int) -> int:
+        """Reserve `count` neighbouring event ids for a pair of pipes; return the first."""
         first = self._used_ids.get((src, dst), 0)
         self._used_ids[src, dst] = first + count
         if first + count > self.chip.event_ids:
@@ -327,33 +350,40 @@ class KernelBuilder:
 
     # -- control --------------------------------------------------------------------------------
     def param(self, name: str, count: int) -> Affine:
-        """Declare a value set per core at launch, 0 .. count-1, and return it."""
+        """Declare a parameter that the launch sets per core, 0 .. count-1; return its value."""
         self._params.append((name, count))
         return var(name)
 
     @contextmanager
     def loop(self, name: str, count: int) -> Iterator[Affine]:
-        """Repeat what is written inside; queues must be left as full as they were found."""
+        """Repeat the instructions written inside the `with` block.
+
+        A pass must leave each queue as full as it found it: raises `SyncError` otherwise.
+        """
         opened = OpenLoop(Loop(name, count, ()), [], {})
-        outer = self._body
+        outer_body = self._body
         self._body = opened.body
-        before = [queue.counts.copy() for queue in self._queues]
+        entry_counts = [queue.counts.copy() for queue in self._queues]
         yield var(name)
-        self._body = outer
-        before += [dict.fromkeys(q.counts, 0) for q in self._queues[len(before) :]]
-        for queue, start in zip(self._queues, before, strict=True):
-            if queue.counts == start:
+        self._body = outer_body
+        # A queue that was allocated inside the loop had no steps when the loop began.
+        new_queues = self._queues[len(entry_counts) :]
+        entry_counts += [dict.fromkeys(queue.counts, 0) for queue in new_queues]
+        for queue, at_entry in zip(self._queues, entry_counts, strict=True):
+            if queue.counts == at_entry:
                 continue
-            steps = {key: now - start[key] for key, now in queue.counts.items()}
-            step, *others = set(steps.values())
-            if others:
-                needed = f"loop {name}: as many {_steps(queue)} of {queue.buffer.name}"
+            steps = {key: now - at_entry[key] for key, now in queue.counts.items()}
+            slots_per_pass, *unequal = set(steps.values())
+            if unequal:
+                needed = f"loop {name}: as many {_step_names(queue)} of {queue.buffer.name}"
                 raise SyncError(needed, str(steps), "pair them inside the loop body")
-            if slots := step % queue.buffer.slots:
-                held = (queue.buffer, *queue.members)
-                opened.steps.update((place_of(b), slots) for b in held)
-            further = step * (opened.loop.count - 1)
-            queue.counts = {key: now + further for key, now in queue.counts.items()}
+            # 3 slots a pass of a queue of 2: each pass begins 1 slot further than the last.
+            if moved := slots_per_pass % queue.buffer.slots:
+                buffers = (queue.buffer, *queue.members)
+                opened.slots_per_pass.update((place_of(buffer), moved) for buffer in buffers)
+            # The body is written once and runs `count` times: add the slots of the other passes.
+            other_passes = slots_per_pass * (opened.loop.count - 1)
+            queue.counts = {key: now + other_passes for key, now in queue.counts.items()}
         self._body.append(opened)
 
     def emit(self, instruction: Instruction) -> None:
@@ -382,7 +412,10 @@ class KernelBuilder:
         self.copy(dst, src, index=index, pitch=pitch, bound=bound, **options)
 
     def runs(self, elements: int, lanes: int) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Yield (first element, (repeats, lanes)) over a run: whole repeats, then last lanes."""
+        """Yield (first element, (repeats, lanes)) over a run: whole repeats, then the last lanes.
+
+        300 elements with 128 lanes (fp16): (0, (2, 128)), then (256, (1, 44)).
+        """
         done = 0
         while done < elements:
             repeats = min((elements - done) // lanes, self.chip.max_repeat)
@@ -390,15 +423,16 @@ class KernelBuilder:
             yield done, shape
             done += shape[0] * shape[1]
 
-    def each(self, op: str, elements: int, *places: Start, **options: Any) -> None:
-        """Emit a vector instruction on runs of neighbours; `places` are (buffer or tile, first).
+    def each(self, op: str, elements: int, *operands: Start, **options: Any) -> None:
+        """Emit a vector instruction on `elements` neighbours of each operand, destination first.
 
-        The destination stands first; a repeat holds as many elements as of the widest format fit.
+        An operand is (buffer or tile, its first element).
         """
-        buffers = [m.buffer if isinstance(m, Tile) else m for m, _ in places]
+        buffers = [m.buffer if isinstance(m, Tile) else m for m, _ in operands]
+        # The widest format decides: 256 bytes a repeat are 64 lanes as soon as one operand is fp32.
         lanes = self.chip.vector_bytes_per_repeat // max(buffer.itemsize for buffer in buffers)
-        for at, shape in self.runs(elements, lanes):
-            regions = [memory.region(first + at, shape) for memory, first in places]
+        for done, shape in self.runs(elements, lanes):
+            regions = [memory.region(first + done, shape) for memory, first in operands]
             self.vector(op, *regions, **options)
 
     def set_flag(self, src: str, dst: str, event_id: int) -> None:
@@ -413,16 +447,20 @@ class KernelBuilder:
         """Return the checked program; all slots start empty and must end empty."""
         for queue in self._queues:
             if len(set(queue.counts.values())) != 1:
-                needed = f"{self.name}: as many {_steps(queue)} of {queue.buffer.name}"
+                needed = f"{self.name}: as many {_step_names(queue)} of {queue.buffer.name}"
                 raise SyncError(needed, str(queue.counts), "pair them")
+        # An unused queue needs no flags: another program on the same builder may use it.
         used = [q for q in self._queues if any(q.counts.values())]
         opening = [flag for q in used for flag in q.opening]
         closing = [flag for q in used for flag in q.closing]
-        body = (*opening, *closed(self._body), *closing)
+        # A depth of 2 opens with two set_flags from consumer to producer, so that the first two
+        # allocs do not wait, and closes with two wait_flags: no flag stays up after the program.
+        body = (*opening, *close_loops(self._body), *closing)
         program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
         return ins.check_program(self.chip, program)
 
 
-def _steps(queue: Queue | RingEnd) -> str:
+def _step_names(queue: Queue | RingEnd) -> str:
+    """Return the steps of a queue as messages list them: "alloc, enqueue, dequeue and free"."""
     *names, last = queue.counts
     return f"{', '.join(names)} and {last}"

@@ -1,5 +1,7 @@
-"""The instruction set: a constructor each, and what instructions and programs must keep on a chip.
+"""The instruction set: one constructor per instruction, and the rules of a chip that it checks.
 
+`check_instruction` looks at one instruction alone (paths, alignment, shapes, formats),
+`check_program` at the loops around it, which decide whether every access stays in its buffer.
 Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
 (data paths per chip).
 """
@@ -40,10 +42,11 @@ def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
 
 
 def _check_work(chip: Chip, instruction: Instruction) -> None:
+    """Check an instruction that moves or computes: operands, pipe, and the rules of its kind."""
     dst, src = _operands(instruction)
     op = instruction.op
     pipe = "M" if op == "mmad" else "V"
-    if op in MOVES:
+    if op in MOVES:  # the chip's file says which pipe serves a path, e.g. MTE2 for GM->L1
         pipe = chip.path(src.space, dst.space).pipe
     if instruction.pipe != pipe:
         got = f"{instruction.pipe}, {src.space}->{dst.space}"
@@ -57,16 +60,19 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
 
 
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
-    """Return (destination, first source or destination); refuse wrong counts and names."""
+    """Return the destination and the first source; refuse unknown names and wrong counts.
+
+    An instruction without a source (vdup) returns its destination twice.
+    """
     op = instruction.op
     dst = instruction.dst
     count = len(instruction.srcs)
-    wanted = programs.SOURCES.get(op)
-    if wanted is None:
+    allowed_counts = programs.SOURCES.get(op)
+    if allowed_counts is None:
         known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *programs.VECTOR_OPS))
         raise ProgramError("a known instruction", op, f"use one of {known}")
-    if dst is None or count not in wanted:
-        counts = " or ".join(map(str, wanted))
+    if dst is None or count not in allowed_counts:
+        counts = " or ".join(map(str, allowed_counts))
         needed = f"{op}: one destination and {counts} source regions"
         raise ProgramError(needed, f"{0 if dst is None else 1} and {count}", "add or drop regions")
     return dst, instruction.srcs[0] if count else dst
@@ -93,8 +99,9 @@ def _check_scalar(instruction: Instruction) -> None:
     if instruction.number("steps", 1) < 1:
         needed = "scalar: steps >= 1"
         raise ProgramError(needed, str(instruction.attr("steps")), "count its operations")
-    one_each = instruction.dst is not None and len(instruction.srcs) in (1, 2)
-    if instruction.regions and (not one_each or any(r.elements != 1 for r in instruction.regions)):
+    # a second source is the index of an element picked at run time
+    copies = instruction.dst is not None and len(instruction.srcs) in (1, 2)
+    if instruction.regions and (not copies or any(r.elements != 1 for r in instruction.regions)):
         needed = "scalar: no region, or one element to copy and one place for it"
         got = ", ".join(map(str, instruction.regions))
         raise ProgramError(needed, got, "give both or neither")
@@ -112,11 +119,12 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
         needed = f"a buffer {chip.name} has"
         raise PathError(needed, buffer.space, f"use GM, {', '.join(chip.buffers)}")
     end = buffer.address + buffer.size_bytes
-    size = chip.buffers[buffer.space]
-    if end > size:
+    capacity = chip.buffers[buffer.space]
+    if end > capacity:
         needed = f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}"
-        got = f"{size} bytes on {chip.name}"
+        got = f"{capacity} bytes on {chip.name}"
         raise CapacityError(needed, got, "make the tile smaller or use fewer slots")
+    # every slot must start aligned, so the distance of slots counts as well as the first address
     unit = chip.alignment.get(buffer.space, BLOCK_BYTES)
     if buffer.address % unit or (buffer.slots > 1 and buffer.slot_bytes % unit):
         needed = f"{buffer.name}: {buffer.space} addresses in multiples of {unit} bytes"
@@ -125,17 +133,19 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
 
 
 # -- one constructor per instruction ---------------------------------------------------------------
-def _given(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
+# An attribute at its default is left out, so that the text form of a program stays short and two
+# ways to write the same instruction compare equal.
+def _without_none(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
     return tuple([(name, value) for name, value in attrs.items() if value is not None])
 
 
 def _picked_row(
     index: Region | None, pitch: int, bound: int, from_end: bool
 ) -> tuple[tuple[str, AttrValue], ...]:
-    """Return the attributes of a row picked at run time, none where nothing of it is given."""
+    """Return the attributes of a row picked at run time, or none if the instruction picks none."""
     if index is None and not pitch and not bound:
         return ()
-    return (("pitch", pitch), ("bound", bound), *_given(from_end=int(from_end) or None))
+    return (("pitch", pitch), ("bound", bound), *_without_none(from_end=int(from_end) or None))
 
 
 def data_copy(
@@ -154,16 +164,16 @@ def data_copy(
     """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
 
     On-chip runs are whole 32-byte blocks; `pad` allows ragged GM<->UB ends (chips with separate
-    vector cores only). A copy between different strides is how ND becomes a fractal layout.
+    vector cores only). A copy between different strides turns ND into a fractal layout.
     `atomic="add"` adds to GM instead of overwriting it (UB->GM; fp32, fp16, int32). With `index`,
-    one int32 in UB, the GM side moves by `index * pitch` elements, 0 <= index < `bound`: a row
-    picked at run time. With `from_end` an index below 0 counts from the end: the bound is added.
-    `relu` makes negative sums 0 on their way from L0C to UB, which may narrow them too.
-    Raises `PathError`, `AlignmentError`, `ProgramError`.
+    one int32 in UB, the copy picks its row at run time: its GM side moves by `index * pitch`
+    elements, 0 <= index < `bound`; with `from_end` an index below 0 counts from the end, like
+    Python's -1. `relu` replaces negative sums by 0 on the path L0C->UB, which may also convert
+    to a narrower format. Raises `PathError`, `AlignmentError`, `ProgramError`.
     Source of `relu`: Ascend C, enhanced DataCopy from CO1 to CO2 (developer documentation).
     """
     path = chip.path(src.space, dst.space)
-    attrs = _given(pad=int(pad) or None, atomic=atomic, relu=int(relu) or None)
+    attrs = _without_none(pad=int(pad) or None, atomic=atomic, relu=int(relu) or None)
     attrs += _picked_row(index, pitch, bound, from_end)
     srcs = (src,) if index is None else (src, index)
     return check_instruction(chip, Instruction("data_copy", path.pipe, dst, srcs, attrs))
@@ -172,8 +182,8 @@ def data_copy(
 def load2d(chip: Chip, dst: Region, src: Region) -> Instruction:
     """Move `repeat` fractals of 512 bytes from L1 (or GM) to L0A or L0B, one stride for all.
 
-    Regions are (repeat, ...) with 512 bytes behind the first axis; inner strides may differ, which
-    transposes each fractal. Raises `PathError`, `CapacityError` (repeat > 255).
+    Both regions are (repeat, ...) with 512 bytes behind the first axis. Inner strides that differ
+    between the two transpose each fractal. Raises `PathError`, `CapacityError` (repeat > 255).
     """
     path = chip.path(src.space, dst.space)
     return check_instruction(chip, Instruction("load2d", path.pipe, dst, (src,)))
@@ -196,8 +206,9 @@ def load3d(
 
     Row m of the matrix is output pixel m, column k is (c1, kh, kw, c0). `dst` is (M1, K1, 16, C0),
     the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right), filled with
-    `pad_value`: what stands for 0 in a quantised image. An image (1, H, W, 4) has columns
-    (kh, kw, 4): four taps fill C0 lanes (CANN operator sources, conv2d with FRACTAL_Z_C04).
+    `pad_value`, which in a quantised image is its zero point. An image (1, H, W, 4) has columns
+    (kh, kw, 4): in fp16 four taps fill the 16 lanes of C0 (CANN operator sources, conv2d with
+    FRACTAL_Z_C04).
     """
     path = chip.path(src.space, dst.space)
     attrs: tuple[tuple[str, AttrValue], ...] = (
@@ -207,7 +218,7 @@ def load3d(
         ("dilation", dilation),
         ("m_start", as_affine(m_start)),
         ("k_start", as_affine(k_start)),
-        *_given(pad_value=pad_value or None),
+        *_without_none(pad_value=pad_value or None),
     )
     return check_instruction(chip, Instruction("load3d", path.pipe, dst, (src,), attrs))
 
@@ -225,9 +236,10 @@ def mmad(
 
     A (M1, K1, 16, C0) in L0A as zZ, B (K1, N1, 16, C0) in L0B as zN, C (N1, M1, 16, 16) in L0C as
     nZ; fp16 -> fp32 or fp16, int8 -> int32, bf16 -> fp32 (where the chip has it).
-    `accumulate` may be affine in loop variables: the first pass of a reduction writes, the others
-    add.
+    `accumulate` may be affine in loop variables: with accumulate=k the pass k = 0 of a reduction
+    overwrites C and the later passes add to it.
     """
+    # a bias lies in BT, the bias table, and has one number per column of C
     srcs = (a, b) if bias is None else (a, b, bias)
     attrs: tuple[tuple[str, AttrValue], ...] = (("accumulate", as_affine(accumulate)),)
     return check_instruction(chip, Instruction("mmad", "M", c, srcs, attrs))
@@ -236,11 +248,11 @@ def mmad(
 def fixpipe(
     chip: Chip, dst: Region, src: Region, *, relu: bool = False, scale: float = 1.0
 ) -> Instruction:
-    """Drain L0C through the fix pipe to GM or L1: scale, optional ReLU, cast to dst's format.
+    """Move a tile from L0C to GM or L1 on pipe FIX: scale, optional ReLU, cast to dst's format.
 
-    Only chips with separate cube and vector cores have it; others copy L0C to UB on the V pipe.
+    Only chips with separate cube and vector cores have this pipe; others copy L0C to UB on pipe V.
     """
-    attrs = _given(relu=int(relu) or None, scale=float(scale) if scale != 1.0 else None)
+    attrs = _without_none(relu=int(relu) or None, scale=float(scale) if scale != 1.0 else None)
     return check_instruction(chip, Instruction("fixpipe", "FIX", dst, (src,), attrs))
 
 
@@ -254,16 +266,17 @@ def vdeq(
     relu: bool = False,
     offset: int = 0,
 ) -> Instruction:
-    """Dequantise int32 sums on their way from L0C to UB: (sums + bias) scale, one a column of each.
+    """Dequantise int32 sums from L0C to UB: dst = (sums + bias) * scale, with one of each a column.
 
-    Regions are (blocks, rows, halves, 16); 2 halves lay two fractals side by side, the 32 channels
-    of an int8 block. A result in int8 is rounded, moved by `offset` and saturated. On the chip the
-    bias lies in L0C before the first product: its way there is charged here.
+    Regions are (blocks, rows, halves, 16). With 2 halves two fractals of 16 columns lie side by
+    side and make the 32 channels of an int8 block. A result in int8 is rounded, shifted by
+    `offset` and saturated. On the chip the bias is put into L0C before the first product; here
+    this instruction adds it and its time includes that move.
     Source: Ascend C, CastDeq and the dequantising copy from CO1 (developer documentation).
     """
     path = chip.path("L0C", "UB")
     srcs = (src, scale) if bias is None else (src, scale, bias)
-    attrs = _given(relu=int(relu) or None, offset=offset or None)
+    attrs = _without_none(relu=int(relu) or None, offset=offset or None)
     return check_instruction(chip, Instruction("vdeq", path.pipe, dst, srcs, attrs))
 
 
@@ -277,19 +290,19 @@ def vector(
     compare: str | None = None,
     rounding: str | None = None,
 ) -> Instruction:
-    """One vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
+    """Make a vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
 
-    `mask` is a bit per lane (default: all lanes write); `scalar` belongs to vadds, vmuls, vmaxs,
-    vmins, vdup and vaxpy, which adds src scalar to dst. Reductions (vcadd, vcmax, vcmin) write one
-    element a repeat, vcgadd and vcgmax one a 32-byte block. `compare` (gt ge lt le eq ne) belongs
-    to vcmp, which writes 1 or 0; `rounding` (rint floor ceil trunc) to vconv into whole numbers.
+    `mask` has a bit per lane (default: all lanes write). `scalar` belongs to vadds, vmuls, vmaxs,
+    vmins, vdup and vaxpy (dst + src * scalar). `compare` (gt ge lt le eq ne) belongs to vcmp, which
+    writes 1 or 0; `rounding` (rint floor ceil trunc) to a vconv into whole numbers.
+    Reductions: vcadd, vcmax, vcmin write one element a repeat; vcgadd, vcgmax one a 32-byte block.
     vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
-    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements, or one a
-    repeat, whose rows may lie apart.
+    (n,) over block i of (n, C0). vtranspose transposes 16 x 16 blocks of 2-byte elements, one a
+    repeat; the rows of a block may lie apart.
     """
     number = None if scalar is None else float(scalar)
-    turn = None if rounding == "rint" else rounding
-    attrs = _given(scalar=number, mask=mask, op=compare, round=turn)
+    non_default = None if rounding == "rint" else rounding
+    attrs = _without_none(scalar=number, mask=mask, op=compare, round=non_default)
     return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))
 
 
@@ -304,9 +317,9 @@ def scalar(
     bound: int = 0,
     from_end: bool = False,
 ) -> Instruction:
-    """Scalar work of `steps` operations on S; with regions it also copies one element.
+    """Make an instruction of `steps` operations on pipe S; with regions it also copies one element.
 
-    With `index` the element's GM side moves by `index * pitch`, as in `data_copy`.
+    With `index` the element on the GM side is picked at run time, as in `data_copy`.
     """
     srcs = tuple(region for region in (src, index) if region is not None)
     attrs: tuple[tuple[str, AttrValue], ...] = (("steps", steps),)
@@ -315,23 +328,23 @@ def scalar(
 
 
 def set_flag(chip: Chip, event: programs.Event) -> Instruction:
-    """Let pipe event.src raise a flag for pipe event.dst when all before it has finished."""
+    """Pipe event.src raises a flag for pipe event.dst once its earlier instructions finished."""
     return check_instruction(chip, Instruction("set_flag", event.src, event=event))
 
 
 def wait_flag(chip: Chip, event: programs.Event) -> Instruction:
-    """Let pipe event.dst stand still until pipe event.src has raised the flag; lower it."""
+    """Pipe event.dst waits until pipe event.src has raised the flag, and lowers it."""
     return check_instruction(chip, Instruction("wait_flag", event.dst, event=event))
 
 
 def barrier(chip: Chip, pipe: str = "ALL") -> Instruction:
-    """pipe_barrier: wait until everything before it on `pipe` (or on all pipes) has finished."""
+    """Make a pipe_barrier: wait until all earlier work on `pipe`, or on all pipes, has finished."""
     return check_instruction(chip, Instruction("barrier", pipe))
 
 
 def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
     """Return (m, k, n) in elements of an mmad, from its operand regions."""
-    a, b = instruction.srcs[:2]
+    a, b = instruction.srcs[:2]  # A (M1, K1, 16, C0), B (K1, N1, 16, C0)
     m1, k1, rows, c0 = a.sizes
     return m1 * rows, k1 * c0, b.sizes[1] * b.sizes[2]
 
@@ -343,14 +356,15 @@ def c0_of(dtype: str) -> int:
 
 # -- whole programs --------------------------------------------------------------------------------
 ANYWHERE = ("barrier", "scalar", *CROSS)
-"""What both kinds of core can run."""
+"""Instructions that run on cube cores and on vector cores alike."""
 
 
 def check_program(chip: Chip, program: Program) -> Program:
-    """Return `program` if every access stays inside its buffer and all cores of a kind can run it.
+    """Return `program` if every access stays inside its buffer and one kind of core can run it all.
 
-    Raises `CapacityError` with the element touched and the size, `PathError` for a mix of cube and
-    vector work on a chip whose cores are split, `ProgramError` for names used twice or unknown.
+    Raises `CapacityError` with the element touched and the size, `PathError` for cube and vector
+    work in one program on a chip with separate cores, `ProgramError` for names that are used twice
+    or unknown.
     """
     _check_names(program)
     units = set()
@@ -361,6 +375,7 @@ def check_program(chip: Chip, program: Program) -> Program:
             check_bounds(programs.reach_of(instruction, region), ranges, instruction.op)
         if instruction.op not in ANYWHERE:
             units.add(unit_of(chip, instruction))
+    # cube and vector are separate kinds of core only on split chips; elsewhere every unit is "core"
     if len(units - {"core"}) > 1:
         needed = f"{program.name}: cube and vector work in separate programs on {chip.name}"
         got = "both in one program"
@@ -376,11 +391,15 @@ def unit_of(chip: Chip, instruction: Instruction) -> str:
         return "cube"
     if instruction.pipe == "V" or instruction.dst is None or not instruction.srcs:
         return "vector"
+    # a move belongs to the core that owns the memories of its path
     return chip.path(instruction.srcs[0].space, instruction.dst.space).unit
 
 
 def program_unit(chip: Chip, program: Program) -> str:
-    """Return the kind of core a program runs on ("core", "cube" or "vector")."""
+    """Return the kind of core a program runs on ("core", "cube" or "vector").
+
+    The first instruction that only one kind can run decides: `check_program` refuses a mixture.
+    """
     for instruction, _ in program.instructions():
         if instruction.event is None and instruction.op not in ANYWHERE:
             return unit_of(chip, instruction)
@@ -388,7 +407,10 @@ def program_unit(chip: Chip, program: Program) -> str:
 
 
 def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
-    """Raise `CapacityError` if the region leaves its buffer for some loop values."""
+    """Raise `CapacityError` if the region leaves its buffer for some values of the loop variables.
+
+    Raises `ProgramError` for a variable of no loop around the instruction.
+    """
     for name, _ in (*region.offset.terms, *region.slot.terms):
         if name not in ranges:
             needed = f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})"
@@ -409,6 +431,7 @@ def _check_names(program: Program) -> None:
 def _check_loops(name: str, nodes: tuple[programs.Node, ...], outer: frozenset[str]) -> None:
     for node in nodes:
         if isinstance(node, Loop):
+            # two loops side by side may share a name; nested ones may not
             if node.var in outer:
                 needed = f"{name}: a new name for a loop inside {', '.join(sorted(outer))}"
                 raise ProgramError(needed, node.var, "the inner loop would hide the outer one")

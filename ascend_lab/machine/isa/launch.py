@@ -1,14 +1,16 @@
 """Launches: which programs run on which cores, and what the cores of a mix launch share.
 
-A core of a mix launch has 16 counters of 4 bits. A set of mode 2 by a cube core adds 1 in each of
-its vector cores; one by a vector core waits for those of its brothers, and all of them add 1 in the
-cube core. Mode 1 is among the vector cores of an AI core, mode 0 among all cores of a kind. Source:
-Ascend C, CrossCoreSetFlag and CrossCoreWaitFlag (developer documentation).
+In a mix launch the cube core and the vector cores of an AI core work together. Each core has 16
+counters of 4 bits, one per cross-core flag. A cross_set of mode 2 by the cube core adds 1 to the
+counter of each of its vector cores. In the other direction the vector cores must all have set the
+flag before 1 is added to the counter of the cube core. Mode 1 works among the vector cores of one
+AI core, mode 0 among all cores of one kind. Source: Ascend C, CrossCoreSetFlag and
+CrossCoreWaitFlag (developer documentation).
 
-Tiles pass between the cube core and the vector cores of an AI core through a ring of slots in GM.
-The producer waits for an empty slot, stores a tile and tells that it is ready; the consumer waits
-for that, loads it and tells that the slot is empty. What the cores exchange stays in L2. Source of
-the protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
+A ring of slots in GM passes tiles between the cube core and the vector cores of an AI core. The
+producer waits for an empty slot, stores a tile and reports that it is ready; the consumer waits for
+the report, loads the tile and reports that the slot is empty. The tiles stay in L2. Source of the
+protocol: hw-native-sys/pto-isa, TPush.hpp (with one message a tile).
 """
 
 from collections import Counter
@@ -24,7 +26,10 @@ from ascend_lab.machine.isa.program import CROSS, PIPES, Instruction, Loop, Node
 
 Binding = tuple[tuple[str, int], ...]
 Share = tuple[int, int, int]
-"""Of an axis: what one core owns, the step from core to core, how many cores stand along it."""
+"""A share of an axis: its elements, the step from core to core, the cores up to its last owner.
+
+100 elements over 3 cores: (40, 40, 2) for cores 0 and 1, (20, 40, 3) for core 2.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +40,12 @@ class Part:
     bindings: tuple[Binding, ...] = ((),)
 
     def __post_init__(self) -> None:
-        """Check that there is a core, and on each a value in range for every param."""
+        """Check that there is a core, and that each core binds every param to a value in range."""
         counts = dict(self.program.params)
         for binding in self.bindings:
             values = dict(binding)
-            same = values.keys() == counts.keys()
-            if not same or any(not 0 <= v < counts[name] for name, v in values.items()):
+            binds_all = values.keys() == counts.keys()
+            if not binds_all or any(not 0 <= v < counts[name] for name, v in values.items()):
                 ranges = ", ".join(f"{name} in 0..{n - 1}" for name, n in counts.items())
                 needed = f"{self.program.name}: a binding of {ranges or 'no params'}"
                 raise ProgramError(needed, str(values), "bind each param once per core")
@@ -55,10 +60,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel on several cores: full cores and tail cores are different parts.
+    """A kernel on several cores; cores that run different programs are different parts.
 
-    In a mix launch cube and vector cores work together: `mix` parts at a time are the program of
-    the cube core and those of its vector cores; binding i of each belongs to the same AI core.
+    Where the work does not divide evenly, the full cores are one part and the tail cores another.
+    In a mix launch the parts come in teams of `mix`: the program of the cube core, then those of
+    its vector cores. Binding i of each part of a team belongs to the same AI core.
     """
 
     name: str
@@ -67,63 +73,66 @@ class Launch:
 
     def __post_init__(self) -> None:
         """Check that every cube core of a mix launch has its vector cores."""
-        alone = self.mix < 2 or len(self.parts) % self.mix
-        if self.mix and (alone or any(len({p.core_count for p in t}) > 1 for t in self.teams)):
+        incomplete = self.mix < 2 or len(self.parts) % self.mix
+        if self.mix and (incomplete or any(len({p.core_count for p in t}) > 1 for t in self.teams)):
             needed = f"{self.name}: a cube part, then its vector parts, with a binding per AI core"
             got = f"mix {self.mix}, cores {[p.core_count for p in self.parts]}"
             raise ProgramError(needed, got, "let spread() write the parts")
 
     @property
     def teams(self) -> tuple[tuple[Part, ...], ...]:
-        """Parts whose cores work together: each by itself, or those of an AI core."""
+        """Groups of parts whose cores work together: those of an AI core, or one part alone."""
         step = self.mix or 1
         return tuple(self.parts[i : i + step] for i in range(0, len(self.parts), step))
 
     @property
     def core_count(self) -> int:
-        """Active cores of all parts; in a mix launch AI cores."""
+        """Active cores of all parts; in a mix launch the number of AI cores."""
         return sum(team[0].core_count for team in self.teams)
 
     @property
     def event_count(self) -> int:
-        """Dynamic instructions on all cores, flags included."""
+        """How many instructions all cores run, flags included."""
         return sum(part.program.event_count * part.core_count for part in self.parts)
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """Programs of all parts, those that several share once."""
+        """Programs of all parts; a program that several parts share appears once."""
         return tuple({id(part.program): part.program for part in self.parts}.values())
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:
-        """GM tensors of all parts, each once: a ring with the most slots that a part gives it."""
-        found: dict[str, Buffer] = {}
+        """GM tensors of all parts, each once.
+
+        A ring may have different numbers of slots in different parts: the largest counts.
+        """
+        by_name: dict[str, Buffer] = {}
         for program in self.programs:
             for buffer in program.tensors:
-                known = found.get(buffer.name, buffer)
-                found[buffer.name] = known if known.slots > buffer.slots else buffer
-        return tuple(found.values())
+                earlier = by_name.get(buffer.name, buffer)
+                by_name[buffer.name] = earlier if earlier.slots > buffer.slots else buffer
+        return tuple(by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Phases that run one after another; between two of them all cores wait for each other.
+    """Launches that run one after another as phases; between two phases all cores synchronise.
 
-    A phase reads what earlier phases wrote to GM, on whatever core: partial sums first, then their
-    sum. The host launches the whole once.
+    A phase may read what any core wrote to GM in an earlier phase: a first phase computes partial
+    sums, a second one adds them up. The host launches the kernel once.
     """
 
     name: str
     phases: tuple[Launch, ...]
 
     def __post_init__(self) -> None:
-        """Check that there is a phase, and that a tensor is the same one in all phases."""
+        """Check that there is a phase, and that equal names mean equal tensors in all phases."""
         if not self.phases:
             raise ProgramError(f"{self.name}: a kernel of at least one phase", "none", "add one")
-        seen: dict[str, Buffer] = {}
+        first_by_name: dict[str, Buffer] = {}
         for phase in self.phases:
             for tensor in phase.tensors:
-                first = seen.setdefault(tensor.name, tensor)
+                first = first_by_name.setdefault(tensor.name, tensor)
                 if first != tensor:
                     raise ProgramError(
                         f"{self.name}: one size and format of tensor {tensor.name} in all phases",
@@ -133,12 +142,12 @@ class Kernel:
 
     @property
     def core_count(self) -> int:
-        """Cores of the phase that uses most of them."""
+        """Cores of the phase that uses the most."""
         return max(phase.core_count for phase in self.phases)
 
     @property
     def event_count(self) -> int:
-        """Dynamic instructions of all phases on all cores, flags included."""
+        """How many instructions all cores run in all phases, flags included."""
         return sum(phase.event_count for phase in self.phases)
 
     @property
@@ -151,7 +160,7 @@ Runnable = Program | Launch | Kernel
 
 
 def as_launch(program: Program | Launch) -> Launch:
-    """Return `program` as a launch on one core (params at 0) unless it is one already."""
+    """Return a launch unchanged, a program as a launch on one core with all params at 0."""
     if isinstance(program, Launch):
         return program
     binding = tuple((name, 0) for name, _ in program.params)
@@ -159,7 +168,7 @@ def as_launch(program: Program | Launch) -> Launch:
 
 
 def as_kernel(program: Runnable) -> Kernel:
-    """Return `program` as a kernel of one phase unless it is a kernel already."""
+    """Return a kernel unchanged, a program or launch as a kernel of one phase."""
     if isinstance(program, Kernel):
         return program
     launch = as_launch(program)
@@ -171,21 +180,26 @@ def binding_of(values: Mapping[str, int]) -> Binding:
     return tuple(sorted(values.items()))
 
 
-def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int]) -> Launch:
-    """Return a launch with GM tensors under other names, or at (element, of so many) of larger."""
+def renamed(launch: Launch, names: Mapping[str, str], **windows: tuple[int, int]) -> Launch:
+    """Return the launch with GM tensors under other names, or as parts of larger tensors.
+
+    `names` maps old names to new ones. A keyword `x=(first, elements)` makes tensor `x` the part
+    from element `first` on of a tensor of `elements` elements.
+    """
 
     @cache
     def buffer(old: Buffer) -> Buffer:
-        if old.name in places:
-            return replace(old, elements=places[old.name][1], slot_bytes=0)
+        if old.name in windows:
+            return replace(old, elements=windows[old.name][1], slot_bytes=0)
         if old.space == "GM":
             return replace(old, name=names[old.name]) if old.name in names else old
+        # an on-chip buffer gives way if it has the new name of a tensor
         return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
 
     def region(old: Region) -> Region:
-        new = buffer(old.buffer)
-        first = places.get(old.buffer.name, (0,))[0]
-        return old if new is old.buffer else old.on(new, first)
+        new_buffer = buffer(old.buffer)
+        first = windows.get(old.buffer.name, (0,))[0]
+        return old if new_buffer is old.buffer else old.on(new_buffer, first)
 
     def node(old: Node) -> Node:
         if isinstance(old, Loop):
@@ -199,8 +213,9 @@ def renamed(launch: Launch, names: Mapping[str, str], **places: tuple[int, int])
         buffers = tuple(dict.fromkeys(map(buffer, old.buffers)))
         return replace(old, buffers=buffers, body=tuple(map(node, old.body)))
 
-    new = {id(old): program(old) for old in launch.programs}
-    parts = (replace(part, program=new[id(part.program)]) for part in launch.parts)
+    # by id, so that parts that share a program go on sharing one
+    renamed_programs = {id(old): program(old) for old in launch.programs}
+    parts = (replace(part, program=renamed_programs[id(part.program)]) for part in launch.parts)
     return replace(launch, parts=tuple(parts))
 
 
@@ -211,46 +226,58 @@ def spread(
     *,
     apart: Sequence[int] = (),
 ) -> Launch:
-    """Return a launch over a grid of cores; `axes[param]` lists what the cores along it own.
+    """Return a launch over a grid of cores; `axes[param]` lists the shares of the cores along it.
 
-    All but the last along an axis own equally much. Cores with equal shares run one program,
-    `program(*shares)`, bound to their places; along `apart` every place has a program of its own,
-    called with (place, its first, its end) as well. A program that is a tuple, of a cube core and
-    its vector cores, makes a mix launch; a parameter `aiv` of theirs tells the first from the next.
+    All shares along an axis are equal, except that the last may be smaller. Cores with equal shares
+    run one program, `program(*shares)`, whose params are bound to each core's position. Along
+    `apart`, a further axis, every position has a program of its own, which is called with
+    (position, its first element, its end) as well. If `program` returns a tuple, of a cube core's
+    program and those of its vector cores, the launch is a mix launch; vector programs with a param
+    `aiv` get the number of their vector core in it.
     """
-    sides: list[dict[Share, list[int]]] = []
+    # Per axis: the positions that own the same share. {"row": (40, 40, 20)} has two groups,
+    # {(40, 40, 2): [0, 1], (20, 40, 3): [2]}: full cores and the tail core.
+    positions_of_share: list[dict[Share, list[int]]] = []
     for sizes in axes.values():
-        groups: dict[int, list[int]] = {}
-        for place, size in enumerate(sizes):
-            groups.setdefault(size, []).append(place)
-        sides.append({(size, sizes[0], at[-1] + 1): at for size, at in groups.items()})
-    ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
+        by_size: dict[int, list[int]] = {}
+        for position, size in enumerate(sizes):
+            by_size.setdefault(size, []).append(position)
+        shares_of_axis = {(size, sizes[0], at[-1] + 1): at for size, at in by_size.items()}
+        positions_of_share.append(shares_of_axis)
+    spans_apart = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
     parts = list[Part]()
     mix = 0
-    for shares in product(*sides):
-        places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
-        bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
-        made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
-        for one in made:
-            team = one if isinstance(one, tuple) else (one,)
-            mix = len(team) if isinstance(one, tuple) else 0
-            parts += [Part(p, numbered(p, bindings, i - 1)) for i, p in enumerate(team)]
+    for shares in product(*positions_of_share):
+        axis_positions = (at[share] for at, share in zip(positions_of_share, shares, strict=True))
+        grid = product(*axis_positions)
+        bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in grid)
+        if spans_apart:
+            programs = [program(*shares, span) for span in spans_apart]
+        else:
+            programs = [program(*shares)]
+        for core_program in programs:
+            team = core_program if isinstance(core_program, tuple) else (core_program,)
+            mix = len(team) if isinstance(core_program, tuple) else 0
+            # the cube core stands first: vector core i of the team has the number i - 1
+            parts += [Part(p, _with_aiv(p, bindings, i - 1)) for i, p in enumerate(team)]
     return Launch(name, tuple(parts), mix)
 
 
-def numbered(program: Program, bindings: tuple[Binding, ...], number: int) -> tuple[Binding, ...]:
-    """Add the `number` of a vector core to the bindings of a program that has a param `aiv`."""
+def _with_aiv(program: Program, bindings: tuple[Binding, ...], aiv: int) -> tuple[Binding, ...]:
+    """Bind the number of a vector core as well, if the program has a param `aiv`."""
     if "aiv" not in dict(program.params):
         return bindings
-    return tuple(binding_of({**dict(at), "aiv": number}) for at in bindings)
+    return tuple(binding_of({**dict(binding), "aiv": aiv}) for binding in bindings)
 
 
 # -- flags between the cores of a mix launch -------------------------------------------------------
 IDS = 16
+"""Cross-core flags of a core: ids 0 to 15."""
 LIMIT = 15
+"""The largest value of a flag's counter, which has 4 bits."""
 MODES = (0, 1, 2)
 BETWEEN = 2
-"""Flag ids of a core, what the counter of each holds, the modes, that of a ring's two sides."""
+"""The mode between the cube core and the vector cores of an AI core: the two ends of a ring."""
 
 
 def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
@@ -266,7 +293,8 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
         raise CapacityError(needed, str(flag), "use an id again once it is drained")
     if sets and instruction.number("mode", -1) not in MODES:
         raise ProgramError(f"{op}: mode 0, 1 or 2", str(instruction.attr("mode")), "choose one")
-    pipes = PIPES[1:] if sets else ("ALL",)  # all but the scalar unit can tell other cores
+    # every pipe but S, the scalar unit, can set a flag of another core; a wait stops all pipes
+    pipes = PIPES[1:] if sets else ("ALL",)
     if instruction.pipe not in pipes:
         needed = f"{op}: pipe {' or '.join(pipes)}"
         raise ProgramError(needed, instruction.pipe, "mend it")
@@ -274,77 +302,87 @@ def check_cross(chip: Chip, instruction: Instruction) -> Instruction:
 
 
 def cross_set(chip: Chip, mode: int, pipe: str, flag: int) -> Instruction:
-    """Tell other cores, when all before it on `pipe` has finished: counter `flag` of each + 1.
+    """Add 1 to counter `flag` of other cores, once all earlier work on `pipe` has finished.
 
-    Mode 2: a cube core tells its vector cores, or they it once all have set; mode 1: the vector
-    cores of an AI core each other; mode 0: all cores of a kind each other.
+    Mode 2 goes from a cube core to its vector cores, or from these, when all have set the flag, to
+    the cube core. Mode 1 is among the vector cores of an AI core, mode 0 among all cores of a kind.
     """
     attrs = (("mode", mode), ("id", flag))
     return check_cross(chip, Instruction("cross_set", pipe, attrs=attrs))
 
 
 def cross_wait(chip: Chip, flag: int) -> Instruction:
-    """Begin nothing behind it, on any pipe of this core, until counter `flag` is above 0; take 1.
+    """Wait until counter `flag` of this core is above 0, then subtract 1 from it.
 
-    What stands before it runs on.
+    Instructions behind the wait begin on no pipe before that; earlier ones continue.
     """
     return check_cross(chip, Instruction("cross_wait", "ALL", attrs=(("id", flag),)))
 
 
 def senders(core: int, mode: int, cores: int, team: int) -> list[int]:
-    """Return whose sets of `mode` a core waits for, of `cores` that stand AI core by AI core.
+    """Return the cores whose sets of `mode` a core waits for; all must have set the flag.
 
-    `team` cores make an AI core, the cube core first.
+    `team` cores make an AI core, the cube core first. With team = 3, cores 0 and 3 are cube cores;
+    in mode 2 core 0 waits for 1 and 2, and core 4 waits for 3.
     """
-    home = core - core % team
-    cube = core % team == 0
+    cube_core = core - core % team
+    vector_cores = range(cube_core + 1, cube_core + team)
+    is_cube = core % team == 0
     if mode == 0:
-        return [c for c in range(cores) if (c % team == 0) == cube]
+        return [c for c in range(cores) if (c % team == 0) == is_cube]
     if mode == 1:
-        return [] if cube else list(range(home + 1, home + team))
-    return list(range(home + 1, home + team)) if cube else [home]
+        return [] if is_cube else list(vector_cores)
+    return list(vector_cores) if is_cube else [cube_core]
 
 
 def uses(program: Program) -> dict[tuple[int, int], set[str]]:
     """Return the pipes that set each (mode, flag)."""
-    found: dict[tuple[int, int], set[str]] = {}
+    pipes: dict[tuple[int, int], set[str]] = {}
     for i, _ in program.instructions():
         if i.op == "cross_set":
-            found.setdefault((i.number("mode"), i.number("id")), set()).add(i.pipe)
-    return found
+            pipes.setdefault((i.number("mode"), i.number("id")), set()).add(i.pipe)
+    return pipes
 
 
 def meets(launch: Launch) -> bool:
-    """Tell whether all cores of a kind wait for each other somewhere."""
+    """Return whether cores of different AI cores wait for each other: a set in mode 0."""
     programs = [part.program for part in launch.parts if launch.mix]
     return any(mode == 0 for program in programs for mode, _ in uses(program))
 
 
 def crews(launch: Launch) -> list[tuple[tuple[Program, dict[str, int]], ...]]:
-    """Return the cores that work together, each with its binding: those of an AI core, or all."""
-    found = [
-        tuple((part.program, dict(at)) for part, at in zip(team, places, strict=True))
+    """Return groups of cores that may wait for each other, each core with its binding.
+
+    A group is one AI core, or with flags of mode 0 all cores of the launch.
+    """
+    ai_cores = [
+        tuple((part.program, dict(at)) for part, at in zip(team, bindings, strict=True))
         for team in launch.teams
-        for places in zip(*(part.bindings for part in team), strict=True)
+        for bindings in zip(*(part.bindings for part in team), strict=True)
     ]
-    return [tuple(chain(*found))] if meets(launch) else found
+    return [tuple(chain(*ai_cores))] if meets(launch) else ai_cores
 
 
 def check_launch(chip: Chip, launch: Launch) -> None:
-    """Raise `PathError` or `ProgramError` for flags that a launch, or its cores, cannot have."""
-    for place, part in enumerate(launch.parts):
+    """Raise `PathError` or `ProgramError` for cross-core flags or cores that cannot be had.
+
+    Flags need a mix launch; mode 1 is for vector cores; one pipe of a program sets a flag; and the
+    chip must have the cores, because those of a mix launch all start together.
+    """
+    for position, part in enumerate(launch.parts):
         if not any(i.op in CROSS for i, _ in part.program.instructions()):
             continue
-        found = uses(part.program)
+        pipes_of_flags = uses(part.program)
         name = part.program.name
         if not launch.mix:
             needed = f"{name}: a mix launch for cross-core flags"
             got = "cores of one kind alone"
             raise PathError(needed, got, "launch cube and vector programs together")
-        if place % launch.mix == 0 and any(mode == 1 for mode, _ in found):
+        is_cube_part = position % launch.mix == 0
+        if is_cube_part and any(mode == 1 for mode, _ in pipes_of_flags):
             needed = f"{name}: mode 0 or 2 on a cube core"
             raise ProgramError(needed, "mode 1", "it is of vector cores")
-        for (_, flag), pipes in found.items():
+        for (_, flag), pipes in pipes_of_flags.items():
             if len(pipes) > 1:
                 needed = f"{name}: one pipe that sets cross-core flag {flag}"
                 raise ProgramError(needed, ", ".join(sorted(pipes)), "use a flag for each")
@@ -357,38 +395,46 @@ def check_launch(chip: Chip, launch: Launch) -> None:
 
 
 class Counters:
-    """The counters of cores that stand AI core by AI core, `team` to each, the cube core first."""
+    """The flag counters of several cores; `team` cores make an AI core, the cube core first.
+
+    `senders_to[receiver, mode]` lists the cores whose sets a core waits for, `receivers_of[sender,
+    mode]` those that wait for its sets. `sets` counts per (receiver, mode, flag, sender), `waits`
+    the finished waits per (core, flag).
+    """
 
     def __init__(self, cores: int, team: int) -> None:
         """Start with all counters at 0."""
-        modes = [(r, m, senders(r, m, cores, team)) for r in range(cores) for m in MODES]
-        self.hears = {(r, m): who for r, m, who in modes}
-        self.tells = {
-            (c, m): [r for r, n, who in modes if n == m and c in who]
+        self.senders_to = {(r, m): senders(r, m, cores, team) for r in range(cores) for m in MODES}
+        self.receivers_of = {
+            (c, m): [r for (r, n), sending in self.senders_to.items() if n == m and c in sending]
             for c in range(cores)
             for m in MODES
         }
-        self.sent, self.taken = Counter[tuple[int, int, int, int]](), Counter[tuple[int, int]]()
+        # Both counts only rise; the value of a flag's counter is their difference.
+        self.sets = Counter[tuple[int, int, int, int]]()
+        self.waits = Counter[tuple[int, int]]()
 
     def ready(self, core: int, flag: int) -> int:
-        """Return what counter `flag` of a core holds."""
-        arrived = sum(
-            min((self.sent[core, mode, flag, s] for s in self.hears[core, mode]), default=0)
+        """Return the value of counter `flag` of a core."""
+        # A set counts when all senders have made it: after 3 sets by AIV0 and 2 by AIV1 the cube
+        # core has received 2.
+        received = sum(
+            min((self.sets[core, mode, flag, s] for s in self.senders_to[core, mode]), default=0)
             for mode in MODES
         )
-        return arrived - self.taken[core, flag]
+        return received - self.waits[core, flag]
 
     def set(self, core: int, mode: int, flag: int) -> None:
-        """Count a set of one core; raise `SyncError` for the 16th that nobody has waited for."""
-        for r in self.tells[core, mode]:
-            self.sent[r, mode, flag, core] += 1
-            if self.sent[r, mode, flag, core] - self.taken[r, flag] > LIMIT:
+        """Count a set by one core; raise `SyncError` if 16 of them wait to be consumed."""
+        for r in self.receivers_of[core, mode]:
+            self.sets[r, mode, flag, core] += 1
+            if self.sets[r, mode, flag, core] - self.waits[r, flag] > LIMIT:
                 needed = f"at most {LIMIT} sets of cross-core flag {flag} that wait to be consumed"
                 raise SyncError(needed, str(LIMIT + 1), "let the other side tell that it is ready")
 
 
 def core_name(core: int, team: int) -> str:
-    """Return what messages call a core: `AIV1`, or of the third AI core `AIC of core 2`."""
+    """Return the name of a core in messages: `AIV1`, or on the third AI core `AIC of core 2`."""
     member = core % team
     kind = f"AIV{member - 1}" if member else "AIC"
     return kind if core < team else f"{kind} of core {core // team}"
@@ -397,9 +443,10 @@ def core_name(core: int, team: int) -> str:
 # -- a ring of slots -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """`slots` tiles of `elements` for each of `cores` AI cores, and its two flag ids.
+    """A ring of `slots` tiles of `elements` in GM, for each of `cores` AI cores.
 
-    `ready` tells that a slot is full, `empty` that it is free again.
+    `ready` is the id of the flag that reports a full slot, `empty` of the one that reports an empty
+    slot.
     """
 
     name: str
@@ -411,7 +458,7 @@ class Ring:
     empty: int
 
     def __post_init__(self) -> None:
-        """Check that the counters can hold all slots."""
+        """Check that the flag counters, of at most 15, can count all slots."""
         if not 1 <= self.slots <= LIMIT or self.ready == self.empty:
             needed = f"ring {self.name}: 1 to {LIMIT} slots, and two different flag ids"
             got = f"{self.slots} slots, ids {self.ready} and {self.empty}"
@@ -419,13 +466,16 @@ class Ring:
 
     @property
     def buffer(self) -> Buffer:
-        """The tensor in GM: slot by slot, AI core by AI core."""
+        """The ring as a tensor in GM: slots outermost, in each slot the AI cores in order."""
         return Buffer(self.name, "GM", self.dtype, self.elements * self.cores, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class RingTile:
-    """A slot of one AI core's ring, held between alloc/enqueue or dequeue/free."""
+    """One slot of an AI core's ring: the producer's from alloc to enqueue, then the consumer's.
+
+    `start` is the AI core's first element in the slot.
+    """
 
     ring: Ring
     slot: int

@@ -1,4 +1,8 @@
-"""Addresses as data: affine expressions of loop variables, buffers, and strided regions of them."""
+"""Addresses as data: affine expressions of loop variables, buffers, and strided regions of them.
+
+Element (i0, i1) of a region with strides (s0, s1) lies at offset + i0 s0 + i1 s1 of its buffer; the
+offset is affine in the variables of the loops around, e.g. 256*i + 16*j + 8.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,11 @@ Ranges = Mapping[str, int]
 """Trip count of every loop variable in scope."""
 
 
-def whole(value: object, what: str) -> int:
-    """Return a whole number as int; raise `ProgramError` that names `what` for anything else."""
+def whole_number(value: object, what: str) -> int:
+    """Return a whole number as int; raise `ProgramError` that names `what` for anything else.
+
+    NumPy integers are accepted; 4.0 is not.
+    """
     if type(value) is int:
         return value
     try:
@@ -36,18 +43,23 @@ def up(value: int, unit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """const + sum(coefficient * loop variable): every address the hardware loops produce."""
+    """const + sum(coefficient * loop variable): the form of every address in a loop nest.
+
+    `terms` are sorted by variable and hold no coefficient of 0, so that equal expressions compare
+    equal.
+    """
 
     const: int = 0
     terms: tuple[tuple[str, int], ...] = ()
 
     def __add__(self, other: Affine | int) -> Affine:
-        """Return the sum; anything with an `affine` form counts as an affine expression."""
+        """Return the sum; an object with an attribute `affine` stands for that expression."""
         if not isinstance(other, Affine):
             if type(other) is not int and hasattr(other, "affine"):
                 return self + cast(Affine, other.affine)
-            step = other if type(other) is int else whole(other, "an address")
-            return Affine(self.const + step, self.terms) if step else self
+            number = other if type(other) is int else whole_number(other, "an address")
+            return Affine(self.const + number, self.terms) if number else self
+        # Sums with 0 or of plain numbers, the most frequent ones, need no merging of terms.
         if not other.terms:
             return Affine(self.const + other.const, self.terms) if other.const else self
         if not self.terms:
@@ -55,13 +67,13 @@ class Affine:
         merged = dict(self.terms)
         for var, coefficient in other.terms:
             merged[var] = merged.get(var, 0) + coefficient
-        kept = sorted([(v, c) for v, c in merged.items() if c])
-        return Affine(self.const + other.const, tuple(kept))
+        nonzero = sorted([(v, c) for v, c in merged.items() if c])
+        return Affine(self.const + other.const, tuple(nonzero))
 
     __radd__ = __add__
 
     def __neg__(self) -> Affine:
-        """Return the expression with its sign turned."""
+        """Return the negative of the expression."""
         return self * -1
 
     def __sub__(self, other: Affine | int) -> Affine:
@@ -75,7 +87,7 @@ class Affine:
     def __mul__(self, factor: int) -> Affine:
         """Return the expression scaled by an integer."""
         if type(factor) is not int:
-            factor = whole(factor, "a factor of an address")
+            factor = whole_number(factor, "a factor of an address")
         if factor == 1 or not (self.const or self.terms):
             return self
         terms = tuple([(v, c * factor) for v, c in self.terms]) if factor else ()
@@ -84,7 +96,10 @@ class Affine:
     __rmul__ = __mul__
 
     def modulo(self, n: int) -> Affine:
-        """Return an expression with the same value modulo n and coefficients in 0 .. n-1."""
+        """Return an expression with the same value modulo n and coefficients in 0 .. n-1.
+
+        For n = 2, 3*i + 2*j + 5 becomes i + 1.
+        """
         terms = tuple([(v, c % n) for v, c in self.terms if c % n])
         return Affine(self.const % n, terms) if terms else constant(self.const % n)
 
@@ -96,19 +111,23 @@ class Affine:
         return value
 
     def bounds(self, ranges: Ranges) -> tuple[int, int]:
-        """Return the smallest and largest value over 0 <= variable < trip count."""
+        """Return the smallest and largest value over 0 <= variable < trip count.
+
+        Each term is least at one end of its range and greatest at the other: -2*i + 8 with i < 4
+        goes from 2 to 8.
+        """
         low = high = self.const
         for name, factor in self.terms:
-            step = factor * max(ranges[name] - 1, 0)
-            low, high = (low + step, high) if step < 0 else (low, high + step)
+            reach = factor * max(ranges[name] - 1, 0)
+            low, high = (low + reach, high) if reach < 0 else (low, high + reach)
         return low, high
 
     def __str__(self) -> str:
         """Print as `2*i+j+5`; the text form of programs reads it back."""
-        parts = [v if c == 1 else f"{c}*{v}" for v, c in self.terms]
-        if self.const or not parts:
-            parts.append(str(self.const))
-        return "+".join(parts).replace("+-", "-")
+        summands = [v if c == 1 else f"{c}*{v}" for v, c in self.terms]
+        if self.const or not summands:
+            summands.append(str(self.const))
+        return "+".join(summands).replace("+-", "-")
 
 
 @lru_cache(4096)
@@ -130,17 +149,18 @@ Strides = Sequence[int] | None
 
 def as_affine(value: Index) -> Affine:
     """Return `value` unchanged if affine, else the constant."""
-    return value if isinstance(value, Affine) else constant(whole(value, "an address"))
+    return value if isinstance(value, Affine) else constant(whole_number(value, "an address"))
 
 
 @cache
 def numpy_type(dtype: str) -> Any:
     """Return the NumPy type of a number format such as "fp16"; raise `InputError` for others.
 
-    "bf16" is `ml_dtypes.bfloat16`: fp32 with the lower 16 bits rounded away, to nearest even.
+    "bf16" is `ml_dtypes.bfloat16`: an fp32 number rounded, to nearest even, to its upper 16 bits.
     """
     if dtype not in DTYPE_BYTES:
         raise InputError("a number format", repr(dtype), f"use {', '.join(DTYPE_BYTES)}")
+    # `dtype` itself serves where both names agree: int8, uint8, int32
     name = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype)
     return getattr(import_module("ml_dtypes" if dtype == "bf16" else "numpy"), name)
 
@@ -149,8 +169,8 @@ def numpy_type(dtype: str) -> Any:
 class Buffer:
     """A named array in one memory space: a GM tensor, or `slots` equal pieces of on-chip memory.
 
-    `elements` counts one slot; slot s starts at byte `address + s * slot_bytes` (GM tensors have
-    an address space of their own and one slot).
+    `elements` counts one slot; slot s starts at byte `address + s * slot_bytes`. A GM tensor has
+    one slot (the slots of a ring excepted), and an address space of its own that begins at 0.
     """
 
     name: str
@@ -167,7 +187,7 @@ class Buffer:
             raise ProgramError("a buffer name of letters, digits, _ and .", repr(self.name), "mend")
         for field in ("elements", "slots", "address", "slot_bytes"):
             if type(getattr(self, field)) is not int:
-                count = whole(getattr(self, field), f"buffer {self.name}: {field}")
+                count = whole_number(getattr(self, field), f"buffer {self.name}: {field}")
                 object.__setattr__(self, field, count)
         if self.dtype not in DTYPE_BYTES:
             needed = f"buffer {self.name}: a number format"
@@ -192,7 +212,7 @@ class Buffer:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all slots."""
+        """Bytes from the first slot to the end of the last, which needs no padding behind it."""
         return self.slot_bytes * (self.slots - 1) + self.elements * self.itemsize
 
     def region(
@@ -200,7 +220,8 @@ class Buffer:
     ) -> Region:
         """Return a strided region; default: the whole slot, contiguous.
 
-        `sizes`/`strides` count elements, outermost first; default strides are row-major.
+        `sizes`/`strides` count elements, outermost first; default strides are row-major. A slot
+        beyond the last one wraps around: slot 5 of a queue of 2 is slot 1.
         """
         if sizes is None:
             sizes = (self.elements,)
@@ -211,7 +232,7 @@ class Buffer:
 
 
 def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous array: each the product of the sizes behind it."""
+    """Strides of a contiguous array: (2, 3, 4) has (12, 4, 1), each the product of sizes behind."""
     strides = [1]
     for size in shape[:0:-1]:
         strides.append(strides[-1] * size)
@@ -229,12 +250,14 @@ class Region:
     slot: Affine = Affine()
 
     def __post_init__(self) -> None:
-        """Check that sizes and strides belong together; keep the slot modulo the slots."""
+        """Check that sizes and strides belong together; reduce the slot modulo `slots`."""
         sizes = self.sizes
         strides = self.strides
+        # tuples of plain ints, the usual case, are recognised by a single comparison
         if {type(sizes), type(strides), *map(type, sizes), *map(type, strides)} != {tuple, int}:
-            for field, given in (("sizes", sizes), ("strides", strides)):
-                counts = tuple(whole(n, f"region of {self.buffer.name}: {field}") for n in given)
+            for field, values in (("sizes", sizes), ("strides", strides)):
+                what = f"region of {self.buffer.name}: {field}"
+                counts = tuple(whole_number(n, what) for n in values)
                 object.__setattr__(self, field, counts)
         if self.slot.terms or not 0 <= self.slot.const < self.buffer.slots:
             object.__setattr__(self, "slot", self.slot.modulo(self.buffer.slots))
@@ -244,29 +267,30 @@ class Region:
             raise ProgramError(needed, got, "check the tile shape")
 
     def byte_at(self, env: Mapping[str, int]) -> int:
-        """Return the byte of the memory, or of the tensor in GM, that the region begins with."""
+        """Return the region's first byte, counted from the start of the memory or GM tensor."""
         buffer = self.buffer
-        slot = self.slot.at(env) % buffer.slots * buffer.slot_bytes if buffer.slots > 1 else 0
-        return buffer.address + slot + self.offset.at(env) * buffer.itemsize
+        slot_start = self.slot.at(env) % buffer.slots * buffer.slot_bytes if buffer.slots > 1 else 0
+        return buffer.address + slot_start + self.offset.at(env) * buffer.itemsize
 
     def turned(self, by: Affine) -> Region:
-        """Return the region `by` slots further."""
-        return self._with(self.buffer, self.offset, (self.slot + by).modulo(self.buffer.slots))
+        """Return the same region `by` slots further, modulo the slots of its buffer."""
+        return self._copy(self.buffer, self.offset, (self.slot + by).modulo(self.buffer.slots))
 
     def on(self, buffer: Buffer, first: int = 0) -> Region:
-        """Return the region in another buffer of as many slots, `first` elements further."""
-        return self._with(buffer, self.offset + first, self.slot)
+        """Return the region in another buffer of as many slots, moved on by `first` elements."""
+        return self._copy(buffer, self.offset + first, self.slot)
 
-    def _with(self, buffer: Buffer, offset: Affine, slot: Affine) -> Region:
-        # What is checked stays as it is: a program writes thousands of these.
-        other = object.__new__(Region)
+    def _copy(self, buffer: Buffer, offset: Affine, slot: Affine) -> Region:
+        # Made without `__post_init__`, because a program makes thousands of these: sizes and
+        # strides have been checked, and both callers pass a slot below the buffer's `slots`.
+        copy = object.__new__(Region)
         put = object.__setattr__
-        put(other, "buffer", buffer)
-        put(other, "offset", offset)
-        put(other, "sizes", self.sizes)
-        put(other, "strides", self.strides)
-        put(other, "slot", slot)
-        return other
+        put(copy, "buffer", buffer)
+        put(copy, "offset", offset)
+        put(copy, "sizes", self.sizes)
+        put(copy, "strides", self.strides)
+        put(copy, "slot", slot)
+        return copy
 
     @property
     def space(self) -> str:
@@ -285,10 +309,14 @@ class Region:
 
     @property
     def run_bytes(self) -> int:
-        """Length of the contiguous runs the region falls into: its burst length."""
+        """Length of the contiguous runs that the region consists of: its burst length.
+
+        Sizes (4, 2, 16) with strides (64, 16, 1) are 4 runs of 2 x 16 elements: 64 bytes in fp16.
+        """
         run = 1
+        # innermost axis first: a run goes on while the next stride is its length so far
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
-            if size == 1:
+            if size == 1:  # an axis of one element takes no step, whatever its stride
                 continue
             if stride != run:
                 break
@@ -296,11 +324,11 @@ class Region:
         return run * self.buffer.itemsize
 
     def extent(self, ranges: Ranges) -> tuple[int, int]:
-        """Return the lowest and highest element touched over all iterations."""
+        """Return the lowest and highest element touched over all iterations of the loops."""
         low, high = self.offset.bounds(ranges)
         for stride, size in zip(self.strides, self.sizes, strict=True):
-            step = stride * (size - 1)
-            low, high = (low + step, high) if step < 0 else (low, high + step)
+            reach = stride * (size - 1)
+            low, high = (low + reach, high) if reach < 0 else (low, high + reach)
         return low, high
 
     def __str__(self) -> str:
@@ -312,7 +340,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One slot of a queue, held between alloc/enqueue or dequeue/free."""
+    """One slot of a queue: the producer's from alloc to enqueue, the consumer's until free."""
 
     buffer: Buffer
     slot: Index

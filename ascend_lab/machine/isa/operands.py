@@ -1,4 +1,8 @@
-"""What the operands of an instruction must keep: moves, block instructions, cube, vector unit."""
+"""Rules for the operands of an instruction: memories, alignment, shapes, number formats.
+
+The sections go by kind: moves, vector instructions on whole blocks, mmad, other vector work. Every
+check raises a `ProgramError` child that says what is needed, what was given, and a remedy.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,11 +19,11 @@ from ascend_lab.machine.isa.program import (
 )
 
 COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-"""What vcmp's attribute `op` may ask of two lanes."""
+"""Comparisons of two lanes that vcmp's attribute `op` may name."""
 ROUNDINGS = ("rint", "floor", "ceil", "trunc")
-"""How vconv reaches a whole number; rint, to nearest even, is the default."""
+"""Ways in which vconv rounds to a whole number; rint, to nearest even, is the default."""
 ATOMIC_FORMATS = ("fp32", "fp16", "int32")
-"""Number formats a copy can add in memory."""
+"""Number formats in which a copy with atomic="add" can add to GM."""
 CUBE_OUTPUT = {
     "fp16": ("fp32", "fp16"),
     "bf16": ("fp32",),
@@ -29,21 +33,21 @@ CUBE_OUTPUT = {
 """Accumulator formats per input format (hardware facts, mmad types)."""
 ACCUMULATOR = {dtype: formats[0] for dtype, formats in CUBE_OUTPUT.items()}
 FRACTAL = 16
-FRACTAL_BYTES = 512
+FRACTAL_BYTES = 512  # 16 rows of 32 bytes: 16 x 16 elements in fp16, 16 x 32 in int8
 SMALL_C0 = 4
-"""Channels of a pixel that `load3d` takes beside C0: those of a first layer."""
+"""Channels per pixel that `load3d` accepts besides C0: RGB images padded to 4, in a first layer."""
 
 
 def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
-    """Raise a `ProgramError` child unless index, pitch and bound of a copy make sense."""
+    """Raise a `ProgramError` child unless index, pitch and bound of a copy fit together."""
     op = instruction.op
     index = index_of(instruction)
     names = dict(instruction.attrs)
-    given = [name for name in ("pitch", "bound") if name in names]
+    row_attrs = [name for name in ("pitch", "bound") if name in names]
     if index is None:
-        if given:
+        if row_attrs:
             needed = f"{op}: pitch and bound only beside an index"
-            got = ", ".join(given)
+            got = ", ".join(row_attrs)
             raise ProgramError(needed, got, "add index=")
         return
     if {src.space, dst.space} != {"GM", "UB"}:
@@ -53,14 +57,18 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
         got = f"{index.elements} {index.buffer.dtype} in {index.space}"
         remedy = "copy the indices to UB and take one element"
         raise ProgramError(f"{op}: an index of one int32 element in UB", got, remedy)
-    if len(given) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
+    if len(row_attrs) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
         got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
         needed = f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows"
         raise ProgramError(needed, got, "mend it")
 
 
 def check_aligned(region: Region, unit: int, op: str) -> None:
-    """Raise `AlignmentError` unless every address the offset takes is a multiple of `unit`."""
+    """Raise `AlignmentError` unless the region starts at a multiple of `unit` bytes in every pass.
+
+    The start is const + sum(coefficient * variable): it is aligned for all values of the loop
+    variables exactly if the constant and every coefficient are.
+    """
     item = region.buffer.itemsize
     for value in (region.offset.const, *[c for _, c in region.offset.terms]):
         if value * item % unit:
@@ -70,7 +78,7 @@ def check_aligned(region: Region, unit: int, op: str) -> None:
 
 
 def check_repeat(chip: Chip, repeat: int, op: str) -> None:
-    """Raise `CapacityError` above the repeat count an instruction can hold."""
+    """Raise `CapacityError` if `repeat` exceeds what the instruction's field can hold (255)."""
     if repeat > chip.max_repeat:
         needed = f"{op}: at most {chip.max_repeat} repeats"
         raise CapacityError(needed, str(repeat), "split it with a loop")
@@ -90,6 +98,7 @@ def _check_shapes(op: str, dst: Region, src: Region) -> None:
 # -- moves: data_copy, fixpipe, load2d, load3d, vdeq ----------------------------------------------
 def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_shapes("data_copy", dst, src)
+    # only the way out of L0C converts formats (fp32 sums to fp16) and applies a ReLU
     if (src.space, dst.space) != ("L0C", "UB"):
         _check_format("data_copy", dst, src, "cast with vconv or on the way out of L0C")
         if instruction.number("relu"):
@@ -104,7 +113,7 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
     _check_atomic(instruction, dst, src)
     check_index(instruction, dst, src)
     for region in (dst, src):
-        if region.space == "GM":
+        if region.space == "GM":  # GM is addressed byte by byte
             continue
         check_aligned(region, BLOCK_BYTES, "data_copy")
         if region.run_bytes % BLOCK_BYTES and not padded:
@@ -146,8 +155,8 @@ def _check_load(dst: Region, src: Region, op: str) -> None:
     origins = ("L1", "GM") if op == "load2d" else ("L1",)
     if src.space not in origins or dst.space not in ("L0A", "L0B"):
         got = f"{src.space}->{dst.space}"
-        wanted = " or ".join(origins)
-        raise PathError(f"{op}: a path from {wanted} to L0A or L0B", got, "use data_copy elsewhere")
+        needed = f"{op}: a path from {' or '.join(origins)} to L0A or L0B"
+        raise PathError(needed, got, "use data_copy elsewhere")
     check_aligned(dst, FRACTAL_BYTES, op)
     if src.space != "GM":
         check_aligned(src, BLOCK_BYTES, op)
@@ -171,21 +180,24 @@ def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region
             raise ProgramError(needed, repr(value), "mend it")
     _check_window(src, values)
     k_start = instruction.attr("k_start")
-    steps = (k_start.const, *(c for _, c in k_start.terms)) if isinstance(k_start, Affine) else ()
-    if any(step % c0 for step in steps):
+    # a tile begins at a whole block of C0 columns, in every pass of the loops around
+    terms = (k_start.const, *(c for _, c in k_start.terms)) if isinstance(k_start, Affine) else ()
+    if any(term % c0 for term in terms):
         raise AlignmentError(f"load3d: k_start in multiples of {c0}", str(k_start), "round it")
 
 
 def _check_window(src: Region, values: Mapping[str, object]) -> None:
+    """Raise unless the dilated kernel fits into the padded image: else there is no output pixel."""
     kernel = values["kernel"]
     pad = values["pad"]
     dilation = values["dilation"]
     assert isinstance(kernel, tuple) and isinstance(pad, tuple) and isinstance(dilation, tuple)
-    sizes = (src.sizes[1] + pad[0] + pad[1], src.sizes[2] + pad[2] + pad[3])
-    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
-    if reach[0] > sizes[0] or reach[1] > sizes[1]:
-        needed = f"load3d: a kernel within the padded image {sizes}"
-        raise ProgramError(needed, str(reach), "add rows or padding")
+    padded_image = (src.sizes[1] + pad[0] + pad[1], src.sizes[2] + pad[2] + pad[3])
+    # 3 taps with dilation 2 span 2 * (3 - 1) + 1 = 5 pixels
+    window = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
+    if window[0] > padded_image[0] or window[1] > padded_image[1]:
+        needed = f"load3d: a kernel within the padded image {padded_image}"
+        raise ProgramError(needed, str(window), "add rows or padding")
 
 
 def _check_vdeq(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
@@ -199,6 +211,7 @@ def _check_vdeq(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
         needed = "vdeq: (blocks, rows, 1, 16), or 2 fractals side by side"
         raise ProgramError(needed, str(dst.sizes), "see vdeq")
     check_aligned(dst, BLOCK_BYTES, "vdeq")
+    # behind the sums come the scale and, if there is one, the bias
     for region, dtype in zip(instruction.srcs[1:], ("fp32", "int32"), strict=False):
         columns = dst.elements // dst.sizes[1]
         if (region.space, region.buffer.dtype, region.elements) != ("UB", dtype, columns):
@@ -213,12 +226,12 @@ CHECK_MOVE: Mapping[str, Callable[[Chip, Instruction, Region, Region], None]] = 
     "load3d": _check_load3d,
     "vdeq": _check_vdeq,
 }
-"""What raises a `ProgramError` child unless the chip can make the move."""
+"""The check of each move; it raises a `ProgramError` child unless the chip can make the move."""
 
 
 # -- whole blocks: vbrcb and vtranspose ------------------------------------------------------------
 BLOCKS_PER_REPEAT = 8
-"""Blocks a vector repeat writes: 8 x 32 bytes."""
+"""32-byte blocks in one vector repeat: 8 x 32 = 256 bytes."""
 
 
 def check_whole_blocks(chip: Chip, instruction: Instruction, dst: Region) -> None:
@@ -240,15 +253,15 @@ def check_whole_blocks(chip: Chip, instruction: Instruction, dst: Region) -> Non
 
 
 def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
-    """dst (n, C0) <- src (n): n whole blocks, evenly spaced, from n neighbours."""
+    """Check dst (n, C0) <- src (n,): n neighbours into n whole blocks at one stride."""
     item = dst.buffer.itemsize
     if item == 1:
         needed = "vbrcb: elements of 2 or 4 bytes"
         raise PathError(needed, dst.buffer.dtype, "convert to fp16 with vconv")
     c0 = BLOCK_BYTES // item
     n = src.elements
-    spread = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
-    if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or spread:
+    broken = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
+    if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or broken:
         needed = f"vbrcb: n neighbours (n,) into n blocks (n, {c0})"
         got = f"{src.sizes}:{src.strides} -> {dst.sizes}:{dst.strides}"
         raise ProgramError(needed, got, f"give each source element a block of {c0}")
@@ -259,14 +272,15 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
 
 
 def _check_transpose(chip: Chip, dst: Region, src: Region) -> None:
-    """16 x 16 elements of 2 bytes, once or repeated; rows are blocks of 32 bytes, evenly spaced."""
+    """Check blocks of 16 x 16 elements of 2 bytes, one a repeat; a row is one 32-byte block."""
     if dst.buffer.itemsize != 2:
         needed = "vtranspose: elements of 2 bytes"
         raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")
     alike = dst.sizes == src.sizes and dst.sizes[0] <= chip.max_repeat
     for region in (dst, src):
-        whole = region.sizes in ((16, 16), (region.sizes[0], 16, 16)) and region.strides[-1] == 1
-        if not (alike and whole) or any(stride % 16 for stride in region.strides[:-1]):
+        square = region.sizes in ((16, 16), (region.sizes[0], 16, 16)) and region.strides[-1] == 1
+        # a stride of 16 elements of 2 bytes is one block of 32 bytes
+        if not (alike and square) or any(stride % 16 for stride in region.strides[:-1]):
             raise ProgramError(
                 f"vtranspose: one block (16, 16) to {chip.max_repeat}, rows whole blocks, alike",
                 f"{region.sizes}:{region.strides} of {region.buffer.name}",
@@ -281,23 +295,22 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
     spaces = (c.space, a.space, b.space)
     if spaces != ("L0C", "L0A", "L0B"):
         raise PathError("mmad: C in L0C, A in L0A, B in L0B", str(spaces), "load the tiles first")
-    formats = (a.buffer.dtype, b.buffer.dtype, c.buffer.dtype)
-    if (
-        formats[0] not in chip.cube
-        or formats[1] != formats[0]
-        or (formats[2] not in CUBE_OUTPUT[formats[0]])
-    ):
+    a_type = a.buffer.dtype
+    b_type = b.buffer.dtype
+    c_type = c.buffer.dtype
+    if a_type not in chip.cube or b_type != a_type or c_type not in CUBE_OUTPUT[a_type]:
         needed = f"mmad: a number format of the {chip.name} cube"
-        got = f"{formats[0]} x {formats[1]} -> {formats[2]}"
+        got = f"{a_type} x {b_type} -> {c_type}"
         raise PathError(needed, got, f"use {_products(chip)}")
     c0 = BLOCK_BYTES // a.buffer.itemsize
-    wanted = None
+    fractal_shapes = None
     if len(a.sizes) == len(b.sizes) == 4:
         m1 = a.sizes[0]
         k1 = a.sizes[1]
         n1 = b.sizes[1]
-        wanted = ((m1, k1, FRACTAL, c0), (k1, n1, FRACTAL, c0), (n1, m1, FRACTAL, FRACTAL))
-    if (a.sizes, b.sizes, c.sizes) != wanted:
+        # M, K and N are counted in fractals: m1 = M / 16, k1 = K / C0, n1 = N / 16
+        fractal_shapes = ((m1, k1, FRACTAL, c0), (k1, n1, FRACTAL, c0), (n1, m1, FRACTAL, FRACTAL))
+    if (a.sizes, b.sizes, c.sizes) != fractal_shapes:
         needed = "mmad: A (M1,K1,16,C0), B (K1,N1,16,C0), C (N1,M1,16,16)"
         got = f"{a.sizes}, {b.sizes}, {c.sizes}"
         raise ProgramError(needed, got, "reshape the regions; K1, M1, N1 must agree")
@@ -306,7 +319,7 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
 
 
 def _products(chip: Chip) -> str:
-    """Spell out what the cube multiplies: fp16 -> fp32 or int8 -> int32."""
+    """Spell out the formats of the cube for messages: "fp16 -> fp32 or int8 -> int32"."""
     return " or ".join(f"{dtype} -> {CUBE_OUTPUT[dtype][0]}" for dtype in chip.cube)
 
 
@@ -323,6 +336,7 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
     """Raise unless the operands are equally long, aligned tiles of UB in one format."""
     op = instruction.op
     reducing = instruction.op in REDUCING
+    # the operand that sets repeats and lanes: a reduction has them in its source, not its result
     main = instruction.srcs[0] if reducing else dst
     _check_attributes(instruction, main)
     _check_choices(instruction, dst)
@@ -343,42 +357,48 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
             needed = f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat"
             got = f"{per_repeat} in {region.buffer.name}"
             raise CapacityError(needed, got, "use more repeats of fewer lanes")
-        wanted = _reduced(op, main) if reducing and region is dst else main.elements
-        if region.elements != wanted:
+        is_result = reducing and region is dst
+        needed_elements = _reduced_elements(op, main) if is_result else main.elements
+        if region.elements != needed_elements:
             got = f"{region.elements} in {region.buffer.name}"
-            raise ProgramError(f"{op}: {wanted} elements", got, "a stride of 0 broadcasts")
+            raise ProgramError(f"{op}: {needed_elements} elements", got, "a stride of 0 broadcasts")
         if op != "vconv":
             _check_format(op, dst, region)
 
 
 def _check_stride(region: Region, op: str) -> None:
-    """Raise `AlignmentError` unless rows lie whole blocks apart: the strides count blocks."""
-    for at, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
-        step = stride * region.buffer.itemsize
-        if size > 1 and step % BLOCK_BYTES and (at == 0 or step >= region.run_bytes):
+    """Raise `AlignmentError` unless rows lie whole blocks apart: hardware strides count blocks.
+
+    Axes inside a contiguous run (steps below `run_bytes`) need no stride in the instruction; the
+    outermost axis, the repeats, always does.
+    """
+    for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
+        step_bytes = stride * region.buffer.itemsize
+        if size > 1 and step_bytes % BLOCK_BYTES and (axis == 0 or step_bytes >= region.run_bytes):
             needed = f"{op}: rows of {region.buffer.name} multiples of {BLOCK_BYTES} bytes apart"
-            raise AlignmentError(needed, f"{step} bytes", "pad the rows to whole blocks")
+            raise AlignmentError(needed, f"{step_bytes} bytes", "pad the rows to whole blocks")
 
 
-def _reduced(op: str, src: Region) -> int:
-    """Elements a reduction writes: one a repeat, or one a 32-byte block of it."""
+def _reduced_elements(op: str, src: Region) -> int:
+    """Elements a reduction writes: one a repeat, or (vcgadd, vcgmax) one a 32-byte block of it."""
     if not op.startswith("vcg"):
         return src.sizes[0]
-    blocks, rest = divmod(src.size_bytes // src.sizes[0], BLOCK_BYTES)
-    if rest:
-        raise AlignmentError(f"{op}: whole 32-byte blocks a repeat", f"{rest} bytes over", "pad it")
+    blocks, over = divmod(src.size_bytes // src.sizes[0], BLOCK_BYTES)
+    if over:
+        raise AlignmentError(f"{op}: whole 32-byte blocks a repeat", f"{over} bytes over", "pad it")
     return src.sizes[0] * blocks
 
 
 def _check_attributes(instruction: Instruction, main: Region) -> None:
+    """Check the scalar and the mask against the operand `main` that sets repeats and lanes."""
     op = instruction.op
     names = [name for name, _ in instruction.attrs]
     if ("scalar" in names) != (op in TAKES_SCALAR):
-        wanted = "a scalar" if op in TAKES_SCALAR else "no scalar"
-        raise ProgramError(f"{op}: {wanted}", str(instruction.attr("scalar", "none")), "mend it")
+        needed = "a scalar" if op in TAKES_SCALAR else "no scalar"
+        raise ProgramError(f"{op}: {needed}", str(instruction.attr("scalar", "none")), "mend it")
     value = instruction.attr("scalar")
-    whole = isinstance(value, int | float) and math.isfinite(value) and value == int(value)
-    if main.buffer.dtype in ("int8", "uint8", "int32") and not whole:
+    is_integer = isinstance(value, int | float) and math.isfinite(value) and value == int(value)
+    if main.buffer.dtype in ("int8", "uint8", "int32") and not is_integer:
         raise ProgramError(f"{op}: a whole scalar for {main.buffer.dtype}", str(value), "round it")
     lanes = main.elements // main.sizes[0]
     mask = instruction.attr("mask", 1)
@@ -388,15 +408,15 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
 
 
 def _check_choices(instruction: Instruction, dst: Region) -> None:
-    """Check the attributes that are one of a few words: vcmp's `op`, vconv's `round`."""
+    """Check the attributes whose value is a word: vcmp's `op`, vconv's `round`."""
     op = instruction.op
     attrs = dict(instruction.attrs)
     if ("op" in attrs) != (op == "vcmp") or attrs.get("op", "gt") not in COMPARISONS:
-        wanted = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
-        raise ProgramError(f"{op}: {wanted}", repr(attrs.get("op")), "mend it")
+        needed = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
+        raise ProgramError(f"{op}: {needed}", repr(attrs.get("op")), "mend it")
     if "round" in attrs:
-        whole = dst.buffer.dtype in ("int8", "uint8", "int32")
-        if op != "vconv" or not whole or attrs["round"] not in ROUNDINGS:
+        to_integer = dst.buffer.dtype in ("int8", "uint8", "int32")
+        if op != "vconv" or not to_integer or attrs["round"] not in ROUNDINGS:
             needed = f"{op}: round ({', '.join(ROUNDINGS)}) only in a vconv to whole numbers"
             got = f"{attrs['round']!r} to {dst.buffer.dtype}"
             raise ProgramError(needed, got, "leave it out, or convert to int32")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ascend_lab.errors import ProgramError
-from ascend_lab.machine.isa.memory import Affine, Buffer, Region, whole
+from ascend_lab.machine.isa.memory import Affine, Buffer, Region, whole_number
 
 AttrValue = int | float | str | Affine | tuple[int, ...]
 
@@ -20,7 +20,7 @@ TAKES_SCALAR = (*WITH_SCALAR, "vdup", "vaxpy")
 MOVES = ("data_copy", "load2d", "load3d", "fixpipe", "vdeq")
 FLAGS = ("set_flag", "wait_flag")
 CROSS = ("cross_set", "cross_wait")
-"""Flags between the cores of a mix launch; no pipe begins what stands behind a cross_wait."""
+"""Flags between the cores of a mix launch; behind a cross_wait no pipe of the core begins."""
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 
 SOURCES: Mapping[str, tuple[int, ...]] = {
@@ -39,8 +39,8 @@ SOURCES: Mapping[str, tuple[int, ...]] = {
 class Event:
     """A flag from pipe `src` to pipe `dst`.
 
-    One hardware id when `count` is 1; with `count` n the n ids from `id` on are used in rotation,
-    so the k-th wait belongs to the k-th set, as for the slots of a queue.
+    With `count` 1 it is one hardware id. With `count` n the ids `id` to `id + n - 1` are used in
+    rotation, one per slot of a queue: the k-th wait belongs to the k-th set.
     """
 
     src: str
@@ -55,9 +55,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of one pipe: what it writes, what it reads, its attributes.
+    """One instruction of one pipe: the region it writes, the regions it reads, its attributes.
 
-    `event` is present for set_flag and wait_flag only.
+    Only set_flag and wait_flag have an `event`.
     """
 
     op: str
@@ -88,12 +88,12 @@ class Instruction:
 
     @property
     def out(self) -> Region:
-        """What it writes, of an instruction that is known to write."""
+        """The destination region, for instructions that always have one."""
         assert self.dst is not None
         return self.dst
 
     def at(self, name: str, env: Mapping[str, int]) -> int:
-        """Return an integer or affine attribute where the loop variables are `env`."""
+        """Return the value of an integer or affine attribute for loop variables `env`."""
         value = self.attr(name)
         return value.at(env) if isinstance(value, Affine) else self.number(name)
 
@@ -101,9 +101,10 @@ class Instruction:
         """Print as one line of the program's text form."""
         if self.event is not None:
             return f"{self.op} {self.event}"
-        moved = " <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))]))
+        # e.g. `MTE2 data_copy a[i | 0 | 16:1] <- x[16*i | 16:1] pad=1`
+        regions = " <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))]))
         attrs = (f"{k}={_show(v)}" for k, v in self.attrs)
-        return " ".join(filter(None, [f"{self.pipe:<4} {self.op}", moved, *attrs]))
+        return " ".join(filter(None, [f"{self.pipe:<4} {self.op}", regions, *attrs]))
 
 
 def _show(value: AttrValue) -> str:
@@ -111,7 +112,7 @@ def _show(value: AttrValue) -> str:
 
 
 # A copy may pick its row at run time: GM address = offset + index * pitch, 0 <= index < bound.
-# Whoever looks at a program without values takes the whole range of rows it may touch.
+# Checks and time models that know no values assume that it touches all `bound` rows.
 def index_of(instruction: Instruction) -> Region | None:
     """Return the index operand of an indexed data_copy or scalar, None for the others."""
     if instruction.op not in ("data_copy", "scalar") or len(instruction.srcs) < 2:
@@ -120,9 +121,10 @@ def index_of(instruction: Instruction) -> Region | None:
 
 
 def reach_of(instruction: Instruction, region: Region) -> Region:
-    """Return what `region` may touch: every row, for the GM side of an indexed copy.
+    """Return every element that `region` may touch: all rows, on the GM side of an indexed copy.
 
-    The rows become a new outermost axis of `bound` steps of `pitch` elements.
+    The rows become a new outermost axis of `bound` steps of `pitch` elements. Other regions are
+    returned as they are.
     """
     if region.space != "GM" or index_of(instruction) is None:
         return region
@@ -143,7 +145,8 @@ class Loop:
         """Check name and trip count."""
         if not self.var.isidentifier():
             raise ProgramError("a loop variable such as i", repr(self.var), "rename it")
-        object.__setattr__(self, "count", whole(self.count, f"loop {self.var}: its trip count"))
+        count = whole_number(self.count, f"loop {self.var}: its trip count")
+        object.__setattr__(self, "count", count)
         if self.count < 0:
             raise ProgramError(f"loop {self.var}: a trip count >= 0", str(self.count))
         _check_nodes(f"loop {self.var}", self.body)
@@ -161,16 +164,16 @@ def _check_nodes(where: str, nodes: tuple[Node, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one core runs: buffers and a body; `params` are set per core at launch.
+    """The program of one core: its buffers, its body, and parameters that the launch sets per core.
 
-    `params` maps a name to the number of values it may take, e.g. {"block": 32}.
+    `params` pairs a name with the number of values it may take: ("block", 32) is 0 .. 31.
     """
 
     name: str
     buffers: tuple[Buffer, ...]
     body: tuple[Node, ...]
     params: tuple[tuple[str, int], ...] = ()
-    _flat: list[tuple[Instruction, int]] = field(
+    _with_counts: list[tuple[Instruction, int]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
@@ -189,26 +192,27 @@ class Program:
 
     def instructions(self) -> Sequence[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
-        if not self._flat:
-            found = list[tuple[Instruction, int]]()
-            _counted(self.body, 1, found)
-            self._flat[:] = found  # at once: threads may ask, too
-        return self._flat
+        if not self._with_counts:
+            counted = list[tuple[Instruction, int]]()
+            _add_counted(self.body, 1, counted)
+            # Filled in one step: another thread must never see half of the list.
+            self._with_counts[:] = counted
+        return self._with_counts
 
     def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
         """Return each static instruction with the trip counts of the loops around it."""
-        found = list[tuple[Instruction, dict[str, int]]]()
-        _scoped(self.body, dict(self.params), found)
-        return found
+        scoped = list[tuple[Instruction, dict[str, int]]]()
+        _add_scoped(self.body, dict(self.params), scoped)
+        return scoped
 
     @property
     def event_count(self) -> int:
-        """Dynamic instructions, flags included."""
+        """How many instructions run, flags included: a loop of 4 with 3 in it counts 12."""
         return sum(times for _, times in self.instructions())
 
     @property
     def pipes(self) -> tuple[str, ...]:
-        """Pipes the program uses, in a fixed order."""
+        """Pipes the program uses, in the order of `PIPES`."""
         used = {i.pipe for i, _ in self.instructions()}
         return tuple(p for p in PIPES if p in used)
 
@@ -222,28 +226,30 @@ class Program:
         lines = [f"program {self.name}"]
         lines += [f"param {name} {count}" for name, count in self.params]
         for b in self.buffers:
-            plain = b.space == "GM" and b.slots == 1
-            at = "" if plain else f" slots={b.slots} at={b.address} pitch={b.slot_bytes}"
-            lines.append(f"buffer {b.name} {b.space} {b.dtype} {b.elements}{at}")
+            # A GM tensor has no address or slots to print; a ring in GM has slots.
+            is_tensor = b.space == "GM" and b.slots == 1
+            place = "" if is_tensor else f" slots={b.slots} at={b.address} pitch={b.slot_bytes}"
+            lines.append(f"buffer {b.name} {b.space} {b.dtype} {b.elements}{place}")
         return "\n".join([*lines, *_printed(self.body, "")]) + "\n"
 
 
-# Functions of their own: one that calls itself from inside a method would keep the program alive
-# until the garbage collector comes round.
-def _counted(nodes: tuple[Node, ...], times: int, out: list[tuple[Instruction, int]]) -> None:
+# These walks are functions of the module on purpose: a recursive function defined inside a method
+# is a reference cycle that holds `self`, so a program would stay in memory until the next run of
+# the garbage collector.
+def _add_counted(nodes: tuple[Node, ...], times: int, out: list[tuple[Instruction, int]]) -> None:
     for node in nodes:
         if isinstance(node, Loop):
-            _counted(node.body, times * node.count, out)
+            _add_counted(node.body, times * node.count, out)
         else:
             out.append((node, times))
 
 
-def _scoped(
+def _add_scoped(
     nodes: tuple[Node, ...], ranges: dict[str, int], out: list[tuple[Instruction, dict[str, int]]]
 ) -> None:
     for node in nodes:
         if isinstance(node, Loop):
-            _scoped(node.body, {**ranges, node.var: node.count}, out)
+            _add_scoped(node.body, {**ranges, node.var: node.count}, out)
         else:
             out.append((node, ranges))
 
@@ -259,8 +265,11 @@ def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
 
 # -- the text form, read back: parse_program(str(program)) == program ------------------------------
 _EVENT = re.compile(r"(\w+)>(\w+):(\d+)(?:x(\d+))?$")
+# name[slot | offset | sizes:strides]; buffers with one slot print no slot
 _REGION = re.compile(r"(?<![\w.])([\w.]+)\[(?:([^][|]+) \| )?([^][|]+) \| ([-\d:,]+)\]")
-_ATTR = re.compile(r"(?<!\w)(\w+)=(\([^()]*\)|\S+)")  # both from a word to a bracket: O(letters)
+_ATTR = re.compile(r"(?<!\w)(\w+)=(\([^()]*\)|\S+)")
+# The lookbehind of _REGION and _ATTR lets a match begin only at the start of a word. Without it a
+# word of n letters that leads to no match would be tried from each letter, in O(n^2) time.
 _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
 _WORD_ATTRS = ("op", "round", "atomic")
 _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
@@ -271,12 +280,15 @@ def parse_program(text: str) -> Program:
     name = ""
     params = []
     buffers = dict[str, Buffer]()
-    stack: list[tuple[int, str, int, list[Node]]] = [(-1, "", 1, [])]
+    # Open loops, outermost first: indent, variable, trip count, body so far. The bottom entry is
+    # the program itself; its indent of -1 is never closed.
+    open_loops: list[tuple[int, str, int, list[Node]]] = [(-1, "", 1, [])]
 
-    def close(indent: int) -> None:
-        while stack[-1][0] >= indent:
-            _, loop_var, count, body = stack.pop()
-            stack[-1][3].append(Loop(loop_var, count, tuple(body)))
+    def close_to(indent: int) -> None:
+        """Close the loops whose lines are indented at least as far as the current line."""
+        while open_loops[-1][0] >= indent:
+            _, loop_var, count, body = open_loops.pop()
+            open_loops[-1][3].append(Loop(loop_var, count, tuple(body)))
 
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -284,7 +296,7 @@ def parse_program(text: str) -> Program:
             continue
         indent = len(line) - len(line.lstrip())
         try:
-            close(indent)
+            close_to(indent)
             if words[0] == "program":
                 name = line.split(maxsplit=1)[1].strip()
             elif words[0] == "param":
@@ -293,22 +305,24 @@ def parse_program(text: str) -> Program:
                 buffers[words[1]] = _buffer(words)
             elif words[0] == "loop":
                 loop = Loop(words[1], int(words[2].rstrip(":")), ())
-                stack.append((indent, loop.var, loop.count, []))
+                open_loops.append((indent, loop.var, loop.count, []))
             else:
-                stack[-1][3].append(_instruction(line.strip(), buffers))
+                open_loops[-1][3].append(_instruction(line.strip(), buffers))
         except (ValueError, KeyError, IndexError, AttributeError, ProgramError) as error:
             raise ProgramError(
                 f"line {number} in program text form", line.strip(), f"mend it ({error})"
             ) from error
-    close(0)
-    return Program(name, tuple(buffers.values()), tuple(stack[0][3]), tuple(params))
+    close_to(0)
+    return Program(name, tuple(buffers.values()), tuple(open_loops[0][3]), tuple(params))
 
 
 def _buffer(words: list[str]) -> Buffer:
-    extra = {k: int(v) for k, v in (w.split("=") for w in words[5:])}
+    options = {k: int(v) for k, v in (w.split("=") for w in words[5:])}
     name, space, dtype, elements = words[1:5]
-    places = extra.get("slots", 1), extra.get("at", 0), extra.get("pitch", 0)
-    return Buffer(name, space, dtype, int(elements), *places)
+    slots = options.get("slots", 1)
+    address = options.get("at", 0)
+    slot_bytes = options.get("pitch", 0)
+    return Buffer(name, space, dtype, int(elements), slots, address, slot_bytes)
 
 
 def _event(text: str) -> Event:
@@ -332,6 +346,7 @@ def _affine(text: str) -> Affine:
             terms[name] = terms.get(name, 0) + factor
         else:
             const += int(digits)
+        # `i+-2` is read as `i` and `-2`: step over a plus only where a minus follows it
         if position < len(text) and text[position] == "+":
             position += 1 if text[position + 1] == "-" else 0
     if position != len(text):
@@ -340,9 +355,9 @@ def _affine(text: str) -> Affine:
 
 
 def _region(match: re.Match[str], buffers: dict[str, Buffer]) -> Region:
-    pairs = [dim.split(":") for dim in match[4].split(",")]
-    sizes = tuple(int(p[0]) for p in pairs)
-    strides = tuple(int(p[1]) for p in pairs)
+    dims = [dim.split(":") for dim in match[4].split(",")]
+    sizes = tuple(int(dim[0]) for dim in dims)
+    strides = tuple(int(dim[1]) for dim in dims)
     slot = _affine(match[2]) if match[2] else Affine()
     return Region(buffers[match[1]], _affine(match[3]), sizes, strides, slot)
 
@@ -355,13 +370,14 @@ def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
         return Instruction(words[0], pipe, event=event)
     pipe = words[0]
     op = words[1]
-    rest = line[line.index(op, len(pipe)) + len(op) :]
-    left, arrow, _ = rest.partition(" <- ")
-    regions = [_region(m, buffers) for m in _REGION.finditer(rest)]
-    has_dst = bool(arrow) or (bool(_REGION.match(left.strip())) and bool(regions))
+    operands = line[line.index(op, len(pipe)) + len(op) :]
+    left_of_arrow, arrow, _ = operands.partition(" <- ")
+    regions = [_region(m, buffers) for m in _REGION.finditer(operands)]
+    # `vdup x[...] scalar=0.0` has a destination and no arrow
+    has_dst = bool(arrow) or (bool(_REGION.match(left_of_arrow.strip())) and bool(regions))
     dst = regions.pop(0) if has_dst else None
-    tail = _REGION.sub("", rest)
-    attrs = tuple((m[1], _attr(m[1], m[2])) for m in _ATTR.finditer(tail))
+    without_regions = _REGION.sub("", operands)
+    attrs = tuple((m[1], _attr(m[1], m[2])) for m in _ATTR.finditer(without_regions))
     return Instruction(op, pipe, dst, tuple(regions), attrs)
 
 

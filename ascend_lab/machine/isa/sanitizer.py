@@ -1,11 +1,15 @@
 """Find what goes wrong between pipes: races, uninitialised reads, deadlocks, misused flags.
 
-Happens-before is computed with one vector clock per pipe: a pipe's own order, plus set -> wait.
-Two accesses to the same byte, one of them a write, that neither order covers are a race. Nothing
-orders the cores of a launch, so whatever one of them writes no other may touch; in a mix launch
-flags order those of an AI core. Atomic adds of several cores to one place are in order among
-themselves, with nothing else. A copy that picks its row by an index is taken to touch every row it
-may pick: a load needs all of them initialised, a store may have written any, and initialises none.
+Happens-before is computed with one vector clock per pipe, from two rules: the instructions of a
+pipe run in order, and a wait comes after the set it waits for. Two accesses to the same byte, one
+of them a write, are a race unless one of them happens before the other.
+
+Nothing orders the cores of a launch: what one core writes, no other core may touch. There are two
+exceptions: in a mix launch flags order the cores of an AI core, and atomic adds of several cores to
+the same bytes are no race with each other.
+
+A copy that picks its row by an index counts as touching every row that it may pick. A load needs
+all of these rows initialised; a store may have written any of them, and initialises none.
 """
 
 from bisect import bisect_left
@@ -44,7 +48,7 @@ from ascend_lab.machine.isa.shadow import (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: its kind, what happened, and the instruction that showed it.
+    """One fault: its kind, a message, and the text of the instruction at which it was found.
 
     Kinds: out-of-bounds, illegal, overlap, uninitialised-read, race, deadlock, event-overflow,
     leak.
@@ -69,8 +73,9 @@ def sanitize(
     """Run the program without values and return every fault found, each once.
 
     `filled` names the GM tensors that hold values before the launch; by default those that it
-    never writes. A phase of a kernel finds what earlier phases wrote. Raises `SimulationError`
-    when it has more than `limit_events` instructions: check a smaller shape, the code is the same.
+    never writes. Later phases of a kernel may read what earlier ones wrote. Raises
+    `SimulationError` for a program that runs more than `limit_events` instructions: check a smaller
+    shape, whose code is the same.
     """
     kernel = as_kernel(program)
     if kernel.event_count > limit_events:
@@ -87,18 +92,18 @@ def sanitize(
             return list(report.findings.values())
     written = [_written(phase) for phase in kernel.phases]
     names = {tensor.name for tensor in kernel.tensors}
-    held = names.difference(*written) if filled is None else set(filled)
-    if not report.has("out-of-bounds"):
+    filled_now = names.difference(*written) if filled is None else set(filled)
+    if not report.has("out-of-bounds"):  # shadow memory is as large as the buffers, no larger
         for phase, new in zip(kernel.phases, written, strict=True):
-            checker = _Checker(phase, held, report)
+            checker = _Checker(phase, filled_now, report)
             for crew in crews(phase):
                 checker.run(crew, phase.mix or 1)
-            held |= new
+            filled_now |= new
     return list(report.findings.values())
 
 
 class _Report:
-    """Findings by kind and instruction, so that a loop reports a fault once."""
+    """Findings by kind and instruction, so that a fault in a loop is reported once."""
 
     def __init__(self) -> None:
         self.findings: dict[tuple[str, str], Finding] = {}
@@ -108,11 +113,11 @@ class _Report:
         self.findings.setdefault((kind, text or message), Finding(kind, message, text))
 
     def has(self, kind: str) -> bool:
-        return any(found == kind for found, _ in self.findings)
+        return any(reported == kind for reported, _ in self.findings)
 
 
 def _check_static(program: Program, chip: Chip, report: _Report) -> None:
-    """What needs no run: event ids, legality, bounds."""
+    """Check what needs no run: event ids, the rules of the chip, bounds."""
     events: list[Event] = []
     for instruction, ranges in program.scoped():
         event = instruction.event
@@ -122,8 +127,9 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
             continue
         if event is not None and event not in events:
             for other in events:
-                apart = other.id + other.count <= event.id or event.id + event.count <= other.id
-                if (other.src, other.dst) == (event.src, event.dst) and not apart:
+                # ids 0..1 and 1..2 between the same two pipes overlap
+                disjoint = other.id + other.count <= event.id or event.id + event.count <= other.id
+                if (other.src, other.dst) == (event.src, event.dst) and not disjoint:
                     message = f"{event} and {other} share an id: a wait may take the other's flag"
                     report.add("illegal", message, instruction)
             events.append(event)
@@ -139,7 +145,7 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
 
 
 def _written(launch: Launch) -> set[str]:
-    """Names of the GM tensors a launch writes; adding alone needs a value there before."""
+    """Return the GM tensors a launch writes; an atomic add reads as well, so it does not count."""
     return {
         i.dst.buffer.name
         for part in launch.parts
@@ -150,22 +156,25 @@ def _written(launch: Launch) -> set[str]:
 
 def _buffers(launch: Launch) -> dict[str, list[Buffer]]:
     """Return the buffers of each on-chip memory ("UB") and each GM tensor ("GM x")."""
-    groups: dict[str, list[Buffer]] = {}
+    by_space: dict[str, list[Buffer]] = {}
     for part in launch.parts:
         for instruction, _ in part.program.instructions():
             for region in instruction.regions:
-                groups.setdefault(_key(region), []).append(region.buffer)
-    return groups
+                by_space.setdefault(_space_name(region), []).append(region.buffer)
+    return by_space
 
 
-def _key(region: Region) -> str:
+def _space_name(region: Region) -> str:
     return f"GM {region.buffer.name}" if region.space == "GM" else region.space
 
 
 class _Checker:
-    """Runs one crew after another over the same shadow memory; its cores take turns.
+    """Runs the crews of a launch, one after another, over the same shadow memory.
 
-    What belongs to one core of several has its number in front: pipes, and spaces but the first's.
+    A crew is a group of cores that may wait for each other; its cores run interleaved. All state
+    that belongs to a core is a list with one entry per core of the crew; pipes have the core's
+    number in front of their name ("0.MTE2"). Steps are numbered over all crews: `ops[step]` is the
+    instruction of a step, `starts[i]` the last step before crew i.
     """
 
     def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
@@ -175,7 +184,7 @@ class _Checker:
         self.spaces: dict[tuple[int, str], Space] = {}
         self.walks: dict[int, list[tuple[int, str, Instruction, dict[str, int]]]] = {}
         self.lanes: dict[int, list[tuple[Region, Lanes, Lanes]]] = {}
-        self.ops = [""]
+        self.ops = [""]  # steps count from 1; shadow memory holds 0 where nobody has been
         self.starts: list[int] = []
         self.core, self.cross = 0, CrossOrder(1, 1)
         self.clocks: list[dict[str, Clock]] = []
@@ -198,6 +207,7 @@ class _Checker:
                 self.core = core
                 self._step(pipe, self.names[core][pipe], instruction, values)
         except SyncError as error:
+            # counters that overflow in the walk add nothing to an event-overflow found before
             if "deadlock" in str(error) or not self.report.has("event-overflow"):
                 self.report.add("deadlock", str(error))
             return
@@ -211,8 +221,9 @@ class _Checker:
     def _steps(
         self, crew: Sequence[walk.Core], team: int
     ) -> Iterator[tuple[int, str, Instruction, Mapping[str, int]]]:
-        """Walk a crew; cores that wait for no other and run one program take the same steps."""
+        """Walk a crew; remember the steps, for further cores alone that run the same program."""
         program, binding = crew[0]
+        # only the values of the params differ between cores: where they read and write
         if len(crew) == 1 and id(program) in self.walks:
             for core, pipe, instruction, values in self.walks[id(program)]:
                 yield core, pipe, instruction, {**values, **binding}
@@ -224,19 +235,19 @@ class _Checker:
         self.walks[id(program)] = steps
 
     def _space(self, region: Region) -> Space:
-        """Return the shadow of the core's memory, or of a tensor."""
-        group = _key(region)
-        key = (-1 if region.space == "GM" else self.core), group
+        """Return the shadow of a GM tensor, which all cores share, or of the core's own memory."""
+        name = _space_name(region)
+        key = (-1 if region.space == "GM" else self.core), name
         space = self.spaces.get(key)
         if space is None:
             filled = region.space == "GM" and region.buffer.name in self.filled
-            space = self.spaces[key] = Space(self.buffers[group], filled=filled)
+            space = self.spaces[key] = Space(self.buffers[name], filled=filled)
         return space
 
     def _step(self, name: str, pipe: str, instruction: Instruction, env: Mapping[str, int]) -> None:
         clocks = self.clocks[self.core]
         step = len(self.ops)
-        if name == "ALL":
+        if name == "ALL":  # behind a barrier every pipe knows what any pipe knew
             merged: Clock = {}
             for clock in clocks.values():
                 join(merged, clock)
@@ -261,12 +272,13 @@ class _Checker:
             self.report.add("overlap", message, instruction)
         dst = instruction.dst
         if dst is not None:
-            if instruction.at("accumulate", env):
+            if instruction.at("accumulate", env):  # C += A @ B reads C
                 self._read(dst, instruction, env, access)
             space = self._space(dst)
             lanes = _written_lanes(instruction, dst)
             cut = space.cut(reach_of(instruction, dst), env)
-            for trouble in space.write(cut, access, lanes, _write_kind(instruction)):
+            kind = _write_kind(instruction)
+            for trouble in space.write(cut, access, lanes, kind):
                 self._trouble(trouble, "overwrites", space, instruction)
 
     def _read(
@@ -277,19 +289,24 @@ class _Checker:
             self._trouble(trouble, "reads", space, instruction)
 
     def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
+        """Carry a pipe's clock from set to wait, and check that no flag is set twice.
+
+        An event of `count` ids may be set `count` times ahead: set number k (from 0) uses the id of
+        set k - count again, so wait number k - count must happen before it.
+        """
         raised = self.raised[self.core].setdefault(event, [])
         waited = self.waited[self.core].setdefault(event, [])
         if instruction.op == "wait_flag":
             join(clock, raised.pop(0))
             waited.append(dict(clock))
             return
-        index = self.sets[self.core].get(event, 0)
-        to = self.names[self.core][event.dst]
-        self.sets[self.core][event] = index + 1
-        needed = index - event.count
-        if needed >= 0:
-            seen = waited[needed] if needed < len(waited) else None
-            if seen is None or seen[to] > clock.get(to, 0):
+        set_number = self.sets[self.core].get(event, 0)
+        waiting_pipe = self.names[self.core][event.dst]
+        self.sets[self.core][event] = set_number + 1
+        wait_number = set_number - event.count
+        if wait_number >= 0:
+            wait = waited[wait_number] if wait_number < len(waited) else None
+            if wait is None or wait[waiting_pipe] > clock.get(waiting_pipe, 0):
                 message = f"{event} may be set again before it was waited for: the flag is lost"
                 self.report.add("event-overflow", message, instruction)
         raised.append(dict(clock))
@@ -304,31 +321,32 @@ class _Checker:
             self.cross.passing(self.core, pipe, clock)
 
     def _trouble(self, trouble: Trouble, verb: str, space: Space, instruction: Instruction) -> None:
-        place = f"{space.name} byte {trouble.byte}"
+        location = f"{space.name} byte {trouble.byte}"
         if trouble.kind == "uninitialised":
-            message = f"{instruction.op} reads {place} that nothing has written"
+            message = f"{instruction.op} reads {location} that nothing has written"
             self.report.add("uninitialised-read", message, instruction)
         elif trouble.kind == "unordered":
             message = (
-                f"{instruction.op} on {instruction.pipe} {verb} {place} "
+                f"{instruction.op} on {instruction.pipe} {verb} {location} "
                 f"while nothing orders it after {self.ops[trouble.step]}; "
                 "add a flag between them"
             )
             self.report.add("race", message, instruction)
         else:
-            message = f"{self._cores(trouble, verb, space.name)}; no order between cores"
+            conflict = self._conflict_of_cores(trouble, verb, space.name)
+            message = f"{conflict}; no order between cores"
             key = ("race", space.name)
             self.report.findings.setdefault(key, Finding("race", message))
 
-    def _cores(self, trouble: Trouble, verb: str, name: str) -> str:
-        here = len(self.starts) - 1
+    def _conflict_of_cores(self, trouble: Trouble, verb: str, name: str) -> str:
+        current = len(self.starts) - 1
         if trouble.kind == "core read":
-            other = "other cores" if trouble.core == SEVERAL else f"core {trouble.core - 1}"
-            return f"core {here} writes {name} byte {trouble.byte}, which {other} read"
-        before = bisect_left(self.starts, trouble.step) - 1
+            readers = "other cores" if trouble.core == SEVERAL else f"core {trouble.core - 1}"
+            return f"core {current} writes {name} byte {trouble.byte}, which {readers} read"
+        writer = bisect_left(self.starts, trouble.step) - 1
         if verb == "overwrites":
-            return f"cores {before} and {here} both write {name}"
-        return f"core {here} reads {name} byte {trouble.byte}, which core {before} writes"
+            return f"cores {writer} and {current} both write {name}"
+        return f"core {current} reads {name} byte {trouble.byte}, which core {writer} writes"
 
 
 def _write_kind(instruction: Instruction) -> Write:
@@ -339,7 +357,10 @@ def _write_kind(instruction: Instruction) -> Write:
 
 
 def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] | None:
-    """Lanes a masked vector instruction writes, shaped to meet a cut; None means all."""
+    """Return which lanes a vector instruction writes, in a shape that broadcasts to its cut.
+
+    None means all lanes. The mask of a reduction chooses the lanes read, that of vsel the source.
+    """
     bits = instruction.attr("mask", -1)
     reduces = instruction.op.startswith(("vcadd", "vcmax", "vcmin", "vcg"))
     if not isinstance(bits, int) or bits < 0 or reduces or instruction.op == "vsel":
@@ -349,33 +370,41 @@ def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] |
 
 
 # -- a destination over its source ----------------------------------------------------------------
-# An instruction works repeat by repeat: a repeat reads its blocks, then writes its own, while the
-# next one may be on its way. So a destination begins where the source does, which is in place, or
-# shares no byte with it; in place no repeat reads what an earlier one has written, and where it
-# works lane by lane no lane writes what another one reads in the same repeat.
+# A vector instruction works repeat by repeat: each repeat reads its source blocks, then writes its
+# destination blocks, while the next repeat may have begun to read. Two layouts are safe:
+#   apart: destination and source share no byte;
+#   in place: both begin at the same byte, no repeat reads what an earlier repeat has written, and
+#     in an instruction that works lane by lane no lane writes what another lane of the same repeat
+#     reads.
+# Example: vadds with 128 fp16 lanes a repeat, whose dst begins 64 elements after src, is unsafe:
+# repeat 0 writes elements 64..191 of the source, of which repeat 1 reads those from 128 on.
 Lanes = tuple[tuple[int, ...], tuple[int, ...], int, int, int, bool]
 """Sizes, strides in bytes, bytes of an element, elements a repeat, mask (-1: all lanes), and
-whether a lane of the destination depends on its own lane of the source only."""
+whether a lane of the destination depends on the same lane of the source only."""
 
 
 def overlaps(
-    instruction: Instruction, beside: Sequence[tuple[Region, Lanes, Lanes]], env: Mapping[str, int]
+    instruction: Instruction, sources: Sequence[tuple[Region, Lanes, Lanes]], env: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield what is wrong with each source that the destination partly overlaps."""
-    for src, written, read in beside:
+    """Yield a message for each source that the destination overlaps in an unsafe way.
+
+    `sources` comes from `sources_beside`, which depends on the instruction only; `env` gives the
+    loop variables, on which the distance between the regions depends.
+    """
+    for src, written, read in sources:
         dst = instruction.out
         start = dst.byte_at(env)
-        shared = _shared(written, read, src.byte_at(env) - start)
-        if shared is not None:
+        clash = _first_clash(written, read, src.byte_at(env) - start)
+        if clash is not None:
             yield (
                 f"{instruction.op}: a destination that begins where its source does, or "
-                f"shares no byte with it; got {dst.space} byte {start + shared} of both; "
+                f"shares no byte with it; got {dst.space} byte {start + clash} of both; "
                 "write to another buffer"
             )
 
 
 def sources_beside(instruction: Instruction) -> list[tuple[Region, Lanes, Lanes]]:
-    """Return the sources in the memory of the destination, with the lanes of both."""
+    """Return the sources in the destination's memory, each with the lanes written and read."""
     dst = instruction.dst
     if dst is None or instruction.op not in programs.VECTOR_OPS:
         return []
@@ -389,56 +418,68 @@ def _lanes(instruction: Instruction, region: Region) -> Lanes:
     item = region.buffer.itemsize
     main = instruction.srcs[0] if op in REDUCING else instruction.dst
     assert main is not None
-    each = max(region.elements // main.sizes[0], 1)
-    if op == "vbrcb":
-        each *= operands.BLOCKS_PER_REPEAT
+    per_repeat = max(region.elements // main.sizes[0], 1)
+    if op == "vbrcb":  # its first axis counts blocks, of which a repeat makes 8
+        per_repeat *= operands.BLOCKS_PER_REPEAT
     elif op == "vtranspose":
-        each = region.sizes[-1] * region.sizes[-2]
+        per_repeat = region.sizes[-1] * region.sizes[-2]
     mask = instruction.number("mask", -1)
     if op == "vsel" or (op in REDUCING and region is instruction.dst):
         mask = -1
     lane_by_lane = op not in (*REDUCING, *programs.WHOLE_BLOCKS, "vconv")
-    return region.sizes, tuple(s * item for s in region.strides), item, each, mask, lane_by_lane
+    strides = tuple(s * item for s in region.strides)
+    return region.sizes, strides, item, per_repeat, mask, lane_by_lane
 
 
 @lru_cache(4096)
-def _shared(written: Lanes, read: Lanes, gap: int) -> int | None:
-    """Return the first byte, from the destination's start on, at fault; the source is `gap` on."""
-    (start, end) = _reach(written)
-    (begin, stop) = _reach(read)
-    if gap + begin >= end or start >= gap + stop:
+def _first_clash(written: Lanes, read: Lanes, gap: int) -> int | None:
+    """Return the first byte that is overwritten while it is needed, or None if all is safe.
+
+    Bytes count from the start of the destination; the source begins `gap` bytes further on.
+    """
+    write_start, write_end = _byte_range(written)
+    read_start, read_end = _byte_range(read)
+    if gap + read_start >= write_end or write_start >= gap + read_end:
         return None
-    (stored, first) = _touched(written)
-    (loaded, last) = _touched(read)
-    loaded = loaded + gap
-    low = min(stored.min(), loaded.min())
-    span = int(max(stored.max(), loaded.max()) - low + 1)
-    writes = np.full(span, -1)
-    writes[(stored - low)[::-1]] = first[::-1]
-    before = writes[loaded - low]
-    bad = before >= 0
+    written_bytes, writers = _touched(written)
+    read_bytes, readers = _touched(read)
+    read_bytes = read_bytes + gap
+    low = min(written_bytes.min(), read_bytes.min())
+    span = int(max(written_bytes.max(), read_bytes.max()) - low + 1)
+    # The first lane that writes each byte, -1 for none: assigned backwards, the first one stays.
+    first_writer = np.full(span, -1)
+    first_writer[(written_bytes - low)[::-1]] = writers[::-1]
+    writer = first_writer[read_bytes - low]
+    bad = writer >= 0
     if gap == 0:
-        each = written[3] if written[5] else 1
-        bad &= (last > before) | ((last < before) & (last // each == before // each))
-    return int(loaded[bad].min()) if bad.any() else None
+        # In place a byte may be written by its own lane or in a later repeat; bad are reads by a
+        # later lane, and by an earlier lane of the same repeat.
+        per_repeat = written[3] if written[5] else 1
+        same_repeat = readers // per_repeat == writer // per_repeat
+        bad &= (readers > writer) | ((readers < writer) & same_repeat)
+    return int(read_bytes[bad].min()) if bad.any() else None
 
 
-def _reach(lanes: Lanes) -> tuple[int, int]:
-    """Return the bytes from the first to behind the last, counted from where lane 0 begins."""
+def _byte_range(lanes: Lanes) -> tuple[int, int]:
+    """Return the first byte and the byte behind the last, counted from the start of lane 0."""
     ends = [(size - 1) * stride for size, stride in zip(*lanes[:2], strict=True)]
     return sum(min(e, 0) for e in ends), sum(max(e, 0) for e in ends) + lanes[2]
 
 
 def _touched(lanes: Lanes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the bytes of all active lanes, and which lane, or only which repeat, each is of."""
-    sizes, strides, item, each, mask, lane_by_lane = lanes
+    """Return the bytes of all active lanes, and for each byte its lane.
+
+    Where lanes depend on each other (reductions, transposes) the number of the repeat stands for
+    the lane.
+    """
+    sizes, strides, item, per_repeat, mask, lane_by_lane = lanes
     starts = np.zeros(1, np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         starts = np.add.outer(starts, np.arange(size) * stride).ravel()
     index = np.arange(len(starts))
     if mask >= 0:
-        active = np.array([mask >> i & 1 for i in range(each)], bool)[index % each]
+        active = np.array([mask >> i & 1 for i in range(per_repeat)], bool)[index % per_repeat]
         starts = starts[active]
         index = index[active]
-    index = index if lane_by_lane else index // each
+    index = index if lane_by_lane else index // per_repeat
     return np.add.outer(starts, np.arange(item)).ravel(), np.repeat(index, item)

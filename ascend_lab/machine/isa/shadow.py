@@ -1,7 +1,9 @@
-"""What the sanitizer remembers: which step last touched every piece of memory, what flags told.
+"""The sanitizer's shadow memory: which step last touched every piece of memory, on every pipe.
 
-One integer per piece and pipe, in NumPy arrays laid out like the memory itself, so that checking a
-whole tile is a few array operations. Steps are numbered from 1 over all cores of a launch.
+One integer (a stamp) per piece and pipe, in NumPy arrays laid out like the memory itself, so that
+checking a tile takes a few array operations. Steps are numbered from 1 over all cores of a launch;
+a stamp of 0 means that no step has touched the piece. `CrossOrder` at the end follows the flags
+between cores.
 """
 
 import math
@@ -18,18 +20,18 @@ from ascend_lab.machine.isa.launch import LIMIT, Counters, core_name
 Stamps = NDArray[np.int32]
 STAMP_BYTES = 4
 Write = Literal["sure", "maybe", "added"]
-"""A plain write, one to a row not known before the run, or an atomic add."""
+"""A plain write, a write to a row that is picked at run time, or an atomic add."""
 
 SEVERAL = 2**31 - 1
-"""Stands for 'more than one core' where a core's number is kept."""
+"""Stored instead of a core's number where more than one core has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who touches memory: step number, pipe, what the pipe knows, and the core.
+    """Who touches memory: the step, its pipe, the pipe's vector clock, and its core.
 
-    `clock` gives per pipe the last step known to have finished; steps up to `base` belong to cores
-    that ran before. `core` counts from 1.
+    `clock` gives per pipe the last step that is known to have finished. Steps up to `base` belong
+    to crews of cores that were checked before. `core` is the number of the crew, from 1.
     """
 
     step: int
@@ -41,7 +43,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One fault at `byte` of a space: the step or the core (0: unknown) on the other side."""
+    """One fault at `byte` of a space, and the step or core (0: unknown) that it conflicts with."""
 
     kind: Literal["uninitialised", "unordered", "core wrote", "core read"]
     byte: int
@@ -62,22 +64,26 @@ class Cut:
         return np.ndarray(self.shape, np.int32, stamps, self.offset, self.strides)
 
     def first(self, bad: NDArray[np.bool_]) -> tuple[tuple[int, ...], int]:
-        """Return (index, piece number) of the first True in a view-shaped array."""
+        """Return (index, piece number) of the first True in an array of the view's shape."""
         index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), self.shape))
-        place = self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
-        return index, place // STAMP_BYTES
+        stamp_byte = self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
+        return index, stamp_byte // STAMP_BYTES
 
 
 @dataclass(slots=True)
 class Trace:
-    """The steps of a pipe that touched a space last, piece by piece, and the latest of them."""
+    """The last step of one pipe on each piece of a space, and the latest of these steps."""
 
     stamps: Stamps
     latest: int = 0
 
 
 class Space:
-    """One GM tensor, or one on-chip memory; a piece is the largest part all its buffers share."""
+    """The shadow of one GM tensor or one on-chip memory, in pieces of `piece_bytes`.
+
+    A piece is the largest unit in which every element of every buffer, and every buffer's start,
+    can be counted: with fp16 and fp32 buffers in UB it is 2 bytes.
+    """
 
     def __init__(self, buffers: Iterable[memory.Buffer], *, filled: bool = False) -> None:
         """Cover `buffers`; a `filled` tensor holds values before the first step."""
@@ -89,54 +95,62 @@ class Space:
         for buffer in buffers:
             self.on_chip = buffer.space != "GM"
             self.name = buffer.space if self.on_chip else buffer.name
+            # GM tensors begin at 0 of their own space; gcd with 0 leaves the other number
             start, pitch = (buffer.address, buffer.slot_bytes) if self.on_chip else (0, 0)
             self.piece_bytes = math.gcd(self.piece_bytes, buffer.itemsize, start, pitch)
             size_bytes = max(size_bytes, start + buffer.size_bytes)
         self._pieces = size_bytes // self.piece_bytes
-        self._last = self._blank()
+        self._last_write = self._blank()
+        # Only GM is shared: the core (from 1) that has read a piece, or SEVERAL.
         self._reader = self._blank() if not self.on_chip else None
-        self._others: dict[Write, Stamps] = {}
+        self._uncertain_writes: dict[Write, Stamps] = {}
         self._writes: dict[str, Trace] = {}
         self._reads: dict[str, Trace] = {}
+        # lets `_foreign_writes` skip a space that no earlier core has written
         self._first_write = 0
 
     def _blank(self) -> Stamps:
         return np.zeros(self._pieces, np.int32)
 
     def cut(self, region: memory.Region, env: Mapping[str, int]) -> Cut:
-        """Place a region for loop variables `env`; the last axis is the pieces of an element."""
+        """Return the pieces of a region for loop variables `env`.
+
+        The cut has one axis more than the region: the pieces of an element.
+        """
         buffer = region.buffer
         start = region.byte_at(env) - (0 if self.on_chip else buffer.address)
         pieces = buffer.itemsize // self.piece_bytes
-        width = pieces * STAMP_BYTES
-        strides = (*(s * width for s in region.strides), STAMP_BYTES)
+        # fp32 in pieces of 2 bytes: an element is 2 pieces, whose stamps take 2 x 4 bytes
+        element_stamp_bytes = pieces * STAMP_BYTES
+        strides = (*(s * element_stamp_bytes for s in region.strides), STAMP_BYTES)
         return Cut(start // self.piece_bytes * STAMP_BYTES, (*region.sizes, pieces), strides)
 
     def read(self, cut: Cut, access: Access) -> Iterator[Trouble]:
-        """Note a read; yield what is wrong with it."""
-        last = cut.of(self._last)
-        floor = access.base if self.on_chip else 0
-        if not self.filled and last.min() <= floor:
-            yield self._trouble("uninitialised", cut, last <= floor)
+        """Record a read; yield the faults it shows."""
+        last_write = cut.of(self._last_write)
+        # A core finds its on-chip memory uninitialised, whatever the crews before it have written.
+        before_first = access.base if self.on_chip else 0
+        if not self.filled and last_write.min() <= before_first:
+            yield self._trouble("uninitialised", cut, last_write <= before_first)
         yield from self._unordered(self._writes, cut, access)
         if self._reader is not None:
             yield from self._foreign_writes(cut, access)
             reader = cut.of(self._reader)
-            mine = (reader == 0) | (reader == access.core)
-            reader[...] = np.where(mine, access.core, SEVERAL)
+            no_other = (reader == 0) | (reader == access.core)
+            reader[...] = np.where(no_other, access.core, SEVERAL)
         self._stamp(self._reads, cut, access)
 
     def write(
         self, cut: Cut, access: Access, lanes: NDArray[np.bool_] | None = None, kind: Write = "sure"
     ) -> Iterator[Trouble]:
-        """Note a write, of the masked `lanes` only; yield what is wrong with it.
+        """Record a write, of the masked `lanes` only; yield the faults it shows.
 
         A "maybe" write hits some of the cut's rows, so it makes none of them initialised. An
-        "added" write needs a value to add to, and may meet "added" writes of other cores.
+        "added" write needs an initialised value to add to, and other cores may add to it as well.
         """
-        last = cut.of(self._last)
-        if kind == "added" and not self.filled and last.min() <= 0:
-            yield self._trouble("uninitialised", cut, last <= 0)
+        stamps = cut.of(self._last_write)
+        if kind == "added" and not self.filled and stamps.min() <= 0:
+            yield self._trouble("uninitialised", cut, stamps <= 0)
         yield from self._unordered(self._writes, cut, access)
         yield from self._unordered(self._reads, cut, access)
         if self._reader is not None:
@@ -147,8 +161,8 @@ class Space:
                 index, _ = cut.first(bad)
                 yield self._trouble("core read", cut, bad, core=int(reader[index]))
         if kind != "sure":
-            last = cut.of(self._others.setdefault(kind, self._blank()))
-        np.copyto(last, access.step, where=True if lanes is None else lanes)
+            stamps = cut.of(self._uncertain_writes.setdefault(kind, self._blank()))
+        np.copyto(stamps, access.step, where=True if lanes is None else lanes)
         self._first_write = self._first_write or access.step
         self._stamp(self._writes, cut, access)
 
@@ -161,23 +175,27 @@ class Space:
     def _unordered(
         self, traces: Mapping[str, Trace], cut: Cut, access: Access
     ) -> Iterator[Trouble]:
-        """Yield steps of other pipes that may still be running: newer than what is known."""
+        """Yield steps of other pipes that may still run: later than the last known to be over."""
         for pipe, trace in traces.items():
-            known = access.clock.get(pipe, access.base)
-            if pipe == access.pipe or trace.latest <= known:
+            finished = access.clock.get(pipe, access.base)
+            if pipe == access.pipe or trace.latest <= finished:
                 continue
-            view = cut.of(trace.stamps)
-            if view.max() > known:
-                yield self._trouble("unordered", cut, view > known, view)
+            stamps = cut.of(trace.stamps)
+            if stamps.max() > finished:
+                yield self._trouble("unordered", cut, stamps > finished, stamps)
 
     def _foreign_writes(self, cut: Cut, access: Access, *, adds: bool = True) -> Iterator[Trouble]:
-        """Yield writes of other cores: sure ones, possible ones and, if asked, added ones."""
-        kinds = [self._last, *(a for k, a in self._others.items() if adds or k != "added")]
-        for array in kinds if 0 < self._first_write <= access.base else ():
-            last = cut.of(array)
-            bad = (last > 0) & (last <= access.base)
+        """Yield the first write by another core: sure, possible or, with `adds`, an atomic add.
+
+        All steps up to `access.base` are of other cores.
+        """
+        uncertain = (a for k, a in self._uncertain_writes.items() if adds or k != "added")
+        written = [self._last_write, *uncertain]
+        for array in written if 0 < self._first_write <= access.base else ():
+            stamps = cut.of(array)
+            bad = (stamps > 0) & (stamps <= access.base)
             if bad.any():
-                yield self._trouble("core wrote", cut, bad, last)
+                yield self._trouble("core wrote", cut, bad, stamps)
                 return
 
     def _trouble(
@@ -201,14 +219,21 @@ Place = tuple[int, int]
 
 
 def join(clock: Clock, other: Mapping[str, int]) -> None:
-    """Let a clock know what another one knows."""
+    """Raise every entry of a clock to that of another one: it then knows both."""
     for pipe, step in other.items():
         if step > clock.get(pipe, 0):
             clock[pipe] = step
 
 
 class CrossOrder:
-    """The cross-core flags of one crew: what each wait learns, and what may go wrong with a set."""
+    """The cross-core flags of one crew: the clock each wait receives, and the faults of sets.
+
+    Sets that not all senders of a mode have made yet lie in `pending`, by (receiver, mode, flag,
+    sender). When the last sender sets, they become one entry (mode, joined clock) in `arrived` of
+    the receiver's flag, and its next wait consumes that entry. `waits` holds the steps of the
+    finished waits of a flag, `issued` a core's clock after each of its waits, `passed` how many of
+    them a pipe has passed, and `last_set` the number of the last set by (mode, receiver).
+    """
 
     def __init__(self, cores: int, team: int) -> None:
         """Start with all counters at 0."""
@@ -219,59 +244,66 @@ class CrossOrder:
         self.waits: dict[Place, list[int]] = {}
         self.issued: list[list[Clock]] = [[{}] for _ in range(cores)]
         self.passed: dict[str, int] = {}
-        self.last: dict[Place, dict[tuple[int, int], int]] = {}
+        self.last_set: dict[Place, dict[tuple[int, int], int]] = {}
 
     def set(self, core: int, instruction: program.Instruction, clock: Clock) -> Iterator[str]:
-        """Take a set along with what its pipe knows; yield what may go wrong."""
+        """Record a set with the clock of its pipe; yield the faults it may cause."""
         mode = instruction.number("mode")
         flag = instruction.number("id")
-        mine = self.last.setdefault((core, flag), {})
-        for r in self.counters.tells[core, mode]:
-            arrived = self.arrived.setdefault((r, flag), [])
-            mine[mode, r] = number = mine.get((mode, r), -1) + 1
-            if number >= LIMIT and not self._over(r, flag, number - LIMIT, clock):
-                yield f"cross-core flag {flag} of {core_name(r, self.team)} may exceed {LIMIT}"
-            self.pending.setdefault((r, mode, flag, core), []).append(dict(clock))
-            heard = [self.pending.get((r, mode, flag, s), []) for s in self.counters.hears[r, mode]]
-            if all(heard):
-                known: Clock = {}
-                for clocks in heard:
-                    join(known, clocks.pop(0))
-                others = [(r, i) for i, (m, _) in enumerate(arrived) if m != mode][-1:]
-                others += [(who, last) for (m, who), last in mine.items() if m != mode]
-                if any(not self._over(who, flag, last, known) for who, last in others):
+        last_set = self.last_set.setdefault((core, flag), {})
+        for receiver in self.counters.receivers_of[core, mode]:
+            arrived = self.arrived.setdefault((receiver, flag), [])
+            last_set[mode, receiver] = number = last_set.get((mode, receiver), -1) + 1
+            # a counter of 4 bits: set number k needs wait number k - 15 to be over
+            if number >= LIMIT and not self._is_over(receiver, flag, number - LIMIT, clock):
+                name = core_name(receiver, self.team)
+                yield f"cross-core flag {flag} of {name} may exceed {LIMIT}"
+            self.pending.setdefault((receiver, mode, flag, core), []).append(dict(clock))
+            senders = self.counters.senders_to[receiver, mode]
+            pending = [self.pending.get((receiver, mode, flag, s), []) for s in senders]
+            if all(pending):
+                joined: Clock = {}
+                for clocks in pending:
+                    join(joined, clocks.pop(0))
+                # One counter serves all modes. A flag may change its mode only when the waits for
+                # its sets in the other mode are over: at the receiver, and at all cores that this
+                # core has set it for.
+                other_mode = [(receiver, i) for i, (m, _) in enumerate(arrived) if m != mode][-1:]
+                other_mode += [(to, last) for (m, to), last in last_set.items() if m != mode]
+                if any(not self._is_over(to, flag, last, joined) for to, last in other_mode):
                     yield f"cross-core flag {flag} is set in mode {mode} before it was drained"
-                arrived.append((mode, known))
+                arrived.append((mode, joined))
 
-    def _over(self, core: int, flag: int, number: int, clock: Clock) -> bool:
-        """Tell whether a clock knows that wait `number` for a flag is over."""
+    def _is_over(self, core: int, flag: int, number: int, clock: Clock) -> bool:
+        """Return whether a clock knows that wait `number` (from 0) for a flag is over."""
         waits = self.waits.get((core, flag), [])
         return number < len(waits) and waits[number] <= clock.get(f"{core}.ISSUE", 0)
 
     def wait(self, core: int, flag: int, step: int) -> None:
-        """Let the issue of a core learn what the next arrival for its flag knows."""
+        """End a wait: the core's issuing unit receives the clock of the next arrived set."""
         waits = self.waits.setdefault((core, flag), [])
-        known = dict(self.issued[core][-1])
-        join(known, self.arrived[core, flag][len(waits)][1])
-        known[f"{core}.ISSUE"] = step
+        clock = dict(self.issued[core][-1])
+        join(clock, self.arrived[core, flag][len(waits)][1])
+        clock[f"{core}.ISSUE"] = step
         waits.append(step)
-        self.issued[core].append(known)
+        self.issued[core].append(clock)
 
     def passing(self, core: int, pipe: str, clock: Clock) -> None:
-        """Let a pipe learn what its core knew when it issued the wait that the pipe passes."""
+        """Join to a pipe's clock what its core knew after the wait that the pipe now passes."""
         self.passed[pipe] = self.passed.get(pipe, 0) + 1
         join(clock, self.issued[core][self.passed[pipe]])
 
     def left(self) -> Iterator[str]:
-        """Yield the flags that are set more often than waited for."""
+        """Yield a message for each flag that is set more often than it is waited for."""
         for (core, flag), arrived in self.arrived.items():
-            sets = [
-                len(self.pending.get((core, m, flag, s), []))
-                for (r, m), who in self.counters.hears.items()
-                if r == core
-                for s in who
+            pending_sets = [
+                len(self.pending.get((core, mode, flag, s), []))
+                for (receiver, mode), senders in self.counters.senders_to.items()
+                if receiver == core
+                for s in senders
             ]
-            more = len(arrived) - len(self.waits.get((core, flag), [])) + max(sets, default=0)
-            if more:
+            unused = len(arrived) - len(self.waits.get((core, flag), []))
+            unused += max(pending_sets, default=0)
+            if unused:
                 name = core_name(core, self.team)
-                yield f"cross-core flag {flag} of {name} is set {more} times more than waited for"
+                yield f"cross-core flag {flag} of {name} is set {unused} times more than waited for"

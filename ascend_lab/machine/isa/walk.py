@@ -1,7 +1,8 @@
-"""Walk programs as the cores would: each pipe in order, pipes held apart by flags only.
+"""Walk programs as the cores would: each pipe in order, and no order between pipes but by flags.
 
-A core that waits for others issues nothing behind the wait; its pipes run on to there. What issues
-is one more pipe here, ISSUE, of barriers and such waits alone.
+A core that waits for other cores issues nothing behind the wait; its pipes finish what was issued
+before. The issuing unit is modelled as one more pipe, ISSUE, whose stream holds only the barriers
+and the waits for other cores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ ISSUE = "ISSUE"
 Step = tuple[Instruction, dict[str, int]]
 Core = tuple[Program, Mapping[str, int]]
 Pick = Callable[[Sequence[str]], str]
-"""Chooses which of the pipes that can go on takes the next step."""
+"""Chooses, from the names of the pipes that can go on, the one that takes the next step."""
 
 
 def first(pipes: Sequence[str]) -> str:
@@ -26,20 +27,22 @@ def first(pipes: Sequence[str]) -> str:
 def pipe_stream(program: Program, pipe: str, env: Mapping[str, int]) -> Iterator[Step]:
     """Yield the instructions of one pipe in order, each with the loop variables' values."""
     outer = dict(env)
-    ahead: list[Iterator[tuple[Node, dict[str, int]]]]
-    ahead = [iter([(node, outer) for node in project(program.body, pipe)])]
-    while ahead:
-        for node, values in ahead[-1]:
+    # One iterator per open loop, innermost last: an explicit stack, because recursive generators
+    # would pass every instruction through all levels of the nest.
+    open_loops: list[Iterator[tuple[Node, dict[str, int]]]]
+    open_loops = [iter([(node, outer) for node in project(program.body, pipe)])]
+    while open_loops:
+        for node, values in open_loops[-1]:
             if isinstance(node, Loop):
-                ahead.append(_turns(node, values))
+                open_loops.append(_passes(node, values))
                 break
             yield node, values
         else:
-            ahead.pop()
+            open_loops.pop()
 
 
-def _turns(loop: Loop, outer: Mapping[str, int]) -> Iterator[tuple[Node, dict[str, int]]]:
-    """Yield the body of a loop, turn by turn."""
+def _passes(loop: Loop, outer: Mapping[str, int]) -> Iterator[tuple[Node, dict[str, int]]]:
+    """Yield the nodes of a loop's body, pass by pass."""
     for i in range(loop.count):
         values = {**outer, loop.var: i}
         for node in loop.body:
@@ -47,23 +50,24 @@ def _turns(loop: Loop, outer: Mapping[str, int]) -> Iterator[tuple[Node, dict[st
 
 
 def project(nodes: tuple[Node, ...], pipe: str) -> tuple[Node, ...]:
-    """Return the part of a nest one pipe runs; barriers on all pipes belong to every pipe."""
-    out: list[Node] = []
+    """Return the part of a nest that one pipe runs; barriers on all pipes belong to every pipe."""
+    projected: list[Node] = []
     for node in nodes:
         if isinstance(node, Loop):
             body = project(node.body, pipe)
             if body:
-                out.append(Loop(node.var, node.count, body))
+                projected.append(Loop(node.var, node.count, body))
         elif node.pipe in (pipe, "ALL"):
-            out.append(node)
-    return tuple(out)
+            projected.append(node)
+    return tuple(projected)
 
 
 @dataclass(slots=True)
 class _Pipe:
-    """A pipe: what is left of its stream, its next step, and whether that can go on.
+    """A pipe: the rest of its stream, its next step, and whether it is able to take that step.
 
-    `passed` counts the waits for other cores behind it, `issued` of its core those that are over.
+    `event` is the flag that the next step waits for, if it does. `passed` counts the waits for
+    other cores that this pipe has passed; the core counts in `issued` those that are over.
     """
 
     name: str
@@ -78,10 +82,10 @@ class _Pipe:
     def advance(self) -> None:
         """Take the next step of the stream."""
         self.next = next(self.stream, None)
-        self.look()
+        self.update()
 
-    def look(self) -> None:
-        """Find out whether the next step can be taken."""
+    def update(self) -> None:
+        """Find out whether the pipe is able to take its next step."""
         self.event = None
         self.able = False
         if self.next is None:
@@ -93,21 +97,25 @@ class _Pipe:
             self.able = core.raised.get(self.event, 0) > 0
         elif instruction.op == "cross_wait":
             flag = instruction.number("id")
-            mine = self.passed == core.issued
-            issues = mine and self.pipe == ISSUE and core.counters.ready(core.number, flag) > 0
-            self.able = issues or not mine
+            # A wait that ISSUE has not passed holds all pipes; once it is over they pass it, too.
+            pending = self.passed == core.issued
+            issues = pending and self.pipe == ISSUE and core.counters.ready(core.number, flag) > 0
+            self.able = issues or not pending
         else:
-            self.able = instruction.pipe != "ALL"
+            self.able = instruction.pipe != "ALL"  # `interleave_cores` takes barriers on all pipes
 
     @property
-    def stops(self) -> bool:
-        """Whether it stands at a barrier for all pipes."""
+    def at_barrier(self) -> bool:
+        """Whether the pipe stands at a barrier on all pipes."""
         return self.next is not None and self.next[0].pipe == "ALL" and self.next[0].op not in CROSS
 
 
 @dataclass(slots=True)
 class _Core:
-    """A core: its pipes, the flags between them, and how many waits for other cores are over."""
+    """A core: its pipes, the flags between them, and how many waits for other cores are over.
+
+    `raised` counts, per event, the flags that are set and not yet consumed.
+    """
 
     number: int
     counters: Counters
@@ -125,99 +133,108 @@ def interleave(
     with the cycle of events when no pipe can go on.
     """
     binding = dict(env or {name: 0 for name, _ in program.params})
+    # of a single core: without the core's number and the pipe's name
     return (step[2:] for step in interleave_cores([(program, binding)], pick))
 
 
 def interleave_cores(
     programs: Sequence[Core], pick: Pick = first, team: int = 1
 ) -> Iterator[tuple[int, str, Instruction, dict[str, int]]]:
-    """Yield core, pipe, instruction and loop variables of cores that work together.
+    """Yield (core, pipe, instruction, loop variables) for cores that work together.
 
-    They stand AI core by AI core, `team` to each, the cube core first. A wait for other cores is
-    yielded on ISSUE when it is over, and on every other pipe when that passes it.
+    `team` programs make an AI core, the cube core's first. A wait for other cores is yielded on
+    ISSUE when it is over, and again on every other pipe when the pipe passes it.
     """
     counters = Counters(len(programs), team)
     cores = list[_Core]()
     for number, (program, env) in enumerate(programs):
         core = _Core(number, counters)
-        before = f"{number}." if len(programs) > 1 else ""
+        prefix = f"{number}." if len(programs) > 1 else ""
         waits = any(i.op == "cross_wait" for i, _ in program.instructions())
         for pipe in (*program.pipes, *([ISSUE] if waits else [])):
-            core.pipes.append(_Pipe(before + pipe, pipe, core, pipe_stream(program, pipe, env)))
+            core.pipes.append(_Pipe(prefix + pipe, pipe, core, pipe_stream(program, pipe, env)))
         cores.append(core)
     pipes = {pipe.name: pipe for core in cores for pipe in core.pipes}
-    for one in pipes.values():
-        one.advance()
+    for pipe_state in pipes.values():
+        pipe_state.advance()
     while True:
         ready = [pipe.name for pipe in pipes.values() if pipe.able]
         if ready:
             yield from _run(pipes[pick(ready)], cores, pick is first)
             continue
-        running = [p for p in pipes.values() if p.next is not None]
-        if not running:
+        unfinished = [p for p in pipes.values() if p.next is not None]
+        if not unfinished:
             return
-        held = next((c for c in cores if c.pipes and all(p.stops for p in c.pipes)), None)
-        if held is None:
-            raise SyncError(*_explain(running, team))
-        barrier = held.pipes[0].next
+        # No pipe is able to go on: all pipes of some core stand at a barrier, or it is a deadlock.
+        stopped = next((c for c in cores if c.pipes and all(p.at_barrier for p in c.pipes)), None)
+        if stopped is None:
+            raise SyncError(*_explain_deadlock(unfinished, team))
+        barrier = stopped.pipes[0].next
         assert barrier is not None
-        for one in held.pipes:
-            one.advance()
-        yield held.number, "ALL", *barrier
+        for pipe_state in stopped.pipes:
+            pipe_state.advance()
+        yield stopped.number, "ALL", *barrier
 
 
 def _run(
-    pipe: _Pipe, cores: Sequence[_Core], on: bool
+    pipe: _Pipe, cores: Sequence[_Core], to_next_flag: bool
 ) -> Iterator[tuple[int, str, Instruction, dict[str, int]]]:
-    """Take steps of a pipe: one, or while it can go `on` up to the next flag."""
+    """Take one step of a pipe, or all its steps up to and including the next flag.
+
+    Only a flag changes which other pipes are able to go on, so that a caller who always picks the
+    first pipe gets the same order either way, and faster.
+    """
     core = pipe.core
     raised = pipe.core.raised
-    marks = False
-    while pipe.next is not None and pipe.able and not marks:
+    last_step = False
+    while pipe.next is not None and pipe.able and not last_step:
         instruction, values = pipe.next
         event = instruction.event
         op = instruction.op
-        marks = not on or event is not None or op in CROSS
+        last_step = not to_next_flag or event is not None or op in CROSS
         yield core.number, pipe.pipe, instruction, values
         if event is not None:
             raised[event] = raised.get(event, 0) + (1 if op == "set_flag" else -1)
+            # only pipes that wait for this very event may have become able or unable
             for other in core.pipes:
                 if other.event is not None and other.event == event:
                     other.able = raised[event] > 0
         elif op == "cross_set":
             core.counters.set(core.number, instruction.number("mode"), instruction.number("id"))
             for other in (p for c in cores for p in c.pipes if p.pipe == ISSUE):
-                other.look()
+                other.update()
         elif op == "cross_wait":
             pipe.passed += 1
             if pipe.pipe == ISSUE:
                 core.issued += 1
-                core.counters.taken[core.number, instruction.number("id")] += 1
+                core.counters.waits[core.number, instruction.number("id")] += 1
                 for other in core.pipes:
-                    other.look()
+                    other.update()
         pipe.advance()
 
 
-def _explain(running: Sequence[_Pipe], team: int) -> tuple[str, str, str]:
-    """Return message parts for a standstill: follow who waits for whom until it closes."""
-    waits: dict[str, tuple[str, str]] = {}
-    across = list[str]()
-    for pipe in running:
+def _explain_deadlock(unfinished: Sequence[_Pipe], team: int) -> tuple[str, str, str]:
+    """Return (needed, got, remedy) for pipes that all wait: follow the waits until they close."""
+    waits: dict[str, tuple[str, str]] = {}  # pipe: (the pipe that it waits for, the wait in words)
+    cross_core_waits = list[str]()
+    for pipe in unfinished:
         assert pipe.next is not None
         event = pipe.next[0].event
         if pipe.next[0].op == "cross_wait":
             if pipe.pipe == ISSUE:
                 flag = pipe.next[0].number("id")
                 name = core_name(pipe.core.number, team)
-                across.append(f"{name} waits for cross-core flag {flag}")
+                cross_core_waits.append(f"{name} waits for cross-core flag {flag}")
         elif event is not None:
             source = pipe.name.removesuffix(pipe.pipe) + event.src
             waits[pipe.name] = (source, f"{pipe.name} waits for {event}")
         else:
             waits[pipe.name] = ("", f"{pipe.name} waits at a barrier for all pipes")
-    if across:
+    if cross_core_waits:
         needed = "deadlock: a cross_set for every cross_wait, before the wait that blocks it"
-        return needed, ", ".join(across), "add the missing set, or move it before that wait"
+        got = ", ".join(cross_core_waits)
+        return needed, got, "add the missing set, or move it before that wait"
+    # begin at a pipe that waits for a flag, if any does: a barrier waits for no one in particular
     name = min(waits, key=lambda n: (waits[n][0] == "", n))
     chain: list[str] = []
     while name in waits and name not in chain:

@@ -1,12 +1,14 @@
 """Layouts as address maps: where an element lies, what is padding, what a conversion costs.
 
-Strided data from GM to GM through UB, on all vector cores: conversions, slices, joints, pads.
+The maps themselves are in `maps`. This file writes the kernels that move data from GM to GM through
+UB, on all vector cores: layout conversions, slices, concatenations, pads.
 
-A job moves a box: an affine view of one tensor to an affine view of another, or a fill. A chip
-whose copies need whole 32-byte blocks in UB gets the largest part of every tile that is whole
-blocks; the elements left over go one by one through the scalar unit, at the latency of L2. A chip
-with padding copies moves ragged ends like the rest. Fills are written from a tile of UB. The values
-are right for any size; the time is good for runs of whole blocks.
+A job moves a box: an affine view of one tensor to an affine view of another, or it fills a view
+with a number. On a chip whose copies need whole 32-byte blocks in UB each tile is cut into boxes of
+whole blocks, and the elements left over go one by one through the scalar unit, each at the latency
+of L2. A chip with padding copies moves ragged ends like all other data. Fills are copied from a
+tile in UB that holds the number. The values are right for any size; the time is good only for runs
+of whole blocks.
 """
 
 import math
@@ -48,10 +50,10 @@ __all__ = [
 ]
 
 TILES = 4
-"""Tiles a core should have at least, so that loads and stores overlap."""
+"""The least number of tiles per core, so that loads and stores overlap."""
 
 SMALL_TILE_BYTES = 2048
-"""Below this a tile is not cut further: starting the copy would cost more than it hides."""
+"""Tiles are not made smaller than this: starting a copy would cost more than the overlap saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ class View:
     offset: int = 0
 
     def reach(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the first and the last element of a view of these sizes."""
-        steps = [(n - 1) * s for n, s in zip(sizes, self.strides, strict=True)]
-        low = sum(s for s in steps if s < 0)
-        high = sum(s for s in steps if s > 0)
+        """Return the lowest and the highest element of a view of these sizes."""
+        reaches = [(n - 1) * s for n, s in zip(sizes, self.strides, strict=True)]
+        low = sum(s for s in reaches if s < 0)
+        high = sum(s for s in reaches if s > 0)
         return self.offset + low, self.offset + high
 
 
@@ -88,23 +90,25 @@ class Move:
                     str(view.strides),
                     "check the rank of the view",
                 )
+            # a view of size 0 touches nothing
             low, high = view.reach(self.sizes) if math.prod(self.sizes) else (0, -1)
             if low < 0 or high >= tensors[view.tensor]:
-                wanted = f"a view inside the {tensors[view.tensor]} elements of {view.tensor}"
-                raise ShapeError(wanted, f"{low}..{high}", "check offset, sizes and strides")
+                needed = f"a view inside the {tensors[view.tensor]} elements of {view.tensor}"
+                raise ShapeError(needed, f"{low}..{high}", "check offset, sizes and strides")
 
     @property
     def job(self) -> "Job":
-        """The same as counters with both strides, joined where they can be."""
+        """The move as a box of counters; neighbouring counters that run on are merged to one."""
         source = self.source or View("", (0,) * len(self.sizes))
-        steps = zip(self.sizes, source.strides, self.target.strides, strict=True)
-        box = Box(merged([Dim(*step) for step in steps]), source.offset, self.target.offset)
+        counters = zip(self.sizes, source.strides, self.target.strides, strict=True)
+        dims = merged([Dim(*counter) for counter in counters])
+        box = Box(dims, source.offset, self.target.offset)
         return Job(box, self.target.tensor, source.tensor, self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A box that goes from tensor `source` to `target`; an empty source fills it with `value`."""
+    """A box to copy from tensor `source` to `target`, or with source "" to fill with `value`."""
 
     box: Box
     target: str
@@ -125,34 +129,41 @@ def item_bytes(dtype: str) -> int:
 
 
 def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
-    """Cut a box into boxes of whole blocks (element count a multiple of c0) and what is left.
+    """Cut a box into boxes of whole blocks (element count a multiple of c0) and leftover boxes.
 
-    Axes that already contribute factors of two are kept; the longest axes are shortened by what is
-    still needed, and what they lose is cut again.
+    With c0 = 16, a power of two, (3, 5, 20) has 300 elements. The size 20 brings a factor of 4; the
+    other factor of 4 comes from shortening 5 to 4. So (3, 4, 20) is 15 whole blocks, and the end
+    (3, 1, 20) is cut again: (3, 1, 16) is 3 whole blocks, (3, 1, 4) is left over.
     """
     sizes = [d.count for d in dims]
     if not math.prod(sizes) % c0:
         return [Box(tuple(dims), 0, 0)], []
-    need = c0
-    units = [1] * len(sizes)
+    missing_factor = c0
+    units = [1] * len(sizes)  # the size that is kept of an axis is a multiple of its unit
     for i, size in enumerate(sizes):
-        units[i] = math.gcd(need, size)
-        need //= units[i]
+        units[i] = math.gcd(missing_factor, size)
+        missing_factor //= units[i]
+    # Shorten the axes with the most units first, for these lose the smallest share.
     for i in sorted(range(len(sizes)), key=lambda i: -(sizes[i] // units[i])):
-        factor = min(need, 1 << (sizes[i] // units[i]).bit_length() - 1)
+        factor = min(missing_factor, 1 << (sizes[i] // units[i]).bit_length() - 1)
         units[i] = units[i] * factor
-        need = need // factor
-    if need > 1:
+        missing_factor = missing_factor // factor
+    if missing_factor > 1:  # the box is too small for a whole block
         return [], [Box(tuple(dims), 0, 0)]
     kept = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
-    found = [Box(_resized(dims, kept), 0, 0)], list[Box]()
+    whole_and_left = [Box(_resized(dims, kept), 0, 0)], list[Box]()
     for i, dim in enumerate(dims):
         if kept[i] < dim.count:
+            # The end of axis i: kept sizes on the axes before it, full sizes on those behind it.
             end = _resized(dims, [*kept[:i], dim.count - kept[i], *sizes[i + 1 :]])
-            far = kept[i] * dim.source, kept[i] * dim.target
-            for boxes, more in zip(found, whole_blocks(end, c0), strict=True):
-                boxes.extend(Box(b.dims, b.source + far[0], b.target + far[1]) for b in more)
-    return found
+            source_start = kept[i] * dim.source
+            target_start = kept[i] * dim.target
+            for boxes, boxes_of_end in zip(whole_and_left, whole_blocks(end, c0), strict=True):
+                boxes.extend(
+                    Box(b.dims, b.source + source_start, b.target + target_start)
+                    for b in boxes_of_end
+                )
+    return whole_and_left
 
 
 def _resized(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...]:
@@ -175,9 +186,10 @@ def conversion_launch(
 def maps_launch(
     source: AddressMap, target: AddressMap, chip: Chip, name: str, but: Box | None = None
 ) -> Launch:
-    """Move every element of tensor `x` from its address in one map to that in another, in `y`.
+    """Copy every element of tensor `x`, laid out as `source`, to tensor `y`, laid out as `target`.
 
-    The elements of box `but`, one of `copy_boxes`, are left to somebody else.
+    Padding of `y` becomes zero. With `but`, one of the boxes of `copy_boxes`, the launch leaves
+    that box out: another kernel moves it.
     """
     jobs = [Job(box, "y", "x") for box in copy_boxes(source, target) if box != but]
     jobs += [Job(box, "y") for box in zero_boxes(target)]
@@ -199,26 +211,28 @@ def copy_launch(
 ) -> Launch:
     """Copy a strided view of tensor `x` to a strided view of tensor `y`, on all vector cores.
 
-    The tensors are as long as the views reach unless their lengths are given. Raises `ShapeError`
-    for views of different rank or that leave their tensor, `PathError` for a wrong format.
+    Without `source_elements` or `target_elements` a tensor is as long as its view reaches. Raises
+    `ShapeError` for views of different rank or that leave their tensor, `PathError` for a wrong
+    format.
     """
     source = View("x", tuple(source_strides), source_offset)
     target = View("y", tuple(target_strides))
     move = Move(tuple(sizes), target, source)
     tensors = {}
     for view, length in ((source, source_elements), (target, target_elements)):
-        fits = len(view.strides) == len(sizes)
-        needed = view.reach(sizes)[1] + 1 if length is None and fits else 1
-        tensors[view.tensor] = needed if length is None else length
+        # `Move.check` refuses strides of another rank; until then any length will do
+        same_rank = len(view.strides) == len(sizes)
+        reach = view.reach(sizes)[1] + 1 if length is None and same_rank else 1
+        tensors[view.tensor] = reach if length is None else length
     return moves_launch(chip, dtype, tensors, [move], name=name)
 
 
 def moves_launch(
     chip: Chip, dtype: str, tensors: Mapping[str, int], moves: Sequence[Move], *, name: str
 ) -> Launch:
-    """Share the moves out over all vector cores; `tensors` gives elements by name.
+    """Distribute the moves over all vector cores; `tensors` gives the elements of each tensor.
 
-    Moves must not write the same element twice. Raises `ShapeError` as `Move.check` does.
+    No element may be written twice. Raises `ShapeError` as `Move.check` does.
     """
     for move in moves:
         move.check(tensors)
@@ -237,80 +251,93 @@ def _deal(
     *,
     by_lanes: bool = False,
 ) -> Launch:
-    """Cut every job over the cores, every other one from the last core backwards.
+    """Cut every job over the cores; cores with equal work share a program.
 
-    So short jobs meet idle cores. Cores with equal work share a program.
+    Every second job is dealt from the last core backwards: a short job keeps only some cores busy,
+    and the next one then begins at the idle ones.
     """
     cores = chip.cores_of("vector")
     c0 = BLOCK_BYTES // item_bytes(dtype)
-    shares = [_share(job, cores, c0, i % 2 == 1) for i, job in enumerate(jobs)]
-    groups: dict[tuple[int, ...], list[int]] = {}
+    cuts = [_cut_over_cores(job, cores, c0, i % 2 == 1) for i, job in enumerate(jobs)]
+    cores_by_work: dict[tuple[int, ...], list[int]] = {}  # steps of each job: cores that do them
     for core in range(cores):
-        work = tuple(share.count_on(core, cores) for share in shares)
-        if any(work):
-            groups.setdefault(work, []).append(core)
+        steps = tuple(cut.steps_on(core, cores) for cut in cuts)
+        if any(steps):
+            cores_by_work.setdefault(steps, []).append(core)
     parts = []
-    for work, mine in groups.items():
-        pairs = zip(shares, work, strict=True)
-        own = [share.of(mine[0], cores, count) for share, count in pairs if count]
-        writer = MoveWriter(name, chip, dtype, tensors, [job for job, _ in own], by_lanes)
-        program = writer.program(own, len(mine))
-        parts.append(Part(program, tuple(binding_of({"core": i}) for i in range(len(mine)))))
+    for steps, equal_cores in cores_by_work.items():
+        # The program is written for the first of these cores; its param `core` leads to the others.
+        pairs = zip(cuts, steps, strict=True)
+        jobs_of_first = [cut.of(equal_cores[0], cores, count) for cut, count in pairs if count]
+        moved = [job for job, _ in jobs_of_first]
+        writer = MoveWriter(name, chip, dtype, tensors, moved, by_lanes)
+        program = writer.program(jobs_of_first, len(equal_cores))
+        bindings = tuple(binding_of({"core": i}) for i in range(len(equal_cores)))
+        parts.append(Part(program, bindings))
     return Launch(name, tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """A job cut over cores along the counter `along`, `per` steps each, the last has the rest."""
+class _CutJob:
+    """A job cut over cores along counter `along`: `steps_per_core` each, fewer on the last."""
 
     job: Job
     along: int
-    per: int
+    steps_per_core: int
     backwards: bool
 
-    def _first(self, core: int, cores: int) -> int:
-        return (cores - 1 - core if self.backwards else core) * self.per
+    def _first_step(self, core: int, cores: int) -> int:
+        return (cores - 1 - core if self.backwards else core) * self.steps_per_core
 
-    def count_on(self, core: int, cores: int) -> int:
-        """Return how many steps core `core` of `cores` takes."""
-        left = self.job.box.dims[self.along].count - self._first(core, cores)
-        return max(min(left, self.per), 0)
+    def steps_on(self, core: int, cores: int) -> int:
+        """Return how many steps of the cut counter core `core` of `cores` takes."""
+        from_here = self.job.box.dims[self.along].count - self._first_step(core, cores)
+        return max(min(from_here, self.steps_per_core), 0)
 
     def of(self, core: int, cores: int, count: int) -> tuple[Job, Dim]:
-        """Return the job of one core that takes `count` steps, and the way to the next core's."""
+        """Return the job of a core that takes `count` steps, and the distance to the next core's.
+
+        The distance is a counter of 1 step, in elements of the source and of the target.
+        """
         box = self.job.box
-        start = self._first(core, cores)
+        start = self._first_step(core, cores)
         dims = list(box.dims)
         dim = box.dims[self.along]
         dims[self.along] = replace(dim, count=count)
-        own = Box(tuple(dims), box.source + start * dim.source, box.target + start * dim.target)
-        step = -self.per if self.backwards else self.per
-        return replace(self.job, box=own), Dim(1, step * dim.source, step * dim.target)
+        source = box.source + start * dim.source
+        target = box.target + start * dim.target
+        step = -self.steps_per_core if self.backwards else self.steps_per_core
+        to_next_core = Dim(1, step * dim.source, step * dim.target)
+        return replace(self.job, box=Box(tuple(dims), source, target)), to_next_core
 
 
-def _share(job: Job, cores: int, c0: int, backwards: bool) -> _Share:
-    """Cut along the longest counter, in steps that leave whole blocks where they can.
+def _cut_over_cores(job: Job, cores: int, c0: int, backwards: bool) -> _CutJob:
+    """Cut a job along its longest counter, such that cores get whole blocks where possible.
 
-    The innermost counter is cut only if it leaves long runs or is alone.
+    The innermost counter, which makes the bursts long, is cut only if there is no other or if each
+    core keeps at least 8 blocks of it while the other counters are too short for all cores.
     """
     sizes = [d.count for d in job.box.dims]
     inner = len(sizes) - 1
     along = max(range(len(sizes)), key=lambda i: (i != inner or inner == 0, sizes[i]))
     if sizes[along] < cores and sizes[inner] >= 8 * c0 * cores:
         along = inner
-    step = c0 // math.gcd(c0, math.prod(sizes) // sizes[along])
-    per = -(-sizes[along] // cores)
-    if step <= sizes[along]:
-        per = -(-per // step) * step
-    return _Share(job, along, per, backwards)
+    # One step moves the product of the other counters: with 24 elements a step and c0 = 16 the
+    # steps go in twos, 48 elements or 3 blocks.
+    steps_of_blocks = c0 // math.gcd(c0, math.prod(sizes) // sizes[along])
+    steps_per_core = -(-sizes[along] // cores)
+    if steps_of_blocks <= sizes[along]:
+        steps_per_core = -(-steps_per_core // steps_of_blocks) * steps_of_blocks
+    return _CutJob(job, along, steps_per_core, backwards)
 
 
 # -- one core -------------------------------------------------------------------------------------
 class MoveWriter:
-    """Builder, tensors, queue of tiles, and a tile per fill value, of one core's program.
+    """Writes the program of one core: a queue of tiles for copies, and a tile per fill value.
 
-    Tiles are rounded up to blocks and cut where they hold whole ones; with `by_lanes` rounded down
-    and cut at multiples of C0, which suits boxes whose inner counters are C0 already.
+    A tile holds at most `tile_elements`. Its size is rounded up to whole blocks, and boxes are cut
+    such that a tile's elements fill whole blocks. With `by_lanes` the size is rounded down and
+    boxes are cut at multiples of C0 steps: that suits boxes whose inner counters are C0 already.
     """
 
     def __init__(
@@ -322,90 +349,108 @@ class MoveWriter:
         jobs: Sequence[Job],
         by_lanes: bool = False,
     ) -> None:
-        """Declare the tensors the jobs use; make fill tiles, and tiles that fit what is left."""
+        """Declare the tensors that the jobs use; allocate the fill tiles, then the queue."""
         self.k = KernelBuilder(name, chip)
         self.chip = chip
         self.by_lanes = by_lanes
-        self.item, self.loops, ub = item_bytes(dtype), 0, chip.buffers["UB"]
-        self.c0 = BLOCK_BYTES // self.item
+        self.itemsize = item_bytes(dtype)
+        self.loop_count = 0
+        ub_bytes = chip.buffers["UB"]
+        self.c0 = BLOCK_BYTES // self.itemsize
         used = {n for job in jobs for n in (job.source, job.target)}
         self.gm = {n: self.k.tensor(n, dtype, size) for n, size in tensors.items() if n in used}
-        most: dict[float, int] = {}
+        largest_fill: dict[float, int] = {}  # elements of the largest box, by fill value
         for job in jobs:
             if not job.source:
-                most[job.value] = max(most.get(job.value, 0), job.box.elements)
-        room = ub // 4 // max(len(most), 1)
-        self.fills = {
-            v: self._fill(f"fill{i}", dtype, v, n, room) for i, (v, n) in enumerate(most.items())
+                largest_fill[job.value] = max(largest_fill.get(job.value, 0), job.box.elements)
+        # All fill tiles together take at most a quarter of UB.
+        bytes_per_fill = ub_bytes // 4 // max(len(largest_fill), 1)
+        self.fill_tiles = {
+            value: self._fill_tile(f"fill{i}", dtype, value, elements, bytes_per_fill)
+            for i, (value, elements) in enumerate(largest_fill.items())
         }
-        left = ub - sum(b.elements for b in self.fills.values()) * self.item
-        largest = max((job.box.elements for job in jobs if job.source), default=0)
-        wanted = max(-(-largest // TILES) * self.item, SMALL_TILE_BYTES)
-        wanted += 0 if by_lanes else BLOCK_BYTES - 1
-        self.cap = min(left // 2, wanted) // BLOCK_BYTES * self.c0
+        free_bytes = ub_bytes - sum(b.elements for b in self.fill_tiles.values()) * self.itemsize
+        largest_copy = max((job.box.elements for job in jobs if job.source), default=0)
+        tile_bytes = max(-(-largest_copy // TILES) * self.itemsize, SMALL_TILE_BYTES)
+        tile_bytes += 0 if by_lanes else BLOCK_BYTES - 1
+        # the queue has two slots: each gets at most half of the free bytes, in whole blocks
+        self.tile_elements = min(free_bytes // 2, tile_bytes) // BLOCK_BYTES * self.c0
         self.queue: Queue | None = None
-        if largest:
-            self.queue = self.k.queue("tile", "UB", dtype, self.cap, src="MTE2", dst="MTE3")
-        for pipe in ("MTE3", "S") if self.fills else ():
+        if largest_copy:
+            elements = self.tile_elements
+            self.queue = self.k.queue("tile", "UB", dtype, elements, src="MTE2", dst="MTE3")
+        # V writes the fill tiles once; the pipes that copy from them wait for it
+        for pipe in ("MTE3", "S") if self.fill_tiles else ():
             self.k.set_flag("V", pipe, 0)
             self.k.wait_flag("V", pipe, 0)
 
-    def _fill(self, name: str, dtype: str, value: float, wanted: int, room_bytes: int) -> Buffer:
-        """Fill a tile of UB with `value` on V, once."""
-        lanes = self.chip.vector_bytes_per_repeat // self.item
-        most = max(min(room_bytes // (lanes * self.item), self.chip.max_repeat), 1)
-        repeats = min(-(-wanted // lanes), most)
+    def _fill_tile(
+        self, name: str, dtype: str, value: float, elements: int, room_bytes: int
+    ) -> Buffer:
+        """Allocate a tile of up to `elements` in UB and fill it with `value` on V."""
+        lanes = self.chip.vector_bytes_per_repeat // self.itemsize
+        max_repeats = max(min(room_bytes // (lanes * self.itemsize), self.chip.max_repeat), 1)
+        repeats = min(-(-elements // lanes), max_repeats)
         buffer = self.k.buffer(name, "UB", dtype, repeats * lanes)
         self.k.vector("vdup", buffer.region(0, (repeats, lanes)), scalar=value)
         return buffer
 
     def program(self, jobs: Sequence[tuple[Job, Dim]], cores: int) -> Program:
-        """Do the jobs of the first core; its param `core` leads to those of the `cores`."""
+        """Return the program for `cores` cores with equal work, each job moved on by its `Dim`.
+
+        The jobs are those of the first core; the others are told apart by the param `core`.
+        """
         core = self.k.param("core", cores)
-        for job, each in jobs:
-            source = core * each.source
-            target = core * each.target
+        for job, to_next_core in jobs:
+            source = core * to_next_core.source
+            target = core * to_next_core.target
             self.emit(job, job.box.dims, source + job.box.source, target + job.box.target)
         return self.k.finish()
 
     def emit(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
         """Move a box: loop over its outer counters until a tile fits."""
-        cap = self.cap if job.source else self.fills[job.value].elements
-        if math.prod(d.count for d in dims) <= cap:
+        max_elements = self.tile_elements if job.source else self.fill_tiles[job.value].elements
+        if math.prod(d.count for d in dims) <= max_elements:
             self._tile(job, dims, source, target)
             return
         outer = dims[0]
-        rest = tuple(dims[1:])
-        inside = math.prod(d.count for d in rest)
-        chunk = max(cap // inside, 1)
-        step = self.c0 if self.by_lanes else self.c0 // math.gcd(self.c0, inside)
-        chunk -= chunk % step if chunk > step else 0
-        times, tail = divmod(outer.count, chunk)
-        inner = (Dim(chunk, outer.source, outer.target), *rest) if chunk > 1 else rest
-        self.loops += 1
-        with self.k.loop(f"i{self.loops}", times) as i:
-            at = i * chunk
-            self.emit(job, inner, source + at * outer.source, target + at * outer.target)
+        inner_dims = tuple(dims[1:])
+        elements_per_step = math.prod(d.count for d in inner_dims)
+        # Steps of the outer counter in one tile: 1 if even that is too much, and then the
+        # recursion cuts the inner counters. More than 1 are rounded down to whole blocks.
+        steps = max(max_elements // elements_per_step, 1)
+        unit = self.c0 if self.by_lanes else self.c0 // math.gcd(self.c0, elements_per_step)
+        steps -= steps % unit if steps > unit else 0
+        passes, tail = divmod(outer.count, steps)
+        tile_dims = (Dim(steps, outer.source, outer.target), *inner_dims)
+        pass_dims = tile_dims if steps > 1 else inner_dims
+        self.loop_count += 1
+        with self.k.loop(f"i{self.loop_count}", passes) as i:
+            done = i * steps
+            self.emit(job, pass_dims, source + done * outer.source, target + done * outer.target)
         if tail:
-            done = times * chunk
-            inner = (Dim(tail, outer.source, outer.target), *rest)
-            self.emit(job, inner, source + done * outer.source, target + done * outer.target)
+            done_before = passes * steps
+            tail_dims = (Dim(tail, outer.source, outer.target), *inner_dims)
+            tail_source = source + done_before * outer.source
+            self.emit(job, tail_dims, tail_source, target + done_before * outer.target)
 
     def _tile(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
-        whole = [Box(tuple(dims), 0, 0)]
-        rest = list[Box]()
-        if self.chip.combined:
-            whole, rest = whole_blocks(dims, self.c0)
-        for boxes, write in ((whole, self._copy), (rest, self._single)):
+        """Move a box that fits into a tile: whole blocks by copies, left-over elements by S."""
+        of_blocks = [Box(tuple(dims), 0, 0)]
+        left_over = list[Box]()
+        if self.chip.combined:  # no padding copies
+            of_blocks, left_over = whole_blocks(dims, self.c0)
+        for boxes, write in ((of_blocks, self._copy), (left_over, self._by_element)):
             for box in boxes:
                 write(job, box.dims, source + box.source, target + box.target)
 
     def _copy(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
+        """Copy a box through a tile of the queue, or a fill tile to it; in UB it is contiguous."""
         sizes = tuple(d.count for d in dims)
         pad = math.prod(sizes) % self.c0 != 0
         y = self.gm[job.target].region(target, sizes, [d.target for d in dims])
         if not job.source:
-            self.k.copy(y, self.fills[job.value].region(0, sizes), pad=pad)
+            self.k.copy(y, self.fill_tiles[job.value].region(0, sizes), pad=pad)
             return
         assert self.queue is not None
         x = self.gm[job.source].region(source, sizes, [d.source for d in dims])
@@ -414,17 +459,19 @@ class MoveWriter:
         self.k.copy(y, self.queue.dequeue().region(0, sizes), pad=pad)
         self.queue.free()
 
-    def _single(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
-        """Move element by element on S: a trip to L2 for the store, one more for a load."""
+    def _by_element(self, job: Job, dims: Sequence[Dim], source: Affine, target: Affine) -> None:
+        """Move a box element by element on S: one access to L2 for the store, one for a load."""
         if dims:
             outer = dims[0]
-            self.loops += 1
-            with self.k.loop(f"i{self.loops}", outer.count) as i:
-                at = source + i * outer.source, target + i * outer.target
-                self._single(job, dims[1:], *at)
+            self.loop_count += 1
+            with self.k.loop(f"i{self.loop_count}", outer.count) as i:
+                element_source = source + i * outer.source
+                element_target = target + i * outer.target
+                self._by_element(job, dims[1:], element_source, element_target)
             return
-        fill = None if job.source else self.fills[job.value].region(0, 1)
-        trips = (1 if fill else 2) * self.chip.l2.latency_cycles
-        steps = max(trips // max(self.chip.scalar_cycles, 1), 1)
+        fill = None if job.source else self.fill_tiles[job.value].region(0, 1)
+        l2_cycles = (1 if fill else 2) * self.chip.l2.latency_cycles
+        # the scalar instruction counts its time in steps of `scalar_cycles` each
+        steps = max(l2_cycles // max(self.chip.scalar_cycles, 1), 1)
         src = fill or self.gm[job.source].region(source, 1)
         self.k.scalar(self.gm[job.target].region(target, 1), src, steps=steps)

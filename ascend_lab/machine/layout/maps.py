@@ -4,12 +4,14 @@ Every logical axis is cut into pieces; the pieces, permuted, are the axes of a r
 
     address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
 
-So the address is a sum of one term per logical axis; padding, runs, conversions follow from pieces.
-A named layout is one line of text. `N C1 H W C0`: channels are cut into blocks, `C1` numbers them,
-`C0` counts inside one; the axes are stored row-major, those joined by `*` as one of their product.
+So the address is a sum of one term per logical axis, and padding, runs and conversions follow from
+the pieces. A named layout is one line of text. In `N C1 H W C0` the channels are cut into blocks:
+`C1` numbers the blocks, `C0` counts inside one. The axes are stored row-major; `*` joins axes to
+one whose size is their product.
 
-Two maps compose: where both step evenly along every axis, source and target address are affine in
-the same counters. Such a part of the array is a box, which one strided copy moves; there are few.
+Two maps compose. Where both step evenly along every axis, source and target address are affine in
+the same counters: such a part of the array is a box, and one strided copy moves it. There are few
+boxes, because each axis is cut only into its whole blocks and a ragged end.
 
 Sources: Ascend C documentation (data formats, Mmad operands), MindSpore TransData.
 """
@@ -31,15 +33,16 @@ ROWS = 16
 """Rows of a fractal in every number format."""
 
 REST = "..."
-"""Stands for any number of leading axes, which are stored as they are."""
+"""Stands for any number of leading axes, which are stored in the order of the array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """A layout before shape and number format are known.
 
-    `axes` name a logical index, `storage` the stored axes, outermost first; `rows` are the axes cut
-    by 16, `lanes` those cut by C0. Only formats with the same axes up to `...` hold the same data.
+    `axes` are the names of the logical axes, `storage` of the stored ones, outermost first. Axes in
+    `rows` are cut into blocks of 16, those in `lanes` into blocks of C0. Two formats can hold the
+    same array only if both name all its axes or both begin with `...`.
     """
 
     name: str
@@ -63,7 +66,7 @@ FORMATS: Mapping[str, Format] = {
         ("FRACTAL_Z", "N C H W", "C1*H*W N1 N0 C0", "N", "C"),
     )
 }
-"""Every layout, by its name in the documentation (C1NHWC0: ours); adding one is adding a line."""
+"""Every layout, by its name in the documentation (only C1NHWC0 is our name)."""
 
 
 def format_of(name: str) -> Format:
@@ -80,7 +83,10 @@ Index = Sequence[SupportsIndex | NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One physical axis: `count` steps of `step` logical indices of `axis`, `stride` apart."""
+    """One stored axis: `count` steps of `step` indices along logical `axis`, `stride` apart.
+
+    C = 40 in NC1HWC0 with C0 = 16: C1 has step 16 and count 3, C0 has step 1 and count 16.
+    """
 
     axis: int
     step: int
@@ -90,9 +96,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class AddressMap:
-    """A layout of one shape: pieces outermost first, and the shape they are stored in.
+    """A layout of one shape: its pieces, outermost first, and the shape they are stored in.
 
-    `axes` names the logical axes, in the order of an index; strides count elements.
+    `axes` names the logical axes in the order of an index. Strides count elements.
     """
 
     format: str
@@ -104,12 +110,12 @@ class AddressMap:
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
-        """Pieces along every axis, which is the stored shape with no axes joined."""
+        """Count of every piece: the stored shape before `*` joins axes."""
         return tuple(p.count for p in self.pieces)
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Logical shape with every axis filled up to whole blocks."""
+        """Logical shape with every axis rounded up to whole blocks."""
         counts = [1] * len(self.shape)
         for piece in self.pieces:
             counts[piece.axis] *= piece.count
@@ -137,18 +143,18 @@ class AddressMap:
 
     def of_axis(self, axis: int) -> tuple[Piece, ...]:
         """Return the pieces of one logical axis, largest step first."""
-        found = (p for p in self.pieces if p.axis == axis)
-        return tuple(sorted(found, key=lambda p: -p.step))
+        of_axis = (p for p in self.pieces if p.axis == axis)
+        return tuple(sorted(of_axis, key=lambda p: -p.step))
 
 
 def address_map(
     name: str, shape: Sequence[int], dtype: str = "fp16", *, c0: int | None = None
 ) -> AddressMap:
-    """Lay an array of logical `shape` out in layout `name`.
+    """Return the address map of an array of logical `shape` in layout `name`.
 
-    Images and weights have the logical shape (N, C, H, W) in every layout, arrays (..., rows,
-    columns). `c0` replaces 32 bytes / size (16 in fp16, 32 in int8) where the hardware does: L0C
-    keeps 16 columns whatever the accumulator. Raises `LayoutError`.
+    Images and weights have the logical shape (N, C, H, W) in every layout, other arrays (..., rows,
+    columns). C0 is 32 bytes / element size: 16 in fp16, 32 in int8. Give `c0` where the hardware
+    has another: fractals in L0C have 16 columns for every accumulator format. Raises `LayoutError`.
     """
     form = format_of(name)
     known = ", ".join(DTYPE_BYTES)
@@ -159,21 +165,22 @@ def address_map(
         needed = "c0 as a power of two from 2 on"
         raise LayoutError(needed, str(c0), "leave it out for 32 bytes / size")
     sizes = _shape(form, shape)
-    # the last two axes of plain arrays are M and N, those before B0, B1, ...
+    # In layouts with `...` the axes in front get the names B0, B1, ...; ND calls its last two M, N.
     named = tuple(a for a in form.axes if a != REST) or ("M", "N")[-len(sizes) :]
     axes = tuple(f"B{i}" for i in range(len(sizes) - len(named))) + named
     free = [a for a in axes if a not in form.axes]
-    place = {axis: i for i, axis in enumerate(axes)}
-    blocks = {place[a]: ROWS for a in form.rows} | {place[a]: lane for a in form.lanes}
-    counts: list[tuple[int, int, int]] = []
-    stored = []
+    axis_number = {axis: i for i, axis in enumerate(axes)}
+    blocks = {axis_number[a]: ROWS for a in form.rows} | {axis_number[a]: lane for a in form.lanes}
+    counters: list[tuple[int, int, int]] = []  # (axis, step, count) of every piece
+    storage_shape = []
     for group in (text for g in form.storage for text in (free if g == REST else [g])):
-        group_pieces = [_piece(text, place, sizes, blocks) for text in group.split("*")]
-        counts += group_pieces
-        stored.append(math.prod(count for _, _, count in group_pieces))
-    strides = [math.prod(n for _, _, n in counts[i + 1 :]) for i in range(len(counts))]
-    pieces = tuple(Piece(*c, s) for c, s in zip(counts, strides, strict=True))
-    return AddressMap(name, axes, sizes, dtype, pieces, tuple(stored))
+        group_counters = [_counter(text, axis_number, sizes, blocks) for text in group.split("*")]
+        counters += group_counters
+        storage_shape.append(math.prod(count for _, _, count in group_counters))
+    # row-major: the stride of a piece is the product of all counts behind it
+    strides = [math.prod(n for _, _, n in counters[i + 1 :]) for i in range(len(counters))]
+    pieces = tuple(Piece(*c, s) for c, s in zip(counters, strides, strict=True))
+    return AddressMap(name, axes, sizes, dtype, pieces, tuple(storage_shape))
 
 
 def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
@@ -182,24 +189,24 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     except TypeError:
         needed = f"{form.name}: a shape of whole numbers"
         raise LayoutError(needed, repr(shape), "convert it") from None
-    free = REST in form.axes
+    has_free_axes = REST in form.axes
     fixed = len([a for a in form.axes if a != REST])
-    if len(sizes) < max(fixed, 1) or (not free and len(sizes) > fixed):
-        exactly = "at least " if free else ""
-        wanted = f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}"
-        raise LayoutError(wanted, f"{len(sizes)}: {sizes}", "reshape the array, or use ND")
+    if len(sizes) < max(fixed, 1) or (not has_free_axes and len(sizes) > fixed):
+        at_least = "at least " if has_free_axes else ""
+        needed = f"{form.name}: a shape of {at_least}{max(fixed, 1)} axes, {' '.join(form.axes)}"
+        raise LayoutError(needed, f"{len(sizes)}: {sizes}", "reshape the array, or use ND")
     if min(sizes) < 1:
         raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
     return sizes
 
 
-def _piece(
-    text: str, place: dict[str, int], sizes: tuple[int, ...], blocks: dict[int, int]
+def _counter(
+    text: str, axis_number: dict[str, int], sizes: tuple[int, ...], blocks: dict[int, int]
 ) -> tuple[int, int, int]:
     """Return (axis, step, count) of a stored axis such as `H`, `C1` or `C0`."""
-    if text in place:
-        return place[text], 1, sizes[place[text]]
-    axis = place[text[:-1]]
+    if text in axis_number:
+        return axis_number[text], 1, sizes[axis_number[text]]
+    axis = axis_number[text[:-1]]  # `C1` and `C0` belong to `C`
     block = blocks[axis]
     return (axis, 1, block) if text[-1] == "0" else (axis, block, -(-sizes[axis] // block))
 
@@ -211,35 +218,36 @@ def address(layout: AddressMap, index: Index) -> Any:
     array. Raises `LayoutError` for an index outside the logical shape.
     """
     if len(index) != len(layout.shape):
-        wanted = f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers"
-        raise LayoutError(wanted, f"{len(index)}", f"give {', '.join(layout.axes)}")
+        needed = f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers"
+        raise LayoutError(needed, f"{len(index)}", f"give {', '.join(layout.axes)}")
     arrays = [np.asarray(i) for i in index]
     for name, size, array in zip(layout.axes, layout.shape, arrays, strict=True):
         if array.dtype.kind not in "iu":
             raise LayoutError(f"index {name}: whole numbers", str(array.dtype), "convert it")
         if array.size and (array.min() < 0 or array.max() >= size):
-            wanted = f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}"
-            raise LayoutError(wanted, f"{array.min()}..{array.max()}", "padding has no index")
-    wide = [array.astype(np.int64) for array in arrays]
-    total: Any = sum(wide[p.axis] // p.step % p.count * p.stride for p in layout.pieces)
+            needed = f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}"
+            raise LayoutError(needed, f"{array.min()}..{array.max()}", "padding has no index")
+    int64_index = [array.astype(np.int64) for array in arrays]
+    total: Any = sum(int64_index[p.axis] // p.step % p.count * p.stride for p in layout.pieces)
     return int(total) if np.ndim(total) == 0 else total
 
 
 def addresses(layout: AddressMap) -> NDArray[np.int64]:
-    """Return the address of every element, an array of the logical shape."""
+    """Return the address of every element, as an array of the logical shape."""
     grid = np.ogrid[tuple(slice(n) for n in layout.shape)]
-    found: NDArray[np.int64] = address(layout, tuple(grid))
-    return np.broadcast_to(found, layout.shape)
+    all_addresses: NDArray[np.int64] = address(layout, tuple(grid))
+    return np.broadcast_to(all_addresses, layout.shape)
 
 
 def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
     """Return the index of the element stored at address `place`, or None for padding."""
     if not 0 <= place < layout.elements:
-        wanted = f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}"
-        raise LayoutError(wanted, str(place), "addresses count elements, not bytes")
+        needed = f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}"
+        raise LayoutError(needed, str(place), "addresses count elements, not bytes")
     index = [0] * len(layout.shape)
     for piece in layout.pieces:
         index[piece.axis] += place // piece.stride % piece.count * piece.step
+    # padding is what lies beyond the logical shape: channel 3 of an RGB image, say
     return tuple(index) if all(i < n for i, n in zip(index, layout.shape, strict=True)) else None
 
 
@@ -268,7 +276,7 @@ class Box:
 
     @property
     def run(self) -> int:
-        """Elements that lie one after another at both ends: the burst of its copy."""
+        """Elements that are contiguous in source and target: the burst length of the copy."""
         run = 1
         for dim in reversed(self.dims):
             if dim.source != run or dim.target != run:
@@ -278,7 +286,10 @@ class Box:
 
 
 _Span = tuple[int, tuple[tuple[int, int], ...]]
-"""A stretch of one logical axis: its start, and the (count, step) pairs that count it."""
+"""A stretch of one logical axis: its start, and the (count, step) counters that run over it.
+
+Index = start + sum(i * step) with i in 0 .. count-1 of each counter, outermost first.
+"""
 
 
 def check_pair(source: AddressMap, target: AddressMap) -> None:
@@ -294,33 +305,44 @@ def check_pair(source: AddressMap, target: AddressMap) -> None:
 
 
 def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
-    """Return disjoint boxes that move every element once. Raises `LayoutError`."""
+    """Return disjoint boxes that together move every element once. Raises `LayoutError`.
+
+    From NCHW to NC1HWC0 with 40 channels there are two: channels 0 .. 31, two whole blocks of 16,
+    and channels 32 .. 39, the ragged end.
+    """
     check_pair(source, target)
     steps = [sorted({1, *_cuts(source, a), *_cuts(target, a)}) for a in range(len(source.shape))]
     spans = [_spans(n, s) for n, s in zip(source.shape, steps, strict=True)]
-    return tuple(_box(chosen, source, target) for chosen in itertools.product(*spans))
+    # one box for every choice of a span on each axis
+    return tuple(_box(choice, source, target) for choice in itertools.product(*spans))
 
 
 def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
     """Return disjoint boxes that cover the padding of `target`; their source strides are 0."""
     steps = [sorted({1, *_cuts(target, a)}) for a in range(len(target.shape))]
-    real = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
-    full = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
+    logical = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
+    padded = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
     boxes: list[Box] = []
-    for axis, (size, padded) in enumerate(zip(target.shape, target.padded_shape, strict=True)):
-        ends = [(size, ((padded - size, 1),))] if size < padded else []
-        choices = itertools.product(*real[:axis], ends, *full[axis + 1 :])
-        boxes += (_box(chosen, None, target) for chosen in choices)
+    sizes = zip(target.shape, target.padded_shape, strict=True)
+    for axis, (size, padded_size) in enumerate(sizes):
+        # The padding of this axis, where the axes before it hold elements: what is padding of an
+        # earlier axis as well is covered there, so that no two boxes overlap.
+        padding = [(size, ((padded_size - size, 1),))] if size < padded_size else []
+        choices = itertools.product(*logical[:axis], padding, *padded[axis + 1 :])
+        boxes += (_box(choice, None, target) for choice in choices)
     return tuple(boxes)
 
 
 def burst_bytes(source: AddressMap, target: AddressMap) -> int:
-    """Return the longest run that lies together in both layouts: the burst of a strided copy."""
+    """Return the longest run that is contiguous in both layouts: the burst of a strided copy."""
     return max(box.run for box in copy_boxes(source, target)) * DTYPE_BYTES[source.dtype]
 
 
 def _cuts(layout: AddressMap, axis: int) -> list[int]:
-    """Return the steps of an axis at which its stride changes: the sizes of its blocks."""
+    """Return the steps of an axis at which its stride changes: the sizes of its blocks.
+
+    Two pieces whose strides are in the ratio of their steps count on without a break: no cut.
+    """
     pieces = [p for p in layout.of_axis(axis) if p.count > 1]
     return [
         outer.step
@@ -330,7 +352,11 @@ def _cuts(layout: AddressMap, axis: int) -> list[int]:
 
 
 def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
-    """Cut [0, size) into whole multiples of the largest step, then of the next."""
+    """Cut [0, size) into whole multiples of the largest step, then of the next smaller one.
+
+    Size 40 with steps 1 and 16: a span from 0 with counters (2, 16), (16, 1), and a span from 32
+    with the counter (8, 1).
+    """
     spans = list[_Span]()
     start = 0
     for level in reversed(range(len(steps))):
@@ -342,31 +368,38 @@ def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
 
 
 def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
-    """Compose the maps over spans of all axes; without a source its addresses are 0."""
-    dims = []
+    """Return the box of a span per axis; without a source all its source addresses are 0."""
+    strides_of_maps = []
     starts = []
     for layout in (source, target):
-        steps = []
+        strides = []
         start = 0
         for axis, (first, counters) in enumerate(spans):
             pieces = layout.of_axis(axis) if layout else ()
             start += sum(first // p.step % p.count * p.stride for p in pieces)
             for _, step in counters:
+                # the piece that this counter moves along: the largest whose step fits
                 piece = next((p for p in pieces if p.step <= step), None)
-                steps.append(piece.stride * (step // piece.step) if piece else 0)
-        dims.append(steps)
+                strides.append(piece.stride * (step // piece.step) if piece else 0)
+        strides_of_maps.append(strides)
         starts.append(start)
     counts = [count for _, counters in spans for count, _ in counters]
-    return Box(merged([Dim(*dim) for dim in zip(counts, *dims, strict=True)]), *starts)
+    dims = merged([Dim(*dim) for dim in zip(counts, *strides_of_maps, strict=True)])
+    return Box(dims, *starts)
 
 
 def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the same counters, ordered by target stride, neighbours joined where they can be."""
+    """Return equivalent counters, largest target stride first, with as few as possible.
+
+    Two counters become one if the inner one ends where the outer one steps, at both ends: 4 steps
+    of 16 and 16 steps of 1 are 64 steps of 1. Counters of a single step are dropped.
+    """
     out: list[Dim] = []
     for dim in sorted((d for d in dims if d.count > 1), key=lambda d: -d.target):
-        last = out[-1] if out else None
-        if last and (last.source, last.target) == (dim.source * dim.count, dim.target * dim.count):
-            out[-1] = replace(dim, count=last.count * dim.count)
+        outer = out[-1] if out else None
+        end = (dim.source * dim.count, dim.target * dim.count)
+        if outer and (outer.source, outer.target) == end:
+            out[-1] = replace(dim, count=outer.count * dim.count)
         else:
             out.append(dim)
     return tuple(out) or (Dim(1, 1, 1),)
@@ -374,7 +407,7 @@ def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
 
 # -- arrays in NumPy: undo one map, apply the other ------------------------------------------------
 def pack(layout: AddressMap, array: Values) -> Values:
-    """Store an array of the logical shape: fill up with zeros, cut the axes, permute the pieces.
+    """Store an array of the logical shape: pad with zeros, cut the axes, permute the pieces.
 
     Returns an array of `layout.storage_shape`; raises `LayoutError` for another shape or size.
     """
@@ -384,22 +417,23 @@ def pack(layout: AddressMap, array: Values) -> Values:
         remedy = f"bring its axes into the order {' '.join(layout.axes)}"
         raise LayoutError(needed, str(array.shape), remedy)
     if layout.padded_shape != layout.shape:
-        wide = np.zeros(layout.padded_shape, array.dtype)
-        wide[tuple(slice(n) for n in layout.shape)] = array
-        array = wide
+        padded = np.zeros(layout.padded_shape, array.dtype)
+        padded[tuple(slice(n) for n in layout.shape)] = array
+        array = padded
+    # (1, 48, 7, 7) becomes (1, 3, 16, 7, 7), then (1, 3, 7, 7, 16) as NC1HWC0
     cut = array.reshape([p.count for a in range(len(layout.shape)) for p in layout.of_axis(a)])
     return np.ascontiguousarray(cut.transpose(_order(layout))).reshape(layout.storage_shape)
 
 
 def unpack(layout: AddressMap, stored: Values) -> Values:
-    """Return the array of the logical shape from its storage: `pack` backwards, padding dropped.
+    """Return the array of the logical shape from its storage: undo `pack`, drop the padding.
 
     `stored` may have the storage shape, one axis per piece, or be flat. Raises `LayoutError`.
     """
     _check_item(layout, stored)
     if stored.shape not in (layout.storage_shape, layout.piece_shape, (layout.elements,)):
-        what = f"{layout.format} {layout.shape} in {layout.dtype}"
-        needed = f"{what}: stored as {layout.storage_shape}"
+        array_name = f"{layout.format} {layout.shape} in {layout.dtype}"
+        needed = f"{array_name}: stored as {layout.storage_shape}"
         raise LayoutError(needed, str(stored.shape), "reshape it, or correct the layout")
     cut = stored.reshape(layout.piece_shape).transpose(np.argsort(_order(layout)))
     array = cut.reshape(layout.padded_shape)[tuple(slice(n) for n in layout.shape)]
@@ -407,15 +441,15 @@ def unpack(layout: AddressMap, stored: Values) -> Values:
 
 
 def convert(stored: Values, source: AddressMap, target: AddressMap) -> Values:
-    """Return what is stored in layout `source` in layout `target`; raises as `pack`, `unpack`."""
+    """Return an array stored in layout `source` as `target` stores it; raises as `pack` does."""
     check_pair(source, target)
     return pack(target, unpack(source, stored))
 
 
 def _order(layout: AddressMap) -> list[int]:
-    """Return, for every piece, its place when the pieces stand in the order of logical axes."""
-    logical = [p for a in range(len(layout.shape)) for p in layout.of_axis(a)]
-    return [logical.index(piece) for piece in layout.pieces]
+    """Return for every stored piece its position in the order of the logical axes."""
+    by_axis = [p for a in range(len(layout.shape)) for p in layout.of_axis(a)]
+    return [by_axis.index(piece) for piece in layout.pieces]
 
 
 def _check_item(layout: AddressMap, array: Values) -> None:
