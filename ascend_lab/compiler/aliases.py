@@ -59,6 +59,7 @@ class _Aliases:
             self.views.add(node.name)
             for name, offset in zip(node.outputs, offsets, strict=True):
                 self.into[name] = Alias(node.inputs[0], offset)
+        # for example reshape, transpose, reshape, which end where they began
         elif chain := idle_moves(self.graph, node):
             self.between.update(move.name for move in chain)
             self.into.update((move.output, Alias(node.inputs[0])) for move in chain)
@@ -103,6 +104,7 @@ class _Aliases:
 
         None if `name` is only a part of the owner.
         """
+        # a view of equal size is all of its owner's memory
         size = self.graph.types[name].size_bytes
         while name in self.into:
             name = self.into[name].owner
@@ -215,6 +217,7 @@ def run_offset(whole: TensorType, part: TensorType, axis: int, span: Range) -> i
     # a cut inside a block of channels; the last block may be incomplete
     if low % outermost.step or (high % outermost.step and high != whole.shape[axis]):
         return None
+    # blocks of the axis, the last one perhaps incomplete
     entries = -(-high // outermost.step) - low // outermost.step
     offset = low // outermost.step * outermost.stride * size
     is_split = entries * outermost.stride * size != part.size_bytes or offset % BLOCK_BYTES

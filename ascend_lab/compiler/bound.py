@@ -231,7 +231,10 @@ class _Work:
                 m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
                 steps = self.needs.sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
+                    # fractional steps: the last, incomplete step of one sum may be shared with
+                    # another
                     steps = self.needs.sums(node, 1) / k
+                # only needed and different results are computed
                 share = self.needs.count(node.output) / self.graph.types[node.output].elements
                 cycles = steps * share / (m * n * self.chip.core_count)
                 self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
@@ -422,6 +425,7 @@ class _Work:
         ready = dict[str, Times]()
         for node in self.graph.nodes:
             cube, vector, memory = self._inputs_ready(node, ready)
+            # a result in L0C is read by a vector core one kernel later, and the other way round
             ends = {"L0C": (cube, cube + 1, cube), "UB": (vector + 1, vector, vector)}
             choices = [ends[place] for _, place in self._first_results(node)] or [
                 (cube, vector, memory)
@@ -448,6 +452,7 @@ class _Work:
         if sum(self.graph.types[name].data_bytes for name in self.weights) <= held_bytes:
             return 0.0
         rate = rate_of(chip, ("GM",)) * cores
+        # the faster of the cores' paths and of device memory: a bound may assume either
         rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
         latest = 0.0
         total = NOW

@@ -252,6 +252,7 @@ def _flatten(graph: Graph) -> Graph:
         a, b = (draft.type(n).shape for n in node.inputs)
         if len(a) <= 2 or len(b) != 2 or node.inputs[1] not in draft.constants:
             continue
+        # (8, 128, 768) @ (768, 768) has 8 * 128 = 1,024 rows
         rows = {"shape": (math.prod(a[:-1]), a[-1])}
         flat = draft.insert("reshape", node.inputs[:1], rows, f"{node.name}_flat")
         y = draft.insert("matmul", (flat, node.inputs[1]), node.attrs, node.name)
@@ -293,6 +294,7 @@ def merged_products(graph: Graph, chip: Chip) -> Graph:
     families: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
         if node.op in ("matmul", "conv2d") and _joins(graph, node):
+            # products may be merged if they read one tensor with equal windows and attributes
             key = (node.inputs[0], len(node.inputs), *graph.types[node.inputs[1]].shape[2:])
             families.setdefault((*key, *sorted(node.attrs.items())), []).append(node)
     draft = Draft(graph)

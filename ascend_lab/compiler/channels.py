@@ -124,6 +124,7 @@ def _moved(graph: Graph, node: Node, picks: Values) -> list[Values]:
     if node.op == "transpose":
         perm = node.attr("perm")
         last = len(shape) - 1
+        # batch, rows and columns stay where they are
         if (perm[0], *perm[-2:]) != (0, last - 1, last):
             return []
         return [picks.transpose([axis - 1 for axis in perm[1:-2]])]
@@ -219,6 +220,7 @@ def _pays(graph: Graph, family: Family, ways: Ways, chip: Chip) -> bool:
     draft = Draft(family_graph)
     _to_products(draft, family, ways)
     try:
+        # both variants of the family alone, as small graphs
         products = _compiled(draft.finish(), chip)
         kernels = [[node.op for node in task.piece.graph.nodes] for task in products.tasks]
         one_kernel_each = all(

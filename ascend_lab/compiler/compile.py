@@ -127,6 +127,7 @@ class Road:
         """Return a rewritten graph that contains only operators with kernels."""
         for rewrite in self.apart:
             graph = rewrite(graph)
+        # without fusion, two convolutions that are added are two kernels
         joint = self.fusion and self.switches.is_on(JOINT)
         return canonical.canonical(graph, chip, joint=joint)
 
@@ -258,6 +259,7 @@ def _makers_and_readers(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[
     nodes = {node.name: node for node in graph.nodes}
     names_to_keep: dict[str, None] = {}
     for overflow in overflows:
+        # a cast to fp16 of tensor x is named x_fp16: the maker of x is meant
         tensor = overflow.node.removesuffix(f"_{overflow.dtype}")
         prefixes = [name for name in nodes if overflow.node.startswith(name)]
         if overflow.node in nodes:

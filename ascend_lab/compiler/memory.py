@@ -293,6 +293,7 @@ def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) ->
         elif rectangles:
             at = _free_offset(placed[:, :count], rectangles, b.alignment_bytes, tightest)
         for r in rectangles:
+            # insert the rectangle so that columns stay sorted by start
             row = int(placed[2, :count].searchsorted(at + r.first))
             placed[:, row + 1 : count + 1] = placed[:, row:count]
             placed[:, row] = r.lower, r.upper, at + r.first, at + r.last
@@ -467,6 +468,7 @@ def _search(
     buffers: Sequence[Buffer], bound: int, goal: int, method: str, time_limit_s: float, seed: int
 ) -> Plan:
     """Return the best heuristic plan, improved by a search between the bound and its height."""
+    # heuristics count towards the time limit, too
     end_s = time.perf_counter() + time_limit_s
     heuristic_offsets = {name: rule(buffers) for name, rule in HEURISTICS.items()}
     best_method = min(heuristic_offsets, key=lambda name: height(buffers, heuristic_offsets[name]))

@@ -157,12 +157,12 @@ class Needs:
 
     def _add(self, name: str, masks: Masks) -> None:
         masks = tuple(None if m is None or m.all() else m for m in masks)
-        known = self.masks.get(name)
+        previous = self.masks.get(name)
         self.masks[name] = masks if any(m is not None for m in masks) else ()
-        if known is not None and self.share(name) < prod(
-            float(m.mean()) for m in known if m is not None
+        if previous is not None and self.share(name) < prod(
+            float(m.mean()) for m in previous if m is not None
         ):
-            self.masks[name] = known
+            self.masks[name] = previous
 
     def _needs_of(self, node: Node) -> Iterable[tuple[str, Masks]]:
         """Return pairs (input of a node, masks that the node needs of it)."""
@@ -244,6 +244,7 @@ class Needs:
         if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
             return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
         if node.op == "concat":
+            # an operand that is joined twice counts once
             return sum(dict(zip(node.inputs, distinct, strict=True)).values())
         if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
             return min(size, max(distinct, default=0))
@@ -333,6 +334,7 @@ class Needs:
         candidates: set[str] = set()
         for node in nodes:
             source = self.graph.producers.get(node.inputs[0])
+            # behind an explicit `pad`, border taps may meet zeros only
             padded = source is not None and source.op == "pad"
             if (
                 node.name in self.windows and not node.has("pooling") and not padded
@@ -391,6 +393,7 @@ class Needs:
         live = set(self.graph.inputs)
         for at, node in enumerate(self.graph.nodes):
             live.update(self.varies.intersection(node.outputs))
+            # tensors that some later node still reads
             live = {name for name in live if last_read.get(name, -1) > at}
             if live == {node.output} and self.is_whole(node.output):
                 passed.add(node.output)
@@ -414,14 +417,16 @@ class Needs:
         if node.op in PRODUCTS and given.get(node.inputs[0]) and not node.attr("trans_a", False):
             return ROW
         if node.op == "reshape" and spread > NUMBER:  # of a single pixel, or row
-            before, after = (self.graph.types[name].shape for name in (node.inputs[0], node.output))
-            is_single = [n for n in before if n > 1] == [n for n in after if n > 1]
+            in_shape, out_shape = (
+                self.graph.types[name].shape for name in (node.inputs[0], node.output)
+            )
+            is_single = [n for n in in_shape if n > 1] == [n for n in out_shape if n > 1]
             if (
                 is_single
-                and {len(before), len(after)} == {2, 4}
-                and max(map(prod, (before[2:], after[2:]))) < 2
+                and {len(in_shape), len(out_shape)} == {2, 4}
+                and max(map(prod, (in_shape[2:], out_shape[2:]))) < 2
             ):
-                return CHANNELS if len(after) == 4 else ROW
+                return CHANNELS if len(out_shape) == 4 else ROW
         keeps = (
             node.has("pointwise", "broadcasts", "pooling", "image fold")
             or node.name in self.windows
@@ -487,20 +492,24 @@ def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:
     return tuple(masks)
 
 
-def _runs(one: Sequence[int], two: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+def _runs(
+    in_shape: Sequence[int], out_shape: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """Yield the shortest runs of axes of two shapes with equally many elements."""
     i = j = 0
-    while i < len(one) or j < len(two):
+    while i < len(in_shape) or j < len(out_shape):
         i_start = i
         j_start = j
-        i = min(i + 1, len(one))
-        j = min(j + 1, len(two))
-        while (first_count := prod(one[i_start:i])) != (second_count := prod(two[j_start:j])):
+        i = min(i + 1, len(in_shape))
+        j = min(j + 1, len(out_shape))
+        while (first_count := prod(in_shape[i_start:i])) != (
+            second_count := prod(out_shape[j_start:j])
+        ):
             if first_count < second_count:
                 i += 1
             else:
                 j += 1
-        yield one[i_start:i], two[j_start:j]
+        yield in_shape[i_start:i], out_shape[j_start:j]
 
 
 def _up(size: int, unit: int) -> int:

@@ -85,6 +85,7 @@ class NetworkTimeline:
     @property
     def memory_bytes(self) -> int:
         """Bytes that cross the memory interface, with those that L2 writes back at the end."""
+        # bytes that no kernel's own time contains
         outside_kernels = self.written_back_bytes + self.prefetched_bytes
         return sum(op.timeline.memory_bytes for op in self.operators) + outside_kernels
 
@@ -201,6 +202,7 @@ def simulate_graph(
             title = f"{title} on the {kernel.engine}"
             timeline: sim.KernelTimeline = time_cpu(kernel, chip, memory)
         else:
+            # only a kernel behind a barrier can work before it
             early = early_cycles(task, chip) if start not in ("cold", "queued") else 0
             timeline = sim.simulate_kernel(kernel, chip, memory)
             mix = mix_cycles if task.name in mixed else 0
@@ -312,6 +314,7 @@ def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
         t = op.timeline
         label = "launch" if t.start in ("cold", "queued") else "barrier"
         events.append(_span(f"{label} {op.name}", now, t.launch_cycles * scale, 0, {}))
+        # events are drawn one after another: a launch, then its kernel
         now += t.launch_cycles * scale
         args = {key: value for key, value in op.summary().items() if key != "name"}
         events.append(_span(op.name, now, t.cycles * scale, 1, args))

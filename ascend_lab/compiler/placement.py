@@ -63,10 +63,10 @@ def live_bytes(graph: Graph) -> list[int]:
     """Return the bytes of the activations alive while each node runs, with its own results."""
     # differences between neighbouring nodes; their running sum is the number of live bytes
     change = [0] * (max(len(graph.nodes), 1) + 1)
-    for name, (first, last) in spans(graph).items():
+    for name, (first, last_node) in spans(graph).items():
         size = graph.types[name].size_bytes
         change[first] += size
-        change[last + 1] -= size
+        change[last_node + 1] -= size
     return list(accumulate(change))[:-1]
 
 
@@ -251,7 +251,7 @@ def allocate(
     """
     readers = Counter(name for use in uses for name in set(use.reads))
     kept: dict[str, int] = {}
-    held = []
+    contents = []
     in_memory = set(never)
     for use in uses:
         kept = {name: pages for name, pages in kept.items() if readers[name]}
@@ -266,8 +266,8 @@ def allocate(
                 kept[name] = pages
             else:
                 in_memory.add(name)  # a part of it is in memory, wherever the others go
-        held.append(frozenset(kept))
-    return held
+        contents.append(frozenset(kept))
+    return contents
 
 
 # -- a compiled network ----------------------------------------------------------------------------

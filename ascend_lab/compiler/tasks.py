@@ -113,6 +113,7 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
     """
     node = piece.graph.nodes[0]
     types = piece.graph.types
+    # AIPP loads camera frames; everything else goes to the AI CPU
     engine = LOADER if node.has("frames") else NAME
     lacks_bf16 = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
     # a fault in the graph is an error on every engine, and a fused group is no single operator
@@ -315,8 +316,8 @@ def _lowered(
         if buffer.name in activations:
             stored = math.prod(piece.type(buffer.name).stored_shape)
             if stored != buffer.elements:
-                what = f"{buffer.elements} elements of {piece.names[buffer.name]}"
-                raise errors.GraphError(what, str(stored), "lower it for the tensor's layout")
+                written = f"{buffer.elements} elements of {piece.names[buffer.name]}"
+                raise errors.GraphError(written, str(stored), "lower it for the tensor's layout")
     return lowered
 
 

@@ -321,8 +321,8 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
     for node in part.nodes:
         if (node.name, 0) in ranges.spans:
             work.slice_of(node, 0)
-    wanted = ranges.wanted[0]
-    outs = tuple(work.piece(n, ranges.axes[n], wanted[n], 0) for n in part.outputs)
+    outputs = ranges.wanted[0]
+    outs = tuple(work.piece(n, ranges.axes[n], outputs[n], 0) for n in part.outputs)
     graph = replace(
         part,
         outputs=outs,

@@ -102,6 +102,7 @@ class _Conversion:
         main = rule.main(names, old_formats)
         attrs = operator.settings(node.attrs)
         is_kept = node.name in self.keep
+        # a product whose sums are kept reads the narrow format and writes the wide one
         keeps_sums = is_kept and "out_dtype" in attrs and main == self.source
         if not is_kept:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
@@ -124,6 +125,7 @@ class _Conversion:
     def cast_output(self, name: str) -> None:
         """Convert an output of the graph that is still in the old format by a cast."""
         draft = self.draft
+        # the output's name goes to the cast; its old tensor gets a new name
         old = draft.new_name(f"{name}_{self.source}")
         title = draft.new_name(f"{name}_cast")
         kind = draft.types[old] = draft.types[name]
@@ -229,12 +231,14 @@ def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
     """Return a constant in another format; floats saturate, large arrays convert when read."""
     kind = replace(constant.type, dtype=dtype)
     largest = LARGEST.get(dtype, np.inf)
+    # seeded numbers are near 1: rounded to the new type when they are drawn
     if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
         return ir.Constant(kind, constant.data)
     if isinstance(constant.data, ir.Fill):
         return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -largest), largest)))
 
     def converted(values: ir.Values) -> ir.Values:
+        # infinities stay: they mean a mask; finite numbers stop at the largest of the format
         wide = values if values.dtype == np.float32 else values.astype(np.float64)
         return np.where(np.isinf(wide), wide, np.clip(wide, -largest, largest))
 

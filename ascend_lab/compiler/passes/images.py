@@ -46,6 +46,7 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
         epsilon = settings(node)["epsilon"]
 
         def normal(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
+            # scale (x - mean) / sqrt(variance + epsilon) + bias = a x + (bias - mean a)
             a = scale / np.sqrt(variance + epsilon)
             return a, bias - mean * a
 
@@ -58,9 +59,9 @@ def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
     if node.op not in ("mul", "add"):
         return None
     kind = draft.type(node.output)
-    for x, other in (node.inputs, node.inputs[::-1]):
+    for x, operand in (node.inputs, node.inputs[::-1]):
         if len(kind.shape) >= 2 and draft.type(x) == kind:
-            column = per_channel(draft, other, len(kind.shape), kind.shape[1])
+            column = per_channel(draft, operand, len(kind.shape), kind.shape[1])
             if column is not None and node.op == "mul":
                 return x, Affine((column,), lambda c: (c.ravel(), 0.0))
             if column is not None:
@@ -110,6 +111,7 @@ def _into_one(draft: Draft, node: Node) -> bool:
 
     def size(conv: Node) -> tuple[int, int]:
         wide = formats.pair("stride", settings(conv)["stride"])
+        # the convolution with more taps comes first; of equal ones, that with the smaller stride
         return -math.prod(draft.type(conv.inputs[1]).shape[2:]), wide[0]
 
     taker, other = sorted(convolutions, key=size)
@@ -218,9 +220,15 @@ def fully_connected(draft: Draft, node: Node) -> bool:
     options = settings(node)
     out = draft.type(node.output)
     constants = [draft.constant(name) for name in node.inputs[1:]]
-    whole = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
+    covers_image = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
     padded = any(map(any, formats.pad_pairs("conv2d", options["pad"])))
-    if not whole or padded or options["groups"] != 1 or constants[0] is None or None in constants:
+    if (
+        not covers_image
+        or padded
+        or options["groups"] != 1
+        or constants[0] is None
+        or None in constants
+    ):
         return False
     if formats.pair("dilation", options["dilation"]) != (1, 1) and weight.shape[2:] != (1, 1):
         return False
@@ -228,14 +236,15 @@ def fully_connected(draft: Draft, node: Node) -> bool:
         return False
     k = weight.shape[0]
     n = x.shape[0]
+    # k features, each a sum over all c h w numbers of an image
     inner = weight.elements // k
     kind = TensorType((k, inner), weight.dtype)
     flat = derived(kind, lambda w: w.reshape(k, inner), constants[0])
     rows = draft.insert("reshape", node.inputs[:1], {"shape": (n, inner)}, f"{node.name}_rows")
     reads = (rows, draft.add(flat, f"{node.inputs[1]}_matrix"), *node.inputs[2:])
     op = "gemm" if len(constants) > 1 else "matmul"
-    made = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
-    return draft.become(node, "reshape", [made], {"shape": out.shape})
+    products = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
+    return draft.become(node, "reshape", [products], {"shape": out.shape})
 
 
 # -- pooling --------------------------------------------------------------------------------------
@@ -261,8 +270,8 @@ def mean_of_image(draft: Draft, node: Node) -> bool:
 def pool_of_image(draft: Draft, node: Node) -> bool:
     """Turn an average over the whole image into global average pooling."""
     size, _, pads = _window(node)
-    whole = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
-    return whole and draft.become(node, "global_avg_pool", node.inputs)
+    covers_image = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
+    return covers_image and draft.become(node, "global_avg_pool", node.inputs)
 
 
 @rewrites("PoolingToConvPass", "max_pool2d", "avg_pool2d", stage="opt-in", values="changed")

@@ -109,6 +109,7 @@ def integer_layer(draft: Draft, node: Node) -> bool:
     room = MOST_SUM - products * MOST_PRODUCT
     bias_in_floats = bias is not None and not _bias_fits(bias, scales, x.scale, room)
     sources = [scales, weight_bytes, *([bias] if bias and not bias_in_floats else [])]
+    # the axes of a channel's weights, over which they are summed
     axes: tuple[int, ...] = (1, 2, 3) if conv else (-1 if options.get("trans_b") else 0,)
     kind = TensorType(shape, "fp32")
     name = draft.add(weight_bytes, f"{title}_weight")
@@ -119,6 +120,7 @@ def integer_layer(draft: Draft, node: Node) -> bool:
     if conv:
         channels = draft.type(x.name).shape[1]
         attrs["groups"] = options.get("groups", channels)
+        # padding stands for 0, which is the number ox in bytes
         attrs["pad_value"] = x.offset if np.any(options["pad"]) else 0
     op = "conv2d" if conv else "matmul" if node.op == "gemm" else node.op
     sums = draft.insert(op, (x.name, name), attrs, f"{title}_sums")
@@ -256,9 +258,9 @@ def moved(draft: Draft, node: Node) -> bool:
     x = bytes_of(draft, node.inputs[0])
     if x is None:
         return False
-    made = draft.insert(node.op, (x.name,), node.attrs, f"{node.name}_int8")
+    moved_bytes = draft.insert(node.op, (x.name,), node.attrs, f"{node.name}_int8")
     attrs = {"scale": x.scale, "offset": x.offset, "dtype": draft.type(node.output).dtype}
-    return draft.become(node, "dequantise", (made,), attrs)
+    return draft.become(node, "dequantise", (moved_bytes,), attrs)
 
 
 def residual(draft: Draft, node: Node) -> bool:
@@ -348,6 +350,7 @@ def _in_steps(draft: Draft, node: Node, target: Bytes, limited: tuple[str, bool]
     """
     source, relu = limited
     addition = draft.only(source, "add_dequantised", "add")
+    # without a ReLU the offset of the result is part of the sum; with one it is added after it
     shift = 0.0 if relu else -float(target.offset)
     if addition is not None and addition.op == "add":
         heads = [draft.only(name, "dequantise") for name in addition.inputs]

@@ -298,6 +298,6 @@ def run_passes(
                 return current, Report(graph, tuple(steps), round_count)
     if passes and rounds is None:
         needed = f"{graph.name}: passes that settle"
-        found = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
-        raise GraphError(needed, found, "leave out one of those that undo each other")
+        got = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
+        raise GraphError(needed, got, "leave out one of those that undo each other")
     return current, Report(graph, tuple(steps), round_count, settled=not passes)

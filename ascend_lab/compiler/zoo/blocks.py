@@ -44,6 +44,7 @@ class Net(GraphBuilder):
         self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0, dtype: str = ""
     ) -> Value:
         """Declare a parameter: normal, of given standard deviation and mean."""
+        # the seed is a hash of model and parameter names: equal on every machine
         data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale, mean)
         return self.constant(data, TensorType(tuple(shape), dtype or self.dtype), name)
 
@@ -155,6 +156,7 @@ class Net(GraphBuilder):
 
     def branch(self, start: Value, x: Value, *, name: str, shape: Sequence[int] = ()) -> Value:
         """Append start + g x: a layer scale, g of `shape` (default: one for each channel)."""
+        # a scale of about 1/4, like the batch norm of other residual branches
         gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
         return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
 

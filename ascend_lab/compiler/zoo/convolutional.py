@@ -115,6 +115,7 @@ def _stages(net: Net, x: Value, classes: int, depths: tuple[int, ...], block: Bl
     for stage, depth in enumerate(depths, 1):
         for i in range(depth):
             stride = 2 if stage > 1 and i == 0 else 1
+            # widths 64, 128, 256, 512; every stage but the first halves the size
             x = block(net, x, 32 << stage, stride, f"layer{stage}.{i}")
     return net.head(x, classes, name="fc")
 
@@ -267,6 +268,7 @@ def _grouped(
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, groups, name=name)
     y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
+    # the mean of the input, concatenated below, has its channels already
     width = features - x.shape[1] if first else features
     y = net.conv_norm(
         y, width, groups=groups, act="", scale=1.0 if first else BRANCH, name=f"{name}.expand"
@@ -339,8 +341,9 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     size = y.shape[2]
     g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
-    for part, kernel in (("row", (1, 5)), ("column", (5, 1))):
-        g = net.depthwise(g, kernel, name=f"{name}.{part}")
+    for direction, kernel in (("row", (1, 5)), ("column", (5, 1))):
+        g = net.depthwise(g, kernel, name=f"{name}.{direction}")
+    # each pixel takes the gate of the pixel at half the size: a product with ones and zeros
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
@@ -397,6 +400,7 @@ def _double(net: Net, x: Value, features: int, name: str) -> Value:
 def _up(net: Net, x: Value, name: str) -> Value:
     """Append the transposed 2 x 2 convolution that doubles the size and halves the channels."""
     c = x.shape[1]
+    # at stride 2 each output pixel meets one tap of c channels: variance 1 / c
     weight = net.weight((c, c // 2, 2, 2), f"{name}.weight", scale=1 / math.sqrt(c))
     bias = net.seeded(f"{name}.bias", (c // 2,), 0.02)
     return net.conv_transpose2d(x, weight, bias, stride=2, name=name)

@@ -62,6 +62,7 @@ def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
     n, c, h, w = x.shape
     q = linear(net, t, c, name=f"{name}.q")
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    # keys and values are the image itself: no weights
     k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
     context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
@@ -217,6 +218,7 @@ def _relative(net: Net, side: int, step: int, name: str) -> Value:
 
     There is a query at every `step`-th pixel of a square of `side` pixels, a key at each pixel.
     """
+    # one parameter for each distance (rows, columns) and head
     table = net.seeded(f"{name}.table", (side * side, HEADS), SPREAD)
     keys = np.array([*product(range(side), repeat=2)])
     queries = np.array([*product(range(0, side, step), repeat=2)])
@@ -277,6 +279,7 @@ def _efficientformer(
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
         if stage > 1:
             x = net.conv_norm(x, width, 3, stride=2, act="", bias=True, name=f"down{stage}")
+        # the last blocks of the last stage are attention, appended below
         for i in range(depth - (attending if stage == len(widths) else 0)):
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape
@@ -330,6 +333,7 @@ def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
         small = y.shape[2]
         large = start.shape[2]
         positions = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
+        # bilinear interpolation: a pixel between two others takes both, by distance
         weights = np.maximum(0.0, 1 - np.abs(positions[:, None] - np.arange(small)))
         y = net.resized(y, weights, name=f"{name}.up")
     return _layer(net, net.gelu(y), c, f"{name}.out")

@@ -279,6 +279,7 @@ def _mobilenet_v3(
     stem = rounded(16 * width) if width >= 0.75 else 16
     x = net.conv_norm(x, stem, 3, stride=2, act=H, epsilon=eps, name="stem")
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
+        # a row's ratio, as 64 / 16 = 4, times the channels of the scaled network
         inner = rounded(x.shape[1] * expanded / last_features)
         last_features = features
         block = Inverted(
@@ -399,6 +400,7 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
     (first, middle, expansion) = (int(n) for n in text.split("/"))
     channels = x.shape[1]
     has_shortcut = stride == 1 and x.shape[1] == features
+    # hybrid models scale each branch by a parameter per channel
     hybrid = "hybrid" in net.name
     if first:
         x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
@@ -428,6 +430,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
             m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
         maps.append(net.reshape(m, shape=(n, depth, -1)))
+    # the heads' queries become rows of one matrix: all share the keys
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
     q = net.reshape(q, shape=(n, heads * h * w, depth))
     shares = net.shares(q, maps[0], name=f"{name}.heads")
@@ -447,6 +450,7 @@ def _mobilenet_v4(
         features = [rounded(int(n) * width) for n in sizes.split("-")]
         i = 0
         for word in blocks.split():
+            # "3/5/4*2" is the block 3/5/4 twice
             text, _, times = word.partition("*")
             for _ in range(int(times or 1)):
                 name = f"stage{s}.{i}"

@@ -244,6 +244,7 @@ def vit_b16(
     if size % 16:
         raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
     net = Net("vit_b16", dtype)
+    # 224 x 224 pixels are 14 x 14 patches, and one token for the class: 197
     length = (size // 16) ** 2 + 1
     dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
     x = net.images(batch, 3, size)
@@ -360,11 +361,11 @@ def _image_norm(net: Net, x: Value, name: str) -> Value:
     """Append a group norm of one group: over all of an image, scaled by channel."""
     n, c = x.shape[:2]
     rows = net.reshape(x, shape=(n, -1))
-    one, zero = (
+    ones, zeros = (
         net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
         for number in (1.0, 0.0)
     )
-    normalised = net.reshape(net.layer_norm(rows, one, zero), shape=x.shape)
+    normalised = net.reshape(net.layer_norm(rows, ones, zeros), shape=x.shape)
     scale = net.seeded(f"{name}.scale", (c, 1, 1), 0.05, 1.0)
     bias = net.seeded(f"{name}.bias", (c, 1, 1), 0.05)
     return net.add(net.mul(normalised, scale), bias, name=name)
@@ -376,6 +377,7 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
     weighed = net.mul(keys, net.softmax(scores, axis=-1))
+    # one context vector for each sequence: the cost grows with the tokens only
     context = net.reduce_sum(weighed, axis=(3,), keepdims=True)
     return net.conv(net.mul(net.relu(values), context), d, name=f"{name}.out")
 
