@@ -107,7 +107,7 @@ class Report:
                 "repo_summary": dict(repo_summary(self.tuning.outcomes)),
                 "tried": sliced.tried,
                 "slices": [str(region) for region in sliced.plan.regions],
-                **{name: getattr(sliced.plan, name) for name in slicing.HOW},
+                **{name: getattr(sliced.plan, name) for name in slicing.NETWORK_OPTIONS},
                 "plan": sliced.plan.plain(),
             },
         }
@@ -370,7 +370,7 @@ def write_schedules(
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
     head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
     head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
-    head |= {name: getattr(plan, name) for name in slicing.HOW}
+    head |= {name: getattr(plan, name) for name in slicing.NETWORK_OPTIONS}
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
     output.write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
@@ -395,7 +395,9 @@ def read_schedules(file: str | Path) -> Schedules:
             raise InputError(what, str(error), "tune the model again") from None
     try:
         words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
-        launches = SlicePlan((), **{name: head.get(name) is True for name in slicing.HOW})
+        launches = SlicePlan(
+            (), **{name: head.get(name) is True for name in slicing.NETWORK_OPTIONS}
+        )
         return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
     except (KeyError, TypeError, ValueError) as error:
         what = f"{file} line 1: chip, chip_digest, core_count and dtype"

@@ -1,12 +1,15 @@
-"""Tensors that are bytes of other tensors: views, which need no kernel and no memory.
+"""Views: tensors whose bytes are bytes of another tensor, so that they need no kernel or memory.
 
-A reshape of row-major memory is its source under another name, and so are conversions, transposes
-and chains of them that leave every element where it is, as those that part a matrix in fractals
-into the heads of an attention. A slice or split is a part of its source where that part is one run
-of bytes: cut at whole blocks along the outermost axis that has more than one, such as the images of
-a batch, or the blocks of channels of one image; in C1NHWC0, of all. A concat along such an axis is
-a view the other way round: its operands are written where they stand in the result, if each has
-memory of its own to give up.
+A reshape of row-major memory is its source under another name. So are conversions, transposes and
+chains of them that leave every element at its address, such as those that split a matrix in
+fractals into the heads of an attention.
+
+A slice or split is a part of its source if that part is one run of bytes. It has to be cut at whole
+blocks along the outermost axis longer than 1: the images of a batch, or the blocks of 16 channels
+of a single image; in C1NHWC0, the blocks of channels of all images.
+
+A concat along such an axis is a view in the opposite direction: its operands are written directly
+into their place in the result, provided that each has memory of its own to give up.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,22 +25,22 @@ from ascend_lab.machine.layout import AddressMap
 from ascend_lab.operators.ops.slicing import Range
 
 BLOCK_BYTES = 32
-"""Kernels copy from and to addresses that are multiples of this."""
+"""Kernels copy from and to addresses that are multiples of 32 bytes."""
 CUTTING = ("slice", "split")
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Where a tensor lies: this many bytes behind the start of `owner`."""
+    """The place of a tensor: `offset_bytes` behind the start of `owner`."""
 
     owner: str
     offset_bytes: int = 0
 
 
 class _Aliases:
-    """Aliases as far as nodes are read: each points at the tensor it lies in, step by step.
+    """The aliases of the nodes read so far; each points at the next tensor that contains it.
 
-    `between` names the moves of chains that are views only as a whole.
+    `between` names the nodes of chains of moves that are views only as a whole.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -47,7 +50,7 @@ class _Aliases:
         self.between: set[str] = set()
 
     def add(self, node: Node) -> None:
-        """Note a node's aliases if it is a view."""
+        """Note the aliases of a node if it is a view."""
         if node.name in self.between:
             return
         if node.op == "concat" and self._join(node):
@@ -56,14 +59,15 @@ class _Aliases:
             self.views.add(node.name)
             for name, offset in zip(node.outputs, offsets, strict=True):
                 self.into[name] = Alias(node.inputs[0], offset)
+        # for example reshape, transpose, reshape, which end where they began
         elif chain := idle_moves(self.graph, node):
             self.between.update(move.name for move in chain)
             self.into.update((move.output, Alias(node.inputs[0])) for move in chain)
 
     def _offsets(self, node: Node) -> list[int] | None:
-        """Return where in its operand each output of a node lies as it is.
+        """Return the offset in its operand of each output of a node, None if it is no view.
 
-        None for a constant: it lies with the weights, as the kernels that read it have packed it.
+        A view of a constant is none: constants are packed for the kernels that read them.
         """
         if node.inputs[0] in self.graph.constants:
             return None
@@ -71,31 +75,36 @@ class _Aliases:
         if node.op == "trans_data":
             return [0] if moves_nothing(*kinds) else None
         if node.op == "reshape":
+            # row-major memory has the same order of elements in every shape
             return [0] if kinds[0].layout == kinds[1].layout == "ND" else None
         return cut_offsets(self.graph, node) if node.op in CUTTING else None
 
     def _join(self, node: Node) -> bool:
-        """Place the operands of a concat inside its result, if they can be."""
-        whole = self.graph.types[node.output]
-        parts = self.graph.in_types(node)
-        axis = int(node.attr("axis", 0)) % len(whole.shape)
-        ends = accumulate((kind.shape[axis] for kind in parts), initial=0)
-        offsets = _offsets(whole, parts, axis, list(pairwise(ends)))
+        """Place the operands of a concat inside its result; False if that is impossible.
+
+        Two operands must not share memory, and inputs and constants cannot move.
+        """
+        result = self.graph.types[node.output]
+        operands = self.graph.in_types(node)
+        axis = int(node.attr("axis", 0)) % len(result.shape)
+        ends = accumulate((kind.shape[axis] for kind in operands), initial=0)
+        offsets = _offsets(result, operands, axis, list(pairwise(ends)))
         if offsets is None:
             return False
         bases = [self.base(name) for name in node.inputs]
-        fixed = {*self.graph.inputs, *self.graph.constants}
-        if None in bases or len(set(bases)) < len(bases) or fixed.intersection(map(str, bases)):
+        immovable = {*self.graph.inputs, *self.graph.constants}
+        if None in bases or len(set(bases)) < len(bases) or immovable.intersection(map(str, bases)):
             return False
         for base, offset in zip(bases, offsets, strict=True):
             self.into[str(base)] = Alias(node.output, offset)
         return True
 
     def base(self, name: str) -> str | None:
-        """Return the tensor whose memory `name` is, if that is free to lie elsewhere.
+        """Return the tensor that owns the memory of `name`, if all of that memory can move.
 
-        None if `name` is only a part of it, or already lies inside another tensor.
+        None if `name` is only a part of the owner.
         """
+        # a view of equal size is all of its owner's memory
         size = self.graph.types[name].size_bytes
         while name in self.into:
             name = self.into[name].owner
@@ -103,12 +112,12 @@ class _Aliases:
 
 
 def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
-    """Return where every tensor lies that has no memory of its own; `views` name the nodes."""
+    """Return the place of every tensor without memory of its own; `views` names the nodes."""
     work = _Aliases(graph)
     for node in graph.nodes:
         if node.name in views:
             work.add(node)
-    found = {}
+    places = {}
     for name in work.into:
         owner = name
         offset = 0
@@ -116,8 +125,8 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
             step = work.into[owner]
             owner = step.owner
             offset = offset + step.offset_bytes
-        found[name] = Alias(owner, offset)
-    return found
+        places[name] = Alias(owner, offset)
+    return places
 
 
 def view_nodes(graph: Graph) -> frozenset[str]:
@@ -126,7 +135,7 @@ def view_nodes(graph: Graph) -> frozenset[str]:
 
 
 def moves_between(graph: Graph) -> frozenset[str]:
-    """Return the names of the moves that are views only as a whole chain."""
+    """Return the names of the moves that are views only as part of a whole chain."""
     return _views(graph)[1]
 
 
@@ -140,18 +149,20 @@ def _views(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
 
 # -- bytes that stay where they are ---------------------------------------------------------------
 def moves_nothing(one: TensorType, two: TensorType) -> bool:
-    """Tell whether two layouts put every element of a shape at the same address, unpadded.
+    """Tell whether two types put every element at the same address, without padding.
 
-    NC1HWC0 of (n, 64, 1, 1) is row-major (n, 64): a conversion is only a new name.
+    NC1HWC0 of (n, 64, 1, 1) is row-major (n, 64): a conversion only gives a new name.
     """
-    first, second = piece.maps_between(one, two)
-    return not first.padding_bytes | second.padding_bytes and _runs(first) == _runs(second)
+    first_map, second_map = piece.maps_between(one, two)
+    return not first_map.padding_bytes | second_map.padding_bytes and _runs(first_map) == _runs(
+        second_map
+    )
 
 
 def idle_moves(graph: Graph, node: Node) -> list[Node]:
-    """Return the shortest chain of moves from a node on after which every element is in place.
+    """Return the shortest chain of moves from this node that returns every element to its place.
 
-    Nobody else reads what stands between, and there is no such tensor in memory.
+    Only the chain itself reads the tensors in it, so that none of them has to exist in memory.
     """
     chain = [node, *moves_behind(graph, node)]
     if node.op not in MOVES or node.inputs[0] in graph.constants:
@@ -172,7 +183,10 @@ def _in_place(graph: Graph, chain: list[Node]) -> bool:
 
 
 def _runs(layout: AddressMap) -> list[tuple[int, int, int, int]]:
-    """Return the pieces, those of length 1 dropped and neighbours of one axis joined."""
+    """Return a layout's pieces without those of length 1, with neighbours of one axis joined.
+
+    Blocks of 4 x 16 channels that follow each other without a gap are one piece of 64 channels.
+    """
     runs: list[tuple[int, int, int, int]] = []
     for p in layout.pieces:
         if p.count == 1:
@@ -186,28 +200,32 @@ def _runs(layout: AddressMap) -> list[tuple[int, int, int, int]]:
 
 
 def run_offset(whole: TensorType, part: TensorType, axis: int, span: Range) -> int | None:
-    """Return where entries span[0] .. span[1]-1 of an axis start, in bytes, if they are one run.
+    """Return the offset in bytes of entries span[0] .. span[1] - 1 of an axis, if one run of bytes.
 
-    `part` is the type of what is cut out; None if its bytes lie apart, or are ordered otherwise.
+    `part` is the type of the cut. None if its bytes are in several runs or in another order.
     """
     low, high = span
     if (part.layout, part.dtype) != (whole.layout, whole.dtype) or not whole.elements:
         return None
     pieces = whole.map.pieces
     size = chip.DTYPE_BYTES[whole.dtype]
-    top = next(p for p in pieces if p.axis == axis)
-    if any(p.count > 1 for p in pieces[: pieces.index(top)]):
+    # pieces are sorted from the outermost to the innermost
+    outermost = next(p for p in pieces if p.axis == axis)
+    # an axis further out has several entries: each holds its own part of the cut
+    if any(p.count > 1 for p in pieces[: pieces.index(outermost)]):
         return None
-    if low % top.step or (high % top.step and high != whole.shape[axis]):
+    # a cut inside a block of channels; the last block may be incomplete
+    if low % outermost.step or (high % outermost.step and high != whole.shape[axis]):
         return None
-    entries = -(-high // top.step) - low // top.step
-    offset = low // top.step * top.stride * size
-    apart = entries * top.stride * size != part.size_bytes or offset % BLOCK_BYTES
-    return None if apart else offset
+    # blocks of the axis, the last one perhaps incomplete
+    entries = -(-high // outermost.step) - low // outermost.step
+    offset = low // outermost.step * outermost.stride * size
+    is_split = entries * outermost.stride * size != part.size_bytes or offset % BLOCK_BYTES
+    return None if is_split else offset
 
 
 def cut_spans(graph: Graph, node: Node) -> tuple[int, list[Range]] | None:
-    """Return the only axis a slice or split cuts, and what each output takes of it.
+    """Return the only axis that a slice or split cuts, and the range of each output.
 
     None if a slice cuts several axes or skips entries.
     """
@@ -217,33 +235,33 @@ def cut_spans(graph: Graph, node: Node) -> tuple[int, list[Range]] | None:
         axis = int(settings["axis"]) % len(shape)
         ends = accumulate((graph.types[n].shape[axis] for n in node.outputs), initial=0)
         return axis, list(pairwise(ends))
-    found = [
+    ranges = [
         slice(begin, end).indices(size)[:2]
         for begin, end, size in zip(settings["begin"], settings["end"], shape, strict=True)
     ]
-    axes = [i for i, (low, high) in enumerate(found) if high - low != shape[i]]
+    axes = [i for i, (low, high) in enumerate(ranges) if high - low != shape[i]]
     if len(axes) > 1 or any(n != 1 for n in settings["step"] or ()):
         return None
     axis = axes[0] if axes else 0
-    return axis, [found[axis]]
+    return axis, [ranges[axis]]
 
 
 def cut_offsets(graph: Graph, node: Node) -> list[int] | None:
-    """Return where each output of a slice or split starts in its source; None if it must copy."""
-    whole = graph.types[node.inputs[0]]
-    cuts = cut_spans(graph, node) if whole.shape else None
+    """Return the offset of each output of a slice or split, None if it has to copy."""
+    source = graph.types[node.inputs[0]]
+    cuts = cut_spans(graph, node) if source.shape else None
     if cuts is None:
         return None
-    return _offsets(whole, graph.out_types(node), cuts[0], cuts[1])
+    return _offsets(source, graph.out_types(node), cuts[0], cuts[1])
 
 
 def _offsets(
     whole: TensorType, parts: Collection[TensorType], axis: int, spans: Collection[Range]
 ) -> list[int] | None:
     pairs = zip(parts, spans, strict=True)
-    found = [
+    offsets = [
         offset
         for part, span in pairs
         if (offset := run_offset(whole, part, axis, span)) is not None
     ]
-    return found if len(found) == len(parts) else None
+    return offsets if len(offsets) == len(parts) else None

@@ -2,50 +2,21 @@
 
     time >= max(cube, vector, results, memory, chain) + launch
 
-Each holds by itself, for any number of kernels, because whoever computes the operators of a graph,
-each result that is needed at least once and by its definition,
+Each term is a lower bound by itself, for any number of kernels. All of them rest on one assumption:
+whoever computes the graph computes each result that is needed at least once, by the definition of
+its operator. The proof of each term stands beside the method that computes it:
 
-cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 sums, and a sum over
-          k products stands in at least ceil(k / k0) steps, whatever shares its step: rows of other
-          images, columns of other weights, blocks of a diagonal. So there are at least
-          sums * ceil(k / k0) / (m0 n0) steps, a cycle each, divided among the cores. Only products
-          with numbers count, none with padding. Those of a pixel an image vector units may do.
-vector    computes there what no cube and no path out of it can: for each result of `CURVES` a lane
-          of the instructions of its definition, for maxima of several numbers of any one. Means,
-          sums, norms, depthwise convolutions and those in small groups may go to the cube: they
-          count nothing. On chips with one core for both, what leaves the cube passes through the
-          same pipe and is added. So every number counts there that neither a path nor the cube
-          alone makes: those of these convolutions, sums inside a function. A path may do a ReLU.
-          On others small groups leave the cube or are a step per tap there, as is best.
-results   takes every sum out of L0C, in two bytes, or in one if the graph has bytes, by the
-          quickest path, or, to vector units apart, by the quickest path to them if a function
-          reads it; sums only added up may be added up inside and leave once.
-memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
-          and writes of the results what a cache cannot hold at the end. Spills count as none, also
-          on chains: a tensor larger than L2, L1 and UB need not exist at once, as slices of it may
-          go through all operators that read them, and weights between may be read again instead.
-          Removing a cost from every schedule leaves a bound of all of them.
-chain     adds up what comes one after another, on as many cores as you like. It is the longest of
-          1. waits. A result needs something of each input (of a join, of one): this goes from where
-             it was made to where the next unit reads, each copy starts up, pipes tell each other
-             by two flags, cores of another kind are told, L2 is late. Barriers count as none: a
-             core may go on with what it has made itself.
-          2. work and waits, where a product needs every number it reads for each result, as fully
-             connected layers of one image do. Before its first result all work behind it is done,
-             and the last of that has come: from core to core, told of it, through memory, unless
-             one core did all. What reads the product begins later, so that both times add up.
-             Several images do not wait for each other: no product of theirs is such a one.
-          3. work and weights read late. Of a tensor through which all passes some number is the
-             last, all work behind it done then; what depends on it meets weights that are still
-             to be multiplied. A part may lie in L2, if that is a cache, and in the buffers of the
-             core that has the number: others hear of it at a barrier, which empties theirs, or,
-             apart from vector units, by flags. The rest comes from memory, or by those cores' path.
-launch    starts a kernel. With cores of two kinds one launch is either of both, which starts later,
-          or numbers that a product leaves to a function, or this to that, go from launch to launch.
+    term      lower bound of                                        proof
+    cube      steps of the cubes                                    `_Work.products`
+    vector    instructions of the vector units                      `_Work.compared`
+    results   bytes that leave L0C                                  `_Work.products`
+    memory    bytes that cross the interface of device memory       `_Work.memory_bytes`
+    chain     the longest chain of dependent steps, any cores       `_Work.chain`
+    launch    what starts the first kernel, or a mix kernel         `_Work.more_launches`
 
-Only the numbers of constants are taken as arbitrary and as given: algebra (Winograd, the product of
-two weights) is a pass, not a schedule, and the bound is that of the graph after passes, in the
-format it runs in (`compile_stages(...).rewritten`): few cubes multiply fp32.
+Values of constants count as arbitrary: algebra (Winograd, the product of two weights) is a pass and
+not a schedule. So the bound is that of the graph after passes, in the number format in which it
+runs (`compile_stages(...).rewritten`): few cubes multiply fp32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,28 +41,32 @@ CURVES = {
     **dict.fromkeys(("clip", "relu6", "hard_sigmoid"), ("low", "high")),
     "hard_swish": ("low", "high", "vmul"),
 }
-"""Operators with functions per result that are no sum of products, no scale: their instructions.
+"""Operators that only a vector unit computes, with the fewest instructions for a result.
 
-Of exponentials, logarithms and products of two computed numbers there is one each; "over", one over
-a number, is the quickest of two, "share", a quotient, that and a product, or vdiv; "least" is the
-quickest of all. So is what a number costs that has "passed" through the vector unit or the cube,
-and a limit, "low" or "high".
+A cube computes sums of products and a path out of L0C scales; neither computes these functions.
+vexp, vln, vmul   one exponential, logarithm, product of two computed numbers
+over              a reciprocal: the quicker of vrec and vdiv
+share             a quotient: a reciprocal and vmul, or vdiv, whichever is quicker
+least             the quickest instruction that the chip has
+passed            one more instruction, the quickest, on chips where the cube shares the vector
+                  pipe: the cube may have computed it, but its result passes through that pipe
+low, high         a limit: the quickest instruction, or none where a path out of L0C clips
 """
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
-"""Operators that leave the largest or smallest of numbers."""
+"""Operators whose result is the largest or smallest of several numbers."""
 CUBE_SIDE = ("L1", "L0A", "L0B", "L0C")
-"""Buffers of the cube."""
+"""Buffers on the side of the cube."""
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
-"""What lies between sums that may be added up in L0C."""
+"""Operators between products whose sums may be added up in L0C before they leave it."""
 Times = tuple[float, ...]
-"""Cycles until numbers lie where the cube reads, where the vector unit does, and in memory."""
+"""Cycles until a number is where the cube reads, where the vector unit reads, and in memory."""
 NOW: Times = (0.0, 0.0, 0.0)
-"""Of constants."""
+"""Of constants, which are everywhere from the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Least seconds by what limits them; `time_s` is the bound: 0 of what takes no kernel."""
+    """Lower bounds in seconds, by term; `time_s` is the bound, 0 for a graph without kernels."""
 
     cube: float = 0.0
     vector: float = 0.0
@@ -102,12 +77,12 @@ class Bound:
 
     @property
     def limit(self) -> str:
-        """What the bound is: "cube", "vector", "results", "memory" or "chain"."""
+        """The largest term: "cube", "vector", "results", "memory" or "chain"."""
         return max(self.__slots__[:-1], key=self.__getattribute__)
 
     @property
     def unit(self) -> str:
-        """The limit, or the unit that works longest if that is the chain."""
+        """The largest term among units: if the chain is the limit, the unit that works longest."""
         units = ("cube", "vector", "results", "memory")
         return max(units, key=self.__getattribute__) if self.limit == "chain" else self.limit
 
@@ -123,49 +98,61 @@ class Bound:
 
 
 def bound_of(graph: Graph, chip: Chip) -> Bound:
-    """Return what a graph takes on a chip at least, however it is compiled: 0 without a kernel."""
+    """Return the least time of a graph on a chip, however it is compiled: 0 without a kernel."""
     work = _Work(graph, chip)
     if all(map(moves, work.nodes)):
         return Bound()
     either = work.products()
-    work.compared()
+    work.functions()
     cube, vector, leaving = (sum(load.cycles[unit] for load in work.loads) for unit in range(3))
     if not chip.combined:
-        ways = [(count * taps * work.least / work.lanes, there) for taps, count, there in either]
-        ways.sort(key=lambda way: way[0] / way[1])
-        vector, leaving = _balanced(vector, leaving, ways)
+        # chips with vector cores: a small group is a step for each tap there, or leaves L0C here
+        candidates = [
+            (count * taps * work.cheapest_cycles / work.lanes, leave_cycles)
+            for taps, count, leave_cycles in either
+        ]
+        candidates.sort(key=lambda way: way[0] / way[1])
+        vector, leaving = _balanced(vector, leaving, candidates)
     clock = chip.clock_hz
     on_cpu = chip.ai_cpu_overhead_s
     starts = (chip.launch_overhead_s, chip.queued_launch_s)
+    # an operator on the AI CPU may start sooner than a kernel
     cold, next_s = (min(s, on_cpu or s) for s in starts)
-    apart = work.more_launches() * round(next_s * clock)
+    more_launch_cycles = work.more_launches() * round(next_s * clock)
     return Bound(
         cube / clock,
         vector / clock,
         leaving / clock,
         work.memory_bytes() / chip.device_memory.rate_bytes_per_s,
         work.chain() / clock,
-        (round(cold * clock) + min(apart, round(chip.mix_start_s * clock))) / clock,
+        (round(cold * clock) + min(more_launch_cycles, round(chip.mix_start_s * clock))) / clock,
     )
 
 
 def _balanced(
     vector: float, path: float, either: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
-    """Return the cycles of two units at once, after a share of what is left for either of them.
+    """Return the cycles of the vector unit and of the path, after work for either is shared out.
 
-    `either` are cycles there and there, those first that suit the vector unit best.
+    `either` holds (cycles on the vector unit, cycles on the path) of work that may go to either,
+    sorted by their ratio: the work that suits the vector unit best comes first. All of it starts on
+    the path. Each piece moves as far as the path still takes longer than the vector unit; at the
+    end both take equally long. This is the optimum of a fractional knapsack; a schedule, which has
+    to give out whole results, ends no earlier.
     """
-    path += sum(there for _, there in either)
-    for here, there in either:
-        share = min(max((path - vector) / (here + there), 0.0), 1.0)
-        vector = vector + share * here
-        path = path - share * there
+    path += sum(path_cycles for _, path_cycles in either)
+    for vector_cycles, path_cycles in either:
+        fraction = min(max((path - vector) / (vector_cycles + path_cycles), 0.0), 1.0)
+        vector = vector + fraction * vector_cycles
+        path = path - fraction * path_cycles
     return vector, path
 
 
 class _Load(NamedTuple):
-    """Cycles of cubes, vector units and ways out of L0C for a tensor, once `node` has begun."""
+    """Cycles that a tensor takes on cubes, vector units and the paths out of L0C.
+
+    They come after the start of the node that writes `node`, a tensor.
+    """
 
     node: str
     tensor: str
@@ -173,85 +160,120 @@ class _Load(NamedTuple):
 
 
 class _Work:
-    """What of a graph is needed, and what that costs at least, in cycles of all cores."""
+    """The work that a graph needs, and its least costs, in cycles in which all cores work."""
 
     def __init__(self, graph: Graph, chip: Chip) -> None:
         self.graph = graph
         self.chip = chip
+        # lanes of fp16: 256 bytes a repeat are 128 lanes on each vector core
         self.lanes = chip.vector_bytes_per_repeat // 2 * chip.core_count
         self.lanes *= chip.vector_cores_per_core
         costs = chip.vector_costs.items()
-        self.costs = {n: c.slope_cycles + c.head_cycles / chip.max_repeat for n, c in costs}
-        self.lone = {name: float(c.slope_cycles + c.head_cycles) for name, c in costs}
-        self.least = min(self.costs.values())
-        self.bytes = any(kind.dtype == "int8" for kind in graph.types.values())
-        self.width = 1 if self.bytes else 2
+        # cycles of a repeat in the longest instruction: its head is spread over `max_repeat`
+        # repeats
+        self.repeat_costs = {n: c.slope_cycles + c.head_cycles / chip.max_repeat for n, c in costs}
+        # cycles of an instruction with one repeat
+        self.single_repeat_cycles = {
+            name: float(c.slope_cycles + c.head_cycles) for name, c in costs
+        }
+        self.cheapest_cycles = min(self.repeat_costs.values())
+        self.has_int8 = any(kind.dtype == "int8" for kind in graph.types.values())
+        self.result_bytes = 1 if self.has_int8 else 2
         self.needs = Needs(graph)
         out = rate_of(chip, ("L0C",))
         to_vector = rate_of(chip, CUBE_SIDE, ("GM", "UB"))
-        self.any_way = out * chip.core_count
-        self.to_vector = to_vector * chip.core_count
-        once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
+        self.l0c_rate = out * chip.core_count
+        self.l0c_to_vector_rate = to_vector * chip.core_count
+        # equal nodes need to be computed once
+        distinct_nodes = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node
-            for node in once.values()
+            for node in distinct_nodes.values()
             if self.needs.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]
-        self.needed = {node.name for node in self.nodes}
+        self.needed_nodes = {node.name for node in self.nodes}
         self.weights = self.needs.weights(self.nodes)
-        self.loads, self.begun = list[_Load](), dict[str, float]()
+        self.loads, self.starts = list[_Load](), dict[str, float]()
 
     # -- cube ---------------------------------------------------------------------------------
     def products(self) -> list[tuple[int, float, float]]:
-        """Note the cycles of products and of the sums that leave; return what else is summed up.
+        """Note the cycles of products and of sums that leave L0C; return work for either unit.
 
-        That is, apart from the vector units, (products, results of so many each, cycles to leave).
+        That is small groups on chips with vector cores: (products of a result, results, cycles to
+        leave L0C if the cube computes them).
+
+        Cube. (1) A step of m0 x k0 x n0 adds to at most m0 n0 sums. (2) A sum of k products needs
+        at least ceil(k / k0) steps, whatever else shares them: rows of other images, columns of
+        other weights, blocks of a diagonal. (3) So there are at least sums * ceil(k / k0) / (m0 n0)
+        steps of a cycle each, and no better than an even share of them on every core. Products
+        with padding do not count, nor do convolutions of single pixels, which vector units may do.
+
+        Results. (1) Every sum leaves L0C once, in two bytes, or in one if the graph has int8. (2)
+        Sums that are only added to others may be added inside L0C: one of them leaves. (3) All
+        paths out of L0C together have the rate `l0c_rate`. Where a vector core of its own reads the
+        sum for a function, the sum takes the paths to that core: `l0c_to_vector_rate`.
+
+        On chips with one core for cube and vector work, sums leave on the vector pipe: their cycles
+        count there, too. Small groups are computed by the cube, or by a vector step for each tap.
         """
-        ends: dict[str, list[Node]] = {}
+        groups: dict[str, list[Node]] = {}
         for node in self.nodes:
             taps = node.name in self.needs.windows and not node.has("pooling")
             if self._on_cube(node) or (taps and not self._on_cube(node, either=True)):
-                ends.setdefault(self._end(node.output), []).append(node)
-        others = list[tuple[int, float, float]]()
-        rate = max(self.any_way, self.chip.vector_bytes_per_repeat * self.chip.core_count)
-        for end, nodes in ends.items():
+                # products whose sums are added up before they leave belong together
+                groups.setdefault(self._last_in_l0c(node.output), []).append(node)
+        for_either = list[tuple[int, float, float]]()
+        # small groups leave L0C, or one vector step a tap computes them
+        rate = max(self.l0c_rate, self.chip.vector_bytes_per_repeat * self.chip.core_count)
+        for end, nodes in groups.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
                 m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
                 steps = self.needs.sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
+                    # fractional steps: the last, incomplete step of one sum may be shared with
+                    # another
                     steps = self.needs.sums(node, 1) / k
+                # only needed and different results are computed
                 share = self.needs.count(node.output) / self.graph.types[node.output].elements
                 cycles = steps * share / (m * n * self.chip.core_count)
                 self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
             fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
-            leave = self._leave(end, fewest)
-            tapped = [] if cubes else self.needs.tapped(nodes, fewest)
-            passed = leave if cubes else sum(count for _, count in tapped) * self.width / rate
-            out = (0.0, passed * self.chip.combined, leave if cubes else 0.0)
-            self.loads.append(_Load(nodes[-1].output, end, out))
-            others += [(taps, count, leave * count / fewest) for taps, count in tapped]
-        return others
+            leave = self._cycles_out_of_l0c(end, fewest)
+            tapped = [] if cubes else self.needs.fewest_products(nodes, fewest)
+            vector_pipe_cycles = (
+                leave if cubes else sum(count for _, count in tapped) * self.result_bytes / rate
+            )
+            leaving = (0.0, vector_pipe_cycles * self.chip.combined, leave if cubes else 0.0)
+            self.loads.append(_Load(nodes[-1].output, end, leaving))
+            for_either += [(taps, count, leave * count / fewest) for taps, count in tapped]
+        return for_either
 
-    def _leave(self, end: str, count: int) -> float:
-        """Return the cycles in which `count` sums leave the cubes.
+    def _cycles_out_of_l0c(self, end: str, count: int) -> float:
+        """Return the cycles in which `count` sums leave L0C.
 
-        Apart from the vector units, those that a function reads leave them altogether.
+        On chips with vector cores, sums that a function reads have to go to these cores.
         """
-        readers = (n for n in self.graph.readers[end] if n.name in self.needed)
-        lanes = (self._lanes(n) for n in readers if self._repeat_cycles(n, self.costs))
-        read = max(lanes, default=0)
-        far = 0 if self.chip.combined else min(read, count)
-        return self.width * (far / self.to_vector + (count - far) / self.any_way)
+        readers = (n for n in self.graph.readers[end] if n.name in self.needed_nodes)
+        counts = (
+            self._vector_results(n) for n in readers if self._repeat_cycles(n, self.repeat_costs)
+        )
+        read_by_functions = max(counts, default=0)
+        # only so many sums as a function reads must take the paths to the vector cores
+        to_vector_count = 0 if self.chip.combined else min(read_by_functions, count)
+        return self.result_bytes * (
+            to_vector_count / self.l0c_to_vector_rate + (count - to_vector_count) / self.l0c_rate
+        )
 
     def _on_cube(self, node: Node, *, either: bool = False) -> bool:
-        """Tell whether the cube multiplies what a node is: it alone, or `either` unit may."""
+        """Tell whether the cube alone computes a node; with `either`, whether it can at all."""
         dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
-        pixel = node.op == "conv2d" and self.graph.types[node.inputs[0]].shape[2:] == (1, 1)
-        return dtype in self.chip.cube and self.needs.sums(node, 1) > 0 and (either or not pixel)
+        # on images of 1 x 1 pixel a convolution multiplies a vector: vector units may do it
+        is_pixel = node.op == "conv2d" and self.graph.types[node.inputs[0]].shape[2:] == (1, 1)
+        return dtype in self.chip.cube and self.needs.sums(node, 1) > 0 and (either or not is_pixel)
 
-    def _end(self, name: str) -> str:
-        """Return the tensor in which sums leave the cube at the latest."""
+    def _last_in_l0c(self, name: str) -> str:
+        """Return the last tensor whose sums may still be added up in L0C."""
         while name not in self.graph.outputs:
             readers = self.graph.readers[name]
             if len(readers) != 1 or readers[0].op not in SUMMED:
@@ -260,46 +282,66 @@ class _Work:
         return name
 
     # -- vector units -------------------------------------------------------------------------
-    def compared(self) -> None:
-        """Note the cycles of the vector units, results of the cubes left out."""
+    def functions(self) -> None:
+        """Note the cycles of functions on the vector units.
+
+        (1) No cube and no path out of it computes the functions of `CURVES` or the maximum of
+        several numbers. (2) So each needed result takes one lane of every instruction of its
+        definition; a maximum takes one lane of the quickest. (3) A repeat has `lanes` lanes on all
+        cores together. Means, sums, norms and convolutions in small groups may go to the cube as
+        products with ones: they count nothing here. A path out of L0C may do a ReLU.
+        """
         for node in self.nodes:
-            if cycles := self._lanes(node) * self._repeat_cycles(node, self.costs) / self.lanes:
+            if (
+                cycles := self._vector_results(node)
+                * self._repeat_cycles(node, self.repeat_costs)
+                / self.lanes
+            ):
                 self.loads.append(_Load(node.output, node.output, (0.0, cycles, 0.0)))
 
     def _repeat_cycles(self, node: Node, costs: Mapping[str, float]) -> float:
-        """Return the cycles of all instructions that a node takes at least, at `costs` each."""
-        usual = costs["default"]
+        """Return the least cycles of all instructions of a node, at `costs` for each."""
+        # instructions that the chip file does not list
+        default_cycles = costs["default"]
         least = min(costs.values())
-        each = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
-        each["over"] = min(costs.get(n, usual) for n in ("vrec", "vdiv"))
-        each["share"] = min(each["over"] + costs.get("vmul", usual), costs.get("vdiv", usual))
+        cycles_of = {**costs, "least": least, "passed": least if self.chip.combined else 0.0}
+        cycles_of["over"] = min(costs.get(n, default_cycles) for n in ("vrec", "vdiv"))
+        cycles_of["share"] = min(
+            cycles_of["over"] + costs.get("vmul", default_cycles), costs.get("vdiv", default_cycles)
+        )
         settings = operator_of(node.op).settings(node.attrs)
         low = settings.get("low", 0.0)
         high = settings.get("high", 6.0)
-        each["low"] = 0.0 if low in (-inf, 0.0) or self.bytes else least  # a path's ReLU
-        each["high"] = 0.0 if high == inf or self.bytes else least  # bytes are limited
-        return sum(each.get(name, usual) for name in CURVES.get(node.op, ("least",)))
+        cycles_of["low"] = 0.0 if low in (-inf, 0.0) or self.has_int8 else least  # a path's ReLU
+        cycles_of["high"] = 0.0 if high == inf or self.has_int8 else least  # bytes are limited
+        return sum(cycles_of.get(name, default_cycles) for name in CURVES.get(node.op, ("least",)))
 
-    def _lanes(self, node: Node) -> int:
-        """Return the lanes that a node takes of instructions, at least."""
+    def _vector_results(self, node: Node) -> int:
+        """Return how many results of a node a vector unit has to compute, at least."""
         out = self.graph.types[node.output]
-        given = self.graph.in_types(node)
+        kinds = self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
-        count = self._fewest(node.output)
+        count = self._function_results(node.output)
         if node.op in CURVES:
-            alone = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
-            return 0 if alone else count
+            # softmax of one number is 1
+            is_constant = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
+            return 0 if is_constant else count
         if node.op in LARGEST:
-            return count if given[0].elements >= 2 * out.elements else 0
+            return count if kinds[0].elements >= 2 * out.elements else 0
         if node.has("largest"):
             rows, columns = self.needs.windows[node.name]
-            lone = rows.counts[1] * columns.counts[1]
-            return max(0, count - lone * out.shape[0] * out.shape[1])
+            # a window that holds one number, at the border, needs no maximum
+            single_windows = rows.counts[1] * columns.counts[1]
+            return max(0, count - single_windows * out.shape[0] * out.shape[1])
         return 0
 
-    def _fewest(self, name: str) -> int:
-        """Return how many numbers of a tensor functions are done to: to the largest, if pooled."""
+    def _function_results(self, name: str) -> int:
+        """Return to how many numbers of a tensor a function has to be applied.
+
+        Behind a monotonic function max(f(a), f(b)) = f(max(a, b)): if the maximum of a window is
+        all that is read, the function is needed for one number a window.
+        """
         count = self.needs.count(name)
         readers = self.graph.readers
         while name not in self.graph.outputs and len(readers[name]) == 1:
@@ -313,129 +355,195 @@ class _Work:
 
     # -- memory -------------------------------------------------------------------------------
     def memory_bytes(self) -> int:
-        """Return the bytes that cross the memory interface."""
+        """Return the least bytes that cross the memory interface.
+
+        (1) L2 starts empty: weights and inputs that are needed whole are read at least once. (2)
+        Outputs are written, except what a cache may still hold at the end. (3) Intermediate tensors
+        count nothing, even those larger than all buffers: slices of them may go through all
+        operators that read them. Weights would then be read again, which the bound leaves out;
+        a cost that is removed from every schedule leaves a lower bound.
+        """
         graph = self.graph
-        moved = sum(graph.types[n].data_bytes for n in graph.inputs if n in self.needs.read)
-        moved += sum(graph.types[n].data_bytes for n in self.weights)
+        read_bytes = sum(graph.types[n].data_bytes for n in graph.inputs if n in self.needs.read)
+        read_bytes += sum(graph.types[n].data_bytes for n in self.weights)
+        # a view of an input is not written
         computed = {n for node in self.nodes if not moves(node) for n in node.outputs}
-        written = sum(graph.types[n].data_bytes for n in computed.intersection(graph.outputs))
-        cached = self.chip.l2.size_bytes if self.chip.l2.kind == "cache" else 0
-        return moved + max(0, written - cached)
+        written_bytes = sum(graph.types[n].data_bytes for n in computed.intersection(graph.outputs))
+        cache_bytes = self.chip.l2.size_bytes if self.chip.l2.kind == "cache" else 0
+        return read_bytes + max(0, written_bytes - cache_bytes)
 
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
-        """Return the cycles of what comes one after another; what `loads` notes has to be there."""
-        away = least_ways(self.chip)
+        """Return the cycles of the longest chain of dependent steps, on any number of cores.
+
+        `products` and `functions` must have filled `loads` before. The longest of three:
+
+        1. Waits. A result needs some number of each of its inputs (of a join: of one). The number
+           goes from where it was made to where the next unit reads it: each copy starts up, pipes
+           signal each other with two flags, cores of the other kind are told, L2 adds its latency.
+           Barriers count nothing: a core may go on with what it has made itself.
+        2. Work and waits, at products of which each result needs every number that the product
+           reads, such as the fully connected layer of one image. Before its first result all work
+           on its input is done, and the last number of that has come: from another core, through
+           memory, unless one core did all the work. Readers of the product start later, so that
+           several such times add up. Images of a batch do not wait for each other: none counts.
+        3. Work and weights that are read late: see `_late_weights`.
+        """
+        distances = least_ways(self.chip)
         since = 0
-        ready: dict[str, Times] = dict.fromkeys(self.graph.inputs, away["GM"])
+        ready: dict[str, Times] = dict.fromkeys(self.graph.inputs, distances["GM"])
         for at, node in enumerate(self.graph.nodes):
             if not self.needs.varies.issuperset(node.outputs):
                 continue
-            into = self._into(node, ready)
-            ways = list[Times]()
-            met = since
-            for own, place in self._wait(node):
-                end = into[unit := place == "UB"] + own
-                if self.needs.meets(node):
-                    end = max(end, self._done(own, node, since, at, unit))
-                    met = at + 1
-                ways.append(tuple(end + far for far in away[place]))
-            since = met
-            found = tuple(map(min, zip(*ways or [into], strict=True)))
-            begun = [into[place == "UB"] for _, place in self._wait(node)]
-            self.begun[node.output] = min(begun or into)
-            ready.update(dict.fromkeys(node.outputs, found))
+            inputs_ready = self._inputs_ready(node, ready)
+            arrivals = list[Times]()
+            next_since = since
+            for cycles, place in self._first_results(node):
+                # index 0 of the times is the cube's, 1 the vector unit's
+                end = inputs_ready[unit := place == "UB"] + cycles
+                if self.needs.needs_all_products(node):
+                    end = max(end, self._work_done(cycles, node, since, at, unit))
+                    next_since = at + 1
+                arrivals.append(tuple(end + distance for distance in distances[place]))
+            since = next_since
+            earliest = tuple(map(min, zip(*arrivals or [inputs_ready], strict=True)))
+            # the earliest start of the node, on whichever unit
+            starts = [inputs_ready[place == "UB"] for _, place in self._first_results(node)]
+            self.starts[node.output] = min(starts or inputs_ready)
+            ready.update(dict.fromkeys(node.outputs, earliest))
         ends = (ready.get(name, NOW)[2] for name in self.graph.outputs)
-        return max(self._done() if since else 0.0, self._read(), *ends)
+        return max(self._work_done() if since else 0.0, self._late_weights(), *ends)
 
     def more_launches(self) -> int:
-        """Return how many kernels come after the first, at least, if none has cores of two kinds.
+        """Return how many kernels at least follow the first if none uses both kinds of cores.
 
-        `ready` counts kernels before those where cube, vector unit and memory have a tensor.
+        A tensor that the cube makes and a vector unit reads, or the other way round, crosses into a
+        later kernel. `ready` holds, for each tensor, the index of the first kernel that has it on
+        cube cores, on vector cores, and in memory. The other choice is one mix kernel, which takes
+        `mix_start_s` longer to start: `bound_of` takes the smaller of both.
         """
         ready = dict[str, Times]()
         for node in self.graph.nodes:
-            cube, vector, memory = self._into(node, ready)
+            cube, vector, memory = self._inputs_ready(node, ready)
+            # a result in L0C is read by a vector core one kernel later, and the other way round
             ends = {"L0C": (cube, cube + 1, cube), "UB": (vector + 1, vector, vector)}
-            ways = [ends[place] for _, place in self._wait(node)] or [(cube, vector, memory)]
-            end = tuple(map(min, zip(*ways, strict=True)))
-            ready.update(dict.fromkeys(node.outputs, end))
-        both = all(any(load.cycles[unit] for load in self.loads) for unit in (0, 1))
-        return int(max(both, *(ready.get(name, NOW)[2] for name in self.graph.outputs)))
+            choices = [ends[place] for _, place in self._first_results(node)] or [
+                (cube, vector, memory)
+            ]
+            earliest = tuple(map(min, zip(*choices, strict=True)))
+            ready.update(dict.fromkeys(node.outputs, earliest))
+        uses_both = all(any(load.cycles[unit] for load in self.loads) for unit in (0, 1))
+        return int(max(uses_both, *(ready.get(name, NOW)[2] for name in self.graph.outputs)))
 
-    def _read(self) -> float:
-        """Return when the weights can be read that are used after a tensor's last number.
+    def _late_weights(self) -> float:
+        """Return when the weights have been read that are used after a tensor's last number.
 
-        A cache may hold a part of them then, so may buffers: of one core, if no flag tells others.
+        (1) Take a tensor through which everything passes. One of its numbers comes last, when all
+        work before it is done. (2) What depends on this number still meets the weights of later
+        layers. (3) Some of them may be in L2, if that is a cache, and in buffers: those of the one
+        core that has the number on combined chips, as others hear of it at a barrier, which empties
+        their buffers; those of all cores where flags tell them. (4) The rest is read from memory.
         """
         chip = self.chip
-        at = {n: at for at, o in enumerate(self.graph.nodes) for n in o.outputs}
+        positions = {n: at for at, node in enumerate(self.graph.nodes) for n in node.outputs}
         cores = 1 if chip.combined else chip.core_count
-        cached = chip.l2.size_bytes if chip.l2.kind == "cache" else 0
-        held = cached + sum(chip.buffers.values()) * cores
-        if sum(self.graph.types[name].data_bytes for name in self.weights) <= held:
+        cache_bytes = chip.l2.size_bytes if chip.l2.kind == "cache" else 0
+        held_bytes = cache_bytes + sum(chip.buffers.values()) * cores
+        if sum(self.graph.types[name].data_bytes for name in self.weights) <= held_bytes:
             return 0.0
         rate = rate_of(chip, ("GM",)) * cores
+        # the faster of the cores' paths and of device memory: a bound may assume either
         rate = max(rate, chip.device_memory.rate_bytes_per_s / chip.clock_hz)
-        found = 0.0
+        latest = 0.0
         total = NOW
-        loads = sorted((at[x.tensor], x.cycles) for x in self.loads)
+        loads = sorted((positions[x.tensor], x.cycles) for x in self.loads)
         for name, size in reversed(self.needs.later(self.weights).items()):
-            while loads and loads[0][0] < at[name]:
+            # work on tensors before this one, in the order of the graph
+            while loads and loads[0][0] < positions[name]:
                 total = tuple(map(sum, zip(total, loads.pop(0)[1], strict=True)))
-            found = max(found, max(total) + (size - held) / rate)
-        return found
+            latest = max(latest, max(total) + (size - held_bytes) / rate)
+        return latest
 
-    def _into(self, node: Node, ready: Mapping[str, Times]) -> Times:
-        """Return when a node may begin: each result needs something of all inputs, or of one."""
+    def _inputs_ready(self, node: Node, ready: Mapping[str, Times]) -> Times:
+        """Return when a node may begin: with a number of all its inputs, or of one (a join)."""
         windows = self.needs.windows.get(node.name, ())
-        alone = node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2
-        each = windows or node.op in PRODUCTS
-        each = each or node.has("lanes", "pointwise", "broadcasts", "reduction")
-        if alone or node.op == "masked_softmax" or any(w.counts[0] for w in windows):
+        is_constant = (
+            node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] < 2
+        )
+        needs_all = windows or node.op in PRODUCTS
+        needs_all = needs_all or node.has("lanes", "pointwise", "broadcasts", "reduction")
+        # a row that is masked, a window in the padding: such results wait for nothing
+        if is_constant or node.op == "masked_softmax" or any(w.counts[0] for w in windows):
             return NOW  # some results are the same whatever is read
-        given = [ready.get(name, NOW) for name in node.inputs]
-        return tuple(map(max if each else min, zip(*given, strict=True))) if given else NOW
+        times = [ready.get(name, NOW) for name in node.inputs]
+        return tuple(map(max if needs_all else min, zip(*times, strict=True))) if times else NOW
 
-    def _wait(self, node: Node) -> list[tuple[float, str]]:
-        """Return the cycles of a node's first result and where it lies, by either unit, or none."""
-        if node.name in self.needed and self._on_cube(node, either=True):
-            ways = [(self.chip.cube_head_cycles + 1.0, "L0C"), (min(self.lone.values()), "UB")]
-            return ways[: 1 + (not self._on_cube(node))]
-        all_there = node.name in self.needed and self._lanes(node) == self.needs.count(node.output)
-        own = self._repeat_cycles(node, self.lone) if all_there else 0.0
-        return [(own, "UB")] if own else []
+    def _first_results(self, node: Node) -> list[tuple[float, str]]:
+        """Return (cycles until the first result, its buffer) for each unit that may compute a node.
 
-    def _done(
-        self, own: float = 0.0, node: Node | None = None, since: int = 0, stop: int = 0, to: int = 0
-    ) -> float:
-        """Return when all may be done, or what a result of `node` needs, and that result.
-
-        `node` needs all of its input on unit `to`, `since` is where to begin: work of all cores,
-        the way of its last, `own` cycles; unless one core does all, some goes through memory.
+        The list is empty if the node may cost nothing.
         """
-        behind = set(node.inputs[:1]) if node else set[str]()
-        left = behind.copy()
+        if node.name in self.needed_nodes and self._on_cube(node, either=True):
+            choices = [
+                (self.chip.cube_head_cycles + 1.0, "L0C"),
+                (min(self.single_repeat_cycles.values()), "UB"),
+            ]
+            return choices[: 1 + (not self._on_cube(node))]
+        all_on_vector = node.name in self.needed_nodes and self._vector_results(
+            node
+        ) == self.needs.count(node.output)
+        cycles = self._repeat_cycles(node, self.single_repeat_cycles) if all_on_vector else 0.0
+        return [(cycles, "UB")] if cycles else []
+
+    def _work_done(
+        self,
+        own_cycles: float = 0.0,
+        node: Node | None = None,
+        since: int = 0,
+        stop: int = 0,
+        to: int = 0,
+    ) -> float:
+        """Return when all work is done, or, with `node`, when its first result is.
+
+        Each result of `node` needs every number of its input, on unit `to` (0 cube, 1 vector unit),
+        and takes `own_cycles` itself; only nodes from index `since` to `stop` count. Work that
+        begins at b and takes w cycles on all cores together, at their even share, ends at least at
+
+            b + w + way                            its last number goes to the reader
+            b + min(w cores + way,                 one core does all the work, or
+                    w + (1 - 1 / cores) * trip)    some numbers come from other cores
+
+        with the trip from there to memory and from memory here, `distance[2] + back`.
+        """
+        needed_whole = set(node.inputs[:1]) if node else set[str]()
+        outside_l0c = needed_whole.copy()
         cores = self.chip.core_count
-        for other in reversed(self.graph.nodes[since:stop]):
-            if behind.issuperset(other.outputs):
-                behind.update(self.needs.whole(other))
-                left.update(() if other.op in SUMMED else other.inputs)
-        found = 0.0
+        for producer in reversed(self.graph.nodes[since:stop]):
+            # a product that needs all of its input needs, in turn, all that its makers need whole
+            if needed_whole.issuperset(producer.outputs):
+                needed_whole.update(self.needs.whole(producer))
+                # sums that are read by more than sums have left L0C
+                outside_l0c.update(() if producer.op in SUMMED else producer.inputs)
+        latest = 0.0
         total = NOW
-        away = least_ways(self.chip)
-        ends = away["L0C"], away["UB"], (away["L1"][0], 0.0, 0.0)
-        near = [far[to] + own if node else far[2] for far in ends]
-        back = told_cycles(self.chip) + away["GM"][to] + own
+        distances = least_ways(self.chip)
+        # the last number is in L0C, in UB, or just leaves L0C towards L1
+        ends = distances["L0C"], distances["UB"], (distances["L1"][0], 0.0, 0.0)
+        ways = [distance[to] + own_cycles if node else distance[2] for distance in ends]
+        back = told_cycles(self.chip) + distances["GM"][to] + own_cycles
         loads = [
-            (self.begun[load.node], load.cycles)
+            (self.starts[load.node], load.cycles)
             for load in self.loads
-            if node is None or (load.tensor in behind and (load.cycles[0] or load.tensor in left))
+            if node is None
+            or (load.tensor in needed_whole and (load.cycles[0] or load.tensor in outside_l0c))
         ]
+        # work that cannot begin before b: all loads with a start of at least b
         for begin, cycles in sorted(loads, reverse=True):
             total = tuple(map(sum, zip(total, cycles, strict=True)))
-            for work, way, far in zip(total, near, ends, strict=True):
+            for work, way, distance in zip(total, ways, ends, strict=True):
                 if work:
-                    apart = work + (1 - 1 / cores) * (far[2] + back) if node else 0.0
-                    found = max(found, begin + work + way, begin + min(work * cores + way, apart))
-        return found
+                    several_cores = work + (1 - 1 / cores) * (distance[2] + back) if node else 0.0
+                    latest = max(
+                        latest, begin + work + way, begin + min(work * cores + way, several_cores)
+                    )
+        return latest

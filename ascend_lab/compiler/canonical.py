@@ -1,20 +1,21 @@
-"""The last rewrites before layouts: operators without a kernel of their own become those that have.
+"""The last rewrites before layouts: operators without a kernel become operators with one.
 
 gemm(a, b, c)          matmul, add
 batch_norm             mul and add by constants per channel
 attention              one kernel that keeps the scores on the core, or products and a softmax
 (.., k) @ (k, n)       one product of flat matrices, reshapes around it
 products of one x      one product (`merged_products`)
-elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
+elementwise(reshape)   reshape(elementwise): elementwise work directly behind a product can fuse
 moves of channels      products with zeros and ones where that is quicker (`channels`)
 
 The products are queries, keys and values of an attention, for example:
 
     x @ A, x @ B, x @ C  ->  x @ [A B C], and slices of its columns
 
-One launch, x is read once, and wide results keep more cores busy. Columns of fractals are outermost
-in memory, so that slices are views. What else all do alike, lane by lane, comes along. Convolutions
-of one image with windows alike are such products; what a concat takes is a view, and stays apart.
+That saves launches, reads x once, and a wide result keeps more cores busy. Columns of fractals are
+outermost in memory, so that the slices are views. Elementwise nodes that follow all of the products
+alike, such as a bias, are merged with them. Convolutions of a single image with equal windows are
+products of this kind. If a concat reads them they are not merged: the concat is a view already.
 """
 
 import math
@@ -37,9 +38,9 @@ FLASH = "flash_attention"
 
 
 def canonical(graph: Graph, chip: Chip, *, joint: bool = True) -> Graph:
-    """Return the graph in the operators that lowering knows; values are those of the parts.
+    """Return the graph in operators that lowering knows, with the values of their parts.
 
-    `joint`: two convolutions that are added may become one kernel.
+    `joint`: two convolutions whose results are added may become one kernel.
     """
     graph = _sink(_flatten(_expand(_attention_apart(pruned(graph), chip))))
     return merged_products(channels_by_cube(graph, chip, joint=joint), chip)
@@ -59,18 +60,18 @@ def _attention_apart(graph: Graph, chip: Chip) -> Graph:
 
 
 def _attention(draft: Draft, node: Node, chip: Chip) -> str:
-    """Insert what computes a node of attention on a chip; return the tensor of its result."""
-    q, k, v, *mask = node.inputs
+    """Insert the operators that compute attention on a chip; return the tensor of the result."""
+    q, k, v, *masks = node.inputs
     k, v = (_head_each(draft, name, node) for name in (k, v))
     shape = draft.type(node.output).shape
     if grouped_heads(*(draft.type(name).shape for name in (q, k, v))) > 1:
         # one matrix for all heads: joined, they are no groups whose rows the kernel stacks
-        mask = [_whole(draft, name, node) for name in mask]
-        q, k, v, *mask = (_one_batch(draft, name) for name in (q, k, v, *mask))
-    if node.attr("causal", False) and not _has_kernel(draft, (q, k, v, *mask), node.attrs, chip):
-        mask = [_causal_mask(draft, node, mask)]
+        masks = [_whole(draft, name, node) for name in masks]
+        q, k, v, *masks = (_one_batch(draft, name) for name in (q, k, v, *masks))
+    if node.attr("causal", False) and not _has_kernel(draft, (q, k, v, *masks), node.attrs, chip):
+        masks = [_causal_mask(draft, node, masks)]
         node = replace(node, attrs={**node.attrs, "causal": False})
-    node = replace(node, inputs=(q, k, v, *mask))
+    node = replace(node, inputs=(q, k, v, *masks))
     result = _attention_kernel(draft, node, chip)
     if draft.type(result).shape == shape:
         return result
@@ -78,41 +79,42 @@ def _attention(draft: Draft, node: Node, chip: Chip) -> str:
 
 
 def _attention_kernel(draft: Draft, node: Node, chip: Chip) -> str:
-    """Insert the kernel of attention, or products and a softmax."""
-    q, k, v, *mask = node.inputs
+    """Insert the kernel of attention if it applies, else products and a softmax."""
+    q, k, v, *masks = node.inputs
     if _has_kernel(draft, node.inputs, node.attrs, chip):
-        whole = [_whole(draft, name, node) for name in mask]
+        full_masks = [_whole(draft, name, node) for name in masks]
         attrs = {"scale": _scale(draft, node)}
         if node.attr("causal", False):
             attrs["causal"] = True
-        return draft.insert(FLASH, (q, k, v, *whole), attrs, node.name)
+        return draft.insert(FLASH, (q, k, v, *full_masks), attrs, node.name)
     scores = _scores(draft, f"{node.name}_scores", node)
-    for name in mask:
+    for name in masks:
         scores = draft.insert("add", (scores, name), {}, f"{node.name}_masked")
     shares = draft.insert("softmax", (scores,), {"axis": -1}, f"{node.name}_softmax")
     return draft.insert("batch_matmul", (shares, v), {}, node.name)
 
 
 def _one_batch(draft: Draft, name: str) -> str:
-    """Return matrices with their batch axes as one."""
+    """Return matrices with all their batch axes merged into one."""
     shape = draft.type(name).shape
     joined = (math.prod(shape[:-2]), *shape[-2:])
     return draft.insert("reshape", (name,), {"shape": joined}, f"{name}_joined")
 
 
 def _has_kernel(draft: Draft, inputs: Sequence[str], attrs: Attrs, chip: Chip) -> bool:
-    """Tell whether the kernel of attention applies, and reads the mask."""
+    """Tell whether the kernel of attention applies and can read the mask."""
     operator = get(FLASH)
     types = [draft.type(n) for n in inputs]
     call = operator.call([t.shape for t in types], [t.dtype for t in types], attrs)
-    masked = len(inputs) > 3
-    ragged = masked and types[3].shape[-1] % 16 and inputs[3] not in draft.constants
+    has_mask = len(inputs) > 3
+    # rows of a mask that do not end at a block can be padded only if they are constant
+    ragged = has_mask and types[3].shape[-1] % 16 and inputs[3] not in draft.constants
     assert operator.template is not None
     return not ragged and operator.template.applies(call, chip)
 
 
 def _head_each(draft: Draft, name: str, node: Node) -> str:
-    """Return keys or values with a matrix for each head of the queries, or one matrix for all."""
+    """Return keys or values with a matrix for each head of the queries, or one for all."""
     shape = draft.type(name).shape
     batch = draft.type(node.output).shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
@@ -121,23 +123,26 @@ def _head_each(draft: Draft, name: str, node: Node) -> str:
         return draft.stretched(name, (*batch, *shape[-2:]))
     # grouped heads: (b, g, t, d) -> (b, g, h / g, t, d) -> (b, h, t, d)
     heads = batch[-1] // shape[-3]
-    apart = (*shape[:-2], 1, *shape[-2:])
-    name = draft.insert("reshape", (name,), {"shape": apart}, f"{node.name}_groups")
+    with_groups = (*shape[:-2], 1, *shape[-2:])
+    name = draft.insert("reshape", (name,), {"shape": with_groups}, f"{node.name}_groups")
     name = draft.stretched(name, (*batch[:-1], shape[-3], heads, *shape[-2:]))
     return draft.insert("reshape", (name,), {"shape": (*batch, *shape[-2:])}, f"{name}_heads")
 
 
-def _causal_mask(draft: Draft, node: Node, mask: Sequence[str]) -> str:
-    """Return a mask that drops the keys behind each query, and what the node's own one drops."""
+def _causal_mask(draft: Draft, node: Node, masks: Sequence[str]) -> str:
+    """Return a mask of the keys behind each query, added to the node's own mask."""
     kind = draft.type(node.output)
     queries = draft.type(node.inputs[0]).shape[-2]
     keys = draft.type(node.inputs[1]).shape[-2]
+    # softmax of -65504 is 0 in fp16, as that of -infinity
     least = -65504.0  # the least number of fp16
     data = np.where(seen_keys(queries, keys), 0.0, least)
-    own = draft.add(Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal")
-    for name in mask:
-        own = draft.insert("add", (name, own), {}, f"{node.name}_mask")
-    return own
+    total = draft.add(
+        Constant(TensorType((queries, keys), kind.dtype), data), f"{node.name}_causal"
+    )
+    for name in masks:
+        total = draft.insert("add", (name, total), {}, f"{node.name}_mask")
+    return total
 
 
 def _scale(draft: Draft, node: Node) -> float:
@@ -152,7 +157,7 @@ def _scores(draft: Draft, name: str, node: Node) -> str:
 
 
 def _whole(draft: Draft, mask: str, node: Node) -> str:
-    """Return a mask with a matrix for every pair of batch and head, unless one serves all."""
+    """Return a mask with a matrix for every batch and head, or one matrix for all."""
     shape = draft.type(mask).shape
     batch = draft.type(node.output).shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
@@ -160,32 +165,32 @@ def _whole(draft: Draft, mask: str, node: Node) -> str:
     return draft.stretched(mask, (*batch, *shape[-2:]))
 
 
-# -- operators as their parts ---------------------------------------------------------------------
+# -- operators in parts ---------------------------------------------------------------------------
 def _expand(graph: Graph) -> Graph:
     draft = Draft(graph)
     for node in draft:
-        made = ""
+        expanded = ""
         if node.op == "gemm":
-            made = _gemm(draft, node)
+            expanded = _gemm(draft, node)
         elif node.op == "batch_matmul" and (shapes := _batches(draft, node)):
             sides = [draft.stretched(n, s) for n, s in zip(node.inputs, shapes, strict=True)]
-            made = draft.insert(node.op, sides, node.attrs, node.name)
+            expanded = draft.insert(node.op, sides, node.attrs, node.name)
         elif len(node.inputs) > 2 and (
             node.op == "conv_transpose2d"
             or (node.has("convolution") and node.inputs[2] not in draft.constants)
         ):
-            made = _bias_apart(draft, node)
-        elif node.op == "batch_norm" and (found := images.affine_of(draft, node)):
-            made = _batch_norm(draft, node, found[1])
-        if made:
-            draft.replace(node.output, made)
+            expanded = _bias_apart(draft, node)
+        elif node.op == "batch_norm" and (affine := images.affine_of(draft, node)):
+            expanded = _batch_norm(draft, node, affine[1])
+        if expanded:
+            draft.replace(node.output, expanded)
     return draft.finish()
 
 
 def _gemm(draft: Draft, node: Node) -> str:
     a, b, *bias = node.inputs
-    sides = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
-    y = draft.insert("matmul", (a, b), sides, node.name)
+    transposes = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
+    y = draft.insert("matmul", (a, b), transposes, node.name)
     if node.attr("alpha", 1.0) != 1.0:
         y = draft.insert("muls", (y,), {"number": node.attr("alpha")}, f"{node.name}_alpha")
     if not bias:
@@ -197,9 +202,10 @@ def _gemm(draft: Draft, node: Node) -> str:
 
 
 def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
-    """Return the operands' shapes with all batch axes written out; () if they are."""
+    """Return the operands' shapes with all batch axes written out; () if that is done already."""
     batch = draft.type(node.output).shape[:-2]
     shapes = [draft.type(n).shape for n in node.inputs]
+    # `_flatten` takes products with one constant matrix
     flat = len(shapes[1]) == 2 and node.inputs[1] in draft.constants
     if all(s[:-2] == batch for s in shapes) or (flat and not node.attr("trans_a", False)):
         return ()
@@ -207,7 +213,7 @@ def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
 
 
 def _bias_apart(draft: Draft, node: Node) -> str:
-    """Return the convolution of x and w, plus bias, one number per channel."""
+    """Insert a convolution without bias and the addition of the bias, a number per channel."""
     x, weight, bias = node.inputs
     kind = draft.type(bias)
     constant = draft.constant(bias)
@@ -221,14 +227,14 @@ def _bias_apart(draft: Draft, node: Node) -> str:
 
 
 def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
-    """Return a x + c, per channel."""
+    """Insert a batch norm as a x + c, with constants a and c per channel."""
     kind = draft.type(node.inputs[0])
     shape = (kind.shape[1], *(1,) * (len(kind.shape) - 2))
     column = TensorType(shape, kind.dtype)
 
     def part(place: int) -> Values:
-        found = affine.wide(tuple(constant.array() for constant in affine.sources))
-        return np.asarray(found[place]).reshape(shape)
+        scale_and_shift = affine.wide(tuple(constant.array() for constant in affine.sources))
+        return np.asarray(scale_and_shift[place]).reshape(shape)
 
     factor = draft.add(Constant(column, lambda: part(0)), f"{node.name}_scale")
     shift = draft.add(Constant(column, lambda: part(1)), f"{node.name}_shift")
@@ -238,7 +244,7 @@ def _batch_norm(draft: Draft, node: Node, affine: images.Affine) -> str:
 
 # -- products on flat matrices --------------------------------------------------------------------
 def _flatten(graph: Graph) -> Graph:
-    """Make one product of flat matrices of every (.., k) @ constant (k, n)."""
+    """Turn every (.., m, k) @ constant (k, n) into one product (.. m, k) @ (k, n)."""
     draft = Draft(graph)
     for node in draft:
         if node.op not in ("matmul", "batch_matmul") or node.attr("trans_a", False):
@@ -246,6 +252,7 @@ def _flatten(graph: Graph) -> Graph:
         a, b = (draft.type(n).shape for n in node.inputs)
         if len(a) <= 2 or len(b) != 2 or node.inputs[1] not in draft.constants:
             continue
+        # (8, 128, 768) @ (768, 768) has 8 * 128 = 1,024 rows
         rows = {"shape": (math.prod(a[:-1]), a[-1])}
         flat = draft.insert("reshape", node.inputs[:1], rows, f"{node.name}_flat")
         y = draft.insert("matmul", (flat, node.inputs[1]), node.attrs, node.name)
@@ -255,7 +262,7 @@ def _flatten(graph: Graph) -> Graph:
 
 
 def _sink(graph: Graph) -> Graph:
-    """Move reshapes that only split rows behind the elementwise nodes that read nothing else."""
+    """Move reshapes that only split rows behind elementwise nodes that read nothing else."""
     draft = Draft(graph)
     flat = dict[str, str]()
     for node in graph.nodes:  # a matrix (m, n) read as (.., n)
@@ -267,40 +274,50 @@ def _sink(graph: Graph) -> Graph:
     for node in draft:
         if not node.has("lanes") or not any(n in flat for n in node.inputs):
             continue
-        same = {n for n in node.inputs if n in draft.constants and len(draft.type(n).shape) <= 1}
-        rows = [flat.get(n) or (n if n in same else "") for n in node.inputs]
+        # a constant row broadcasts in the flat shape, too
+        row_constants = {
+            n for n in node.inputs if n in draft.constants and len(draft.type(n).shape) <= 1
+        }
+        rows = [flat.get(n) or (n if n in row_constants else "") for n in node.inputs]
         if all(rows):
             y = draft.insert(node.op, rows, node.attrs, node.name)
             sizes = {"shape": draft.type(node.output).shape}
-            made = draft.insert("reshape", (y,), sizes, f"{node.name}_nd")
-            draft.replace(node.output, made)
-            flat[made] = y
+            reshaped = draft.insert("reshape", (y,), sizes, f"{node.name}_nd")
+            draft.replace(node.output, reshaped)
+            flat[reshaped] = y
     return draft.finish()
 
 
 # -- products of one tensor ----------------------------------------------------------------------
 def merged_products(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph with one product for all flat matrices, or windows, that read one tensor."""
+    """Return the graph with one product in place of all that read the same tensor alike."""
     families: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
         if node.op in ("matmul", "conv2d") and _joins(graph, node):
+            # products may be merged if they read one tensor with equal windows and attributes
             key = (node.inputs[0], len(node.inputs), *graph.types[node.inputs[1]].shape[2:])
             families.setdefault((*key, *sorted(node.attrs.items())), []).append(node)
     draft = Draft(graph)
     for nodes in families.values():
+        # slices are views at multiples of 16 columns: one result with other widths may come last
         ragged = [node for node in nodes if graph.types[node.output].shape[1] % BLOCK]
         family = [node for node in nodes if node not in ragged] + ragged[:1]
         chains = _alike(graph, family)
-        later = [only_reader(graph, chain[-1]) for chain in chains]
-        alone = any(n is not None and n.has("lanes", "largest") for n in later)
-        alone &= chip.combined or family[0].has("convolution")
-        if len(family) > 1 and not alone:  # what follows one of them alone stays in its kernel
+        followers = [only_reader(graph, chain[-1]) for chain in chains]
+        fuses_alone = any(n is not None and n.has("lanes", "largest") for n in followers)
+        fuses_alone &= chip.combined or family[0].has("convolution")
+        if (
+            len(family) > 1 and not fuses_alone
+        ):  # what follows one of them alone stays in its kernel
             _merge(draft, chains)
     return draft.finish()
 
 
 def _joins(graph: Graph, node: Node) -> bool:
-    """Tell whether the columns of a product with constants are outermost, and go nowhere else."""
+    """Tell whether a product may be merged: constant weights, results as outermost columns.
+
+    That holds for matrices in fractals and for the channels of a single image.
+    """
     out = graph.types[node.output]
     if node.op == "matmul":
         plain = len(out.shape) == len(node.inputs) == 2 and not node.attr("trans_a", False)
@@ -311,54 +328,56 @@ def _joins(graph: Graph, node: Node) -> bool:
 
 
 def _alike(graph: Graph, family: list[Node]) -> list[list[Node]]:
-    """Return each product with the additions and other lane-wise work that all have in common."""
+    """Return each product with the chain of elementwise nodes that all products have alike."""
     chains = [[node] for node in family]
     while True:
-        found = [only_reader(graph, chain[-1]) for chain in chains]
-        pairs = [(n, c[-1]) for n, c in zip(found, chains, strict=True) if n is not None]
+        readers = [only_reader(graph, chain[-1]) for chain in chains]
+        pairs = [(n, c[-1]) for n, c in zip(readers, chains, strict=True) if n is not None]
         kinds = {(n.op, *sorted(n.attrs.items())) for n, _ in pairs}
-        same = len(pairs) == len(chains) and len(kinds) == 1
-        if not same or not all(_along(graph, n, before) for n, before in pairs):
+        all_alike = len(pairs) == len(chains) and len(kinds) == 1
+        # the chains part here: a reader is missing, differs or reads more
+        if not all_alike or not all(_along(graph, n, tail) for n, tail in pairs):
             return chains
         for chain, (node, _) in zip(chains, pairs, strict=True):
             chain.append(node)
 
 
-def _along(graph: Graph, node: Node, before: Node) -> bool:
-    """Tell whether a node reads its chain first, then at most a number per column."""
-    rest = node.inputs[1:]
-    plain = node.has("lanes") and node.inputs[0] == before.output and len(rest) < 2
+def _along(graph: Graph, node: Node, tail: Node) -> bool:
+    """Tell whether a node reads its chain, and at most one constant with a number per column."""
+    operands = node.inputs[1:]
+    reads_chain = node.has("lanes") and node.inputs[0] == tail.output and len(operands) < 2
     kind = graph.types[node.output]
-    width = graph.types[before.output].shape[1:]
-    same = kind == graph.types[before.output]
-    fixed = all(n in graph.constants and graph.types[n].shape == width for n in rest)
-    return plain and same and fixed
+    width = graph.types[tail.output].shape[1:]
+    keeps_type = kind == graph.types[tail.output]
+    are_columns = all(n in graph.constants and graph.types[n].shape == width for n in operands)
+    return reads_chain and keeps_type and are_columns
 
 
 def _merge(draft: Draft, chains: list[list[Node]]) -> None:
-    """Insert one chain for all, and a slice of its result for each."""
+    """Insert one chain with joined constants, and a slice of its result for each product."""
     first = chains[0][0]
+    # the axis of output channels in the weights: (Co, Ci, 1, 1), (n, k) or (k, n)
     axis = 0 if first.op == "conv2d" or first.attr("trans_b", False) else 1
     y = first.inputs[0]
     for nodes in zip(*chains, strict=True):
-        rest = [
+        constants = [
             _joined(draft, list(names), axis if nodes[0] is first and not i else 0)
             for i, names in enumerate(zip(*(n.inputs[1:] for n in nodes), strict=True))
         ]
-        y = draft.insert(nodes[0].op, (y, *rest), nodes[0].attrs, nodes[0].name)
+        y = draft.insert(nodes[0].op, (y, *constants), nodes[0].attrs, nodes[0].name)
     shape = draft.type(y).shape
-    at = 0
+    first_column = 0
     for chain in chains:
-        end = at + draft.type(chain[-1].output).shape[1]
-        begin = tuple(at if i == 1 else 0 for i in range(len(shape)))
-        attrs = {"begin": begin, "end": (shape[0], end, *shape[2:])}
-        part = draft.insert("slice", (y,), attrs, f"{chain[-1].name}_part")
-        draft.replace(chain[-1].output, part)
-        at = end
+        last_column = first_column + draft.type(chain[-1].output).shape[1]
+        begin = tuple(first_column if i == 1 else 0 for i in range(len(shape)))
+        attrs = {"begin": begin, "end": (shape[0], last_column, *shape[2:])}
+        columns = draft.insert("slice", (y,), attrs, f"{chain[-1].name}_part")
+        draft.replace(chain[-1].output, columns)
+        first_column = last_column
 
 
 def _joined(draft: Draft, names: list[str], axis: int) -> str:
-    """Add constants side by side as one, made when somebody asks for it."""
+    """Add the concatenation of constants, computed only when it is read."""
     parts = [draft.constants[name] for name in names]
     shape = list(parts[0].type.shape)
     shape[axis] = sum(p.type.shape[axis] for p in parts)

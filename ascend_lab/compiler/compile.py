@@ -1,4 +1,4 @@
-"""The whole road from a graph as a model states it to its time on a chip, and where that time goes.
+"""The whole road from a model's graph to its time on a chip, and the ledger of that time.
 
     Graph -> passes -> Graph -> layout -> Graph -> fuse -> Pieces -> lower -> Kernels -> time
 
@@ -9,26 +9,28 @@
     lower    the kernel of every piece                                lower, tasks
     time     kernels one after another, on one L2                     placement, network
 
-A `Road` says what to do at each stage. `simulate` and the tuner take the default; a ladder of
-techniques switches stages off; training rewrites for itself and lays images out its own way.
+A `Road` holds the choices of each stage. `simulate` and the tuner take the default road; the ladder
+of techniques switches stages off; training has its own rewrites and its own layout of images.
 
-Two decisions cannot wait for the end: a group is fused only if its kernel pays, and rows stay in
-fractals only if that is faster (a third: pixels of 4 channels). They ask the clock in the middle of
-the road, and stand in `decide`: candidates are lowered and timed alone, and remembered for the
-stage that lowers all.
+Three decisions need times before the last stage: whether a group is faster as one fused kernel,
+whether rows are faster in fractals, and whether a first layer reads pixels of 4 channels. `decide`
+makes them: it lowers and times the candidates alone, and the stage `lower` finds these kernels in a
+cache.
 
-The ledger of the time is its bound, and by name all that lies above it:
+The ledger splits the time into its lower bound and named terms for all that lies above it:
 
     time = bound + launches + cube + cube fill + memory + vector + copies
          + AI CPU + barriers + waits
 
-Each phase of a kernel is cut from its cycles, layer by layer: what is counted first hides what is
-counted later, so that nothing counts twice and no term is negative. What limits the bound comes
-first; of the layers the bound's own seconds are then taken away, its own kind first.
+Pipes of a phase work at the same time, so their cycles do not add up. The ledger goes through the
+terms in order and gives each the cycles by which it exceeds all terms before it: nothing counts
+twice, and no term is negative. The term that limits the bound comes first. A phase of 100 cycles
+whose cube works 60 and whose vector units work 80 gives 60 to the cube, 20 to the vector units and
+20 to the waits. At the end the bound's seconds are subtracted from the terms, in the same order.
 
-`graph.zoo.why` says it of a model in a line. A network of few products can still be slow: every
-kernel is a launch, a depthwise layer fills a sixteenth of the cube, and many small tensors move
-more bytes than they compute."""
+`zoo.why` sums this up for a model in one line. A network of few products can still be slow: every
+kernel costs a launch, a depthwise layer fills a sixteenth of the cube, and many small tensors take
+longer to move than to compute."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +54,7 @@ ALL_ON = decide.Switches()
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A graph rewritten and with layouts, before fusion; `matches` counts rewrites."""
+    """A graph before fusion: after its rewrites, counted in `matches`, and with layouts."""
 
     matches: Mapping[str, int]
     rewritten: ir.Graph
@@ -61,7 +63,7 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class Stages(Front):
-    """A graph after every stage, to look at; `compiled` is the end."""
+    """A graph after every stage, to look at; `compiled` is the last."""
 
     fused: Fused
     compiled: tasks.Compiled
@@ -77,16 +79,25 @@ class Stages(Front):
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """What to do at each stage; the default is what the compiler does.
+    """The choices of each stage; the defaults are those of the compiler.
 
-    `switches` turn passes (scope GraphFusion) and fusion rules (UBFusion) off by name; `dtype` ""
-    leaves number formats alone; `apart` rewrites what has no kernel before `canonical` does;
-    without `joined` conversions stay where operators put them; rows are moved to fractals in
-    graphs of at most `most_moved` nodes; `small` lets first layers read pixels of 4 channels;
-    `start` is what starts a kernel: fusion and layouts pay that price; nodes that `keep` names stay
-    in fp32. `ordered` brings nodes into the one order that a file's order does not decide; a
-    training step keeps its own, in which backward frees what forward kept. `finish` changes the
-    kernels that were lowered: other compilers cut other tiles (`like_cann`).
+    Rewriting:
+    passes      names of the passes, in order
+    switches    turn passes (scope GraphFusion) and fusion rules (scope UBFusion) off by name
+    dtype       number format of the network; "" leaves every format as it is
+    keep        names of nodes that stay in fp32
+    ordered     sort nodes by `in_order`, so that the order in a file does not matter; a training
+                step keeps its own order, in which backward frees what forward kept
+    apart       rewrites of operators without a kernel, before those of `canonical`
+    Layouts:
+    layouts     assigns a layout to every tensor
+    joined      remove conversions that cancel; if False they stay where operators put them
+    most_moved  largest number of nodes of a graph whose rows may be moved to fractals
+    small       let first layers read pixels of 4 channels
+    Kernels:
+    fusion      fuse groups of nodes into kernels
+    start       how a kernel starts: fusion and layouts weigh times with this price
+    finish      changes the kernels at the end: `like_cann` cuts tiles as another compiler does
     """
 
     passes: Sequence[str] = DEFAULT
@@ -104,7 +115,7 @@ class Road:
     finish: Callable[[tasks.Compiled], tasks.Compiled] | None = None
 
     def rewrite(self, graph: ir.Graph) -> tuple[ir.Graph, Mapping[str, int]]:
-        """Return the graph after passes and in its number format, and what matched."""
+        """Return the graph after passes, in its number format, and how often each pass matched."""
         names = [name for name in self.passes if self.switches.is_on(name, "GraphFusion")]
         graph = in_order(graph) if self.ordered else graph
         graph, report = run_passes(graph, names)
@@ -113,9 +124,10 @@ class Road:
         return graph, report.matches
 
     def prepare(self, graph: ir.Graph, chip: Chip) -> ir.Graph:
-        """Return a rewritten graph in operators that have kernels."""
+        """Return a rewritten graph that contains only operators with kernels."""
         for rewrite in self.apart:
             graph = rewrite(graph)
+        # without fusion, two convolutions that are added are two kernels
         joint = self.fusion and self.switches.is_on(JOINT)
         return canonical.canonical(graph, chip, joint=joint)
 
@@ -123,6 +135,7 @@ class Road:
         """Return a prepared graph with layouts."""
         graph = self.layouts(graph)
         if self.joined:
+            # the order matters: conversions that cancel would count as costs in the decisions
             graph = layout.cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
                 graph = decide.stay_in_fractals(graph, chip, self.start)
@@ -131,7 +144,7 @@ class Road:
         return graph
 
     def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:
-        """Return which nodes of a graph with layouts are one kernel."""
+        """Return the groups of nodes that become one kernel each."""
         return fuse(graph, chip, self.switches, self.start) if self.fusion else unfused(graph)
 
     @few_collections()
@@ -140,7 +153,7 @@ class Road:
         return self.lower(graph, chip, self.fuse(graph, chip))
 
     def lower(self, graph: ir.Graph, chip: Chip, fused: Fused) -> tasks.Compiled:
-        """Return the kernels of a graph with layouts whose nodes are in groups."""
+        """Return the kernels of a graph with layouts, one for each group of `fused`."""
         compiled = tasks.compile_tasks(graph, chip, fused.groups, self.start)
         return self.finish(compiled) if self.finish else compiled
 
@@ -154,7 +167,7 @@ DEFAULT_ROAD = Road()
 
 @few_collections()
 def front_stages(graph: ir.Graph, chip: Chip, road: Road = DEFAULT_ROAD) -> Front:
-    """Return the graph rewritten and with layouts: what is known before any kernel is written."""
+    """Return the graph rewritten and with layouts: everything before fusion and kernels."""
     rewritten, matches = road.rewrite(graph)
     return Front(matches, rewritten, road.lay_out(road.prepare(rewritten, chip), chip))
 
@@ -190,9 +203,10 @@ def compile_graph(graph: ir.Graph, chip: Chip | str, *, dtype: str = "fp16") -> 
 
 
 def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -> ir.Graph:
-    """Return the graph computing in a number format that the chips have, `keep` in fp32.
+    """Return the graph converted to a number format of the chips, except the nodes `keep`.
 
-    Raises `InputError` for nodes to keep that the graph lacks, after its passes.
+    These stay in fp32. Raises `InputError` for a name in `keep` that the graph, which has already
+    been through the passes, does not have.
     """
     if dtype not in FORMATS:
         raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
@@ -202,9 +216,10 @@ def in_format(graph: ir.Graph, dtype: str, keep: frozenset[str] = frozenset()) -
 
 
 MOST_ROUNDS = 16
-"""Times that a model is computed to find the nodes to keep: each takes what `evaluate` does.
+"""How often at most `nodes_to_keep` computes the model; a round takes as long as `evaluate`.
 
-Each round finds what one infinity hid; a network that needs more is scaled wrongly as a whole.
+Each round finds the overflows that the infinities of the last round hid. A network that needs more
+than 16 is badly scaled as a whole.
 """
 
 
@@ -214,51 +229,55 @@ def nodes_to_keep(
     overflows: Sequence[Overflow],
     kept: frozenset[str] = frozenset(),
 ) -> list[str]:
-    """Return the nodes that `Road.keep` may name so that overflows are none: makers and readers.
+    """Return names for `Road.keep` with which nothing overflows: makers and readers.
 
-    `graph` is the model's, `kept` what is in fp32 already. An infinity hides that what follows
-    overflows too: the graph is computed again with more and more nodes in fp32, at most
-    `MOST_ROUNDS` times.
+    `graph` is the model as imported, `kept` names nodes that are in fp32 already. Behind an
+    infinity no further overflow can be seen; so the graph is computed again with more and more
+    nodes in fp32, at most `MOST_ROUNDS` times.
     """
+    # passes rename nodes; `Road.keep` refers to names after them
     plain = Road(dtype="").rewrite(graph)[0]
     keep = dict.fromkeys(sorted(kept))
-    told = list(overflows)
+    seen = list(overflows)
     for _ in range(MOST_ROUNDS):
-        more = dict.fromkeys(_makers_and_readers(plain, told))
-        if more.keys() <= keep.keys():
+        found = dict.fromkeys(_makers_and_readers(plain, seen))
+        # nothing new: either no overflow is left, or fp32 does not help
+        if found.keys() <= keep.keys():
             break
-        keep |= more
-        road = Road(dtype=told[0].dtype, keep=frozenset(keep))
-        told = values.overflows_of(road.rewrite(graph)[0], inputs)
+        keep |= found
+        road = Road(dtype=seen[0].dtype, keep=frozenset(keep))
+        seen = values.overflows_of(road.rewrite(graph)[0], inputs)
     return list(keep)
 
 
 def _makers_and_readers(graph: ir.Graph, overflows: Sequence[Overflow]) -> list[str]:
-    """Return the nodes that write or read what overflows.
+    """Return the names of the nodes that write or read a tensor that overflows.
 
-    Names of nodes that only later rewrites make are those of what they are made from.
+    Later rewrites name a node after the one it replaces: `attn_fp16` comes from `attn`. So the node
+    with the longest name that the overflowing one starts with stands for it.
     """
-    titles = {node.name: node for node in graph.nodes}
-    found: dict[str, None] = {}
-    for one in overflows:
-        tensor = one.node.removesuffix(f"_{one.dtype}")
-        names = [name for name in titles if one.node.startswith(name)]
-        if one.node in titles:
-            made = [titles[one.node]]
-        elif tensor in graph.types and one.op in ("cast", "input"):
-            made = []
+    nodes = {node.name: node for node in graph.nodes}
+    names_to_keep: dict[str, None] = {}
+    for overflow in overflows:
+        # a cast to fp16 of tensor x is named x_fp16: the maker of x is meant
+        tensor = overflow.node.removesuffix(f"_{overflow.dtype}")
+        prefixes = [name for name in nodes if overflow.node.startswith(name)]
+        if overflow.node in nodes:
+            makers = [nodes[overflow.node]]
+        elif tensor in graph.types and overflow.op in ("cast", "input"):
+            makers = []
         else:
-            made = [titles[max(names, key=len)]] if names else []
-        outs = [name for node in made for name in node.outputs] or [tensor]
+            makers = [nodes[max(prefixes, key=len)]] if prefixes else []
+        outs = [name for node in makers for name in node.outputs] or [tensor]
         readers = [reader for name in outs for reader in graph.readers.get(name, ())]
-        found |= dict.fromkeys(node.name for node in (*made, *readers))
-    return list(found)
+        names_to_keep |= dict.fromkeys(node.name for node in (*makers, *readers))
+    return list(names_to_keep)
 
 
 def run_compiled(
     graph: ir.Graph, inputs: Mapping[str, Any], chip: Chip | str, *, dtype: str = "fp16"
 ) -> dict[str, ir.Values]:
-    """Return the outputs that a graph's kernels compute on a chip: for small graphs.
+    """Return the outputs that a graph's kernels compute on a chip; slow for large graphs.
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
@@ -278,16 +297,19 @@ TERMS: Mapping[str, str] = {
     "barriers": "all cores wait for each other",
     "waits": "the rest: latencies, flags, turns",
 }
-"""The terms in order, and what each is."""
+"""The terms in the order of the table, and what each is."""
 FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
-"""Layers that are cut first, by what limits the bound; results leave on a pipe that copies."""
+"""By the unit that limits the bound, the layers that come first.
+
+"results" has none: they leave L0C on a pipe that counts as "copies"."""
 LAYERS = ("cube", "cube fill", "memory", "vector", "copies", "waits")
 
 
 def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
     """Return seconds by term, in the order of `TERMS`; they add up to the time of the network.
 
-    Raises `InputError` for a bound more than a cycle above the time, one of another graph or chip.
+    Raises `InputError` for a bound more than one cycle above the time: it belongs to another graph
+    or chip.
     """
     if bound.time_s > times.time_s + 1 / times.chip.clock_hz:
         got = f"{bound.time_s * 1e6:.3f} us, the time is {times.time_s * 1e6:.3f} us"
@@ -306,23 +328,24 @@ def ledger(times: network.NetworkTimeline, bound: Bound) -> dict[str, float]:
             cycles["barriers"] += op.timeline.launch_cycles
         cycles["barriers"] += op.timeline.sync_cycles
         for phase in op.timeline.phases:
-            _cut(phase, order, cycles)
+            _split_phase_time(phase, order, cycles)
     clock = times.chip.clock_hz
-    found = {name: cycles[name] / clock for name in (*order, "barriers", "AI CPU")}
-    found["launches"] = launches / clock
-    found["bound"] = _taken(found, bound.launch, ("launches",))
-    found["bound"] += _taken(found, bound.work_s, (*order, "barriers", "AI CPU", "launches"))
-    return {name: found[name] for name in TERMS}
+    seconds = {name: cycles[name] / clock for name in (*order, "barriers", "AI CPU")}
+    seconds["launches"] = launches / clock
+    # the bound takes one launch from the launches, then its work from the term that limits it
+    seconds["bound"] = _subtract(seconds, bound.launch, ("launches",))
+    seconds["bound"] += _subtract(seconds, bound.work_s, (*order, "barriers", "AI CPU", "launches"))
+    return {name: seconds[name] for name in TERMS}
 
 
-def _taken(found: dict[str, float], seconds: float, order: tuple[str, ...]) -> float:
-    """Take seconds from terms in order, as far as they go; return how many."""
-    left = seconds
+def _subtract(terms: dict[str, float], seconds: float, order: tuple[str, ...]) -> float:
+    """Subtract seconds from the terms, in order, none below 0; return how many could be."""
+    remaining = seconds
     for name in order:
-        part = min(found[name], left)
-        found[name] -= part
-        left -= part
-    return seconds - left
+        taken = min(terms[name], remaining)
+        terms[name] -= taken
+        remaining -= taken
+    return seconds - remaining
 
 
 def account(times: network.NetworkTimeline, bound: Bound) -> dict[str, Any]:
@@ -337,38 +360,46 @@ def account(times: network.NetworkTimeline, bound: Bound) -> dict[str, Any]:
 
 
 def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
-    """Return the terms as lines: of each ledger microseconds and share, and what the term is."""
-    totals = [sum(found.values()) or 1.0 for found in ledgers]
+    """Return a line for each term: microseconds and share in each ledger, and its meaning."""
+    totals = [sum(ledger.values()) or 1.0 for ledger in ledgers]
     heads = f"{'before':>7}{'after':>18}" if len(ledgers) == 2 else f"{'share':>7}"
     lines = [f"where the time goes: us{heads}"]
     for name, meaning in TERMS.items():
-        parts = [found[name] for found in ledgers]
-        if max(parts) >= 5e-9:
-            pairs = zip(parts, totals, strict=True)
+        values = [ledger[name] for ledger in ledgers]
+        # 0.005 us and more; less would be printed as 0.00
+        if max(values) >= 5e-9:
+            pairs = zip(values, totals, strict=True)
             columns = (f"{s * 1e6:10.2f} {s / total:6.1%}" for s, total in pairs)
             lines.append(f"  {name:10} {' '.join(columns)}  {meaning}")
     return lines
 
 
-def _cut(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
-    """Add what each layer of a phase is longer than those before it."""
+def _split_phase_time(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
+    """Attribute a phase's cycles to the layers in order, to each its excess over the previous.
+
+    With reaches of 60 (cube), 80 (vector) and 100 (waits) they get 60, 20 and 20 cycles.
+    """
     chip = phase.chip
     height = 0.0
     busy = Counter[str]()
     for pipe, worked in phase.busy_cycles.items():
-        kind = pipe.rpartition(".")[2]  # of AIC.M in a mix launch
+        kind = pipe.rpartition(".")[2]  # "AIC.M" of a mix launch is pipe "M"
         busy[kind] = max(busy[kind], worked)
-    share = phase.macs / (chip.macs_per_cycle(phase.dtype) * chip.core_count) if phase.macs else 0.0
-    memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    # the cube's work if it were spread evenly over all cores, and as it is on the busiest one
+    even_share = (
+        phase.macs / (chip.macs_per_cycle(phase.dtype) * chip.core_count) if phase.macs else 0.0
+    )
+    # cycles to move the bytes at the full rate of device memory
+    memory_cycles = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     reach = {
-        "cube": share,
+        "cube": even_share,
         "cube fill": busy["M"],
-        "memory": memory,
+        "memory": memory_cycles,
         "vector": busy["V"],
         "copies": max((c for pipe, c in busy.items() if pipe not in ("M", "V")), default=0),
         "waits": phase.cycles,
     }
     for name in order:
-        top = min(max(reach[name], height), phase.cycles)
-        cycles[name] += top - height  # type: ignore[assignment]
-        height = top
+        reached = min(max(reach[name], height), phase.cycles)
+        cycles[name] += reached - height  # type: ignore[assignment]
+        height = reached

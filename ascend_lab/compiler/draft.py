@@ -1,6 +1,6 @@
-"""Writing graphs: `GraphBuilder` by hand, `Draft` from a graph that is being rewritten.
+"""Writing graphs: `GraphBuilder` writes one by hand, `Draft` rewrites one that exists.
 
-By hand it is one call a node, named after the operator:
+By hand a node is one call of the method that is named after its operator:
 
 net = GraphBuilder("net")
 x = net.input("x", (1, 3, 32, 32))
@@ -37,9 +37,10 @@ class Value:
 
 
 def free_name(wanted: str, *taken: Container[str], taken_below: Counter[str] | None = None) -> str:
-    """Return `wanted`, with the first number behind it that none of `taken` has.
+    """Return `wanted` if no name in `taken` equals it, else `wanted_1`, `wanted_2`, ...
 
-    `taken_below` remembers, by name, the first number to try, as long as no name becomes free.
+    `taken_below` remembers for each name the first number that may be free, so that 1,000 nodes of
+    one name do not search from 0. It is right as long as names are added and never removed.
     """
     number = 0 if taken_below is None else taken_below[wanted]
     while any((name := f"{wanted}_{number}" if number else wanted) in names for names in taken):
@@ -50,7 +51,7 @@ def free_name(wanted: str, *taken: Container[str], taken_below: Counter[str] | N
 
 
 class GraphBuilder:
-    """A graph under construction; every operator of the library is a method of that name."""
+    """A graph under construction; every operator of the library is a method of the same name."""
 
     def __init__(self, name: str, dtype: str = "fp32") -> None:
         self.name = name
@@ -95,6 +96,7 @@ class GraphBuilder:
         """Declare seeded weights: normal, variance 2 / inputs of each output (He et al. 2015)."""
         name = self.unique(name)
         fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+        # the seed is a hash of the names: the same network has the same weights on every machine
         data = ir.Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale or math.sqrt(2 / fan_in))
         return self.constant(data, ir.TensorType(tuple(shape), self.dtype), name)
 
@@ -104,25 +106,29 @@ class GraphBuilder:
 
     def add_node(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Any:
         """Append a node; return its output, or a tuple of several. Raises like the operator."""
-        found = ir.infer(op, [v.type for v in inputs], attrs)
+        kinds = ir.infer(op, [v.type for v in inputs], attrs)
         title = name or self.unique(op)
-        names = [self.unique(title if i == 0 else f"{title}_{i}") for i in range(len(found))]
-        outs = tuple(self._add(n, t) for n, t in zip(names, found, strict=True))
+        names = [self.unique(title if i == 0 else f"{title}_{i}") for i in range(len(kinds))]
+        outs = tuple(self._add(n, t) for n, t in zip(names, kinds, strict=True))
         reads = tuple(v.name for v in inputs)
         self._nodes.append(ir.Node(title, op, reads, tuple(names), given_attrs(op, attrs)))
         return outs if len(outs) > 1 else outs[0]
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
         """Return the method that appends a node of operator `op`."""
+        # Python asks for names such as __deepcopy__: they are no operators
         if op.startswith("_"):
             raise AttributeError(op)
-        found = ir.operator_of(op.removesuffix("_"))
+        # `max_` is the operator `max`: for names that Python already uses
+        described = ir.operator_of(op.removesuffix("_"))
 
         def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
-            return self.add_node(found.name, *inputs, name=name, **attrs)
+            return self.add_node(described.name, *inputs, name=name, **attrs)
 
-        append.__name__ = found.name
-        append.__doc__ = f"{found.summary}\n\nInputs {found.inputs}, attributes {found.attrs}."
+        append.__name__ = described.name
+        append.__doc__ = (
+            f"{described.summary}\n\nInputs {described.inputs}, attributes {described.attrs}."
+        )
         return append
 
     def output(self, *values: Value) -> None:
@@ -149,21 +155,21 @@ def plain(value: Any) -> Any:
 
 
 def given_attrs(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes in plain form, those left out that equal the operator's default."""
+    """Return the attributes in plain form, without those equal to the operator's default."""
     defaults = ir.operator_of(op).attrs
     values = {key: plain(value) for key, value in attrs.items()}
     return {k: v for k, v in values.items() if not (k in defaults and plain(defaults[k]) == v)}
 
 
 SMALL = 4096
-"""Elements up to which constants are computed at once; larger ones when somebody asks."""
+"""Constants of up to so many elements are computed at once, larger ones when they are read."""
 
 
 class Draft:
-    """A graph being rewritten: every tensor knows its maker, and its readers are counted.
+    """A graph being rewritten: for every tensor its maker, and how many nodes read it.
 
-    `nodes` are those of the graph, or () to put them anew one by one. `finish` sorts what is there,
-    drops what nobody reads and verifies it.
+    The draft starts with the graph's nodes, or with `nodes`: () to write all of them anew. `finish`
+    sorts the nodes, drops those that nobody reads and verifies the result.
     """
 
     def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node] | None = None) -> None:
@@ -183,13 +189,13 @@ class Draft:
 
     # -- looking --------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[ir.Node]:
-        """Walk the nodes of the graph at the start that are still there, inputs resolved."""
+        """Yield the nodes of the original graph that are still there, with inputs resolved."""
         for node in self.graph.nodes:
             if node.name in self.nodes:
                 yield self.current(node.name)
 
     def current(self, name: str) -> ir.Node:
-        """Return a node as it is now."""
+        """Return a node with its inputs resolved."""
         node = self.nodes[name]
         if self.aliases.keys().isdisjoint(node.inputs):
             return node
@@ -207,7 +213,7 @@ class Draft:
         return None if title is None else self.current(title)
 
     def only(self, name: str, *ops: str) -> ir.Node | None:
-        """Return the maker of a tensor if it is one of `ops` (if given) and has no other reader."""
+        """Return the node that writes a tensor if it is one of `ops` and nobody else reads it."""
         node = self.maker(name)
         fits = node is not None and (not ops or node.op in ops) and len(node.outputs) == 1
         return node if fits and self.uses[self.resolve(name)] == 1 else None
@@ -222,14 +228,17 @@ class Draft:
 
     def number(self, name: str) -> float | None:
         """Return the one number a floating-point constant holds, None if it holds several."""
-        found = self.constant(name)
-        if found is None or found.type.dtype not in ("fp16", "bf16", "fp32"):
+        constant = self.constant(name)
+        if constant is None or constant.type.dtype not in ("fp16", "bf16", "fp32"):
             return None
-        if isinstance(found.data, ir.Fill):
-            return float(replace(found, type=ir.TensorType((1,), found.type.dtype)).array()[0])
-        if not 0 < found.type.elements <= SMALL or not isinstance(found.data, np.ndarray):
+        if isinstance(constant.data, ir.Fill):
+            # as the format rounds it: 0.1 in fp16 is 0.09997559
+            return float(
+                replace(constant, type=ir.TensorType((1,), constant.type.dtype)).array()[0]
+            )
+        if not 0 < constant.type.elements <= SMALL or not isinstance(constant.data, np.ndarray):
             return None
-        values = found.array().ravel()
+        values = constant.array().ravel()
         return float(values[0]) if bool(np.all(values == values[0])) else None
 
     def new_name(self, wanted: str) -> str:
@@ -249,30 +258,31 @@ class Draft:
         self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None, name: str = ""
     ) -> str:
         """Add a node with types inferred; return its first output."""
-        given = tuple(map(self.resolve, inputs))
-        kinds = ir.infer(op, [self.types[n] for n in given], attrs or {})
+        resolved = tuple(map(self.resolve, inputs))
+        kinds = ir.infer(op, [self.types[n] for n in resolved], attrs or {})
         title = self.new_name(name or op)
         outs = tuple(title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds)))
-        self.put(ir.Node(title, op, given, outs, given_attrs(op, dict(attrs or {}))), *kinds)
+        self.put(ir.Node(title, op, resolved, outs, given_attrs(op, dict(attrs or {}))), *kinds)
         return outs[0]
 
     def stretched(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return a tensor repeated along the axes in which `shape` is longer; constants stay so."""
+        """Return a tensor repeated to `shape`, longer on some axes; a constant stays one."""
         kind = self.type(name)
         constant = self.constant(name)
         if kind.shape == shape:
             return name
         if constant is None:
-            made = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
-            twins = [n.output for n in made if n.attrs["shape"] == shape]
+            # an equal `expand` that exists is shared
+            expansions = (n for n in self.nodes.values() if (n.op, n.inputs) == ("expand", (name,)))
+            twins = [n.output for n in expansions if n.attrs["shape"] == shape]
             return (twins or [self.insert("expand", (name,), {"shape": shape}, f"{name}_whole")])[0]
-        whole = ir.Constant(
+        repeated = ir.Constant(
             replace(kind, shape=shape), lambda: np.broadcast_to(constant.array(), shape)
         )
-        return self.add(whole, f"{name}_whole")
+        return self.add(repeated, f"{name}_whole")
 
     def put(self, node: ir.Node, *kinds: ir.TensorType) -> str:
-        """Add a node as it is, its outputs of these types or as inferred; return the first."""
+        """Add a node with outputs of these types, inferred if none is given; return the first."""
         kinds = kinds or ir.infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
         if any(self.resolve(name) in self.narrowed for name in node.inputs):
             # what a rewrite makes of int64 numbers is int64 in the model, too
@@ -302,10 +312,13 @@ class Draft:
         attrs: Mapping[str, Any] | None = None,
         last: ir.Node | None = None,
     ) -> bool:
-        """Let a node compute something else; with `last` it writes what that node wrote."""
-        given = tuple(map(self.resolve, inputs))
+        """Let a node compute something else; with `last` it also takes that node's place.
+
+        So a chain `node` .. `last` becomes one node: exp, sum, div of a softmax, for example.
+        """
+        resolved = tuple(map(self.resolve, inputs))
         outs = (last or node).outputs
-        self.put(ir.Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))
+        self.put(ir.Node(node.name, op, resolved, outs, given_attrs(op, dict(attrs or {}))))
         if last is not None and last.name != node.name:
             for name in node.outputs:
                 del self.made[name]
@@ -315,15 +328,21 @@ class Draft:
         return True
 
     def forward(self, node: ir.Node, value: str) -> bool:
-        """Let readers of a node's output read `value`; False if two names of outputs collide."""
+        """Let readers of a node's output read `value`, and remove the node.
+
+        Names of the graph's outputs stay. Returns False, and does nothing, where that is not
+        possible: `value` is an input, a constant or another output.
+        """
         old = node.output
         new = self.resolve(value)
+        # `title` is the node that writes the new value; None for inputs and constants
         title = self.made.get(new)
         if old not in self.outputs:
             self.replace(old, new)
         elif title is None or new in self.outputs:
             return False
         else:
+            # the graph's output keeps its name: the maker of `value` writes under it from now on
             outs = tuple(old if name == new else name for name in self.nodes[title].outputs)
             self.nodes[title] = replace(self.nodes[title], outputs=outs)
             if new in self.narrowed:
@@ -343,7 +362,7 @@ class Draft:
         self.changes += 1
 
     def _release(self, names: Sequence[str]) -> None:
-        """Count one reader less of each; drop the makers of what has none left."""
+        """Subtract one reader of each tensor; remove the nodes that are left without any."""
         todo = [self.resolve(name) for name in set(names)]
         while todo:
             name = todo.pop()
@@ -360,6 +379,7 @@ class Draft:
             return self.graph
         outs = tuple(map(self.resolve, self.graph.outputs))
         kinds = self.graph.elements
+        # the model's element types follow outputs that were replaced
         moved = {
             new: kinds[old]
             for old, new in zip(self.graph.outputs, outs, strict=True)
@@ -379,33 +399,36 @@ class Draft:
 
 
 def ordered(graph: ir.Graph) -> ir.Graph:
-    """Return the graph with its nodes in an order in which each reads what is there.
+    """Return the graph with its nodes in topological order.
 
-    Nodes stay in the order given, a node that is read too early moves in front of its first
-    reader. Raises `GraphError` naming the nodes of a cycle.
+    Nodes stay in the order given; only a node that stands behind one of its readers moves, to the
+    place in front of its first reader. Raises `GraphError` naming the nodes of a cycle.
     """
-    done: dict[str, ir.Node] = {}
-    open_: dict[str, None] = {}
-    ahead = list(graph.nodes[::-1])
-    while ahead:
-        node = ahead[-1]
-        made = (graph.producers.get(name) for name in node.inputs)
-        missing = [n for n in made if n is not None and n.name not in done]
-        if node.name in done or not missing:
-            done.setdefault(node.name, node)
-            open_.pop(node.name, None)
-            ahead.pop()
+    placed: dict[str, ir.Node] = {}
+    waiting: dict[str, None] = {}
+    stack = list(graph.nodes[::-1])
+    while stack:
+        node = stack[-1]
+        makers = (graph.producers.get(name) for name in node.inputs)
+        missing = [n for n in makers if n is not None and n.name not in placed]
+        # every input exists: the node can be placed
+        if node.name in placed or not missing:
+            placed.setdefault(node.name, node)
+            waiting.pop(node.name, None)
+            stack.pop()
             continue
-        open_[node.name] = None
-        for before in reversed(missing):
-            if before.name in open_:
-                names = list(open_)
-                loop = " -> ".join([*names[names.index(before.name) :], before.name])
+        waiting[node.name] = None
+        # an open node waits for its inputs; meeting one again closes a cycle
+        for maker in reversed(missing):
+            if maker.name in waiting:
+                names = list(waiting)
+                loop = " -> ".join([*names[names.index(maker.name) :], maker.name])
                 raise GraphError(f"{graph.name}: a graph without cycles", loop, "cut one edge")
-            ahead.append(before)
-    if len(done) == len(graph.nodes) and all(map(operator.is_, done.values(), graph.nodes)):
+            stack.append(maker)
+    # nothing moved: the same object tells callers so
+    if len(placed) == len(graph.nodes) and all(map(operator.is_, placed.values(), graph.nodes)):
         return graph
-    return replace(graph, nodes=tuple(done.values()))
+    return replace(graph, nodes=tuple(placed.values()))
 
 
 def pruned(graph: ir.Graph) -> ir.Graph:
@@ -427,27 +450,28 @@ def pruned(graph: ir.Graph) -> ir.Graph:
 
 
 def in_order(graph: ir.Graph) -> ir.Graph:
-    """Return the graph with its nodes in the one order that neither file nor names decide.
+    """Return the graph with its nodes in an order that depends on its edges alone.
 
-    Depth first from the outputs: a node stands behind all that its first operand needs, then behind
-    all that its second one needs, and so on. So a branch is finished before the next one begins,
-    and what it left in L2 is read soon. Nodes that no output needs come last, as they stood.
+    The order is depth first from the outputs: everything that a node's first operand needs, then
+    everything that its second operand needs, ..., then the node. So one branch is finished before
+    the next one begins, and the tensors that it left in L2 are read soon. Neither the order of a
+    file nor the names in it matter. Nodes that no output needs come last, in the order given.
     """
     order: list[ir.Node] = []
     placed = set[str]()
-    waiting = list(reversed(graph.outputs))
-    while waiting:
-        node = graph.producers.get(waiting[-1])
+    stack = list(reversed(graph.outputs))
+    while stack:
+        node = graph.producers.get(stack[-1])
         if node is None or node.name in placed:
-            waiting.pop()
+            stack.pop()
             continue
-        ahead = [n for n in node.inputs if n in graph.producers]
-        ahead = [n for n in ahead if graph.producers[n].name not in placed]
-        if ahead:
-            waiting += reversed(ahead)
+        missing = [n for n in node.inputs if n in graph.producers]
+        missing = [n for n in missing if graph.producers[n].name not in placed]
+        if missing:
+            stack += reversed(missing)
             continue
         placed.add(node.name)
         order.append(node)
-        waiting.pop()
-    rest = [node for node in graph.nodes if node.name not in placed]
-    return replace(graph, nodes=(*order, *rest))
+        stack.pop()
+    unneeded = [node for node in graph.nodes if node.name not in placed]
+    return replace(graph, nodes=(*order, *unneeded))

@@ -1,15 +1,16 @@
-"""What a graph says when asked: its values, its counts, its rows as a table, its text read back.
+"""What can be asked of a graph: its values, its counts, a table of its nodes, its text read back.
 
-Values are computed in NumPy, the oracle for passes, compiled programs and importers. Counts are
-products and parameters. The text form is what a person reads, and a test compares:
+`evaluate` computes values in NumPy: the oracle for passes, compiled programs and importers. Counts
+are multiply-accumulates and parameters. People read the text form, and tests compare it:
 
     graph "toy" (x: fp16[1, 3, 8, 8]) -> (y) {
       w: fp16[4, 3, 3, 3] = seeded(7, 0.1)
       y: fp16[1, 4, 8, 8] = conv2d(x, w) {pad = 1} "first"
     }
 
-A line is a constant (numbers in brackets, `fill`, `seeded`, or `data` for what is too long to
-write) or a node: the types it writes, operator, names it reads, attributes, its own name.
+A line is a constant or a node. A constant is written as numbers in brackets, as `fill`, `seeded`,
+or `data` if it is too long to write. A node is written as the tensors it writes with their
+types, its operator, the tensors it reads, its attributes and its name.
 """
 
 import ast
@@ -31,30 +32,32 @@ from ascend_lab.operators.ops.casts import ROUNDINGS
 def evaluate(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
     """Return the outputs by name: each node in fp64 (whole numbers int64), rounded to its type.
 
-    What is int64 in the model (`Graph.narrowed`) is int64 here, too. Raises `InputError` for inputs
-    that are missing or of another shape, `GraphError` naming the node whose int64 numbers leave 64
-    bits.
+    Tensors that are int64 in the model (`Graph.narrowed`) are int64 here, too. Raises `InputError`
+    for inputs that are missing or of another shape, and `GraphError` naming a node whose whole
+    numbers do not fit in 64 bits.
     """
+    # `live` holds the tensors that some node still has to read: a deep network would not fit in
+    # memory otherwise
     live = dict(checked_inputs(graph, inputs, wide=True))
     keep = set(graph.outputs)
-    left = {name: len(readers) for name, readers in graph.readers.items()}
-    found = {name: live[name] for name in keep.intersection(live)}
-    found |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
+    unread = {name: len(readers) for name, readers in graph.readers.items()}
+    outputs = {name: live[name] for name in keep.intersection(live)}
+    outputs |= {name: graph.constants[name].array() for name in keep.intersection(graph.constants)}
     for node in graph.nodes:
         arrays = [live[n] if n in live else graph.constants[n].array() for n in node.inputs]
         values = compute(graph, node, arrays, wide=True)
-        written = dict(zip(node.outputs, values, strict=True))
-        found |= {name: value for name, value in written.items() if name in keep}
-        live |= written
+        results = dict(zip(node.outputs, values, strict=True))
+        outputs |= {name: value for name, value in results.items() if name in keep}
+        live |= results
         for name in dict.fromkeys(node.inputs):  # forget what has had its last reader
-            left[name] -= 1
-            if not left[name]:
+            unread[name] -= 1
+            if not unread[name]:
                 live.pop(name, None)
-    return {name: found[name] for name in graph.outputs}
+    return {name: outputs[name] for name in graph.outputs}
 
 
 def evaluate_all(graph: ir.Graph, inputs: Mapping[str, Any]) -> dict[str, ir.Values]:
-    """Return every tensor of the graph by name, to see where two graphs part."""
+    """Return every tensor of the graph by name, to see where two graphs begin to differ."""
     names = (*graph.inputs, *graph.constants, *graph.producers)
     return evaluate(replace(graph, outputs=names), inputs)
 
@@ -67,15 +70,15 @@ def compute(
     Tensors that are int64 in the model are checked: they are int32 as on a chip, or int64 if
     `wide`. Raises `GraphError` naming the node whose numbers do not fit.
     """
-    found = exact_values(graph, node, arrays)
+    exact = exact_values(graph, node, arrays)
     types = graph.out_types(node)
     rounded = []
-    for name, value, kind in zip(node.outputs, found, types, strict=True):
+    for name, value, kind in zip(node.outputs, exact, types, strict=True):
         if name in graph.narrowed and kind.dtype == "int32":
-            whole = whole_numbers(node, value)
+            integers = whole_numbers(node, value)
             if not wide:
-                whole = _in_32_bits(node, whole)
-            rounded.append(whole.reshape(kind.shape))
+                integers = _in_32_bits(node, integers)
+            rounded.append(integers.reshape(kind.shape))
         else:
             rounded.append(formats.round_to(value, kind.dtype).reshape(kind.shape))
     return tuple(rounded)
@@ -84,24 +87,24 @@ def compute(
 def exact_values(graph: ir.Graph, node: ir.Node, arrays: list[ir.Values]) -> tuple[ir.Values, ...]:
     """Return what one node writes before it is rounded: fp64, or int64 for whole numbers.
 
-    Raises `GraphError` naming the node, for int64 numbers of the model beyond 64 bits, too.
+    Raises `GraphError` naming the node at fault, also where int64 numbers would exceed 64 bits.
     """
     operator = ir.operator_of(node.op)
     settings = operator.settings(node.attrs)
     arrays = [formats.widen(array) for array in arrays]
-    special = None
+    int64_result = None
     if any(name in graph.narrowed for name in node.outputs):
-        special = _int64_values(node, arrays, settings)
+        int64_result = _int64_values(node, arrays, settings)
     elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
         _check_cast(node, arrays[0], settings["dtype"])
     try:
         operator.check_indices(arrays, settings)
         with np.errstate(all="ignore"):
-            found = operator.formula(*arrays, **settings) if special is None else special
+            result = operator.formula(*arrays, **settings) if int64_result is None else int64_result
     except AscendLabError as error:
         raise GraphError(f"{node.name}: {error.needed}", error.got, error.remedy) from error
-    many = found if isinstance(found, tuple) else (found,)
-    return tuple(map(np.asarray, many))
+    results = result if isinstance(result, tuple) else (result,)
+    return tuple(map(np.asarray, results))
 
 
 # -- int64 of a model ------------------------------------------------------------------------------
@@ -117,16 +120,17 @@ ARITHMETIC = (
 def _int64_values(
     node: ir.Node, arrays: list[ir.Values], settings: Mapping[str, Any]
 ) -> ir.Values | None:
-    """Return a result of int64 numbers where the operator's formula loses some; None elsewhere.
+    """Return an int64 result where the operator's own formula would be inexact, else None.
 
-    Raises `GraphError` where 64 bits do not hold the result: NumPy's whole numbers wrap silently,
-    so that arithmetic is done in fp64, too, which tells how large a result is.
+    Raises `GraphError` where 64 bits do not hold the result. NumPy's integers wrap around silently;
+    so the arithmetic is repeated in fp64, which shows how large the result is.
     """
-    whole = all(array.dtype.kind == "i" for array in arrays)
+    all_integers = all(array.dtype.kind == "i" for array in arrays)
     if node.op == "cast":  # the operator's own cast saturates at 32 bits
-        return arrays[0] if whole else ROUNDINGS[settings["round"]](arrays[0])
-    if not whole or not arrays:
+        return arrays[0] if all_integers else ROUNDINGS[settings["round"]](arrays[0])
+    if not all_integers or not arrays:
         return None
+    # the formula divides in fp64: exact for quotients of numbers up to 2^53 only
     if node.op == "div" and float(np.abs(arrays[0].astype(np.float64)).max(initial=0.0)) > EXACT:
         if not np.all(arrays[1]):
             raise GraphError(f"{node.name}: divisors other than 0", "0", "rewrite the model")
@@ -136,10 +140,15 @@ def _int64_values(
         raise GraphError(f"{node.name}: whole exponents of at least 0", got, "cast to float")
     if node.op in ARITHMETIC:
         formula = ir.operator_of(node.op).formula
-        places = (1,) if node.op == "scatter_add" else ()
-        sides = [a if i in places else a.astype(np.float64) for i, a in enumerate(arrays)]
+        # operand 1 of scatter_add holds indices, which stay integers
+        index_operands = (1,) if node.op == "scatter_add" else ()
+        operands = [
+            a if i in index_operands else a.astype(np.float64) for i, a in enumerate(arrays)
+        ]
         with np.errstate(all="ignore"):
-            whole_numbers(node, np.asarray(formula(*sides, **settings)))
+            # raises an error where the fp64 result exceeds 64 bits; the exact result follows in
+            # int64
+            whole_numbers(node, np.asarray(formula(*operands, **settings)))
     return None
 
 
@@ -154,27 +163,27 @@ def whole_numbers(node: ir.Node, values: ir.Values) -> ir.Values:
     return rounded.astype(np.int64)
 
 
-def _in_32_bits(node: ir.Node, whole: ir.Values) -> ir.Values:
-    """Return int64 numbers as int32; raise `GraphError` naming the node where that loses some."""
-    if whole.size and (whole.min() < -(2**31) or whole.max() >= 2**31):
+def _in_32_bits(node: ir.Node, integers: ir.Values) -> ir.Values:
+    """Return int64 numbers as int32; raise `GraphError` naming the node if some do not fit."""
+    if integers.size and (integers.min() < -(2**31) or integers.max() >= 2**31):
         needed = f"{node.name}: int64 numbers that fit in 32 bits, as kernels hold them"
-        raise GraphError(needed, _span(whole), REMEDY_64)
-    return whole.astype(np.int32)
+        raise GraphError(needed, _span(integers), REMEDY_64)
+    return integers.astype(np.int32)
 
 
 REMEDY_64 = "evaluate the graph in place of its kernels: there int64 has 64 bits"
 
 
 def _check_cast(node: ir.Node, values: ir.Values, dtype: str) -> None:
-    """Raise `GraphError` where a cast of int64 numbers to int32 would lose some."""
-    beyond = values.size and (values.min() < -(2**31) or values.max() >= 2**31)
-    if beyond and dtype == "int32":
+    """Raise `GraphError` if some numbers of a cast to int32 do not fit in 32 bits."""
+    too_large = values.size and (values.min() < -(2**31) or values.max() >= 2**31)
+    if too_large and dtype == "int32":
         needed = f"{node.name}: numbers that fit in int32, which they are cast to"
         raise GraphError(needed, _span(values), "keep them in int64")
 
 
 def _span(values: ir.Values) -> str:
-    """Say how far numbers reach, and that some are NaN."""
+    """Return the smallest and largest number in words, or "NaN" if some are."""
     if np.isnan(values).any():
         return "NaN"
     return f"numbers from {values.min()} to {values.max()}"
@@ -182,15 +191,15 @@ def _span(values: ir.Values) -> str:
 
 # -- numbers that a format does not hold -----------------------------------------------------------
 MOST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
-"""The largest number of formats that networks are converted to."""
+"""The largest finite number of each format that networks are converted to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """Finite numbers of a node that its format turns into infinities.
+    """Finite numbers of a node that its number format rounds to infinity.
 
-    `largest` is the largest of them in size, `share` their part of the node's numbers; None where
-    the kernel does not tell.
+    `largest` is the largest absolute value among them, `share` their fraction of the node's
+    numbers. Both are None where the overflow happens inside a kernel and cannot be seen.
     """
 
     node: str
@@ -210,7 +219,7 @@ class Overflow:
         }
 
     def __str__(self) -> str:
-        """Return it as a line."""
+        """Return the overflow as one line."""
         if self.largest is None or self.share is None:
             return f"node {self.node} ({self.op}): numbers beyond {self.dtype} inside its kernel"
         return (
@@ -222,23 +231,27 @@ class Overflow:
 def overflow_of(
     node: ir.Node, arrays: Sequence[ir.Values], found: Sequence[ir.Values], dtypes: Sequence[str]
 ) -> Overflow | None:
-    """Return what of a node's exact values leaves the formats of its outputs, None if all fit.
+    """Return a node's exact values that overflow the format of an output, None if all fit.
 
-    Where a mask adds the lowest number of the format, minus infinity is what it means.
+    Attention masks add the lowest number of a format, -65504 in fp16, to the scores of forbidden
+    keys. The sum may be -infinity, and softmax makes 0 of either: that is no overflow.
     """
     for exact, dtype in zip(found, dtypes, strict=True):
         if dtype not in MOST or not exact.size:
             continue
         with np.errstate(all="ignore"):
             wide = exact.astype(np.float64)
-            lost = np.isfinite(wide) & ~np.isfinite(formats.round_to(wide, dtype).astype(float))
-        if node.op in ("add", "sub") and lost.any():
+            overflowed = np.isfinite(wide) & ~np.isfinite(
+                formats.round_to(wide, dtype).astype(float)
+            )
+        if node.op in ("add", "sub") and overflowed.any():
             for array in arrays:
-                ends = np.abs(array.astype(np.float64)) >= MOST[dtype]
-                lost &= ~np.broadcast_to(ends, lost.shape)
-        if lost.any():
-            largest = float(np.abs(wide[lost]).max())
-            return Overflow(node.name, node.op, dtype, largest, float(lost.mean()))
+                # a lane whose operand is already the lowest number is masked: no overflow
+                is_lowest = np.abs(array.astype(np.float64)) >= MOST[dtype]
+                overflowed &= ~np.broadcast_to(is_lowest, overflowed.shape)
+        if overflowed.any():
+            largest = float(np.abs(wide[overflowed]).max())
+            return Overflow(node.name, node.op, dtype, largest, float(overflowed.mean()))
     return None
 
 
@@ -249,49 +262,53 @@ MASKING = frozenset({"add", "sub", "select"})
 def constants_beyond(graph: ir.Graph, dtype: str) -> list[Overflow]:
     """Return the constants of a model whose finite numbers a format does not hold.
 
-    Kernels read the largest number of the format in their place. Negative ones that only mask are
-    as good so.
+    Kernels read the largest number of the format instead. In a mask, that is as good: the softmax
+    of -65504 is 0, as is that of -1e9. So negative constants that only mask are not returned.
     """
-    found = []
+    overflows = []
     for name, constant in graph.constants.items():
         readers = graph.readers.get(name, ())
         if not readers or not formats.is_float(constant.type.dtype):
             continue
         wide = constant.array().astype(np.float64)
-        lost = np.isfinite(wide) & (np.abs(wide) > MOST[dtype])
+        overflowed = np.isfinite(wide) & (np.abs(wide) > MOST[dtype])
         if all(node.op in MASKING for node in readers):
-            lost &= wide > 0
-        if lost.any():
-            largest = float(np.abs(wide[lost]).max())
-            found.append(Overflow(name, "constant", dtype, largest, float(lost.mean())))
-    return found
+            # a large negative number in a mask means -infinity
+            overflowed &= wide > 0
+        if overflowed.any():
+            largest = float(np.abs(wide[overflowed]).max())
+            overflows.append(Overflow(name, "constant", dtype, largest, float(overflowed.mean())))
+    return overflows
 
 
 def overflows_in(graph: ir.Graph, inputs: Mapping[str, Any], dtype: str) -> list[Overflow]:
     """Return the nodes of a graph whose floats would leave a narrower format."""
     names = (*graph.inputs, *graph.producers)
     values = evaluate(replace(graph, outputs=names), inputs)
-    found = []
+    overflows = []
     for node in graph.nodes:
         arrays = [values[n] if n in values else graph.constants[n].array() for n in node.inputs]
         exact = [values[name] for name in node.outputs]
         kinds = [dtype if formats.is_float(k.dtype) else k.dtype for k in graph.out_types(node)]
-        if one := overflow_of(node, arrays, exact, kinds):
-            found.append(one)
-    return found
+        if overflow := overflow_of(node, arrays, exact, kinds):
+            overflows.append(overflow)
+    return overflows
 
 
 def not_finite_from(graph: ir.Graph, inputs: Mapping[str, Any]) -> str | None:
-    """Return where infinities or NaN of a graph's outputs come from; None if all are finite.
+    """Return the origin of infinities or NaN in a graph's outputs; None if all are finite.
 
-    The first node that makes some of finite numbers, or else what the graph reads.
+    The origin is the first node that reads finite numbers only and writes others; if there is none,
+    an input or a weight.
     """
     values = evaluate_all(graph, inputs)
-    wrong = {n for n, array in values.items() if not np.isfinite(array.astype(np.float64)).all()}
-    if wrong.isdisjoint(graph.outputs):
+    not_finite = {
+        n for n, array in values.items() if not np.isfinite(array.astype(np.float64)).all()
+    }
+    if not_finite.isdisjoint(graph.outputs):
         return None
     for node in graph.nodes:
-        if wrong.isdisjoint(node.inputs) and not wrong.isdisjoint(node.outputs):
+        if not_finite.isdisjoint(node.inputs) and not not_finite.isdisjoint(node.outputs):
             return f"node {node.name} ({node.op}), which reads finite numbers"
     return "inputs or weights that are not finite"
 
@@ -302,7 +319,7 @@ def checked_inputs(
 ) -> dict[str, ir.Values]:
     """Return the inputs as arrays of the graph's types; raise `InputError` where they differ.
 
-    Inputs that are int64 in the model are int64 if `wide`, else int32, and must fit.
+    Inputs that are int64 in the model become int64 if `wide`, else int32, and must fit.
     """
     missing = [name for name in graph.inputs if name not in inputs]
     extra = [name for name in inputs if name not in graph.inputs]
@@ -310,14 +327,14 @@ def checked_inputs(
         needed = f"{graph.name}: inputs {', '.join(graph.inputs)}"
         got = f"missing {missing}" if missing else f"unknown {extra}"
         raise InputError(needed, got, "pass every input by name")
-    long = graph.narrowed if wide else ()
-    return {n: as_type(n, inputs[n], graph.types[n], wide=n in long) for n in graph.inputs}
+    int64_names = graph.narrowed if wide else ()
+    return {n: as_type(n, inputs[n], graph.types[n], wide=n in int64_names) for n in graph.inputs}
 
 
 def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False) -> ir.Values:
     """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit.
 
-    `wide`: in int64 in place of int32.
+    `wide` asks for int64 where the type says int32.
     """
     array = np.asarray(value)
     if array.shape != wanted.shape:
@@ -328,6 +345,7 @@ def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False)
         raise InputError(f"input {name} of shape {wanted.shape}", got, "reshape it")
     kind = np.dtype(np.int64) if wide else formats.numpy_type(wanted.dtype)
     word = "int64" if wide else wanted.dtype
+    # NumPy's kinds: bool, signed, unsigned, float
     if array.dtype.kind not in "biuf" and array.dtype != kind:
         raise InputError(f"input {name} in {word}", str(array.dtype), "use numbers")
     if kind.kind in "iu":
@@ -343,10 +361,10 @@ def as_type(name: str, value: Any, wanted: ir.TensorType, *, wide: bool = False)
 
 
 def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
-    """Return seeded inputs: normal numbers; whole numbers from 0, inside what indexes allow."""
+    """Return seeded inputs: normal floats, and integers from 0 that are valid as indices."""
     rng = np.random.default_rng(seed)
     limits = dict[str, int]()
-    found = dict[str, ir.Values]()
+    arrays = dict[str, ir.Values]()
     for node in graph.nodes:
         operator = ir.operator_of(node.op)
         if operator.index_bounds:
@@ -354,27 +372,28 @@ def random_inputs(graph: ir.Graph, seed: int = 0) -> dict[str, ir.Values]:
             settings = operator.settings(node.attrs)
             for place, limit in operator.index_limits(shapes, settings).items():
                 name = node.inputs[place]
+                # an index read by two gathers must be valid for the smaller table
                 limits[name] = min(limit, limits.get(name, limit))
     for name in graph.inputs:
         kind = formats.numpy_type(graph.types[name].dtype)
         shape = graph.types[name].shape
         if kind.kind in "iu":
-            found[name] = rng.integers(0, limits.get(name, 2), shape).astype(kind)
+            arrays[name] = rng.integers(0, limits.get(name, 2), shape).astype(kind)
         else:
-            found[name] = rng.standard_normal(shape, np.float32).astype(kind)
-    return found
+            arrays[name] = rng.standard_normal(shape, np.float32).astype(kind)
+    return arrays
 
 
 # -- parameters, products -------------------------------------------------------------------------
 STATISTICS = (3, 4)
-"""Inputs of a batch norm that training averages but no gradient changes: mean and variance."""
+"""Operands of a batch norm that no gradient changes: running mean and running variance."""
 
 
 def parameters(graph: ir.Graph) -> int:
     """Return the trainable parameters of a model of the zoo, counted as published.
 
-    Every `Seeded` constant that a node reads, once however often it is read; not the running
-    statistics of batch norms, nor masks and other constants that are no weights.
+    Every `Seeded` constant that some node reads counts once, even if several nodes share it.
+    Running statistics of batch norms, masks and other constants that are no weights do not count.
     """
     read = {
         name
@@ -382,22 +401,25 @@ def parameters(graph: ir.Graph) -> int:
         for place, name in enumerate(node.inputs)
         if not (node.op == "batch_norm" and place in STATISTICS)
     }
-    found = ((name, c) for name, c in graph.constants.items() if isinstance(c.data, ir.Seeded))
-    return sum(c.type.elements for name, c in found if name in read)
+    seeded = ((name, c) for name, c in graph.constants.items() if isinstance(c.data, ir.Seeded))
+    return sum(c.type.elements for name, c in seeded if name in read)
 
 
 def node_macs(graph: ir.Graph, node: ir.Node) -> int:
     """Return the multiply-accumulates of one node; 0 unless it multiplies matrices or convolves."""
-    given = graph.in_types(node)
+    kinds = graph.in_types(node)
     out = graph.types[node.output].elements
     if node.op in ("conv2d", "depthwise_conv2d"):
-        return out * math.prod(given[1].shape[1:])
+        return out * math.prod(kinds[1].shape[1:])
+    # a convolution's output sums Ci / groups * Kh * Kw products; each input of a transposed one is
+    # in Co / groups * Kh * Kw
     if node.op == "conv_transpose2d":
-        return given[0].elements * math.prod(given[1].shape[1:])
+        return kinds[0].elements * math.prod(kinds[1].shape[1:])
     if node.op in ("matmul", "batch_matmul", "gemm"):
-        return out * given[0].shape[-2 if node.attr("trans_a") else -1]
+        return out * kinds[0].shape[-2 if node.attr("trans_a") else -1]
     if node.op == "attention":
-        (*_, d), (*_, t, _), (*_, e) = (kind.shape for kind in given[:3])
+        (*_, d), (*_, t, _), (*_, e) = (kind.shape for kind in kinds[:3])
+        # Q K^T takes s t d products, (s, t) times V another s t e; out / e = batch heads s
         return out // e * t * (d + e)
     return 0
 
@@ -410,7 +432,7 @@ def macs(graph: ir.Graph) -> int:
 def published_macs(graph: ir.Graph) -> int:
     """Return the multiply-accumulates of a model of the zoo, counted as published.
 
-    All but those with a fixed matrix, which is no weight: the interpolation of a resize is free.
+    Products with a fixed matrix do not count: papers take the interpolation of a resize as free.
     """
     fixed = {name for name, c in graph.constants.items() if not isinstance(c.data, ir.Seeded)}
     return sum(node_macs(graph, node) for node in graph.nodes if node.inputs[-1] not in fixed)
@@ -421,18 +443,19 @@ HEAD = ("node", "operator", "writes", "weights", "MACs")
 
 
 def table(graph: ir.Graph, *, limit: int | None = None) -> str:
-    """Return aligned columns, a line for each node (of the first `limit`), the last the totals.
+    """Return aligned columns: a line for each of the first `limit` nodes, then the totals.
 
-    Weights are elements of constants, counted where they are first read; zeros are left empty.
+    Weights are the elements of constants, counted at the first node that reads them; a 0 is left
+    blank.
     """
     seen: set[str] = set()
     rows: list[tuple[tuple[str, str, str], int, int]] = []
     for node in graph.nodes:
-        new = set(node.inputs) - seen
-        weights = sum(graph.types[n].elements for n in new if n in graph.constants)
+        first_read = set(node.inputs) - seen
+        weights = sum(graph.types[n].elements for n in first_read if n in graph.constants)
         writes = ", ".join(map(str, graph.out_types(node)))
         rows.append(((node.name, node.op, writes), weights, node_macs(graph, node)))
-        seen |= new
+        seen |= first_read
     lines: list[tuple[str, ...]] = [HEAD]
     for texts, *counts in rows[:limit]:
         lines.append((*texts, *(f"{n:,}" if n else "" for n in counts)))
@@ -492,11 +515,11 @@ def _plain(name: str) -> str:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(_plain(found) for found in re.findall(_NAME, text))
+    return tuple(_plain(name) for name in re.findall(_NAME, text))
 
 
 class _Reader:
-    """What the lines read so far amount to."""
+    """The types, constants and nodes of the lines read so far."""
 
     def __init__(self, data: Mapping[str, ir.Values]) -> None:
         self.data = data
@@ -506,8 +529,8 @@ class _Reader:
 
     def types(self, text: str) -> tuple[str, ...]:
         names = []
-        for found, dtype, sizes, layout in _TYPED.findall(text):
-            name = _plain(found)
+        for quoted, dtype, sizes, layout in _TYPED.findall(text):
+            name = _plain(quoted)
             shape = tuple(int(n) for n in sizes.split(",") if n.strip())
             if name in self.known:
                 raise GraphError("every name once", f"{name} twice", "rename one")
@@ -516,11 +539,11 @@ class _Reader:
         return tuple(names)
 
     def line(self, line: str) -> None:
-        halves = _LINE.match(line)
-        if halves is None:
+        match = _LINE.match(line)
+        if match is None:
             raise ValueError("write name: type[shape] = ...")
-        names = self.types(halves[1])
-        body = halves[2]
+        names = self.types(match[1])
+        body = match[2]
         node = _NODE.match(body)
         if node is None:
             (name,) = names
@@ -538,8 +561,8 @@ class _Reader:
             return np.asarray(self.data[name])
         if body.startswith("["):
             return np.array(json.loads(body)).astype(kind).reshape(shape)
-        maker, _, rest = body.partition("(")
-        numbers = ast.literal_eval(f"({rest.removesuffix(')')},)")
+        maker, _, arguments = body.partition("(")
+        numbers = ast.literal_eval(f"({arguments.removesuffix(')')},)")
         return ir.Fill(*numbers) if maker == "fill" else {"seeded": ir.Seeded}[maker](*numbers)
 
 

@@ -1,8 +1,8 @@
 """The graph: operators that read and write named, typed tensors.
 
-A graph is frozen data in static single assignment: every name is written once, by an input, a
-constant or one node, and nodes stand in an order in which each reads only what is already there.
-What a node computes is said by `ops.OPERATORS[node.op]`; its attributes are that operator's.
+A graph is frozen data in static single assignment (SSA): every name is written once, by an input,
+a constant or one node. Nodes are stored in topological order: each reads only tensors that come
+before it. `ops.OPERATORS[node.op]` defines what a node computes and which attributes it takes.
 """
 
 import json
@@ -24,20 +24,21 @@ from ascend_lab.operators.ops import REQUIRED, Operator, formats, get, slicing
 Values = NDArray[Any]
 Shape = tuple[int, ...]
 MOVES = ("trans_data", "reshape", "transpose")
-"""Operators that only put elements elsewhere, or in another layout."""
+"""Operators that compute nothing: they change the order, the shape or the layout of elements."""
 JOINS = ("concat", "slice", "split")
-"""Operators that join tensors along an axis, or cut them."""
+"""Operators that concatenate tensors along an axis, or cut one into pieces."""
 SMALL_PIXELS = "NC1HWC0:4"
-"""Images of up to 4 channels, a pixel 4 numbers: what a first convolution may read."""
+"""Images of up to 4 channels, 4 numbers a pixel: a network's first convolution may read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Shape, number format and layout of a tensor; "ND" is row-major.
 
-    The shape is the logical one in every layout; a layout that works in blocks stores more. Blocks
-    of one- and two-byte numbers fill 32 bytes; those of four bytes have the 16 channels the cube
-    writes. ":16" behind a layout says 16 where it would be more: int8 just cast from fp16.
+    The shape is the logical one in every layout; a layout in blocks stores padding, too. A block
+    of int8 has 32 channels and one of fp16 has 16: both fill 32 bytes. A block of fp32 or int32 has
+    the 16 channels that the cube writes, 64 bytes. ":16" behind a layout keeps blocks of 16
+    channels where the number format would have 32, as for int8 just cast from fp16.
     """
 
     shape: Shape
@@ -70,7 +71,7 @@ class TensorType:
         return math.prod(self.stored_shape) * DTYPE_BYTES[self.dtype]
 
     def __str__(self) -> str:
-        """Return it as the text form writes it: fp16[1, 3, 8, 8]@NC1HWC0."""
+        """Return the type as the text form writes it: fp16[1, 3, 8, 8]@NC1HWC0."""
         end = "" if self.layout == "ND" else f"@{self.layout}"
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]{end}"
 
@@ -96,25 +97,27 @@ Data = Values | Fill | Seeded | Callable[[], Values]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """A tensor known when the graph is built; large data are made only when asked for."""
+    """A tensor known when the graph is built; `array` computes large data when they are needed."""
 
     type: TensorType
     data: Data
 
     def array(self) -> Values:
-        """Return the values, an array of the type's shape and format."""
+        """Return the values as an array of the type's shape and format."""
         kind = formats.numpy_type(self.type.dtype)
         shape = self.type.shape
         if isinstance(self.data, Fill):
+            # one number instead of an array: a bias of 1,000 zeros takes no memory
             return np.full(shape, self.data.value, kind)
         if isinstance(self.data, Seeded):
             rng = np.random.default_rng(self.data.seed)
+            # drawn in fp32 and rounded once, so that every format gets the same numbers
             drawn = rng.standard_normal(shape, np.float32) * np.float32(self.data.scale)
             return (drawn + np.float32(self.data.mean)).astype(kind)
-        found = np.asarray(self.data() if callable(self.data) else self.data)
-        if found.shape != shape:
-            raise GraphError(f"constant data of shape {shape}", str(found.shape), "fix the data")
-        return found.astype(kind, copy=False)
+        values = np.asarray(self.data() if callable(self.data) else self.data)
+        if values.shape != shape:
+            raise GraphError(f"constant data of shape {shape}", str(values.shape), "fix the data")
+        return values.astype(kind, copy=False)
 
 
 Attrs = Mapping[str, Any]
@@ -136,7 +139,7 @@ class Node:
         return self.outputs[0]
 
     def has(self, *traits: str) -> bool:
-        """Tell whether its operator has one of some traits (`ops.operator.TRAITS`)."""
+        """Tell whether the operator has at least one of these traits (`ops.operator.TRAITS`)."""
         return operator_of(self.op).has(*traits)
 
     def attr(self, key: str, default: Any = None) -> Any:
@@ -148,9 +151,10 @@ class Node:
 class Graph:
     """A network: inputs, outputs, nodes in order, the type of every name, constants by name.
 
-    `narrowed` names int32 tensors that are int64 in a model: numbers beyond 32 bits are a fault in
-    kernels, and exact when the graph is evaluated. `elements` are the element types of a model that
-    no format here says, int64 and bool, by the names of inputs and outputs: files keep them.
+    `narrowed` names int32 tensors that are int64 in the model. `evaluate` computes them in 64 bits;
+    a kernel holds 32, and numbers beyond those raise an error. `elements` keeps, by the names of
+    inputs and outputs, the model's element types that no format here stands for, int64 and bool,
+    so that an exported file has them again.
     """
 
     name: str
@@ -163,7 +167,7 @@ class Graph:
     elements: Mapping[str, str] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        """Hash what tells graphs apart nearly always; equality compares every node."""
+        """Hash the cheap fields, which nearly always differ; equality still compares every node."""
         return hash((self.name, self.inputs, self.outputs, len(self.nodes)))
 
     @cached_property
@@ -173,12 +177,13 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read each name, in order, each once; () for names nobody reads."""
-        found: dict[str, list[Node]] = {name: [] for name in self.types}
+        """The nodes that read each name, in graph order, each once; () for names nobody reads."""
+        readers: dict[str, list[Node]] = {name: [] for name in self.types}
         for node in self.nodes:
+            # mul(x, x) reads x twice and is one reader
             for name in dict.fromkeys(node.inputs):
-                found.setdefault(name, []).append(node)
-        return {name: tuple(nodes) for name, nodes in found.items()}
+                readers.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in readers.items()}
 
     def type_of(self, name: str) -> TensorType:
         """Return the type of a tensor; raise `GraphError` for an unknown name."""
@@ -267,12 +272,13 @@ def _data(constant: Constant) -> str:
     if constant.type.elements > LONGEST:
         return "data"
     numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
+    # 1.0 is written as 1; the second replacement restores the sign of -0.0
     return numbers.replace(".0,", ",").replace("-0,", "-0.0,")
 
 
 # -- types, from the operator library -------------------------------------------------------------
-# It says which formats a chip computes. A graph may also hold others (an fp32 convolution, which no
-# cube takes in a graph): they can be evaluated, and cast before the graph is compiled.
+# The library's rules say which number formats an operator takes. A graph may hold a format that a
+# chip does not compute (an fp32 convolution): `evaluate` computes it, and the compiler casts it.
 TRANS_DATA = Operator(
     "trans_data",
     ("x",),
@@ -284,9 +290,9 @@ TRANS_DATA = Operator(
     backward=lambda s: (s.g,),
     allows_empty=True,
 )
-"""The node between two layouts: it changes where elements lie, not what they are."""
+"""The node between two layouts: the same elements at other addresses."""
 GRAPH_ONLY: dict[str, Operator] = {TRANS_DATA.name: TRANS_DATA}
-"""Operators that only compilers put into graphs; a room to the right may add its own."""
+"""Operators that only compilers put into graphs; other packages may add theirs."""
 
 
 def operator_of(op: str) -> Operator:
@@ -295,7 +301,7 @@ def operator_of(op: str) -> Operator:
 
 
 def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
-    """Return the types of the outputs, row-major unless it is a `trans_data`.
+    """Return the types of the outputs, row-major unless `op` is `trans_data`.
 
     Raises `ShapeError`, `TypeMismatchError` or `InputError` that names the operator.
     """
@@ -306,11 +312,12 @@ def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tup
     rule = operator.types
     dtypes = tuple(t.dtype for t in given)
     main = rule.main(names, dtypes)
-    for name, wanted, got in zip(names, rule.inputs(names, main, settings), dtypes, strict=True):
-        if got != wanted:
-            raise TypeMismatchError(f"{op}: input {name} in {wanted}", got, f"cast {name}")
+    for name, needed, got in zip(names, rule.inputs(names, main, settings), dtypes, strict=True):
+        if got != needed:
+            raise TypeMismatchError(f"{op}: input {name} in {needed}", got, f"cast {name}")
     kinds = rule.outputs(main, settings, len(shapes))
     layout = str(settings["layout"]) if operator is TRANS_DATA else "ND"
+    # a rule that names one format means it for every output: split has as many as pieces
     kinds = kinds if len(kinds) == len(shapes) else kinds[:1] * len(shapes)
     return tuple(TensorType(s, d, layout) for s, d in zip(shapes, kinds, strict=True))
 
@@ -318,15 +325,16 @@ def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tup
 def verify(graph: Graph, before: Graph | None = None) -> Graph:
     """Return the graph if it is sound; raise `GraphError` naming the node and what is wrong.
 
-    Checked: names written once and before they are read, types known, shapes and formats as the
-    operators infer them, outputs that exist, constants of their type. What a sound graph `before`
-    has in common with it is not inferred again.
+    A sound graph writes each name once and before it is read, knows the type of every name, has the
+    shapes and formats that its operators infer, outputs that exist and constants of their type.
+    `before` is a graph already verified: types of nodes that both share are not inferred again.
     """
     sound = before.producers if before else {}
     ready = set(graph.inputs) | set(graph.constants)
+    # a set is shorter than its parts where a name occurs twice
     if len(graph.inputs) + len(graph.constants) != len(ready):
-        twice = sorted(set(graph.inputs) & set(graph.constants)) or list(graph.inputs)
-        raise GraphError(f"{graph.name}: every name once", f"{twice[0]} twice", "rename one")
+        repeated = sorted(set(graph.inputs) & set(graph.constants)) or list(graph.inputs)
+        raise GraphError(f"{graph.name}: every name once", f"{repeated[0]} twice", "rename one")
     for name in ready:
         _check_type(graph, name)
     for name, constant in graph.constants.items():
@@ -351,14 +359,15 @@ def verify(graph: Graph, before: Graph | None = None) -> Graph:
 
 
 def _check_type(graph: Graph, name: str) -> None:
-    found = graph.types.get(name)
-    if found is None:
+    kind = graph.types.get(name)
+    if kind is None:
         raise GraphError(f"{graph.name}: a type for {name}", "none", "state its shape and format")
-    if found.dtype not in DTYPE_BYTES:
+    if kind.dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
-        raise GraphError(f"{name}: one of {known}", found.dtype, "cast it")
-    if found.layout.partition(":")[0] not in FORMATS:
-        raise GraphError(f"{name}: one of {', '.join(FORMATS)}", found.layout, "name a layout")
+        raise GraphError(f"{name}: one of {known}", kind.dtype, "cast it")
+    # "NC1HWC0:4" is NC1HWC0 with blocks of 4 channels
+    if kind.layout.partition(":")[0] not in FORMATS:
+        raise GraphError(f"{name}: one of {', '.join(FORMATS)}", kind.layout, "name a layout")
 
 
 def _check_names(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> None:
@@ -379,15 +388,16 @@ def _check_names(graph: Graph, node: Node, ready: set[str], titles: set[str]) ->
 def _check_types(graph: Graph, node: Node) -> None:
     where = f"node {node.name} ({node.op})"
     try:
-        found = infer(node.op, graph.in_types(node), node.attrs)
+        inferred = infer(node.op, graph.in_types(node), node.attrs)
     except AscendLabError as error:
         raise GraphError(f"{where}: {error.needed}", error.got, error.remedy) from error
     stated = graph.out_types(node)
-    if len(found) != len(stated):
-        raise GraphError(f"{where}: {len(found)} outputs", str(len(stated)), "name each output")
-    for name, one, two in zip(node.outputs, found, stated, strict=True):
-        if (one.shape, one.dtype) != (two.shape, two.dtype):
-            raise GraphError(f"{where}: {name} as {one}", str(two), "infer the types again")
+    if len(inferred) != len(stated):
+        raise GraphError(f"{where}: {len(inferred)} outputs", str(len(stated)), "name each output")
+    for name, expected, actual in zip(node.outputs, inferred, stated, strict=True):
+        # the layout is free: `infer` says row-major, a compiled graph may state any other
+        if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+            raise GraphError(f"{where}: {name} as {expected}", str(actual), "infer the types again")
 
 
 def pixels(graph: Graph, node: Node) -> int:
@@ -407,7 +417,7 @@ def only_reader(graph: Graph, node: Node) -> Node | None:
 
 
 def moves_before(graph: Graph, name: str) -> list[Node]:
-    """Return the moves that lead to a tensor and no other."""
+    """Return the chain of `MOVES` that ends in this tensor, each read by the next one only."""
     maker = graph.producers.get(name)
     if maker is None or maker.op not in MOVES or only_reader(graph, maker) is None:
         return []
@@ -415,6 +425,6 @@ def moves_before(graph: Graph, name: str) -> list[Node]:
 
 
 def moves_behind(graph: Graph, node: Node) -> list[Node]:
-    """Return the moves behind a node, each the only reader of what comes before it."""
-    after = only_reader(graph, node)
-    return [after, *moves_behind(graph, after)] if after and after.op in MOVES else []
+    """Return the chain of `MOVES` that starts behind a node, each the only reader of the last."""
+    reader = only_reader(graph, node)
+    return [reader, *moves_behind(graph, reader)] if reader and reader.op in MOVES else []

@@ -1,14 +1,15 @@
-"""Which layout every tensor has: operators of the cube choose, what is elementwise follows.
+"""Which layout every tensor has: operators of the cube choose, elementwise operators follow.
 
-Walking forward, each node says which layouts it reads and writes. Convolutions and pooling take
-NC1HWC0, matrix products fractals; elementwise operators, joins and cuts along whole channel blocks
-take the layout their operands have; everything else is row-major. Where an operand is in another
-layout a `trans_data` node converts it, once for all its readers, and what was converted before is
-never converted back: the tensor it came from is still there.
+The graph is walked forward. Each node says which layouts it reads and writes: convolutions and
+pooling NC1HWC0, matrix products fractals. Elementwise operators, and joins and cuts at whole blocks
+of channels, take the layout of their operands. Everything else is row-major. A `trans_data` node
+converts an operand that has another layout, once for all its readers. Nothing is converted back:
+the tensor from before the conversion still exists.
 
-A conversion pads with zeros, and so does the cube. Elementwise work makes other numbers of them:
-adds(x, 1) leaves ones in lanes that hold no element. A cube multiplies these by the zeros that pad
-the other operand, which harms nobody as long as they are finite, and as one operand has zeros.
+Blocks are padded with zeros, by conversions and by the cube. Elementwise operators turn these zeros
+into other numbers: adds(x, 1) leaves ones in lanes that hold no element. In a product they meet the
+zeros that pad the other operand. 1 * 0 is harmless, infinity * 0 is NaN: so the padding has to stay
+finite, and one of the two operands has to be padded with zeros.
 """
 
 import math
@@ -29,19 +30,25 @@ BLOCK = 16
 MATRIX_OPS = (*PRODUCTS, "flash_attention")
 """Operators of the cube that read matrices in fractals."""
 Bounds = tuple[float, float]
-"""Least and largest number in the padding lanes of a tensor."""
+"""Smallest and largest number in the padding lanes of a tensor."""
 
 
 def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
     """Return the graph with layouts and `trans_data` nodes; the values are the same.
 
-    Without `follow` only the cube's operators leave row-major memory: what each pays alone.
+    Without `follow` only operators of the cube leave row-major memory, and each pays for its own
+    conversions.
     """
     return Assigner(graph, follow).assigned()
 
 
 class Assigner:
-    """The graph with layouts as far as it is built: every tensor in every layout there is."""
+    """The graph with layouts, under construction.
+
+    forms      by tensor of the graph, the tensors that hold it in each layout made so far
+    padding    bounds of the numbers in padding lanes, where they are not all 0
+    dirty      matrices whose padding columns may hold anything
+    """
 
     def __init__(self, graph: Graph, follow: bool = True) -> None:
         self.graph = graph
@@ -52,7 +59,7 @@ class Assigner:
         self.dirty: set[str] = set()
 
     def assigned(self, layout: str | None = "ND") -> Graph:
-        """Return the graph, its outputs in a layout, row-major by default; None: as made."""
+        """Return the graph with its outputs in `layout`; None leaves each as it was written."""
         for node in self.graph.nodes:
             self.add(node)
         outs = self.graph.outputs
@@ -62,7 +69,7 @@ class Assigner:
         return replace(self.graph, nodes=nodes, types=self.draft.types, outputs=outs)
 
     def convert(self, name: str, layout: str) -> str:
-        """Return the tensor in a layout."""
+        """Return the tensor in a layout; append a conversion if there is none yet."""
         forms = self.forms[name]
         if layout not in forms:
             forms[layout] = self.converted(name, next(iter(forms.values())), layout)
@@ -71,15 +78,15 @@ class Assigner:
     def operand(self, node: Node, place: int, layout: str) -> str:
         """Return an operand as a node reads it.
 
-        Constants that a kernel packs for itself stay as they are: weights, and what is broadcast.
-        A constant image is none of these: somebody else has to lay it out.
+        Constants that lowering packs for their kernel stay as they are: weights and broadcast
+        operands. It does not pack a constant image, which a `trans_data` node converts.
         """
         name = node.inputs[place]
         weights = _on_cube(node) and place > 0
-        packs_all = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
+        packs_every_operand = node.op in (*MATRIX_OPS, *casts.QUANTISED) or node.has("lanes")
         is_image = len(self.graph.types[name].shape) == 4
-        packed = weights or packs_all or not is_image
-        if packed and name in self.graph.constants:
+        is_packed = weights or packs_every_operand or not is_image
+        if is_packed and name in self.graph.constants:
             return self.forms[name].get(layout, name)
         return self.convert(name, layout)
 
@@ -90,7 +97,7 @@ class Assigner:
         return self.draft.put(Node(new, "trans_data", (source,), (new,), {"layout": layout}), kind)
 
     def add(self, node: Node) -> None:
-        """Append a node, operands converted to what it reads."""
+        """Append a node, with its operands converted to the layouts that it reads."""
         reads, writes = self.choose(node)
         cube = node.op in MATRIX_OPS
         for name, layout in zip(node.inputs, reads, strict=True):
@@ -102,9 +109,9 @@ class Assigner:
             written = next(iter(self.forms[node.inputs[1]]))
             if dirties_columns(self.graph, node, written):
                 self.dirty.add(node.output)
-        given = tuple(self.operand(node, place, to) for place, to in enumerate(reads))
+        operands = tuple(self.operand(node, place, to) for place, to in enumerate(reads))
         kinds = (replace(self.graph.types[name], layout=writes) for name in node.outputs)
-        self.draft.put(replace(node, inputs=given), *kinds)
+        self.draft.put(replace(node, inputs=operands), *kinds)
         self.forms.update((name, {writes: name}) for name in node.outputs)
         if writes == "NC1HWC0" and not (node.has("lanes") or _on_cube(node)):
             ends = [self.padding.get(n, (0.0, 0.0)) for n in node.inputs]
@@ -123,16 +130,23 @@ class Assigner:
         if node.op in PRODUCTS:
             return matmul.operand_layouts(node, kinds), "FRACTAL_NZ"
         if node.op == "flash_attention":
-            rows = any(len(t.shape) < 2 or t.shape[-2] == 1 for t in kinds[3:])
-            mask = "ND" if rows else "FRACTAL_NZ"
+            # a mask of one row for all queries is read row-major
+            is_row_mask = any(len(t.shape) < 2 or t.shape[-2] == 1 for t in kinds[3:])
+            mask = "ND" if is_row_mask else "FRACTAL_NZ"
             return (*("FRACTAL_NZ",) * 3, *(mask,) * (count - 3)), "FRACTAL_NZ"
         if _on_cube(node) or node.has("pooling"):
+            # FRACTAL_Z holds weights as the cube's right operand; grouped weights are packed by
+            # lowering
             dense = node.op == "conv2d" and node.attr("groups", 1) == 1
-            rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
+            constant_layouts = (
+                "FRACTAL_Z" if dense else "ND",
+                "ND",
+            )  # constants are packed when lowered
             small = SMALL_PIXELS in self.forms[node.inputs[0]] and node.op == "conv2d"
             image = SMALL_PIXELS if small else "NC1HWC0"
-            return (image, *rest[: count - 1]), "NC1HWC0"
+            return (image, *constant_layouts[: count - 1]), "NC1HWC0"
         out = self.graph.types[node.output].dtype
+        # sums over channels of two-byte numbers stay in blocks of channels
         narrow = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
         if narrow or (node.has("pool gradient") and out == "fp16"):
             return ("NC1HWC0",) * count, "NC1HWC0"
@@ -141,16 +155,21 @@ class Assigner:
         if node.op == "conv2d_grad_weight":
             groups = node.attr("groups", 1)
             if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:
-                wide = "FRACTAL_Z:16" if DTYPE_BYTES[out] == 4 else "FRACTAL_Z"
-                return ("NC1HWC0",) * count, wide if groups == 1 else "ND"
+                # a gradient in fp32 keeps the blocks of 16 channels that the cube writes
+                weight_layout = "FRACTAL_Z:16" if DTYPE_BYTES[out] == 4 else "FRACTAL_Z"
+                return ("NC1HWC0",) * count, weight_layout if groups == 1 else "ND"
         if node.op in casts.QUANTISED:
             return self.whole(node)
         layout = self.followed(node) if self.follow else "ND"
+        # a cast from fp16 to int8 keeps blocks of 16 channels: see `TensorType`
         small = layout != "ND" and DTYPE_BYTES[out] == 1
         return (layout,) * count, f"{layout}:16" if small else layout
 
     def whole(self, node: Node) -> tuple[Sequence[str], str]:
-        """Return the layouts of a quantising operator: those of its operand; bytes fill blocks."""
+        """Return the layouts of a quantising operator, which keeps the layout of its operand.
+
+        A block then has 32 channels in int8.
+        """
         blocks = ("NC1HWC0", "FRACTAL_NZ")
         layout = next((x for x in self.forms[node.inputs[0]] if x in blocks), "ND")
         if not self.follow or node.inputs[0] in self.graph.constants:
@@ -158,15 +177,16 @@ class Assigner:
         reads = ("ND" if n in self.graph.constants else layout for n in node.inputs)
         if layout == "NC1HWC0" and formats.is_float(self.graph.types[node.output].dtype):
             x = self.padding.get(node.inputs[0], (0.0, 0.0))
+            # quantised zeros: an 8-bit number and its zero point differ by less than 256 steps
             reach = 256 * node.attr("scale", 1.0)
             self.padding[node.output] = (x[0] - reach, x[1] + reach)
         return tuple(reads), layout
 
     def followed(self, node: Node) -> str:
-        """Return the blocked layout that a node can take over from its operands, or ND."""
-        given = [n for n in node.inputs if n not in self.graph.constants]
+        """Return the blocked layout that a node can take over from its operands, else ND."""
+        activations = [n for n in node.inputs if n not in self.graph.constants]
         blocks = ("NC1HWC0", "FRACTAL_NZ")
-        layout = next((x for n in given for x in self.forms[n] if x in blocks), "ND")
+        layout = next((x for n in activations for x in self.forms[n] if x in blocks), "ND")
         if layout == "ND" or any(DTYPE_BYTES[t.dtype] == 1 for t in self.graph.in_types(node)):
             return "ND"
         if node.has("lanes"):
@@ -174,38 +194,38 @@ class Assigner:
             return layout if fits else "ND"
         if node.has("image fold") and layout == "NC1HWC0":
             return layout
-        return layout if self.cuts_blocks(node, given, layout) else "ND"
+        return layout if self.cuts_blocks(node, activations, layout) else "ND"
 
     def fits(self, node: Node, layout: str) -> bool:
         """Tell whether all operands broadcast to the result in its stored shape.
 
-        Zeros that fill up the columns of a product stay zeros in sums; nothing else is asked to.
+        In fractals with padded columns only `add` may follow: 0 + 0 keeps the padding zero.
         """
         shape = self.graph.types[node.output].shape
         if layout == "FRACTAL_NZ" and shape[-1] % BLOCK and node.op != "add":
             return False
         rank = 4 if layout == "NC1HWC0" else len(shape)
         for name in node.inputs:
-            own = self.graph.types[name].shape
+            operand_shape = self.graph.types[name].shape
             if name in self.graph.constants:
-                if len(own) > rank:
+                if len(operand_shape) > rank:
                     return False
             elif layout == "FRACTAL_NZ":
-                if own != shape:
+                if operand_shape != shape:
                     return False
-            elif len(own) != 4 or own[1] != shape[1]:
+            elif len(operand_shape) != 4 or operand_shape[1] != shape[1]:
                 return False
         return len(shape) == rank
 
     def stays_finite(self, node: Node, layout: str) -> bool:
-        """Tell whether the channels that pad an image's last block stay finite; note bounds."""
+        """Tell whether the padding of an image's last block stays finite; note its bounds."""
         if layout != "NC1HWC0" or self.graph.types[node.output].shape[1] % BLOCK == 0:
             return True
         bounds = self.padding[node.output] = padding_after(self.graph, node, self.padding)
         return all(map(math.isfinite, bounds))
 
     def cuts_blocks(self, node: Node, given: Sequence[str], layout: str) -> bool:
-        """Tell whether a join or cut works on whole blocks of a layout."""
+        """Tell whether a join or cut is at whole blocks of a layout."""
         if node.op not in ("concat", "slice", "split") or len(given) < len(node.inputs):
             return False
         if any(layout not in self.forms[n] for n in given):
@@ -215,6 +235,7 @@ class Assigner:
             rank = len(sides[0].shape)
             cuts = None if node.op == "concat" else cut_spans(self.graph, node)
             axis = cuts[0] if cuts else node.attr("axis", 0) % rank
+            # an axis of batches is outside the fractals
             batched = axis < rank - 2 and bool(cuts or node.op == "concat")
             columns = bool(cuts) and (axis, rank) == (1, 2)  # the outermost axis in memory
             return (batched or columns) and all(t.shape[-1] % BLOCK == 0 for t in sides)
@@ -227,29 +248,34 @@ class Assigner:
 
 
 def _on_cube(node: Node) -> bool:
-    """Tell whether the cube computes an image."""
+    """Tell whether a node is a convolution, which the cube computes on an image."""
     return node.has("convolution") or node.op == "conv_transpose2d"
 
 
 # -- what lies in the padding ---------------------------------------------------------------------
 def padding_after(graph: Graph, node: Node, known: Mapping[str, Bounds]) -> Bounds:
-    """Return the bounds behind an elementwise node on images; infinite or NaN if it overflows.
+    """Return the bounds of the padding after an elementwise node; infinite or NaN on overflow.
 
-    The extremes of the operands are tried: right for every operator whose largest results, as
-    those of a square, belong to them. What is not `known` holds zeros.
+    The formula is evaluated at all combinations of the operands' extremes. This is right for every
+    operator whose extreme results belong to extreme operands, as those of a square do. Padding
+    whose bounds are not in `known` holds zeros.
     """
     out = graph.types[node.output]
     operator = operator_of(node.op)
     sides = [_bounds(graph, name, out, known) for name in node.inputs]
     settings = operator.settings(node.attrs)
     with np.errstate(all="ignore"):
-        found = [operator.formula(*map(np.float64, ends), **settings) for ends in product(*sides)]
-        narrow = formats.round_to(np.array(found, np.float64), out.dtype).astype(np.float64)
+        results = [operator.formula(*map(np.float64, ends), **settings) for ends in product(*sides)]
+        narrow = formats.round_to(np.array(results, np.float64), out.dtype).astype(np.float64)
     return float(narrow.min()), float(narrow.max())
 
 
 def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds]) -> Bounds:
-    """Return the bounds of an operand beside `out`; a constant is repeated where it is shorter."""
+    """Return the bounds of an operand in the padding of `out`.
+
+    A constant of one number per image is repeated there; one with a number for each channel is
+    padded with zeros.
+    """
     constant = graph.constants.get(name)
     if constant is None:
         return known.get(name, (0.0, 0.0))
@@ -263,8 +289,8 @@ def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds
 def dirties_columns(graph: Graph, node: Node, written: str) -> bool:
     """Tell whether a product may leave numbers, not zeros, in the columns that pad its result.
 
-    Its columns are the rows of b when b is read transposed. What was `written` in fractals holds
-    anything in rows that pad it; row-wise operators may yet be moved there.
+    If b is read transposed, the result's columns are b's rows. Rows that pad a matrix `written` in
+    fractals may hold anything, and row-wise operators may later be moved to fractals, too.
     """
     b = node.inputs[1]
     maker = graph.producers.get(b)
@@ -277,28 +303,28 @@ def dirties_columns(graph: Graph, node: Node, written: str) -> bool:
 def cancel_trans_data(graph: Graph) -> Graph:
     """Return the graph with chains of conversions shortened, and equal ones merged.
 
-    x -> A -> B becomes x -> B, and x itself where B is the layout of x and has no padding, which
-    there and back fills with zeros.
+    x -> A -> B becomes x -> B. If B is the layout of x, it becomes x itself, unless x has padding:
+    the way there and back would fill that with zeros.
     """
     draft = Draft(graph)
-    seen: dict[tuple[str, str], str] = {}
+    conversions: dict[tuple[str, str], str] = {}
     origin: dict[str, str] = {}
     for node in draft:
         if node.op != "trans_data":
             continue
-        first = node.inputs[0]
+        operand = node.inputs[0]
         layout = str(node.attr("layout"))
-        source = origin.get(first, first)
+        source = origin.get(operand, operand)
         kind = draft.types[source]
-        made = node.output
+        converted = node.output
         if kind.layout == layout and not kind.map.padding_bytes:
-            draft.replace(made, source)
+            draft.replace(converted, source)
             continue
-        if (source, layout) in seen:
-            made = seen[source, layout]
-        elif source != first:
-            made = draft.insert("trans_data", (source,), {"layout": layout}, node.name)
-        draft.replace(node.output, made)
-        seen[source, layout] = made
-        origin[made] = source
+        if (source, layout) in conversions:
+            converted = conversions[source, layout]
+        elif source != operand:
+            converted = draft.insert("trans_data", (source,), {"layout": layout}, node.name)
+        draft.replace(node.output, converted)
+        conversions[source, layout] = converted
+        origin[converted] = source
     return draft.finish()

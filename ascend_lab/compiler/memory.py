@@ -1,17 +1,17 @@
-"""Memory planning: buffers with lifetimes in, an offset for each out; rules first, then a search.
+"""Memory planning: an offset for every buffer, from their sizes and lifetimes.
 
-A buffer needs size_bytes during the half-open time [lower, upper). Two buffers whose times meet
-must not share a byte; two that never live together may. Nothing here knows about graphs;
-`memory_file` reads buffers from CSV.
+A buffer needs size_bytes during the half-open time [lower, upper). Two buffers that are alive at
+the same time must not share a byte; any others may. Nothing here knows about graphs; `memory_file`
+reads buffers from CSV.
 
-A buffer may ask for more, as those of MiniMalloc do: an offset that is a multiple of its own
-alignment, an offset that is given, and gaps, times inside its life when it needs no bytes or only a
-window of them. A buffer with gaps is a row of rectangles, address by time, that share one offset.
+A buffer may have further conditions, as in MiniMalloc: its own alignment, a given offset, and gaps,
+times within its life when it needs no bytes or only a window of them. In the plane of time and
+address, a buffer with gaps is a row of rectangles that share one offset.
 
-Short rules place buffers one by one: fast, good, without a promise; `packing` searches, and where
-OR-tools is installed, its CP-SAT is asked what the search does not find in time. `hot_first`
-prefers addresses freed last: a cache line just freed is overwritten in the cache; an address that
-nobody used for long must be brought in, or another line evicted for it.
+Heuristics place buffers one by one: fast and good, without a guarantee. `packing` searches for the
+optimum; where OR-tools is installed, its CP-SAT gets what the search does not find in time.
+`hot_first` prefers addresses that were freed last: their lines are still in the cache, where the
+next buffer overwrites them. An address that nobody has used for long costs an eviction.
 """
 
 import math
@@ -28,7 +28,7 @@ from ascend_lab.errors import GraphError
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Times [lower, upper) when a buffer needs only its bytes [first, last), none by default."""
+    """Times [lower, upper) in which a buffer needs only its bytes [first, last), or none."""
 
     lower: int
     upper: int
@@ -38,7 +38,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """What a buffer takes in [lower, upper): its bytes [first, last), counted from its offset."""
+    """Bytes [first, last), counted from the offset, that a buffer needs in [lower, upper)."""
 
     lower: int
     upper: int
@@ -47,15 +47,15 @@ class Rectangle:
 
     @property
     def size_bytes(self) -> int:
-        """Return how many bytes that are."""
+        """Return the number of bytes."""
         return self.last - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A block of size_bytes, needed from time lower up to, not including, upper.
+    """A block of size_bytes, needed in the time [lower, upper).
 
-    Its offset is a multiple of alignment_bytes, and `offset` itself where that is given.
+    Its offset has to be a multiple of alignment_bytes, and equal to `offset` if that is given.
     """
 
     id: Hashable
@@ -82,7 +82,7 @@ class Buffer:
         self._check_gaps()
 
     def _check_gaps(self) -> None:
-        """Raise GraphError unless gaps follow each other inside the life and the size."""
+        """Raise GraphError unless the gaps are in order, inside the lifetime and the size."""
         free_from = self.lower
         for gap in self.gaps:
             where = f"buffer {self.id}: {gap.lower}-{gap.upper}@{gap.first}:{gap.last}"
@@ -95,28 +95,28 @@ class Buffer:
 
     @property
     def is_plain(self) -> bool:
-        """True for a buffer that may lie anywhere and needs all its bytes all the time."""
+        """True for a buffer that may be anywhere and needs all its bytes all the time."""
         return self.alignment_bytes == 1 and not self.gaps and self.offset is None
 
     @property
     def rectangles(self) -> list[Rectangle]:
-        """Return the times and bytes that it takes, in order of time; none without bytes."""
-        found = []
+        """Return the rectangles of time and bytes, in order of time, without empty ones."""
+        rectangles = []
         begin = self.lower
         for gap in self.gaps:
-            found.append(Rectangle(begin, gap.lower, 0, self.size_bytes))
-            found.append(Rectangle(gap.lower, gap.upper, gap.first, gap.last))
+            rectangles.append(Rectangle(begin, gap.lower, 0, self.size_bytes))
+            rectangles.append(Rectangle(gap.lower, gap.upper, gap.first, gap.last))
             begin = gap.upper
-        found.append(Rectangle(begin, self.upper, 0, self.size_bytes))
-        return [r for r in found if r.lower < r.upper and r.first < r.last]
+        rectangles.append(Rectangle(begin, self.upper, 0, self.size_bytes))
+        return [r for r in rectangles if r.lower < r.upper and r.first < r.last]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """An offset in bytes for every buffer.
 
-    height_bytes is the memory the plan takes, lower_bound_bytes what no plan can go below,
-    both with sizes rounded up to the alignment. `optimal` tells that no lower height exists.
+    height_bytes is the memory that the plan takes, lower_bound_bytes a bound for every plan, both
+    with sizes rounded up to the alignment. `optimal`: no plan has a smaller height.
     """
 
     offsets: Mapping[Hashable, int]
@@ -137,23 +137,23 @@ def aligned(size_bytes: int, alignment_bytes: int) -> int:
 
 
 def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
-    """Return the buffers with sizes rounded up, so that stacking them keeps offsets aligned.
+    """Return the buffers with sizes rounded up to the alignment.
 
-    Where a buffer asks for more than bytes and a life, stacking is no longer all there is: each
-    then carries the alignment itself.
+    Plain buffers are stacked on each other, so that rounded sizes keep all offsets aligned. If any
+    buffer has further conditions this no longer holds: then each carries the alignment itself.
     """
     if alignment_bytes < 1:
         raise GraphError("an alignment of at least 1 byte", str(alignment_bytes))
-    found = [replace(b, size_bytes=aligned(b.size_bytes, alignment_bytes)) for b in buffers]
-    if len({b.id for b in found}) < len(found):
+    sized = [replace(b, size_bytes=aligned(b.size_bytes, alignment_bytes)) for b in buffers]
+    if len({b.id for b in sized}) < len(sized):
         raise GraphError("a different id for each buffer", "an id that stands twice")
-    if all(b.is_plain for b in found):
-        return found
-    return [replace(b, alignment_bytes=math.lcm(b.alignment_bytes, alignment_bytes)) for b in found]
+    if all(b.is_plain for b in sized):
+        return sized
+    return [replace(b, alignment_bytes=math.lcm(b.alignment_bytes, alignment_bytes)) for b in sized]
 
 
 def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
-    """Return the most bytes that live at one time: no plan is lower than this."""
+    """Return the largest number of bytes alive at one time: no plan is lower."""
     rectangles = [r for b in buffers for r in b.rectangles]
     live = peak = 0
     for is_birth, k in events_of(rectangles):
@@ -163,45 +163,46 @@ def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
 
 
 def least_height_bytes(buffers: Sequence[Buffer]) -> int:
-    """Return a height that no plan goes below: live bytes, and the ends of the largest and fixed.
+    """Return a lower bound of the height: peak of live bytes, largest end of a single buffer.
 
-    A buffer of which gaps never leave more than a part alive still lies wholly in the memory.
+    A buffer lies wholly in the memory, even if its gaps never leave more than a part of it alive.
     """
     ends = [(b.offset or 0) + b.size_bytes for b in buffers if b.size_bytes]
     return max(peak_live_bytes(buffers), *ends, 0)
 
 
 def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[Buffer]:
-    """Merge buffers that may use the same bytes, such as an operator's input and in-place output.
+    """Merge buffers that may use the same bytes, such as the input and output of an operator.
 
-    Each pair (kept, merged) becomes one buffer under the kept id, alive from the first birth to
-    the last death and as large as the larger; pairs may chain. Raises GraphError for unknown ids.
+    Each pair (kept, merged) becomes one buffer with the kept id, alive from the earlier start to
+    the later end and as large as the larger. Chains of pairs become one buffer. Raises GraphError
+    for unknown ids.
     """
-    found = {b.id: b for b in buffers}
-    into: dict[Hashable, Hashable] = {}
+    alive = {b.id: b for b in buffers}
+    merged_into: dict[Hashable, Hashable] = {}
 
-    def left(name: Hashable) -> Buffer:
-        """Return the buffer that a name was merged into."""
-        while name in into:
-            name = into[name]
-        if name not in found:
+    def buffer_of(name: Hashable) -> Buffer:
+        """Return the buffer into which this id has been merged so far."""
+        while name in merged_into:
+            name = merged_into[name]
+        if name not in alive:
             raise GraphError("ids of buffers to share", str(name))
-        return found[name]
+        return alive[name]
 
     for kept, merged in pairs:
-        a = left(kept)
-        b = left(merged)
+        a = buffer_of(kept)
+        b = buffer_of(merged)
         if a.id != b.id:
-            into[b.id] = a.id
+            merged_into[b.id] = a.id
             size = max(a.size_bytes, b.size_bytes)
-            found[a.id] = Buffer(a.id, min(a.lower, b.lower), max(a.upper, b.upper), size)
-            del found[b.id]
-    return list(found.values())
+            alive[a.id] = Buffer(a.id, min(a.lower, b.lower), max(a.upper, b.upper), size)
+            del alive[b.id]
+    return list(alive.values())
 
 
 # -- checks of a plan -----------------------------------------------------------------------------
 def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> None:
-    """Raise GraphError unless every buffer has a place of its own below the plan's height."""
+    """Raise GraphError unless every buffer has its own bytes below the plan's height."""
     if set(plan.offsets) != {b.id for b in buffers}:
         raise GraphError("an offset for each buffer and no other", f"{len(plan.offsets)} offsets")
     for b in buffers:
@@ -216,7 +217,7 @@ def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> N
 
 
 def check_apart(buffers: Sequence[Buffer], offsets: Offsets | Mapping[Hashable, int]) -> None:
-    """Raise GraphError if two buffers use a byte at one time."""
+    """Raise GraphError if two buffers use the same byte at the same time."""
     placed = [(k, offsets[b.id], r) for k, b in enumerate(buffers) for r in b.rectangles]
     owner = np.array([k for k, _, _ in placed], np.int64)
     low = np.array([r.lower for _, _, r in placed], np.int64)
@@ -229,12 +230,12 @@ def check_apart(buffers: Sequence[Buffer], offsets: Offsets | Mapping[Hashable, 
         clash = in_time & in_space & (owner != k)
         if clash.any():
             other = buffers[owner[int(clash.argmax())]].id
-            wanted = "live buffers with bytes of their own"
-            raise GraphError(wanted, f"{buffers[k].id} and {other} overlap")
+            needed = "live buffers with bytes of their own"
+            raise GraphError(needed, f"{buffers[k].id} and {other} overlap")
 
 
 def events_of(buffers: Sequence[Buffer | Rectangle]) -> list[tuple[bool, int]]:
-    """Return (is birth, place in `buffers`) in order of time; at one time deaths come first."""
+    """Return (is birth, index of the buffer) in order of time; at equal times, deaths first."""
     deaths = [(b.upper, False, k) for k, b in enumerate(buffers)]
     births = [(b.lower, True, k) for k, b in enumerate(buffers)]
     return [(is_birth, k) for _, is_birth, k in sorted(deaths + births)]
@@ -249,6 +250,7 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
     poison = 0xFFFF
     placed = [(b, r) for b in buffers for r in b.rectangles]
     memory = np.full(plan.height_bytes, poison, np.uint16)  # the number of a byte's last writer
+    # uint16 for the pattern: the number of the rectangle that wrote a byte last
     for is_birth, k in events_of([r for _, r in placed]):
         b, r = placed[k]
         begin = plan.offsets[b.id] + r.first
@@ -268,15 +270,16 @@ ORDERS: dict[str, Order] = {
     "start": lambda b: (b.lower, -b.size_bytes),
     "life": lambda b: (b.lower - b.upper, -b.size_bytes),
 }
-"""Who comes first: the largest, the earliest born (as at run time), the longest-lived."""
+"""Sort keys: the largest first, the earliest born (as at run time), the longest-lived."""
 
 
 def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:
-    """Give each buffer, in order, a place among those placed that live at the same time.
+    """Return an offset for each buffer, placed one after the other in the given order.
 
-    A rectangle of bytes [first, last) and a placed one at [start, end) that meet in time forbid the
-    offsets between start - last and end - first. Of the places left between such intervals it takes
-    the lowest, or the tightest. Buffers whose offset is given come first.
+    A rectangle of bytes [first, last) must not overlap a placed one at addresses [start, end) that
+    lives at the same time: offsets between start - last and end - first are forbidden. Of the gaps
+    between forbidden intervals the buffer takes the lowest, or the tightest that fits. Buffers with
+    a given offset come first.
     """
     offsets: Offsets = {}
     total = sum(len(b.rectangles) for b in buffers)
@@ -290,6 +293,7 @@ def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) ->
         elif rectangles:
             at = _free_offset(placed[:, :count], rectangles, b.alignment_bytes, tightest)
         for r in rectangles:
+            # insert the rectangle so that columns stay sorted by start
             row = int(placed[2, :count].searchsorted(at + r.first))
             placed[:, row + 1 : count + 1] = placed[:, row:count]
             placed[:, row] = r.lower, r.upper, at + r.first, at + r.last
@@ -301,53 +305,55 @@ def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) ->
 def _free_offset(
     placed: np.ndarray, rectangles: Sequence[Rectangle], alignment_bytes: int, tightest: bool
 ) -> int:
-    """Return an offset for rectangles of one buffer among placed ones, sorted by their start."""
+    """Return an offset for a buffer's rectangles among placed ones, sorted by their start."""
     lower, upper, starts, ends = placed
     # an offset may be at most `below`, or at least `above`
-    below = []
-    above = []
+    upper_parts = []
+    lower_parts = []
     for r in rectangles:
-        meets = (lower < r.upper) & (upper > r.lower)
-        below.append(starts[meets] - r.last)
-        above.append(ends[meets] - r.first)
-    most = np.concatenate(below)
-    least = np.concatenate(above)
+        same_time = (lower < r.upper) & (upper > r.lower)
+        upper_parts.append(starts[same_time] - r.last)
+        lower_parts.append(ends[same_time] - r.first)
+    upper_limits = np.concatenate(upper_parts)
+    lower_limits = np.concatenate(lower_parts)
+    # intervals of one rectangle are sorted by start already; those of several are merged
     if len(rectangles) > 1:
-        by_start = np.argsort(most, kind="stable")
-        most = most[by_start]
-        least = least[by_start]
-    candidates = np.maximum.accumulate(np.append(0, least))
+        by_start = np.argsort(upper_limits, kind="stable")
+        upper_limits = upper_limits[by_start]
+        lower_limits = lower_limits[by_start]
+    # candidate i lies above all intervals that start before interval i
+    candidates = np.maximum.accumulate(np.append(0, lower_limits))
     candidates = -(-candidates // alignment_bytes) * alignment_bytes
-    room = np.append(most, ENDLESS) - candidates
-    fits = np.flatnonzero(room >= 0)
-    chosen = room[fits].argmin() if tightest else 0
+    free_bytes = np.append(upper_limits, ENDLESS) - candidates
+    fits = np.flatnonzero(free_bytes >= 0)
+    chosen = free_bytes[fits].argmin() if tightest else 0
     return int(candidates[fits[chosen]])
 
 
 def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
-    """Return the end of the highest buffer."""
+    """Return the end of the buffer with the largest address."""
     return max((offsets[b.id] + b.size_bytes for b in buffers if b.size_bytes), default=0)
 
 
 # -- a warm cache ---------------------------------------------------------------------------------
 UNITS = 1 << 20
-"""Most units memory is cut into; the unit grows before the number does."""
+"""Largest number of units into which memory is divided; the unit grows with the memory."""
 LOOKS = 1 << 28
-"""Most units looked at for all buffers: each looks at all units."""
+"""Largest number of units that all buffers together look at: each looks at all units."""
 
 
 def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
-    """Place in order of birth, each buffer over the free bytes that were freed last on average.
+    """Place buffers in order of birth, each in the free window that was freed last on average.
 
-    Heights up to (1 + slack) times the peak of live bytes are free to choose from; where no place
-    is left below, memory grows by what is needed. The rule is greedy: it may cut memory into
-    pieces too small for later buffers, so compare `reuse_distance_bytes` before trusting it.
-    Raises GraphError for buffers with an alignment, an offset or gaps.
+    The memory to choose from is (1 + slack) times the peak of live bytes; where no window in it is
+    large enough, it grows by what is needed. The rule is greedy: it may leave pieces too small for
+    later buffers, so compare `reuse_distance_bytes` before you trust it. Raises GraphError for
+    buffers with an alignment, an offset or gaps.
     """
-    asking = [b.id for b in buffers if not b.is_plain]
-    if asking:
+    special = [b.id for b in buffers if not b.is_plain]
+    if special:
         needed = "buffers that ask for bytes and a life only"
-        raise GraphError(needed, f"{asking[0]} asks for more", "choose another rule than l2")
+        raise GraphError(needed, f"{special[0]} asks for more", "choose another rule than l2")
     unit = _unit_bytes(buffers)
     order = sorted(buffers, key=ORDERS["start"])
     limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
@@ -378,8 +384,8 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
 def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
     """Return how many bytes are written, on average, between a byte's death and its next write.
 
-    The first write of a byte counts everything written before it. A cache larger than the result
-    tends to still hold what is written next.
+    For the first write of a byte, all bytes written before count. A cache larger than this distance
+    tends to hold the line still when it is written again.
     """
     unit = _unit_bytes(buffers)
     order = sorted(buffers, key=ORDERS["start"])
@@ -405,13 +411,14 @@ def _unit_bytes(buffers: Sequence[Buffer]) -> int:
 
 
 def _hottest(freed: np.ndarray, live: np.ndarray, count: int) -> int:
-    """Return the start of the free window with the largest sum of freed, or -1 for none."""
+    """Return the start of the free window with the largest sum of `freed`, -1 if none is free."""
     if count > len(freed):
         return -1
+    # prefix sums: the sum over a window is a difference of two of them
     heat, taken = (np.concatenate(([0], np.cumsum(a))) for a in (freed, live))
     heat, taken = (a[count:] - a[: len(a) - count] for a in (heat, taken))
-    best = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
-    return best if taken[best] == 0 else -1
+    start = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
+    return start if taken[start] == 0 else -1
 
 
 # -- the front door -------------------------------------------------------------------------------
@@ -419,7 +426,7 @@ HEURISTICS: dict[str, Callable[[Sequence[Buffer]], Offsets]] = {
     **{f"greedy-by-{name}": partial(place, order=order) for name, order in ORDERS.items()},
     "best-fit": partial(place, order=ORDERS["start"], tightest=True),
 }
-"""Rules that only look for a low height."""
+"""Heuristics that only look for a small height."""
 METHODS = ("best of", *HEURISTICS, "l2", "exact")
 
 
@@ -433,11 +440,10 @@ def plan(
 ) -> Plan:
     """Give every buffer an offset.
 
-    "best of" takes the lowest heuristic plan and, where that is above the goal, searches for one
-    that reaches it until time_limit_s is over; "exact" goes to the search at once. The goal is the
-    capacity, or without one the peak of live bytes. The plan returned may exceed the capacity:
-    compare its height_bytes. Raises GraphError for bad buffers and unknown methods, and where
-    buffers whose offsets are given overlap.
+    "best of" and "exact" take the lowest heuristic plan; if that is above the goal, they search for
+    one that reaches it until time_limit_s is over. The goal is the capacity, or without one the
+    lower bound of the height. The plan returned may exceed the capacity: compare its height_bytes.
+    Raises GraphError for bad buffers, unknown methods, and given offsets that make buffers overlap.
     """
     if method not in METHODS:
         raise GraphError(f"one of {', '.join(METHODS)}", repr(method))
@@ -446,52 +452,60 @@ def plan(
     fixed = [b for b in sized if b.offset is not None]
     check_apart(fixed, {b.id: b.offset or 0 for b in fixed})
     if method == "l2":
-        found = hot_first(sized)
-        used = method
+        offsets = hot_first(sized)
+        used_method = method
     elif method in HEURISTICS:
-        found = HEURISTICS[method](sized)
-        used = method
+        offsets = HEURISTICS[method](sized)
+        used_method = method
     else:
         goal = bound if capacity_bytes is None else max(bound, capacity_bytes)
         return _search(sized, bound, goal, method, time_limit_s, seed)
-    high = height(sized, found)
-    return Plan(found, high, bound, used, high == bound)
+    plan_height = height(sized, offsets)
+    return Plan(offsets, plan_height, bound, used_method, plan_height == bound)
 
 
 def _search(
     buffers: Sequence[Buffer], bound: int, goal: int, method: str, time_limit_s: float, seed: int
 ) -> Plan:
-    """Take the best heuristic plan; search between the bound and its height."""
+    """Return the best heuristic plan, improved by a search between the bound and its height."""
+    # heuristics count towards the time limit, too
     end_s = time.perf_counter() + time_limit_s
-    tried = {name: rule(buffers) for name, rule in HEURISTICS.items()}
-    used = min(tried, key=lambda name: height(buffers, tried[name]))
-    found = tried[used]
-    high = height(buffers, tried[used])
+    heuristic_offsets = {name: rule(buffers) for name, rule in HEURISTICS.items()}
+    best_method = min(heuristic_offsets, key=lambda name: height(buffers, heuristic_offsets[name]))
+    best_offsets = heuristic_offsets[best_method]
+    best_height = height(buffers, heuristic_offsets[best_method])
     proven = bound
     if not (cpsat_available() or all(b.is_plain for b in buffers)):
-        return Plan(found, high, bound, used, high == bound)  # our own search knows plain ones only
+        return Plan(
+            best_offsets, best_height, bound, best_method, best_height == bound
+        )  # our own search knows plain ones only
     # First the goal itself; whatever is left of the time halves what lies between.
     target = goal
-    while high > max(goal, proven) and (left_s := end_s - time.perf_counter()) > 0:
+    while best_height > max(goal, proven) and (left_s := end_s - time.perf_counter()) > 0:
         try:
             packed, name = _pack(buffers, target, left_s, seed)
         except TimeoutError:
-            target = (target + high) // 2
+            # no answer in time: ask for less
+            target = (target + best_height) // 2
             continue
         if packed is None:
+            # the target is impossible: every plan is higher
             proven = target + 1
-        elif height(buffers, packed) < high:
-            found = packed
-            high = height(buffers, packed)
-            used = name
-        target = max(goal, (proven + high) // 2)
-    return Plan(found, high, bound, used, high <= proven)
+        elif height(buffers, packed) < best_height:
+            best_offsets = packed
+            best_height = height(buffers, packed)
+            best_method = name
+        target = max(goal, (proven + best_height) // 2)
+    return Plan(best_offsets, best_height, bound, best_method, best_height <= proven)
 
 
 def _pack(
     buffers: Sequence[Buffer], target: int, time_limit_s: float, seed: int
 ) -> tuple[Offsets | None, str]:
-    """Ask our search, then CP-SAT where it is installed; return the answer and whose it is."""
+    """Return the offsets of our search or of CP-SAT, and the name of the method that found them.
+
+    The offsets are None where the target is proven impossible.
+    """
     if not all(b.is_plain for b in buffers):
         return pack_cpsat(buffers, target, time_limit_s, seed), "exact (CP-SAT)"
     if not cpsat_available():

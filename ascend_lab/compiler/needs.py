@@ -1,9 +1,12 @@
 """Which elements of its tensors a graph needs, whatever computes them: from the outputs backward.
 
-A need is a mask per axis, None where every index is needed: at least all elements whose indices are
-all in the masks. Of a need that has no such form a part is kept, and an operator without a rule
-here asks for nothing: needs are never too large. A need of everything is () at its shortest.
-Beside needs, how many numbers of a tensor may differ: what is repeated is computed once.
+A need is one mask for each axis, or None for an axis of which every index is needed: an element is
+needed if the masks of all axes contain its indices. In a matrix (4, 6), masks (None, [0, 0, 1, 1,
+0, 0]) are columns 2 and 3. The shortest form of "everything" is (). A need that has no such form is
+replaced by a part of it, and an operator without a rule here needs nothing: a need may be too
+small, never too large, as a lower bound requires.
+
+A second count is how many numbers of a tensor may differ: repeated ones are computed only once.
 """
 
 from collections import Counter
@@ -24,10 +27,11 @@ Masks = tuple[Mask, ...]
 PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
 ATTENTION = ("attention", "flash_attention")
 BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
-"""Operators that compute a result from its row along one axis."""
+"""Operators that compute each result from the row along one axis in which it lies."""
 NUMBER = 1
 CHANNELS = 2
 ROW = 3
+"""How much depends on a given number, at least: one number, all channels of a pixel, a row."""
 WHOLE = (
     *PRODUCTS,
     *ATTENTION,
@@ -40,41 +44,50 @@ WHOLE = (
     "rsqrt",
     "rec",
 )
-"""Operators that need every element of what they read, though no trait of theirs says so."""
+"""Operators that need every element of their inputs, though none of their traits says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows along an axis: how many hold a number of elements, what none leaves out."""
+    """Windows along an axis.
+
+    counts     how many windows hold 0, 1, 2, ... elements that are no padding
+    all_read   every element is in some window
+    all_taps   every tap of the kernel meets some element
+    least      smallest share of the taps that an element meets
+    """
 
     counts: Counter[int]
     all_read: bool
     all_taps: bool
     least: float
-    """Share of the taps that every element meets."""
 
 
 @lru_cache(1024)
 def along(
     size: int, kernel: int, stride: int, pads: slicing.Range, dilation: int, out: int, spread: bool
 ) -> Windows:
-    """Return the `out` windows along an axis of `size` elements; padding holds none.
+    """Return the `out` windows along an axis of `size` elements; padding is no element.
 
-    `spread`: those of a transposed convolution, where the stride moves between elements read.
+    5 elements, kernel 3, stride 1, pads (1, 1): counts are {2: 2, 3: 3}. With `spread` the windows
+    are those of a transposed convolution, whose stride separates the elements that it reads.
     """
     counts = Counter[int]()
     read = Counter[int]()
     taps = set[int]()
     for at in range(out):
+        # output i of a transposed convolution reads element (i + pad - t * dilation) / stride at
+        # tap t
         if spread:
             steps = ((at + pads[0] - t * dilation, t) for t in range(kernel))
-            held = [(low // stride, t) for low, t in steps if low % stride == 0]
+            elements = [(position // stride, t) for position, t in steps if position % stride == 0]
         else:
-            held = [(at * stride - pads[0] + t * dilation, t) for t in range(kernel)]
-        held = [(i, t) for i, t in held if 0 <= i < size]
-        counts[len(held)] += 1
-        read.update(i for i, _ in held)
-        taps.update(t for _, t in held)
+            elements = [(at * stride - pads[0] + t * dilation, t) for t in range(kernel)]
+        elements = [(i, t) for i, t in elements if 0 <= i < size]
+        counts[len(elements)] += 1
+        read.update(i for i, _ in elements)
+        taps.update(t for _, t in elements)
+    # `read` counts in how many windows, that is taps, each element is
     least = min(read[i] for i in range(size)) / kernel
     return Windows(counts, len(read) == size, len(taps) == kernel, least)
 
@@ -100,25 +113,28 @@ def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
 
 
 def moves(node: Node) -> bool:
-    """Tell whether a node computes nothing: some day it may be a view."""
+    """Tell whether a node only moves elements: a better compiler might make it a view."""
     return node.op in ("trans_data", "pad", "embedding") or node.has("moves")
 
 
 class Needs:
-    """What of each tensor is needed, as masks by name, and what some kernel has to read whole.
+    """The needs of a graph, as masks by the names of its tensors.
 
-    `varies` names what depends on an input, `distinct` counts a tensor's numbers that may differ.
+    read       tensors that some kernel has to read whole
+    varies     tensors that depend on an input
+    distinct   how many numbers of a tensor may differ
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.windows = {node.name: _windows(graph, node) for node in graph.nodes if slides(node)}
-        """Along rows and columns of every convolution and pooling."""
+        """By node, the windows along rows and columns of convolutions and poolings."""
         self.masks: dict[str, Masks] = dict.fromkeys(graph.outputs, ())
         self.read: set[str] = set()
         for node in reversed(graph.nodes):
+            # a move counts as reading only if a kernel reads its result whole
             works = self.read.issuperset(node.outputs) or not moves(node)
-            for name, masks in self._asked(node):
+            for name, masks in self._needs_of(node):
                 self._add(name, masks)
                 if works and self.is_whole(name):
                     self.read.add(name)
@@ -127,29 +143,29 @@ class Needs:
             if not self.varies.isdisjoint(node.inputs):
                 self.varies.update(node.outputs)
             for name in node.outputs:
-                self.distinct[name] = self._different(node, graph.types[name].elements)
+                self.distinct[name] = self._distinct_results(node, graph.types[name].elements)
 
     def is_whole(self, name: str) -> bool:
         """Tell whether every element of a tensor is needed."""
         return name in self.masks and not any(m is not None for m in self.masks[name])
 
     def share(self, name: str) -> float:
-        """Return the share of a tensor's elements that is needed, at least."""
+        """Return the least share of a tensor's elements that is needed."""
         if name not in self.masks:
             return 0.0
         return prod(float(m.mean()) for m in self.masks[name] if m is not None)
 
     def _add(self, name: str, masks: Masks) -> None:
         masks = tuple(None if m is None or m.all() else m for m in masks)
-        before = self.masks.get(name)
+        previous = self.masks.get(name)
         self.masks[name] = masks if any(m is not None for m in masks) else ()
-        if before is not None and self.share(name) < prod(
-            float(m.mean()) for m in before if m is not None
+        if previous is not None and self.share(name) < prod(
+            float(m.mean()) for m in previous if m is not None
         ):
-            self.masks[name] = before
+            self.masks[name] = previous
 
-    def _asked(self, node: Node) -> Iterable[tuple[str, Masks]]:
-        """Yield the inputs of a node with what it needs of them."""
+    def _needs_of(self, node: Node) -> Iterable[tuple[str, Masks]]:
+        """Return pairs (input of a node, masks that the node needs of it)."""
         if node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] == 1:
             return []  # the same number whatever the input
         if node.op != "slice" and all(map(self.is_whole, node.outputs)):
@@ -160,21 +176,27 @@ class Needs:
         if out is None or len(node.outputs) > 1:
             return []
         rank = len(self.graph.types[node.output].shape)
-        return self._part(node, out or (None,) * rank)
+        return self._need_for(node, out or (None,) * rank)
 
     def whole(self, node: Node) -> Iterable[str]:
-        """Return the inputs whose every element a node needs, to give all its results."""
+        """Return the inputs of which a node needs every element to compute all its results."""
         if node.name in self.windows:
             windows = self.windows[node.name]
-            kept = (all(w.all_read for w in windows), all(w.all_taps for w in windows), True)
-            return [name for name, is_whole in zip(node.inputs, kept, strict=False) if is_whole]
+            needed_whole = (
+                all(w.all_read for w in windows),
+                all(w.all_taps for w in windows),
+                True,
+            )
+            return [
+                name for name, is_whole in zip(node.inputs, needed_whole, strict=False) if is_whole
+            ]
         if node.op in ("gather", "embedding", "pad"):
             return node.inputs[1:]
         traits = ("pointwise", "broadcasts", "reduction", "moves", "lanes", "image fold")
         return node.inputs if node.has(*traits) or node.op in WHOLE else ()
 
-    def _part(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
-        """Yield what a node needs for a part of its result."""
+    def _need_for(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
+        """Yield (input, masks) that a node needs to compute the results in the masks `out`."""
         shapes = [self.graph.types[name].shape for name in node.inputs]
         if node.op in PRODUCTS or node.op in ATTENTION:
             for name, shape, masks in zip(node.inputs, shapes, _factors(node, out), strict=False):
@@ -199,54 +221,66 @@ class Needs:
             yield node.inputs[0], tuple(read)
 
     def _split(self, node: Node) -> Iterator[tuple[str, Masks]]:
-        """Yield what the pieces need that are whole but for the axis of the cut."""
+        """Yield the need of a split: along its axis, the ranges of those pieces needed whole."""
         shape = self.graph.types[node.inputs[0]].shape
         axis = node.attr("axis", 0) % len(shape)
         sizes = [self.graph.types[name].shape[axis] for name in node.outputs]
-        mask = np.zeros(shape[axis], bool)
+        along_axis = np.zeros(shape[axis], bool)
         for name, (low, high) in zip(
             node.outputs, pairwise(accumulate(sizes, initial=0)), strict=True
         ):
-            mask[low:high] = self.is_whole(name)
-        if mask.any():
-            yield node.inputs[0], tuple(mask if i == axis else None for i in range(len(shape)))
+            along_axis[low:high] = self.is_whole(name)
+        if along_axis.any():
+            yield (
+                node.inputs[0],
+                tuple(along_axis if i == axis else None for i in range(len(shape))),
+            )
 
-    def _different(self, node: Node, size: int) -> int:
-        """Return how many results of a node may differ: what is repeated is computed once."""
-        known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
+    def _distinct_results(self, node: Node, size: int) -> int:
+        """Return how many results of a node may differ, 0 if unknown; repeats are computed once."""
+        # of the inputs: how many numbers may differ, and how many there are
+        distinct = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
         sizes = [self.graph.types[n].elements for n in node.inputs]
         if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
             return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
         if node.op == "concat":
-            return sum(dict(zip(node.inputs, known, strict=True)).values())
+            # an operand that is joined twice counts once
+            return sum(dict(zip(node.inputs, distinct, strict=True)).values())
         if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
-            return min(size, max(known, default=0))
+            return min(size, max(distinct, default=0))
         if node.has("moves") or node.op == "trans_data":
-            return max(0, size - (sizes[0] - known[0]))
-        shares = [k / n for k, n in zip(known, sizes, strict=True)]
+            # in the worst case all repeated numbers of the input are in the result
+            return max(0, size - (sizes[0] - distinct[0]))
+        shares = [k / n for k, n in zip(distinct, sizes, strict=True)]
         if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
+            # a row that repeats another has equal results: 1/4 of the rows, 1/4 of the results
             return int(size * prod(shares))
         return size if min(shares, default=1.0) == 1.0 else 0
 
     def count(self, name: str) -> int:
-        """Return how many different results a tensor has that are needed, at least."""
+        """Return the least number of different results of a tensor that are needed."""
         size = self.graph.types[name].elements
+        # 1e-6 for rounding: 3.0000000000000004 needed elements are 3, not 4
         needed = ceil(self.share(name) * size - 1e-6)
         return max(0, needed + self.distinct.get(name, size) - size)
 
     # -- products -------------------------------------------------------------------------------
     def sums(self, node: Node, depth: int) -> float:
-        """Return the sums of a node's products, each as often as steps of `depth` products fill it.
+        """Return the sums that a node computes, each times the steps of `depth` products in it.
 
-        0 for what the vector unit may do as well, and for attention under a mask, which may be left
-        out. Of causal attention the keys that a query sees count.
+        A product (32, 100) x (100, 8) has 256 sums of 100 products: 256 for depth 100, 1,792 for
+        depth 16, as ceil(100 / 16) = 7. Returns 0 for nodes that a vector unit may compute as well,
+        and for attention with a mask, which may hide any key. Causal attention counts only the keys
+        that each query sees.
         """
         out = self.graph.types[node.output]
         if node.op in PRODUCTS:
             first = self.graph.types[node.inputs[0]].shape
             return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
         if node.op in ATTENTION and len(node.inputs) == 3:
+            # queries (s, d), keys (t, d), values (t, e)
             (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
+            # query i of s sees t - s + 1 + i keys
             seen = range(t - s + 1, t + 1) if node.attr("causal", False) else (t,) * s
             return prod(many) * sum(keys * _up(d, depth) + e * _up(keys, depth) for keys in seen)
         if node.op not in ("conv2d", "conv_transpose2d"):
@@ -254,191 +288,228 @@ class Needs:
         groups = node.attr("groups", 1)
         weight = self.graph.types[node.inputs[1]].shape
         channels = weight[1] if node.op == "conv2d" else weight[0] // groups
+        # narrow groups leave most of a 16 x 16 fractal empty: vector units may compute them
         if channels < 16 and groups > 1:
             return 0
         rows, columns = self.windows[node.name]
         steps = sum(
-            many * each * _up(channels * high * wide, depth)
-            for high, many in rows.counts.items()
-            for wide, each in columns.counts.items()
+            many * each * _up(channels * taps_high * taps_wide, depth)
+            for taps_high, many in rows.counts.items()
+            for taps_wide, each in columns.counts.items()
         )
         return out.shape[0] * out.shape[1] * steps
 
-    def meets(self, node: Node) -> bool:
-        """Tell whether each result of a product needs every number of what it multiplies."""
+    def needs_all_products(self, node: Node) -> bool:
+        """Tell whether each result of a product needs every number of its first operand.
+
+        True for (1, k) x (k, n), false for two rows: a result needs its own row only.
+        """
         if node.op in ATTENTION or node.inputs[0] not in self.varies:
             return False
         numbers = self.graph.types[node.inputs[0]].elements
         return self.sums(node, 1) == self.graph.types[node.output].elements * numbers
 
-    def tapped(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
-        """Return `count` results of the fewest products, as (products, results)."""
+    def fewest_products(self, nodes: Sequence[Node], count: int) -> list[tuple[int, int]]:
+        """Return the `count` results with the fewest products, as pairs (products, results).
+
+        At the border of an image windows hold fewer elements, so that these results come first.
+        """
         if len(nodes) > 1:
             return [(1, count)]
         (node,) = nodes
         (rows, columns) = self.windows[node.name]
-        found = Counter[int]()
+        results = Counter[int]()
         planes = prod(self.graph.types[node.output].shape[:2])
-        for high, many in rows.counts.items():
-            for wide, each in columns.counts.items():
-                found[high * wide] += planes * many * each
-        kept = []
-        for taps, size in sorted(found.items()):
-            kept.append((taps, min(size, count)))
-            count -= kept[-1][1]
-        return [(taps, size) for taps, size in kept if size]
+        for taps_high, row_count in rows.counts.items():
+            for taps_wide, column_count in columns.counts.items():
+                results[taps_high * taps_wide] += planes * row_count * column_count
+        pairs = []
+        for taps, size in sorted(results.items()):
+            pairs.append((taps, min(size, count)))
+            count -= pairs[-1][1]
+        return [(taps, size) for taps, size in pairs if size]
 
     def weights(self, nodes: Sequence[Node]) -> set[str]:
-        """Return the constants that products need to the last number."""
-        found: set[str] = set()
+        """Return the constants of which products need every number."""
+        candidates: set[str] = set()
         for node in nodes:
             source = self.graph.producers.get(node.inputs[0])
+            # behind an explicit `pad`, border taps may meet zeros only
             padded = source is not None and source.op == "pad"
             if (
                 node.name in self.windows and not node.has("pooling") and not padded
             ) or node.op in PRODUCTS:
-                found.update(n for n in node.inputs[:2] if self.is_whole(n))
+                candidates.update(n for n in node.inputs[:2] if self.is_whole(n))
         constants = self.graph.constants
-        return {n for n in found if n in constants and not isinstance(constants[n].data, Fill)}
+        return {n for n in candidates if n in constants and not isinstance(constants[n].data, Fill)}
 
     # -- order ----------------------------------------------------------------------------------
     def later(self, weights: Collection[str]) -> dict[str, float]:
-        """Return tensors that all passes through, with the bytes of `weights` used after each.
+        """Return tensors through which everything passes, with bytes of weights used after each.
 
-        Whichever number of it comes last, these multiply what depends on that one: see `_spread`.
+        Whichever number of such a tensor is the last, these bytes of `weights` are multiplied with
+        numbers that depend on it: see `_spread`. The method walks forward from one such tensor to
+        the next, both for a single number and for a row (or the channels of a pixel) that depend on
+        the last number; then it adds the bytes up from the back.
         """
-        parts = list[tuple[str, float, int, int]]()
+        segments = list[tuple[str, float, int, int]]()
         size = 0.0
-        passed = self._passed()
-        one = dict[str, int]()
-        row = dict[str, int]()
-        last = {name: node for node in self.graph.nodes for name in node.inputs}
+        passed = self._bottlenecks()
+        from_number = dict[str, int]()
+        from_row_of = dict[str, int]()
+        last_reader = {name: node for node in self.graph.nodes for name in node.inputs}
         for node in self.graph.nodes:
             name = node.output
             weight = "".join(node.inputs[1:2])
-            enough = row.get(node.inputs[0]) == (CHANNELS if node.name in self.windows else ROW)
-            if enough and weight in weights and last[weight] is node:
+            meets_all = from_row_of.get(node.inputs[0]) == (
+                CHANNELS if node.name in self.windows else ROW
+            )
+            if meets_all and weight in weights and last_reader[weight] is node:
                 kind = self.graph.types[weight]
-                size += kind.data_bytes * self._hit(node)
-            one[name], row[name] = self._spread(node, one), self._spread(node, row)
+                size += kind.data_bytes * self._weight_share(node)
+            from_number[name], from_row_of[name] = (
+                self._spread(node, from_number),
+                self._spread(node, from_row_of),
+            )
             if name in passed:
-                parts.append((name, size, one[name], row[name]))
-                wide = CHANNELS if len(self.graph.types[name].shape) == 4 else ROW
-                one = {name: NUMBER}
-                row = {name: wide}
+                segments.append((name, size, from_number[name], from_row_of[name]))
+                widest = CHANNELS if len(self.graph.types[name].shape) == 4 else ROW
+                from_number = {name: NUMBER}
+                from_row_of = {name: widest}
                 size = 0.0
-        after = (0.0, 0.0, size, size)
-        found = dict[str, float]()
-        for name, size, from_one, from_row in reversed(parts):
-            found[name] = after[NUMBER]
-            of_row = size + after[from_row]
-            after = (0.0, after[from_one], of_row, of_row)
-        return found
+        after_by_start = (0.0, 0.0, size, size)
+        bytes_after = dict[str, float]()
+        for name, size, from_one, from_row in reversed(segments):
+            bytes_after[name] = after_by_start[NUMBER]
+            of_row = size + after_by_start[from_row]
+            after_by_start = (0.0, after_by_start[from_one], of_row, of_row)
+        return bytes_after
 
-    def _passed(self) -> set[str]:
-        """Return the tensors wholly needed beside which no other is read later."""
-        last = {name: at for at, node in enumerate(self.graph.nodes) for name in node.inputs}
-        last |= dict.fromkeys(self.graph.outputs, len(self.graph.nodes))
-        found = set[str]()
+    def _bottlenecks(self) -> set[str]:
+        """Return the tensors, needed whole, after which no other tensor made so far is read."""
+        last_read = {name: at for at, node in enumerate(self.graph.nodes) for name in node.inputs}
+        last_read |= dict.fromkeys(self.graph.outputs, len(self.graph.nodes))
+        passed = set[str]()
         live = set(self.graph.inputs)
         for at, node in enumerate(self.graph.nodes):
             live.update(self.varies.intersection(node.outputs))
-            live = {name for name in live if last.get(name, -1) > at}
+            # tensors that some later node still reads
+            live = {name for name in live if last_read.get(name, -1) > at}
             if live == {node.output} and self.is_whole(node.output):
-                found.add(node.output)
-        return found
+                passed.add(node.output)
+        return passed
 
     def _spread(self, node: Node, given: Mapping[str, int]) -> int:
-        """Return how much of a node's result depends on what is given at the least.
+        """Return how much of a node's result depends, at least, on given parts of its inputs.
 
-        0, a `NUMBER`, all `CHANNELS` of a pixel, or a `ROW`, along the last axis; of it a number,
-        if nothing else is known, wherever it stands.
+        `given` holds, by input, one of 0 (nothing), `NUMBER`, all `CHANNELS` of a pixel, and a
+        `ROW` along the last axis; so is the result. `NUMBER` stands for any single number, wherever
+        it is, if nothing more is known. A convolution without groups turns a number into
+        `CHANNELS`: each of its filters multiplies that number.
         """
         if len(node.outputs) > 1 or not self.is_whole(node.output):
             return 0
-        from_ = max((given.get(name, 0) for name in self.whole(node)), default=0)
-        if not from_:
+        spread = max((given.get(name, 0) for name in self.whole(node)), default=0)
+        if not spread:
             return 0
         if node.name in self.windows and not node.has("pooling") and node.attr("groups", 1) == 1:
             return CHANNELS
         if node.op in PRODUCTS and given.get(node.inputs[0]) and not node.attr("trans_a", False):
             return ROW
-        if node.op == "reshape" and from_ > NUMBER:  # of a single pixel, or row
-            one, two = (self.graph.types[name].shape for name in (node.inputs[0], node.output))
-            alone = [n for n in one if n > 1] == [n for n in two if n > 1]
-            if alone and {len(one), len(two)} == {2, 4} and max(map(prod, (one[2:], two[2:]))) < 2:
-                return CHANNELS if len(two) == 4 else ROW
+        if node.op == "reshape" and spread > NUMBER:  # of a single pixel, or row
+            in_shape, out_shape = (
+                self.graph.types[name].shape for name in (node.inputs[0], node.output)
+            )
+            is_single = [n for n in in_shape if n > 1] == [n for n in out_shape if n > 1]
+            if (
+                is_single
+                and {len(in_shape), len(out_shape)} == {2, 4}
+                and max(map(prod, (in_shape[2:], out_shape[2:]))) < 2
+            ):
+                return CHANNELS if len(out_shape) == 4 else ROW
         keeps = (
             node.has("pointwise", "broadcasts", "pooling", "image fold")
             or node.name in self.windows
         )
-        return from_ if keeps else NUMBER
+        return spread if keeps else NUMBER
 
-    def _hit(self, node: Node) -> float:
-        """Return the share of its weights that each row of what a node reads multiplies."""
-        many = prod(self.graph.types[node.inputs[1]].shape[:-2])
+    def _weight_share(self, node: Node) -> float:
+        """Return the share of a node's weights with which each row that it reads is multiplied.
+
+        An element at the border of an image meets only some taps of a kernel; a row of one of 8
+        batched matrices meets an eighth of the weights.
+        """
+        batches = prod(self.graph.types[node.inputs[1]].shape[:-2])
         return (
             prod(w.least for w in self.windows[node.name])
             if node.name in self.windows
-            else 1 / many
+            else 1 / batches
         )
 
 
 def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
-    """Return what of its factors a product of matrices needs."""
-    *many, rows, columns = out
+    """Return the masks of both factors of a matrix product: rows of one, columns of the other."""
+    *batch, rows, columns = out
     if node.op in ATTENTION:
-        return (*many, rows, None), (*many, None, None), (*many, None, columns)
-    one: Masks = (rows, None)
-    two: Masks = (None, columns)
+        return (*batch, rows, None), (*batch, None, None), (*batch, None, columns)
+    first: Masks = (rows, None)
+    second: Masks = (None, columns)
     if node.attr("trans_a", False):
-        one = (None, rows)
+        first = (None, rows)
     if node.attr("trans_b", False) or node.op == "attention_scores":
-        two = (columns, None)
-    return (*many, *one), (*many, *two)
+        second = (columns, None)
+    return (*batch, *first), (*batch, *second)
 
 
 def _fit(masks: Masks, shape: Sequence[int]) -> Masks:
-    """Return the masks of the last axes, where those are not stretched ones of size 1."""
+    """Return the masks that fit `shape`: None on axes that broadcasting stretches from size 1."""
     ends = zip(masks[len(masks) - len(shape) :], shape, strict=True)
     return tuple(m if m is not None and len(m) == size else None for m, size in ends)
 
 
 def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:
-    """Return a part of what a reshape to `shape` needs: masks of runs of axes that stay together.
+    """Return masks of the input of a reshape, of shape `given`, for masks `out` of its result.
 
-    Of elements picked freely from an axis that was several, those with one pattern are kept.
+    Axes are treated in the shortest runs with equally many elements: (6, 4) -> (2, 3, 4) has runs
+    (6) -> (2, 3) and (4) -> (4). Within a run, the needed elements of the result need not be a
+    product of masks of the input: then only the rows that share the first row's pattern are kept.
     """
-    found: list[Mask] = []
-    at = 0
+    masks: list[Mask] = []
+    axis = 0
     for run in _runs(given, shape):
         count = len(run[1])
         flat = np.ones(1, bool)
-        for size, mask in zip(run[1], out[at : at + count], strict=True):
+        for size, mask in zip(run[1], out[axis : axis + count], strict=True):
+            # the need of the run in the result, flattened: an outer product of its masks
             flat = np.multiply.outer(flat, np.ones(size, bool) if mask is None else mask).ravel()
-        at += count
+        axis += count
         for size in run[0]:
+            # a row of the table for each index of the input's axis; equal rows are needed alike
             table = flat.reshape(size, -1)
-            some = table[table.any(1)][0] if table.any() else table[0]
-            found.append((table == some).all(1))
-            flat = some
-    return tuple(found)
+            pattern = table[table.any(1)][0] if table.any() else table[0]
+            masks.append((table == pattern).all(1))
+            flat = pattern
+    return tuple(masks)
 
 
-def _runs(one: Sequence[int], two: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Yield the shortest runs of axes of two shapes that have as many elements."""
+def _runs(
+    in_shape: Sequence[int], out_shape: Sequence[int]
+) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Yield the shortest runs of axes of two shapes with equally many elements."""
     i = j = 0
-    while i < len(one) or j < len(two):
-        first = i
-        second = j
-        i = min(i + 1, len(one))
-        j = min(j + 1, len(two))
-        while (left := prod(one[first:i])) != (right := prod(two[second:j])):
-            if left < right:
+    while i < len(in_shape) or j < len(out_shape):
+        i_start = i
+        j_start = j
+        i = min(i + 1, len(in_shape))
+        j = min(j + 1, len(out_shape))
+        while (first_count := prod(in_shape[i_start:i])) != (
+            second_count := prod(out_shape[j_start:j])
+        ):
+            if first_count < second_count:
                 i += 1
             else:
                 j += 1
-        yield one[first:i], two[second:j]
+        yield in_shape[i_start:i], out_shape[j_start:j]
 
 
 def _up(size: int, unit: int) -> int:

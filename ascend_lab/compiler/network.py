@@ -2,12 +2,12 @@
 
     time = sum over kernels of (start + cycles / clock)
 
-The host starts the first kernel, the device's queue the others; within a scope of a super kernel
-only a barrier over all cores separates two.
+The host starts the first kernel, the device's queue starts the others. Between two kernels of a
+super kernel there is only a barrier over all cores.
 
-Each kernel finds in L2 what earlier ones left there: a tensor's bytes come from L2 where they still
-are, else from device memory. Weights have addresses of their own; activations those of the plan.
-What L2 keeps, and what is fetched ahead, stands in `placement`.
+Each kernel finds in L2 what earlier kernels left there: the bytes of a tensor come from L2 if they
+are still in it, else from device memory. Every weight has its own address; activations share
+memory as the plan says. `placement` decides what L2 keeps and what is fetched ahead.
 """
 
 import json
@@ -25,7 +25,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 
 PLAN = "greedy-by-size"
-"""How memory is planned unless a plan is given: close to the least, and found at once."""
+"""The default memory plan: close to the least memory, and fast to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OperatorTime:
 
     @property
     def cube_utilisation(self) -> float:
-        """Multiply-accumulates done / those the cubes of all cores could do in the time."""
+        """Utilisation: multiply-accumulates done / (peak rate of all cubes * time)."""
         chip = self.timeline.chip
         dtype = next((p.dtype for p in self.timeline.phases if p.macs), "")
         if not dtype:
@@ -69,7 +69,7 @@ class OperatorTime:
 
 @dataclass(frozen=True, slots=True)
 class NetworkTimeline:
-    """The times of all kernels of a network; views take none."""
+    """The times of all kernels of a network; views take no time."""
 
     name: str
     chip: Chip
@@ -84,13 +84,14 @@ class NetworkTimeline:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that cross the memory interface, what is left dirty in L2 at the end included."""
-        beside = self.written_back_bytes + self.prefetched_bytes
-        return sum(op.timeline.memory_bytes for op in self.operators) + beside
+        """Bytes that cross the memory interface, with those that L2 writes back at the end."""
+        # bytes that no kernel's own time contains
+        outside_kernels = self.written_back_bytes + self.prefetched_bytes
+        return sum(op.timeline.memory_bytes for op in self.operators) + outside_kernels
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of the cubes, zeros that pad fractals included."""
+        """Multiply-accumulates of the cubes, including those with zeros that pad fractals."""
         return sum(op.timeline.macs for op in self.operators)
 
     @property
@@ -100,33 +101,36 @@ class NetworkTimeline:
             (sum(n for (a, _), n in op.timeline.path_bytes.items() if a == "GM"), op.timeline)
             for op in self.operators
         ]
+        # hit rates of kernels, weighted with the bytes that they read
         total = sum(n for n, _ in reads)
         return sum(n * t.l2_hit_rate for n, t in reads) / total if total else 0.0
 
     @property
     def on_ai_cpu(self) -> tuple[OperatorTime, ...]:
         """The operators that no kernel computes."""
-        found = ((op, op.timeline) for op in self.operators)
-        return tuple(op for op, t in found if isinstance(t, CpuTimeline) and t.engine == NAME)
+        pairs = ((op, op.timeline) for op in self.operators)
+        return tuple(op for op, t in pairs if isinstance(t, CpuTimeline) and t.engine == NAME)
 
     @property
     def launches(self) -> int:
-        """Launches made: one a scope, none for the core's own loader."""
-        lines = (op.timeline for op in self.operators)
-        return sum(t.launch_cycles > 0 and t.start in ("cold", "queued") for t in lines)
+        """Number of launches: one for a super kernel, none for AIPP, which is part of the core."""
+        timelines = (op.timeline for op in self.operators)
+        return sum(t.launch_cycles > 0 and t.start in ("cold", "queued") for t in timelines)
 
     @property
     def launch_s(self) -> float:
-        """Seconds of launches, those of the AI CPU too; barriers are none."""
-        lines = (op.timeline for op in self.operators)
-        cycles = sum(t.launch_cycles for t in lines if t.start in ("cold", "queued"))
+        """Seconds of all launches, also of the AI CPU, without barriers inside super kernels."""
+        timelines = (op.timeline for op in self.operators)
+        cycles = sum(t.launch_cycles for t in timelines if t.start in ("cold", "queued"))
         return cycles / self.chip.clock_hz
 
     @property
     def kernels(self) -> int:
-        """Operators that kernels compute, or the core's own loader."""
-        outside = (t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline))
-        return len(self.operators) - sum(t.engine != LOADER for t in outside)
+        """Number of operators that run on the NPU: kernels, and AIPP, the core's image loader."""
+        cpu_timelines = (
+            t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline)
+        )
+        return len(self.operators) - sum(t.engine != LOADER for t in cpu_timelines)
 
     @property
     def ai_cpu_s(self) -> float:
@@ -135,10 +139,10 @@ class NetworkTimeline:
 
     def by_type(self) -> dict[str, float]:
         """Return the seconds per kind of kernel, the longest first."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for op in self.operators:
-            found[op.type] = found.get(op.type, 0.0) + op.time_s
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            seconds[op.type] = seconds.get(op.type, 0.0) + op.time_s
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers as plain data, ready for JSON."""
@@ -174,9 +178,10 @@ def simulate_graph(
 ) -> NetworkTimeline:
     """Time a compiled network, its activations where the plan says (default: `plan_network`).
 
-    L2 starts empty, or as writing some inputs, in the order given, leaves it. Of a part of a
-    network, `passed` are the outputs that what follows reads, and `first` is "queued": what starts
-    the first kernel. Without `hints` a cache does not know what is read for the last time.
+    L2 starts empty, or with the inputs `written` just before, in this order. A part of a network
+    sets two more: `passed` names the outputs that later parts read, and `first` is how the first
+    kernel starts, "queued" if another part ran before. Without `hints` the cache is not told when a
+    tensor is read for the last time.
     """
     chip = compiled.chip
     times = list[OperatorTime]()
@@ -185,105 +190,119 @@ def simulate_graph(
     starts = _starts(compiled, first)
     mixed = _mixed(compiled, starts)
     mix_cycles = round(chip.mix_start_s * chip.clock_hz)
-    ahead = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
-    told = hints and compiled.hints
-    for task, kernel, own in kernels_in_memory(compiled, l2, places, written, passed, told):
+    prefetch = Prefetch(compiled, places) if compiled.prefetch and chip.l2.kind == "cache" else None
+    use_hints = hints and compiled.hints
+    for task, kernel, memory in kernels_in_memory(compiled, l2, places, written, passed, use_hints):
         title = task.op
         start = starts.get(task.name, "queued")
-        if ahead and times:
-            ahead.before(task, l2, start_cycles(chip, start))
+        # nothing can be fetched ahead of the first kernel: there is no time before it
+        if prefetch and times:
+            prefetch.before(task, l2, start_cycles(chip, start))
         if isinstance(kernel, CpuKernel):
             title = f"{title} on the {kernel.engine}"
-            timeline: sim.KernelTimeline = time_cpu(kernel, chip, own)
+            timeline: sim.KernelTimeline = time_cpu(kernel, chip, memory)
         else:
+            # only a kernel behind a barrier can work before it
             early = early_cycles(task, chip) if start not in ("cold", "queued") else 0
-            timeline = sim.simulate_kernel(kernel, chip, own)
+            timeline = sim.simulate_kernel(kernel, chip, memory)
             mix = mix_cycles if task.name in mixed else 0
             timeline = replace(timeline, start=start, early_cycles=early, mix_cycles=mix)
         times.append(OperatorTime(task.name, title, timeline))
-        if ahead:
-            ahead.after(task, kernel, timeline)
-    fetched = ahead.fetched_bytes if ahead else 0
+        if prefetch:
+            prefetch.after(task, kernel, timeline)
+    fetched = prefetch.fetched_bytes if prefetch else 0
     return NetworkTimeline(
         compiled.graph.name, chip, tuple(times), l2.flush(), prefetched_bytes=fetched
     )
 
 
 def _starts(compiled: Compiled, first: Start) -> dict[str, Start]:
-    """Return what starts each kernel; one on the AI CPU, or the core's loader, ends a scope."""
+    """Return how each kernel starts; an operator on the AI CPU or AIPP ends a super kernel.
+
+    Inside a super kernel the barrier depends on which cores wait for which: "inside" if the
+    kinds of cores stay the same, "across" if they change, "both" if both kernels use two kinds.
+    """
     scopes = {i: scope for scope in compiled.scopes for i in range(*scope)}
-    found: dict[str, Start] = {}
+    starts: dict[str, Start] = {}
     start = first
-    last = None
-    near = frozenset[str]()
+    last_scope = None
+    last_units = frozenset[str]()
     for i, task in enumerate(compiled.tasks):
         kernel = task.lowered.kernel if task.lowered else None
         if kernel is None or isinstance(kernel, CpuKernel):
             if kernel is not None:
-                last = None
+                last_scope = None
                 start = "queued" if kernel.engine == NAME else start
             continue
         scope = scopes.get(i)
-        units = near if scope is None else sim.units_of(kernel, compiled.chip)
-        kinds = len(units) + len(near)
-        within: Start = "both" if kinds > 3 else "across" if units != near else "inside"
-        found[task.name] = within if scope is not None and scope == last else start
+        units = last_units if scope is None else sim.units_of(kernel, compiled.chip)
+        # two kinds of cores in each of the two kernels: 2 + 2
+        kinds = len(units) + len(last_units)
+        barrier: Start = "both" if kinds > 3 else "across" if units != last_units else "inside"
+        starts[task.name] = barrier if scope is not None and scope == last_scope else start
         start = "queued"
-        last = scope
-        near = units
-    return found
+        last_scope = scope
+        last_units = units
+    return starts
 
 
 def _mixed(compiled: Compiled, starts: Mapping[str, Start]) -> set[str]:
-    """Return the first kernels of the launches that run on cube and on vector cores."""
+    """Return the first kernel of every launch that runs on cube and on vector cores."""
     first = ""
     launched = dict[str, list[frozenset[str]]]()
     for task in compiled.tasks:
         if task.lowered is not None and task.name in starts:
-            apart = starts[task.name] in ("cold", "queued")
-            first = task.name if apart or not first else first
+            # a launched kernel opens a new launch; the others belong to the last one opened
+            is_launched = starts[task.name] in ("cold", "queued")
+            first = task.name if is_launched or not first else first
             launched.setdefault(first, []).append(sim.units_of(task.lowered.kernel, compiled.chip))
     return {name for name, units in launched.items() if len(frozenset().union(*units)) > 1}
 
 
 def early_cycles(task: Task, chip: Chip) -> int:
-    """Return the cycles that a kernel of a super kernel works before its barrier, on every core.
+    """Return the cycles of a kernel's work that overlap with the barrier before it.
 
-    Each core tells the others that it is done and goes on: it fetches the first tile of each of its
-    weights, which depend on no kernel, and waits before it loads what another core has written. Of
-    a core that first waits for another of its own AI core that one tells.
+    In a super kernel a core signals that it has finished the previous kernel and goes on: it loads
+    the first tile of each of its weights, which depend on no other kernel. It waits at the barrier
+    only before it loads what other cores have written. All cores overlap at least the minimum over
+    cores. A core that first waits for its partner in the AI core does not count: the partner does.
     """
     assert task.lowered is not None
     parts = task.lowered.kernel.phases[0].parts
-    own = task.piece.constants
-    return int(min(_cycles_ahead(part.program, own, chip) for part in parts))
+    weights = task.piece.constants
+    return int(min(_cycles_ahead(part.program, weights, chip) for part in parts))
 
 
-def _cycles_ahead(program: isa.Program, own: Collection[str], chip: Chip) -> float:
-    """Return the cycles of the first loads of a program's `own` tensors, infinite if it waits."""
-    first = dict[str, float]()
-    loaded = False
+def _cycles_ahead(program: isa.Program, weights: Collection[str], chip: Chip) -> float:
+    """Return the cycles to load the first tile of each of the weights of a program.
+
+    Infinite, so that it never is the minimum, if the program first waits for another core.
+    """
+    first_tiles = dict[str, float]()
+    past_barrier = False
     for instruction, _ in program.instructions():
         src = instruction.srcs[0] if instruction.srcs else None
         dst = instruction.dst
-        if instruction.op == "cross_wait" and not loaded:
+        if instruction.op == "cross_wait" and not past_barrier:
             return float("inf")
         if src is None or src.space != "GM":
             continue
-        if src.buffer.name.partition(".")[0] not in own:
-            loaded = True
+        if src.buffer.name.partition(".")[0] not in weights:
+            # an activation: the program is past the barrier, and later waits are other ones
+            past_barrier = True
             continue
         path = chip.path("GM", dst.space if dst else "")
         cycles = path.startup_cycles + src.size_bytes / path.rate_bytes_per_cycle
-        first.setdefault(src.buffer.name, cycles)
-    return sum(first.values())
+        # `setdefault`: later tiles of the same weight do not count
+        first_tiles.setdefault(src.buffer.name, cycles)
+    return sum(first_tiles.values())
 
 
 # -- a trace for chrome://tracing, in msprof's field names ----------------------------------------
 def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
-    """Return one event per launch and per phase, microseconds from the start of the network.
+    """Return trace events for launches, kernels and pipes, in microseconds from the start.
 
-    Rows: what the host launches, kernels, and per pipe how long it works within each kernel.
+    The rows are launches, kernels, and one for each pipe: how long it works in each kernel.
     """
     scale = 1e6 / times.chip.clock_hz
     pipes = sorted({pipe for op in times.operators for pipe in op.timeline.busy_cycles})
@@ -293,8 +312,9 @@ def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
     now = 0.0
     for op in times.operators:
         t = op.timeline
-        what = "launch" if t.start in ("cold", "queued") else "barrier"
-        events.append(_span(f"{what} {op.name}", now, t.launch_cycles * scale, 0, {}))
+        label = "launch" if t.start in ("cold", "queued") else "barrier"
+        events.append(_span(f"{label} {op.name}", now, t.launch_cycles * scale, 0, {}))
+        # events are drawn one after another: a launch, then its kernel
         now += t.launch_cycles * scale
         args = {key: value for key, value in op.summary().items() if key != "name"}
         events.append(_span(op.name, now, t.cycles * scale, 1, args))

@@ -1,12 +1,13 @@
-"""The slicer: which part of every tensor a piece of the outputs needs, by slice rules backwards.
+"""The slicer: the range of every tensor that a piece of the outputs needs.
 
-An operator's slice rule says which axis of each operand follows an axis of its result, and which
-entries a range of it needs. So a walk starts at the results and goes backwards, for tiles that fit
-memory as for slices that fit L2.
+An operator's slice rule maps an axis of its result to axes of its operands, and a range of the
+result to the ranges that it needs: rows 8 .. 15 after a 3 x 3 convolution need rows 7 .. 16. A walk
+applies these rules from the outputs backwards. It serves tiles that fit memory and slices that fit
+L2.
 
-Ranges are cut off at the borders of a tensor, and only what reaches beyond a border keeps padding.
-A grid of tiles is two families of walks; the fewest tiles that fit memory are chosen, as each one
-computes its halo again.
+Ranges end at the borders of a tensor; a piece has padding only where it reaches beyond a border. A
+grid of tiles is a list of walks along rows and a list along columns. `Grid` takes the fewest tiles
+that fit memory, because every tile computes its halo again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.operators.ops.slicing import AxisRule, Cut, Range, SliceRules, cut
 
 Rules = Mapping[str, SliceRules]
-"""Slice rules of every node of a graph at its whole shapes."""
+"""Slice rules of every node of a graph, by name, at its full shapes."""
 
 
 def rules_of(graph: Graph, node: Node) -> SliceRules:
@@ -35,7 +36,7 @@ def all_rules(graph: Graph) -> Rules:
 
 
 def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
-    """Return consecutive nodes as a graph that writes what is read outside them."""
+    """Return consecutive nodes as a graph; its outputs are the tensors read outside of it."""
     written = {n: None for node in nodes for n in node.outputs}
     read = {n: None for node in nodes for n in node.inputs if n not in written}
     constants = {n: graph.constants[n] for n in read if n in graph.constants}
@@ -46,7 +47,7 @@ def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
 
 
 def hull(ranges: Iterable[Range]) -> Range:
-    """Return the smallest range that holds all."""
+    """Return the smallest range that contains all of these."""
     lows, highs = zip(*ranges, strict=True)
     return min(lows), max(highs)
 
@@ -54,9 +55,12 @@ def hull(ranges: Iterable[Range]) -> Range:
 # -- ranges ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One piece of the outputs: the range of every tensor it needs, and how every node is cut.
+    """One piece of the outputs, and everything it needs.
 
-    `axes` is the axis along which each tensor is cut; others are read whole.
+    axes      the axis along which each tensor is cut; tensors without one are read whole
+    wanted    the ranges of the outputs
+    need      the range of every tensor
+    parts     how every node is cut
     """
 
     axes: Mapping[str, int]
@@ -65,7 +69,7 @@ class Walk:
     parts: Mapping[str, Cut]
 
     def own(self, name: str, span: Range) -> Range:
-        """Return a range of a tensor counted from the first entry the piece has."""
+        """Return a range of a tensor, counted from the first entry that the piece has."""
         return span[0] - self.need[name][0], span[1] - self.need[name][0]
 
     def width(self, name: str) -> int:
@@ -74,7 +78,7 @@ class Walk:
 
 
 def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
-    """Return what ranges of the outputs need; raise `ShapeError` if that is padding only."""
+    """Return what these ranges of the outputs need; raise `ShapeError` for padding only."""
     need = dict(wanted)
     parts = {}
     for node in reversed(graph.nodes):
@@ -83,6 +87,7 @@ def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[st
         parts[node.name] = cut_node(graph, node, rules[node.name], axes, span)
         for name, ranges in zip(node.inputs, parts[node.name].ranges, strict=True):
             if axes.get(name) in ranges:
+                # two readers of a tensor: the piece has the hull of both ranges
                 need[name] = hull(r for r in (need.get(name), ranges[axes[name]]) if r)
     return Walk(axes, wanted, need, parts)
 
@@ -90,7 +95,7 @@ def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[st
 def cut_node(
     graph: Graph, node: Node, rules: SliceRules, axes: Mapping[str, int], span: Range
 ) -> Cut:
-    """Return what a range of a node's results needs."""
+    """Return the ranges of its inputs that a range of a node's results needs."""
     axis, _ = split_rule(node, rules, axes)
     return cut(rules, [t.shape for t in graph.in_types(node)], node.attrs, axis, span)
 
@@ -116,22 +121,22 @@ COLUMNS = 3
 
 
 def tile_key(graph: Graph, walked: Walk, axis: int) -> object:
-    """Return what tiles that can share a graph have in common along one axis."""
+    """Return a key along one axis: tiles with equal keys have the same graph."""
     nodes = []
     for node in graph.nodes:
-        part = walked.parts[node.name]
-        reads = zip(node.inputs, part.ranges, strict=True)
-        inner = tuple(walked.own(n, r[axis]) for n, r in reads if axis in r)
-        nodes.append((repr(sorted(part.attrs.items())), inner))
+        node_cut = walked.parts[node.name]
+        reads = zip(node.inputs, node_cut.ranges, strict=True)
+        reads_inside = tuple(walked.own(n, r[axis]) for n, r in reads if axis in r)
+        nodes.append((repr(sorted(node_cut.attrs.items())), reads_inside))
     widths = tuple(map(walked.width, walked.need))
     return tuple(nodes), widths, tuple(walked.own(n, r) for n, r in walked.wanted.items())
 
 
 def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
-    """Return the graph of one kind of tile; its outputs are in the order of the graph's.
+    """Return the graph of one kind of tile, with its outputs in the order of the whole graph's.
 
-    Rows and columns are independent, so that a tile is a pair of walks. Where one reader needs less
-    of a tensor than another, a `slice` cuts its part out.
+    Rows and columns are independent, so that a pair of walks describes a tile. If readers need
+    different ranges of a tensor, a `slice` cuts out what each needs.
     """
     draft = Draft(graph, nodes=())
     for tensor in rows.need:
@@ -139,46 +144,47 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
         sizes = (*kind.shape[:2], rows.width(tensor), cols.width(tensor))
         draft.types[tensor] = replace(kind, shape=sizes)
     for node in graph.nodes:
-        first = rows.parts[node.name]
+        by_rows = rows.parts[node.name]
         shapes = [
             (*t.shape[:2], r[ROWS][1] - r[ROWS][0], *t.shape[3:]) if ROWS in r else t.shape
-            for t, r in zip(graph.in_types(node), first.ranges, strict=True)
+            for t, r in zip(graph.in_types(node), by_rows.ranges, strict=True)
         ]
-        rules = operator_of(node.op).slice_rules(shapes, first.attrs)
-        second = cut(rules, shapes, first.attrs, COLUMNS, cols.need[node.output])
+        # the rules for columns, of a node whose rows are cut already
+        rules = operator_of(node.op).slice_rules(shapes, by_rows.attrs)
+        by_columns = cut(rules, shapes, by_rows.attrs, COLUMNS, cols.need[node.output])
         reads = tuple(
             _part(draft, tensor, rows.own(tensor, r[ROWS]), cols.own(tensor, c[COLUMNS]))
             if ROWS in r
             else tensor
-            for tensor, r, c in zip(node.inputs, first.ranges, second.ranges, strict=True)
+            for tensor, r, c in zip(node.inputs, by_rows.ranges, by_columns.ranges, strict=True)
         )
-        new = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(second.attrs)))
-        draft.put(new, *(draft.types[n] for n in node.outputs))
+        tile_node = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(by_columns.attrs)))
+        draft.put(tile_node, *(draft.types[n] for n in node.outputs))
     outs = tuple(
         _part(draft, n, rows.own(n, rows.wanted[n]), cols.own(n, cols.wanted[n]))
         for n in graph.outputs
     )
-    used = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
-    constants = {n: c for n, c in graph.constants.items() if n in used}
+    read = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
+    constants = {n: c for n, c in graph.constants.items() if n in read}
     nodes = tuple(draft.nodes.values())
     return Graph(name, graph.inputs, outs, nodes, draft.types, constants)
 
 
-def _part(draft: Draft, tensor: str, high: Range, wide: Range) -> str:
-    """Return the name of rows and columns of an image, cut out once for all readers."""
-    (top, bottom) = high
-    (left, right) = wide
-    whole = draft.types[tensor]
+def _part(draft: Draft, tensor: str, rows: Range, columns: Range) -> str:
+    """Return the tensor with these rows and columns of an image, one for all readers."""
+    (top, bottom) = rows
+    (left, right) = columns
+    kind = draft.types[tensor]
     begin = (0, 0, top, left)
-    end = (*whole.shape[:2], bottom, right)
-    if (begin, end) == ((0, 0, 0, 0), whole.shape):
+    end = (*kind.shape[:2], bottom, right)
+    if (begin, end) == ((0, 0, 0, 0), kind.shape):
         return tensor
-    new = f"{tensor}.{top}_{bottom}_{left}_{right}"
-    if new not in draft.types:
-        shape = (*whole.shape[:2], bottom - top, right - left)
-        node = Node(new, "slice", (tensor,), (new,), {"begin": begin, "end": end})
-        draft.put(node, replace(whole, shape=shape))
-    return new
+    cut_name = f"{tensor}.{top}_{bottom}_{left}_{right}"
+    if cut_name not in draft.types:
+        shape = (*kind.shape[:2], bottom - top, right - left)
+        node = Node(cut_name, "slice", (tensor,), (cut_name,), {"begin": begin, "end": end})
+        draft.put(node, replace(kind, shape=shape))
+    return cut_name
 
 
 # -- grids of tiles -------------------------------------------------------------------------------
@@ -188,7 +194,7 @@ Box = tuple[Range, Range]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One run of a kind: the part of every image it reads, and of every output it writes."""
+    """One tile: its kind, and the rows and columns that it reads and writes of each image."""
 
     kind: int
     reads: Mapping[str, Box]
@@ -197,7 +203,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Consecutive nodes: run as they are, or, with tiles, as one of `kinds` for every tile."""
+    """Consecutive nodes that run whole, or once for every tile, each by the graph of its kind."""
 
     graph: Graph
     kinds: tuple[Graph, ...] = ()
@@ -212,27 +218,30 @@ def obstacle(graph: Graph, node: Node) -> str:
         rules = rules_of(graph, node)
     except AscendLabError as error:
         return str(error)
-    ways = []
+    cut_inputs = []
     for axis in (ROWS, COLUMNS):
         rule = rules.axes[axis]
         if not rule.splits or set(rule.joins) != {axis}:
             return f"axis {axis}: {rule.reason or 'pieces cannot be joined'}"
         if rule.grain != 1 or any(s.axis != axis or s.grain != 1 for s in rule.sources):
             return f"axis {axis} comes from another axis"
-        ways.append({node.inputs[s.input] for s in rule.sources})
-    if ways[0] != ways[1] or any(name in graph.constants for name in ways[0]):
+        cut_inputs.append({node.inputs[s.input] for s in rule.sources})
+    if cut_inputs[0] != cut_inputs[1] or any(name in graph.constants for name in cut_inputs[0]):
         return "an operand is repeated along one axis only, or a constant image"
     return ""
 
 
 def whole_inputs(graph: Graph, node: Node) -> set[str]:
-    """Return the activations that every tile of a local node reads whole."""
+    """Return the activations that every tile of a node reads whole."""
     cut_up = {node.inputs[s.input] for s in rules_of(graph, node).axes[ROWS].sources}
     return {n for n in node.inputs if n not in cut_up and n not in graph.constants}
 
 
 class Grid:
-    """The grids of tiles of local nodes, given as a graph; which of them fit into `room` bytes."""
+    """The possible grids of tiles for a graph, and which of them fit into `room` bytes.
+
+    `pixels` limits the pixels of a feature map that one convolution writes; None: any number.
+    """
 
     def __init__(self, graph: Graph, room: int, pixels: int | None) -> None:
         self.graph = graph
@@ -247,11 +256,12 @@ class Grid:
     def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
         """Return what each of about `count` tiles along an axis writes of every output.
 
-        A unit is one entry of the coarsest tensor, so that strides rarely tell tiles apart; the
-        last tile takes what is left.
+        Borders between tiles are at multiples of one entry of the coarsest tensor: behind a stride
+        of 2, at even rows. So most tiles are of one kind. The last tile takes the remainder.
         """
         types = self.graph.types
         names = self.graph.outputs
+        # entries of the coarsest tensor, and how many of each output one of them stands for
         coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
         size = {n: types[n].shape[axis] for n in names}
         grain = {n: -(-size[n] // coarse) for n in names}
@@ -264,58 +274,62 @@ class Grid:
         ]
 
     def walk(self, axis: int, wanted: Mapping[str, Range]) -> Walk:
-        """Return what a tile needs along an axis."""
+        """Return the walk of a tile along an axis."""
         return walk(self.graph, self.rules, dict.fromkeys(self.graph.types, axis), wanted)
 
     def largest(self, axis: int, count: int) -> Walk | None:
-        """Return the longest of about `count` tiles along an axis; None if there is no such cut."""
+        """Return the largest of about `count` tiles along an axis; None if they cannot be cut."""
         if (axis, count) not in self.cache:
             bounds = self.bounds(axis, count)
-            some = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
+            # tiles differ at borders only: first, second, middle and last include the largest
+            samples = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
             try:
-                walks = [self.walk(axis, bounds[i]) for i in some]
-                found = max(walks, key=lambda w: sum(map(w.width, w.need)))
+                walks = [self.walk(axis, bounds[i]) for i in samples]
+                largest = max(walks, key=lambda w: sum(map(w.width, w.need)))
             except ShapeError:  # a tile would read padding only
-                found = None
-            self.cache[axis, count] = found
+                largest = None
+            self.cache[axis, count] = largest
         return self.cache[axis, count]
 
     def tile(self, rows: int, cols: int) -> Graph | None:
-        """Return the tile that computes most in a grid; None if the grid is none."""
+        """Return the largest tile of a grid; None if the grid cannot be cut."""
         row = self.largest(ROWS, rows)
         col = self.largest(COLUMNS, cols)
         return tile_graph_of(self.graph, row, col, "tile") if row and col else None
 
     def smallest(self) -> int:
-        """Return the bytes of a tile of the finest grid; too many if it reads only padding."""
+        """Return the bytes of a tile of the finest grid, or more than fit if there is none."""
         tile = self.tile(*self.most)
         return max(live_bytes(tile)) if tile else self.room + 1
 
     def fits(self, rows: int, cols: int) -> bool:
-        """Tell whether the tiles of a grid fit into memory and their results into kernels."""
+        """Tell whether the tiles of a grid fit into memory, and their results into kernels."""
         tile = self.tile(rows, cols)
         if tile is None or max(live_bytes(tile)) > self.room:
             return False
         return not self.pixels or max(pixels(tile, n) for n in tile.nodes) <= self.pixels
 
     def least(self) -> Step | None:
-        """Return the step with the fewest tiles that fit, of those with the shortest borders."""
+        """Return the grid with the fewest tiles that fit; of several, that with the least halo."""
         best = self.most[0] * self.most[1] + 1
-        found = list[tuple[int, int]]()
+        grids = list[tuple[int, int]]()
         rows = 1 if self.fits(*self.most) else best
         while rows <= min(self.most[0], best):
+            # no more columns than would still beat, or equal, the best grid so far
             cols = self.columns(rows, min(self.most[1], best // rows))
             if cols and rows * cols <= best:
-                found = [g for g in found if g[0] * g[1] == rows * cols] + [(rows, cols)]
+                grids = [g for g in grids if g[0] * g[1] == rows * cols] + [(rows, cols)]
                 best = rows * cols
+            # beyond 8 rows in steps of an eighth: fewer grids to try
             rows = max(rows + 1, rows * 9 // 8)
         high, wide = self.most
         # of equals the one with most rows of tiles: whole rows lie side by side in memory
-        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in found}
-        return self.step(*min(found, key=borders.__getitem__)) if found else None
+        # length of all borders, in units of the finest grid: 2 x 3 tiles have less halo than 1 x 6
+        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in grids}
+        return self.step(*min(grids, key=borders.__getitem__)) if grids else None
 
     def columns(self, rows: int, most: int) -> int:
-        """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
+        """Return the fewest columns that fit with `rows` rows of tiles, at most `most`; else 0."""
         low = 1
         high = most
         if most < 1 or not self.fits(rows, most):
@@ -326,22 +340,22 @@ class Grid:
         return high
 
     def step(self, rows: int, cols: int) -> Step:
-        """Return a grid as a step: tiles with equal keys share a graph."""
+        """Return a grid as a step; tiles with equal keys share a graph."""
         graph = self.graph
         kinds = list[Graph]()
         tiles = list[Tile]()
-        known: dict[object, int] = {}
-        own = []
+        kind_of: dict[object, int] = {}
+        keyed_walks = []
         for axis, count in ((ROWS, rows), (COLUMNS, cols)):
             walks = [self.walk(axis, wanted) for wanted in self.bounds(axis, count)]
-            own.append([(w, tile_key(graph, w, axis)) for w in walks])
-        for (row, row_key), (col, col_key) in product(*own):
+            keyed_walks.append([(w, tile_key(graph, w, axis)) for w in walks])
+        for (row, row_key), (col, col_key) in product(*keyed_walks):
             key = (row_key, col_key)
-            if key not in known:
-                known[key] = len(kinds)
+            if key not in kind_of:
+                kind_of[key] = len(kinds)
                 name = f"{graph.name}.tile{len(kinds)}"
                 kinds.append(verify(tile_graph_of(graph, row, col, name)))
             reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
             writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
-            tiles.append(Tile(known[key], reads, writes))
+            tiles.append(Tile(kind_of[key], reads, writes))
         return Step(graph, tuple(kinds), tuple(tiles))

@@ -1,12 +1,12 @@
-"""A graph as kernels in order, lowered once per kind of piece; `graph.values` runs them on arrays.
+"""A graph as kernels in order: equal pieces are lowered once; `values` runs kernels on arrays.
 
-Operators without a kernel are computed by the processor cores beside the NPU's, the AI CPU:
+The AI CPU, ordinary processor cores beside the NPU's, computes the operators without a kernel:
 
     time = launch + (bytes read + bytes written) / rate
 
-Both numbers stand in the chip file. A product or convolution of whole numbers that no cube takes
-counts as reading both factors of every multiplication; of floating point none is placed here. The
-AI CPU reads and writes through L2 as kernels do, but is not faster for what it finds there.
+The chip file has both numbers, launch and rate. Products and convolutions in int32, which no cube
+takes, count as reading both factors of every multiplication; those in floating point never run on
+the AI CPU. It reads and writes through L2 as kernels do, but a hit in L2 makes it no faster.
 """
 
 import math
@@ -28,12 +28,12 @@ from ascend_lab.operators.ops.operator import Operator
 NAME = "AI CPU"
 LOADER = "AIPP"
 CUBE = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
-"""Operators of many multiplications a byte."""
+"""Operators with many multiplications a byte: too slow on the AI CPU to be placed there."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel(isa.Kernel):
-    """An operator on the AI CPU: no program, only the tensors it reads and writes, and why."""
+    """An operator on the AI CPU: no program, only its tensors, and why no kernel computes it."""
 
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
@@ -42,7 +42,7 @@ class CpuKernel(isa.Kernel):
     engine: str = NAME
 
     def __post_init__(self) -> None:
-        """Have nothing to check: there are no phases."""
+        """Skip the checks of a kernel: there are no phases to check."""
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:
@@ -62,7 +62,7 @@ class CpuTimeline(sim.KernelTimeline):
     engine: str = NAME
     core_count: int = 1
     seconds: tuple[float, float] | None = field(default=None, kw_only=True)
-    """Of a launch and of the work itself, where the chip file does not say them: on the host."""
+    """Seconds of launch and work, given for the host, which the chip file does not describe."""
 
     @property
     def cycles(self) -> int:
@@ -72,6 +72,7 @@ class CpuTimeline(sim.KernelTimeline):
         moved = self.read_bytes
         rate = self.chip.device_memory.rate_bytes_per_s
         if self.engine == NAME:
+            # an int32 product reads its factors again for every multiplication
             moved = max(self.read_bytes, self.factor_bytes) + self.written_bytes
             rate = self.chip.ai_cpu_rate_bytes_per_s
         return math.ceil(moved / rate * self.chip.clock_hz)
@@ -79,12 +80,13 @@ class CpuTimeline(sim.KernelTimeline):
     @property
     def launch_cycles(self) -> int:
         """Cycles until the AI CPU starts; the core's own loader has nothing to start."""
+        # AIPP, the loader of images, is part of the core: no launch
         launch_s = self.chip.ai_cpu_overhead_s * (self.engine == NAME)
         return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
 
     @property
     def busy_cycles(self) -> Mapping[str, int]:
-        """Cycles it works, under its name as pipes have theirs."""
+        """Cycles of work by engine, in the form that kernels have for pipes."""
         return {self.engine: self.cycles}
 
     @property
@@ -94,7 +96,7 @@ class CpuTimeline(sim.KernelTimeline):
 
     @property
     def energy_j(self) -> float:
-        """Energy of moving the bytes of device memory; computing is left out."""
+        """Energy of the bytes that device memory moves; the AI CPU's own energy is not counted."""
         return self.memory_bytes * self.chip.device_memory.energy_pj_per_byte * 1e-12
 
     @property
@@ -104,19 +106,23 @@ class CpuTimeline(sim.KernelTimeline):
 
 
 def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
-    """Return a single operator that no kernel computes, on the AI CPU.
+    """Return a single operator that no kernel computes, placed on the AI CPU.
 
-    Raises `why` for floating-point work of the cube, a format the chip lacks, a fault, and on a
-    chip whose file knows no AI CPU.
+    Raises `why`, the error that lowering met, where that is no remedy: floating-point work of the
+    cube, bf16 on a chip without it, a fault in the graph, a chip file without an AI CPU.
     """
     node = piece.graph.nodes[0]
     types = piece.graph.types
+    # AIPP loads camera frames; everything else goes to the AI CPU
     engine = LOADER if node.has("frames") else NAME
-    foreign = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
-    fault = isinstance(why, errors.GraphError) or len(piece.graph.nodes) > 1
-    whole = node.op in (*CONVOLUTIONS, *PRODUCTS) and types[node.inputs[0]].dtype == "int32"
-    missing = engine == NAME and not chip.ai_cpu_rate_bytes_per_s
-    if fault or foreign or missing or (node.op in CUBE and not whole):
+    lacks_bf16 = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
+    # a fault in the graph is an error on every engine, and a fused group is no single operator
+    is_fault = isinstance(why, errors.GraphError) or len(piece.graph.nodes) > 1
+    is_int32_product = (
+        node.op in (*CONVOLUTIONS, *PRODUCTS) and types[node.inputs[0]].dtype == "int32"
+    )
+    lacks_ai_cpu = engine == NAME and not chip.ai_cpu_rate_bytes_per_s
+    if is_fault or lacks_bf16 or lacks_ai_cpu or (node.op in CUBE and not is_int32_product):
         raise why
     reads, writes = (
         tuple(
@@ -127,13 +133,14 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: errors.AscendLabError) -> Lowered:
         for names in (piece.graph.inputs, piece.graph.outputs)
     )
     factors = 0
-    if whole:  # both factors of all multiplications
+    if is_int32_product:  # both factors of all multiplications
         x, weight = (types[name] for name in node.inputs[:2])
+        # multiplications per result: Ci * Kh * Kw of a convolution, K of a product
         depth = math.prod(weight.shape[1:])
         if node.op in PRODUCTS:
             depth = x.shape[-2 if node.attr("trans_a", False) else -1]
-        each = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
-        factors = piece.output.elements * depth * each
+        pair_bytes = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
+        factors = piece.output.elements * depth * pair_bytes
     title = f"{node.op} on the {engine}"
     return Lowered(CpuKernel(title, (), reads, writes, factors, str(why), engine))
 
@@ -145,24 +152,27 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     accesses = [Access(b.name, places[b.name], b.size_bytes) for b in kernel.reads]
     accesses += [Access(b.name, places[b.name], b.size_bytes, is_write=True) for b in kernel.writes]
     outcome = memory.l2.touch(accesses)
-    read, written = (sum(b.size_bytes for b in side) for side in (kernel.reads, kernel.writes))
-    hit = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
-    from_memory = read - round(hit) + outcome.write_back_bytes
-    share = hit / read if read else 0.0
-    moved = (read, written, kernel.factor_bytes, from_memory)
-    return CpuTimeline(kernel.name, chip, (), *moved, share, kernel.engine)
+    read_bytes, written_bytes = (
+        sum(b.size_bytes for b in side) for side in (kernel.reads, kernel.writes)
+    )
+    hit_bytes = sum(b.size_bytes * outcome.hits.get(b.name, 0.0) for b in kernel.reads)
+    # hits stay inside the chip; dirty lines that the tensors evict go to memory
+    from_memory = read_bytes - round(hit_bytes) + outcome.write_back_bytes
+    hit_rate = hit_bytes / read_bytes if read_bytes else 0.0
+    moved = (read_bytes, written_bytes, kernel.factor_bytes, from_memory)
+    return CpuTimeline(kernel.name, chip, (), *moved, hit_rate, kernel.engine)
 
 
 # -- tasks in order --------------------------------------------------------------------------------
 REMEMBERED = 4096
-"""Kernels and times remembered: more than a large network has."""
+"""Kernels and times that are cached: more than a large network has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kernel of a network, or a view, whose kernel is None: new names for the same bytes.
+    """One kernel of a network, or a view: a view has no kernel, it renames bytes that exist.
 
-    An operator without a kernel runs on the AI CPU: its kernel is a `CpuKernel`.
+    An operator on the AI CPU has a `CpuKernel`.
     """
 
     name: str
@@ -172,17 +182,17 @@ class Task:
     lowered: Lowered | None
 
     def value(self, name: str) -> str:
-        """Return what a tensor of the kernel is called in the network; itself if it is its own."""
+        """Return the network's name of a kernel's tensor; one inside the kernel gets a prefix."""
         return self.piece.names.get(name.partition(".")[0], f"{self.name}/{name}")
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Network names read."""
+        """Names, in the network, of the tensors that the task reads."""
         return tuple(self.piece.names[n] for n in self.piece.graph.inputs)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Network names written."""
+        """Names, in the network, of the tensors that the task writes."""
         return tuple(self.piece.names[n] for n in self.piece.graph.outputs)
 
 
@@ -190,10 +200,12 @@ class Task:
 class Compiled:
     """A graph with layouts, and the tasks that compute it on a chip.
 
-    Tasks first .. stop-1 of a scope are one super kernel: one launch, barriers between; an operator
-    on the AI CPU ends the launch. `prefetch`: weights come into a cache before their kernel runs.
-    `spilled` tensors are never put into a buffer. `bare`: constants lie only as kernels read them.
-    Without `hints` a cache is not told what is read for the last time.
+    scopes     (first, stop): tasks first .. stop-1 are one super kernel, with one launch and
+               barriers between tasks; an operator on the AI CPU ends the launch
+    prefetch   load weights into L2, if that is a cache, before their kernel runs
+    spilled    tensors that are never kept in a buffer
+    bare       memory holds constants only in the form in which kernels read them
+    hints      tell the cache when a tensor is read for the last time
     """
 
     graph: ir.Graph
@@ -209,7 +221,7 @@ class Compiled:
 def compile_tasks(
     graph: ir.Graph, chip: Chip, groups: Sequence[Sequence[ir.Node]], start: Start = "queued"
 ) -> Compiled:
-    """Compile groups of nodes, in order, to one task each, kernels to be started so.
+    """Compile groups of nodes, in order, to one task each; `start` is how kernels start.
 
     Raises `GraphError` naming the node.
     """
@@ -219,11 +231,13 @@ def compile_tasks(
 def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -> Task:
     piece = lowering.piece_of(graph, group)
     lowered = None
+    # a view needs no kernel
     if not (len(group) == 1 and group[0].name in aliases.view_nodes(graph)):
         try:
             lowered = lowered_once(piece, chip, start=start)
         except errors.AscendLabError as error:
             try:
+                # no kernel for this operator: the AI CPU may compute it
                 lowered = on_ai_cpu(piece, chip, error)
             except errors.AscendLabError:
                 needed = f"{group[0].name}: {error.needed}"
@@ -235,7 +249,7 @@ def _task(graph: ir.Graph, chip: Chip, group: Sequence[ir.Node], start: Start) -
 
 
 def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
-    """Return the network with the kernels of some pieces, by `Piece.key`, as a tuner chose."""
+    """Return the network with a tuner's kernels for some pieces, given by `Piece.key`."""
     chip = compiled.chip
     tasks = tuple(
         replace(task, lowered=lowered_once(task.piece, chip, choices[task.piece.key]))
@@ -250,31 +264,37 @@ def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
 def lowered_once(
     piece: Piece, chip: Chip, choice: Choice | None = None, start: Start = "queued"
 ) -> Lowered:
-    """Return the kernel of a piece, from memory if an equal one was lowered for the chip."""
+    """Return the kernel of a piece; an equal piece is lowered for a chip only once."""
     return _lowered(piece, chip, choice, _operators(piece), _price(piece, chip, start))
 
 
 def cycles_started(piece: Piece, chip: Chip, start: Start, *, warm: bool = False) -> int:
-    """Return the cycles of a piece's kernel and of what starts it; the former are remembered.
+    """Return the cycles of a piece's kernel plus those of its start; the kernel's are cached.
 
-    L2 is cold, or holds the tensors that other kernels have written, unless one fills half of it.
+    L2 is empty; if `warm` it holds the tensors that other kernels have written, except those larger
+    than half of it.
     """
     price = _price(piece, chip, start)
     cycles, mix_cycles = _cycles(piece, chip, _operators(piece), warm, price)
+    # inside a super kernel a mix kernel starts on "both" kinds of cores
     start = "both" if start == "across" and mix_cycles else start
     return cycles + start_cycles(chip, start, mix_cycles)
 
 
 def _price(piece: Piece, chip: Chip, start: Start) -> Start:
-    """Return the start at whose price a kernel is chosen: all are alike but for mix kernels."""
-    head, *rest = piece.graph.nodes
-    mixes = head.has("product") or (bool(rest) and head.has("convolution"))
+    """Return the start for whose price a kernel is chosen; it matters to mix kernels only.
+
+    A kernel that mixes cube and vector cores pays a start "across" both kinds of cores inside a
+    super kernel. For all others one choice serves every start, and the cache is smaller.
+    """
+    head, *followers = piece.graph.nodes
+    mixes = head.has("product") or (bool(followers) and head.has("convolution"))
     launched = start in ("cold", "queued") or chip.combined
     return "across" if mixes and not launched else "queued"
 
 
 def _operators(piece: Piece) -> tuple[Operator, ...]:
-    """Return what the nodes name: an operator that was registered anew is lowered anew."""
+    """Return the nodes' operators: an operator that is registered again is lowered again."""
     return tuple(ir.operator_of(node.op) for node in piece.graph.nodes)
 
 
@@ -286,18 +306,19 @@ def _lowered(
     operators: tuple[Operator, ...],
     start: Start,
 ) -> Lowered:
-    def known(other: Piece) -> Lowered:
+    def cached(other: Piece) -> Lowered:
         return _lowered(other, chip, choice, operators, start)
 
-    found = lower(piece, chip, choice, start, known)
-    own = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
-    for buffer in found.kernel.tensors:
-        if buffer.name in own:
+    lowered = lower(piece, chip, choice, start, cached)
+    # constants may be packed for the kernel; activations must lie as their layout says
+    activations = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
+    for buffer in lowered.kernel.tensors:
+        if buffer.name in activations:
             stored = math.prod(piece.type(buffer.name).stored_shape)
             if stored != buffer.elements:
-                what = f"{buffer.elements} elements of {piece.names[buffer.name]}"
-                raise errors.GraphError(what, str(stored), "lower it for the tensor's layout")
-    return found
+                written = f"{buffer.elements} elements of {piece.names[buffer.name]}"
+                raise errors.GraphError(written, str(stored), "lower it for the tensor's layout")
+    return lowered
 
 
 @lru_cache(REMEMBERED)

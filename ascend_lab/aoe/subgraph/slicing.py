@@ -1,9 +1,10 @@
-"""A graph in slices: equal in value, other in the order of work and the size of each piece.
+"""A graph in slices: the same values, computed in another order and in smaller pieces.
 
-A plan is data: regions of a graph, the axis each is cut along, sizes and order. Slice rules walked
-backwards say which part of every tensor each slice computes. Every slice of a node is a node of its
-own on part of the operands, with the attributes its rule gives it. Weights that are not cut stay
-shared, so that they are found in L2 again.
+A `SlicePlan` is data: regions of a graph, and for each the axis along which it is cut, the sizes of
+the slices and their order. The operators' slice rules, applied from the outputs backwards, give the
+range of every tensor that a slice computes. Every slice of a node becomes a node that reads parts
+of the operands, with the attributes that its rule returns. All slices share weights that are not
+cut, so that later slices find them in L2.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,18 +37,24 @@ from ascend_lab.operators.ops.slicing import Cut, Range
 AXES = ("batch", "channel", "height", "width", "sequence")
 ORDERS = ("depth", "zigzag")
 HALOS = ("recompute", "store")
-HOW = {"one_launch": "one launch", "inside": "kernels chosen for it", "prefetch": "weights ahead"}
-"""What a plan says of the whole network, in words."""
+NETWORK_OPTIONS = {
+    "one_launch": "one launch",
+    "inside": "kernels chosen for it",
+    "prefetch": "weights ahead",
+}
+"""Options of a plan for the whole network, each with its words in the printed plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Consecutive nodes `first` .. `last` of a graph, computed in slices along an axis.
 
-    `parts` are the slices' sizes in entries of the smallest result: 7 images as (4, 3). `order`:
-    "depth" takes each slice through the whole region, "zigzag" each layer through all slices, every
-    other layer backwards. `halo`: rows that two slices need are computed twice ("recompute") or
-    kept ("store").
+    parts    the slices' sizes, in entries of the smallest result: (4, 3) for 7 images
+    order    "depth" takes one slice after the other through the whole region; "zigzag" takes one
+             layer after the other through all slices, every other layer in reverse, so that it
+             starts with the slice that the last layer has just written
+    halo     rows that two slices need, as under a 3 x 3 kernel, are computed twice ("recompute") or
+             kept in memory ("store")
     """
 
     first: str
@@ -59,21 +66,25 @@ class Region:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for an unknown axis, order or halo, or sizes below 1."""
-        given = ((self.axis, AXES), (self.order, ORDERS), (self.halo, HALOS))
-        for word, known in given:
+        choices = ((self.axis, AXES), (self.order, ORDERS), (self.halo, HALOS))
+        for word, known in choices:
             if word not in known:
                 raise InputError(f"one of {', '.join(known)}", repr(word), "choose one")
         if not self.parts or min(self.parts) < 1:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
     def spans(self, size: int) -> list[Range]:
-        """Return the ranges of an axis, cut in proportion; `InputError` for an empty slice."""
+        """Return the ranges of an axis cut in the proportions of `parts`.
+
+        Parts (4, 3) cut 14 rows into (0, 8) and (8, 14). Raises `InputError` for an empty slice.
+        """
+        # a tensor with twice the rows of the smallest result has slices twice as long
         scale = -(-size // sum(self.parts))
         ends = [min(end * scale, size) for end in accumulate(self.parts)]
-        found = list(pairwise([0, *ends[:-1], size]))
-        if any(low >= high for low, high in found):
+        ranges = list(pairwise([0, *ends[:-1], size]))
+        if any(low >= high for low, high in ranges):
             raise InputError(f"slices of {size} entries", str(self.parts), "use fewer or smaller")
-        return found
+        return ranges
 
     def __str__(self) -> str:
         """Return one line."""
@@ -89,10 +100,12 @@ def even(size: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlan:
-    """Regions in the order of the graph, no two overlapping; what is in none stays whole.
+    """Regions in the order of the graph, without overlap; nodes outside them are not sliced.
 
-    `one_launch`: all kernels are one super kernel. `prefetch`: weights are loaded into L2 ahead.
-    `inside`: borders of kernels are decided at the price of a barrier; only with `one_launch`.
+    one_launch    all kernels are one super kernel
+    prefetch      load weights into L2 before their kernel runs
+    inside        fusion and layouts count a barrier, not a launch, as the price of one more kernel;
+                  only with `one_launch`
     """
 
     regions: tuple[Region, ...] = ()
@@ -101,27 +114,33 @@ class SlicePlan:
     inside: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `InputError` for kernels of one launch without it."""
+        """Raise `InputError` for `inside` without `one_launch`."""
         if self.inside and not self.one_launch:
             raise InputError("one_launch for inside", "separate launches", "set one_launch, too")
 
     def plain(self) -> dict[str, Any]:
         """Return the plan as plain data, ready for JSON."""
         rows = [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
-        return {"regions": rows, **{name: getattr(self, name) for name in HOW}}
+        return {"regions": rows, **{name: getattr(self, name) for name in NETWORK_OPTIONS}}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "SlicePlan":
-        """Return the plan of plain data, as `plain` wrote it."""
-        rows = ({**one, "parts": tuple(one["parts"])} for one in data["regions"])
+        """Return the plan that `plain` wrote as plain data."""
+        rows = (
+            {**region_data, "parts": tuple(region_data["parts"])} for region_data in data["regions"]
+        )
         regions = tuple(Region(**row) for row in rows)
-        known = {"inside": False, **data}  # plans of before have none
-        return cls(regions, **{name: known[name] is True for name in HOW})
+        options = {"inside": False, **data}  # older files have no "inside"
+        return cls(regions, **{name: options[name] is True for name in NETWORK_OPTIONS})
 
     def road(self, chip: Chip, road: Road = DEFAULT_ROAD) -> Road:
-        """Return the road on which kernels get the plan's borders; cores of two kinds meet."""
-        within: Start = "inside" if chip.combined else "across"
-        return replace(road, start=within) if self.inside else road
+        """Return the road with which the plan's kernels are chosen.
+
+        With `inside` a kernel starts at a barrier: of all cores, or, on chips with vector cores,
+        across both kinds of cores, the usual case there.
+        """
+        barrier: Start = "inside" if chip.combined else "across"
+        return replace(road, start=barrier) if self.inside else road
 
     def launched(self, compiled: Compiled) -> Compiled:
         """Return a compiled network with its kernels launched as the plan says."""
@@ -132,32 +151,33 @@ class SlicePlan:
 
     def ranges(self, graph: Graph) -> list[tuple[int, int, Region]]:
         """Return first and last position of every region; `InputError` out of order."""
-        place = {node.name: i for i, node in enumerate(graph.nodes)}
-        found = []
+        positions = {node.name: i for i, node in enumerate(graph.nodes)}
+        placed = []
         end = -1
         for region in self.regions:
-            if missing := [n for n in (region.first, region.last) if n not in place]:
+            if missing := [n for n in (region.first, region.last) if n not in positions]:
                 raise InputError(f"nodes of {graph.name}", missing[0], "name nodes of this graph")
-            low = place[region.first]
-            high = place[region.last]
+            low = positions[region.first]
+            high = positions[region.last]
             if not end < low <= high:
                 needed = f"regions in order, each behind node {end}"
                 raise InputError(needed, f"{region.first} .. {region.last}: {low} .. {high}")
-            found.append((low, high, region))
+            placed.append((low, high, region))
             end = high
-        return found
+        return placed
 
     def __str__(self) -> str:
-        """Return one line a region, and one for launches and prefetch if they are not as ever."""
+        """Return one line for each region, and one for options that differ from the defaults."""
         lines = [str(region) for region in self.regions] or ["no slices"]
-        how = [word for name, word in HOW.items() if getattr(self, name)]
-        return "\n".join([*lines, *filter(None, [", ".join(how)])])
+        options = [word for name, word in NETWORK_OPTIONS.items() if getattr(self, name)]
+        return "\n".join([*lines, *filter(None, [", ".join(options)])])
 
 
 def _borders(compiled: Compiled) -> Iterator[str]:
-    """Yield the tensors that slices of images are cut out of, or are joined to.
+    """Yield the tensors from which slices of a batch are cut, and into which they are joined.
 
-    They live as long as all slices of a region and would leave these no room in a buffer.
+    They live as long as all slices of a region. If L2 is a buffer, it would hold them all this time
+    and have no room for the slices.
     """
     graph = compiled.graph
     for task in compiled.tasks:
@@ -165,33 +185,36 @@ def _borders(compiled: Compiled) -> Iterator[str]:
         if node is not None and node.op == "concat" and node.attr("axis", 0) == 0:
             yield node.output
         if node is not None and node.op == "slice":
-            whole = graph.types[node.inputs[0]]
-            part = graph.types[node.output]
-            if whole.shape[:1] != part.shape[:1]:
+            source = graph.types[node.inputs[0]]
+            piece = graph.types[node.output]
+            if source.shape[:1] != piece.shape[:1]:
                 yield node.inputs[0]
 
 
 def axis_number(axis: str, kind: TensorType, name: str) -> int:
-    """Return which axis of a tensor a word means; raise `InputError` if it has none."""
+    """Return the number of the axis that a word means; raise `InputError` if there is none."""
     rank = len(kind.shape)
-    places = {"batch": 0, "sequence": rank - 2, "channel": 1 if rank == 4 else rank - 1}
+    # rank 4 is (n, c, h, w), rank 3 (batch, sequence, channel)
+    axes_of = {"batch": 0, "sequence": rank - 2, "channel": 1 if rank == 4 else rank - 1}
     if rank == 4:
-        places |= {"height": 2, "width": 3}
-    number = places.get(axis, -1)
+        axes_of |= {"height": 2, "width": 3}
+    number = axes_of.get(axis, -1)
     if not 0 <= number < rank:
         raise InputError(f"{name} with an axis {axis}", str(kind), "end the region before it")
     return number
 
 
-# -- which part of every tensor each slice computes ------------------------------------------------
+# -- the range of every tensor that each slice computes --------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """How a part of a graph is sliced: the axis of every tensor cut, and ranges slice by slice.
+    """How a part of a graph is sliced.
 
-    `wanted` are the ranges of the part's outputs, `spans` what each slice computes of each node's
-    results, by (node name, slice); a node has none where a slice finds all it needs computed.
+    axes      the axis along which each tensor is cut
+    wanted    for each slice, the ranges of the part's outputs
+    spans     by (node name, slice), the range of the node's results that the slice computes; none
+              if earlier slices have already computed everything that this one needs
     """
 
     part: Graph
@@ -201,26 +224,28 @@ class Ranges:
     spans: Mapping[tuple[str, int], Range]
 
     def cut(self, node: Node, span: Range) -> Cut:
-        """Return what a slice of a node's results needs."""
+        """Return the ranges of a node's inputs, and its attributes, for a range of its results."""
         return cut_node(self.part, node, self.rules[node.name], self.axes, span)
 
 
 def ranges_of(part: Graph, region: Region) -> Ranges:
     """Return the ranges of all slices.
 
-    Raises `InputError` where a tensor is needed whole, or along two axes; `ShapeError` where a
-    slice would read padding only, or part of what belongs together.
+    Raises `InputError` where a node needs a whole tensor, or a tensor is cut along two axes, and
+    `ShapeError` where a slice would read nothing but padding, or part of a group of channels.
     """
     rules = all_rules(part)
     axes = _axes(part, region, rules)
+    # each output has its own number of rows and is cut in the same proportions
     sizes = {n: region.spans(part.types[n].shape[axes[n]]) for n in part.outputs}
     wanted = [{n: sizes[n][i] for n in part.outputs} for i in range(len(region.parts))]
-    needs = [walk(part, rules, axes, one).need for one in wanted]
+    needs = [walk(part, rules, axes, outputs).need for outputs in wanted]
     spans: dict[tuple[str, int], Range] = {}
     for node in part.nodes:
         done: int | None = None
         for i, need in enumerate(needs):
             low, high = need[node.output]
+            # the rows up to `done` are kept from the slice before
             if region.halo == "store" and done is not None:
                 low = done
             if low < high:
@@ -230,32 +255,33 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
 
 
 def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
-    """Return the axis along which each tensor is cut, from the outputs backwards."""
-    found = {n: axis_number(region.axis, part.types[n], n) for n in part.outputs}
-    whole: dict[str, str] = {}
+    """Return the axis along which each tensor is cut, found from the outputs backwards."""
+    axes = {n: axis_number(region.axis, part.types[n], n) for n in part.outputs}
+    read_whole: dict[str, str] = {}
     for node in reversed(part.nodes):
-        if not any(name in found for name in node.outputs):  # somebody needs it whole
+        # every output of the region is cut, so an uncut tensor has a reader that needs it whole
+        if not any(name in axes for name in node.outputs):  # somebody needs it whole
             break
-        _, rule = split_rule(node, rules[node.name], found)
+        _, rule = split_rule(node, rules[node.name], axes)
         pairs = list(zip(node.outputs, rule.joins, strict=True))
         reads = {s.input: s.axis for s in rule.sources}
         pairs += [(node.inputs[i], axis) for i, axis in reads.items()]
         for name, axis in pairs:
-            if found.setdefault(name, axis) != axis and name not in part.constants:
-                got = f"axes {found[name]} and {axis}, {node.name}"
+            if axes.setdefault(name, axis) != axis and name not in part.constants:
+                got = f"axes {axes[name]} and {axis}, {node.name}"
                 raise InputError(f"{name} cut along one axis", got, "end the region before it")
         for i, name in enumerate(node.inputs):
             if i not in reads:
-                whole.setdefault(name, node.name)
+                read_whole.setdefault(name, node.name)
     for name in part.producers:
-        if name in whole:
-            got = f"{whole[name]}, which needs it whole"
+        if name in read_whole:
+            got = f"{read_whole[name]}, which needs it whole"
             raise InputError(f"{name} in slices", got, "end the region before it")
-    return found
+    return axes
 
 
 def sliced(graph: Graph, plan: SlicePlan) -> Graph:
-    """Return the graph with each region of the plan in slices; raises as `ranges_of`."""
+    """Return the graph with the regions of a plan in slices; raises as `ranges_of`."""
     draft = Draft(graph, ())
     done = 0
     cuts: dict[Any, str] = {}
@@ -277,9 +303,9 @@ def sliced(graph: Graph, plan: SlicePlan) -> Graph:
 
 
 def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
-    """Return the first slice of a part as a graph of its own, and what its tensors are parts of.
+    """Return the first slice of a part as a graph, and for its tensors those they are cut from.
 
-    What it reads of the part's inputs is all its inputs have. Raises as `ranges_of`.
+    The inputs of that graph have only the range that the slice reads. Raises as `ranges_of`.
     """
     ranges = ranges_of(part, region)
     need = walk(part, ranges.rules, ranges.axes, ranges.wanted[0]).need
@@ -295,8 +321,8 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
     for node in part.nodes:
         if (node.name, 0) in ranges.spans:
             work.slice_of(node, 0)
-    wanted = ranges.wanted[0]
-    outs = tuple(work.piece(n, ranges.axes[n], wanted[n], 0) for n in part.outputs)
+    outputs = ranges.wanted[0]
+    outs = tuple(work.piece(n, ranges.axes[n], outputs[n], 0) for n in part.outputs)
     graph = replace(
         part,
         outputs=outs,
@@ -304,15 +330,15 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
         types=draft.types,
         constants=draft.constants,
     )
-    whole = {new: name for name, pieces in work.pieces.items() for _, _, new in pieces}
-    return pruned(graph), whole | dict(zip(outs, part.outputs, strict=True))
+    sources = {new: name for name, pieces in work.pieces.items() for _, _, new in pieces}
+    return pruned(graph), sources | dict(zip(outs, part.outputs, strict=True))
 
 
 class _Slices:
     """The slices of a region, added to a graph under construction.
 
-    `pieces` are slices of tensors by name; `cuts`, of all regions, what is cut out of tensors, once
-    for all readers.
+    pieces    by tensor, its slices: (slice number, range, name of the slice)
+    cuts      nodes that cut a range out of a tensor, shared by all readers in all regions
     """
 
     def __init__(self, draft: Draft, cuts: dict[Any, str], ranges: Ranges, region: Region) -> None:
@@ -323,61 +349,64 @@ class _Slices:
         self.pieces: dict[str, list[tuple[int, Range, str]]] = {}
 
     def add(self) -> None:
-        """Append the nodes of the region, slice by slice, and the joins of its outputs."""
+        """Append all slices of the region's nodes, and a `concat` for each of its outputs."""
         ranges = self.ranges
         for node, i in _steps(ranges.part, self.region):
             if (node.name, i) in ranges.spans:
                 self.slice_of(node, i)
         for name in ranges.part.outputs:
             axis = ranges.axes[name]
-            spans = [one[name] for one in ranges.wanted]
-            parts = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
-            self.append("concat", parts, {"axis": axis}, name, self.draft.types[name])
+            spans = [outputs[name] for outputs in ranges.wanted]
+            slices = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
+            self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
 
     def slice_of(self, node: Node, i: int) -> None:
         """Append slice i of a node."""
         draft = self.draft
         axes = self.ranges.axes
         span = self.ranges.spans[node.name, i]
-        found = self.ranges.cut(node, span)
+        part_cut = self.ranges.cut(node, span)
         reads = []
-        for name, taken in zip(node.inputs, found.ranges, strict=True):
+        for name, taken in zip(node.inputs, part_cut.ranges, strict=True):
             if name in draft.constants:
                 reads.append(self.constant(name, taken))
+            # activations that this slice reads in part come from slices, others whole
             elif axes.get(name) in taken:
                 reads.append(self.piece(name, axes[name], taken[axes[name]], i))
             else:
                 reads.append(name)
         names = tuple(draft.new_name(f"{name}.{i}") for name in node.outputs)
         title = names[0] if node.name == node.output else f"{node.name}.{i}"
-        attrs = given_attrs(node.op, dict(found.attrs))
-        kinds = infer(node.op, [draft.types[n] for n in reads], found.attrs)
+        attrs = given_attrs(node.op, dict(part_cut.attrs))
+        kinds = infer(node.op, [draft.types[n] for n in reads], part_cut.attrs)
         draft.put(Node(title, node.op, tuple(reads), names, attrs), *kinds)
         for name, new in zip(node.outputs, names, strict=True):
             self.pieces.setdefault(name, []).append((i, span, new))
 
     def piece(self, name: str, axis: int, span: Range, i: int) -> str:
-        """Return a part of a tensor for slice i, from the slices there are or the whole tensor."""
-        whole = [(i, (0, self.size(name, axis)), name)]
+        """Return a range of a tensor for slice i: cut from one slice, or joined from several."""
+        # without slices the tensor itself is one: from 0 to its size
+        uncut = [(i, (0, self.size(name, axis)), name)]
+        # with "recompute" a slice reads only what it has computed itself
         shared = self.region.halo == "store"
-        known = [(r, new) for at, r, new in self.pieces.get(name, whole) if shared or at == i]
+        available = [(r, new) for at, r, new in self.pieces.get(name, uncut) if shared or at == i]
         low, high = span
-        for (start, end), new in known:
+        for (start, end), new in available:
             if start <= low and high <= end:
                 return self.cut(new, axis, (low - start, high - start))
-        parts = [
+        pieces = [
             self.cut(new, axis, (max(low, start) - start, min(high, end) - start))
-            for (start, end), new in sorted(known, key=lambda pair: pair[0])
+            for (start, end), new in sorted(available, key=lambda pair: pair[0])
             if start < high and low < end
         ]
-        return self.once((name, axis, span), "concat", parts, {"axis": axis})
+        return self.once((name, axis, span), "concat", pieces, {"axis": axis})
 
     def size(self, name: str, axis: int) -> int:
         """Return the entries of an axis of a tensor."""
         return self.draft.types[name].shape[axis]
 
     def cut(self, name: str, axis: int, span: Range) -> str:
-        """Return entries of an axis of a tensor."""
+        """Return a range of an axis of a tensor; the tensor itself if the range is all of it."""
         if span == (0, self.size(name, axis)):
             return name
         shape = self.draft.types[name].shape
@@ -390,7 +419,7 @@ class _Slices:
     def once(
         self, key: tuple[str, int, Range], op: str, reads: Sequence[str], attrs: Mapping[str, Any]
     ) -> str:
-        """Append a node that makes a range of a tensor, if nobody has asked for it before."""
+        """Return the tensor with this range; append the node that makes it only the first time."""
         if key not in self.cuts:
             name, _, (low, high) = key
             new = self.draft.new_name(f"{name}.{low}_{high}")
@@ -400,12 +429,12 @@ class _Slices:
     def append(
         self, op: str, reads: Sequence[str], attrs: Mapping[str, Any], name: str, *kinds: TensorType
     ) -> str:
-        """Append a node that writes one tensor of its name; return it."""
+        """Append a node that writes one tensor, named like the node; return that name."""
         node = Node(name, op, tuple(reads), (name,), given_attrs(op, dict(attrs)))
         return self.draft.put(node, *kinds)
 
     def constant(self, name: str, taken: Mapping[int, Range]) -> str:
-        """Return a part of a constant; the constant itself if all of it is taken."""
+        """Return the ranges `taken` of a constant; the constant itself if they are all of it."""
         old = self.draft.constants[name]
         cuts = {a: span for a, span in taken.items() if span != (0, old.type.shape[a])}
         if not cuts:
@@ -426,12 +455,13 @@ def _part(constant: Constant, index: tuple[slice, ...]) -> np.ndarray:
 
 
 def _steps(part: Graph, region: Region) -> Iterator[tuple[Node, int]]:
-    """Yield nodes and slices in the order in which they run."""
+    """Yield (node, slice) in the order in which they run."""
     order = range(len(region.parts))
     if region.order == "depth":
         yield from ((node, i) for i in order for node in part.nodes)
         return
-    for place, node in enumerate(part.nodes):
-        if place and not node.has("lanes"):
+    for layer, node in enumerate(part.nodes):
+        if layer and not node.has("lanes"):
+            # element by element the order does not change: such nodes fuse with the layer before
             order = order[::-1]
         yield from ((node, i) for i in order)

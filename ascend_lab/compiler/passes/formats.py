@@ -1,7 +1,7 @@
 """Another number format for a graph: fp16 or bf16 throughout; int8 for products and convolutions.
 
-int8: y = (sx sw) (qx qw + qb), qx = round(x / sx) + ox; unless scales are given symmetric, one
-each, sx = max|x| / 127.
+int8: y = (sx sw) (qx qw + qb) with qx = round(x / sx) + ox. Unless scales are given, quantisation
+is symmetric (ox = 0), with one scale for each tensor, sx = max|x| / 127.
 """
 
 from collections.abc import Collection, Mapping
@@ -32,11 +32,13 @@ def convert(
 ) -> tuple[ir.Graph, int]:
     """Compute in `dtype` what is computed in `source`: inputs, constants and outputs change too.
 
-    What an operator keeps in a format of its own stays (batch norm's statistics in fp32, indices),
-    and so does what scales int32 sums, which only fp32 holds; constants beyond the largest number
-    of `dtype` become that number. Nodes that `keep` names stay in `source`: products still read
-    `dtype`, as the cube does, and write their sums as they are; inputs that they read and outputs
-    that they write stay, too. Raises `InputError` for a name that no node has.
+    Some tensors stay as they are: operands with a format of their own (batch norm's statistics in
+    fp32, indices), and the scales of int32 sums, which only fp32 holds. Constants beyond the
+    largest number of `dtype` become that number.
+
+    Nodes that `keep` names compute in `source`, with inputs and outputs of the graph that they read
+    or write. A product among them still reads `dtype`, as the cube does, and writes its sums in
+    `source`. Raises `InputError` for a name that no node has.
     """
     if keep:
         graph, keep = _gemms_apart(graph, _known(graph, keep))
@@ -56,7 +58,7 @@ def convert(
 
 
 class _Conversion:
-    """The graph converted so far; `names` holds each tensor in each format it exists in."""
+    """The graph converted so far; `names` holds the tensors by (name, format)."""
 
     def __init__(
         self, graph: ir.Graph, dtype: str, source: str, keep: frozenset[str] = frozenset()
@@ -92,34 +94,38 @@ class _Conversion:
         return self.names[name, dtype]
 
     def node(self, node: ir.Node) -> None:
-        """Append a node in the format it computes in now, its inputs cast where they differ."""
+        """Append a node in its new format, with casts of the inputs that differ."""
         operator = ir.operator_of(node.op)
         names = operator.names(len(node.inputs))
         rule = operator.types
-        before = tuple(t.dtype for t in self.graph.in_types(node))
-        main = rule.main(names, before)
+        old_formats = tuple(t.dtype for t in self.graph.in_types(node))
+        main = rule.main(names, old_formats)
         attrs = operator.settings(node.attrs)
-        kept = node.name in self.keep
-        wide = kept and "out_dtype" in attrs and main == self.source
-        if not kept:
+        is_kept = node.name in self.keep
+        # a product whose sums are kept reads the narrow format and writes the wide one
+        keeps_sums = is_kept and "out_dtype" in attrs and main == self.source
+        if not is_kept:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
-        if wide:
+        if keeps_sums:
             attrs = {**attrs, "out_dtype": self.source}
         if node.op == "cast":
             formats = tuple(self.draft.types[name].dtype for name in node.inputs)
         else:
-            moves = main == self.source and self.dtype in rule.allowed and (wide or not kept)
-            self.count += moves
-            main = self.dtype if moves else main
+            converts = (
+                main == self.source and self.dtype in rule.allowed and (keeps_sums or not is_kept)
+            )
+            self.count += converts
+            main = self.dtype if converts else main
             formats = rule.inputs(names, main, attrs)
         inputs = tuple(map(self.wanted, node.inputs, formats))
         kinds = ir.infer(node.op, [self.draft.types[name] for name in inputs], attrs)
-        given = given_attrs(node.op, attrs)
-        self.draft.put(ir.Node(node.name, node.op, inputs, node.outputs, given), *kinds)
+        explicit_attrs = given_attrs(node.op, attrs)
+        self.draft.put(ir.Node(node.name, node.op, inputs, node.outputs, explicit_attrs), *kinds)
 
     def cast_output(self, name: str) -> None:
-        """Let a graph output that is still in the old format be written by a cast."""
+        """Convert an output of the graph that is still in the old format by a cast."""
         draft = self.draft
+        # the output's name goes to the cast; its old tensor gets a new name
         old = draft.new_name(f"{name}_{self.source}")
         title = draft.new_name(f"{name}_cast")
         kind = draft.types[old] = draft.types[name]
@@ -127,7 +133,7 @@ class _Conversion:
             draft.constants[old] = draft.constants.pop(name)
         for node in draft.nodes.values():
             inputs, outputs = (
-                tuple(old if one == name else one for one in names)
+                tuple(old if each_name == name else each_name for each_name in names)
                 for names in (node.inputs, node.outputs)
             )
             draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
@@ -136,13 +142,17 @@ class _Conversion:
 
 
 def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
-    """Return the nodes that names mean, their own or their outputs'; `InputError` for others."""
+    """Return the nodes with these names, or with outputs of these names, else `InputError`."""
     nodes = {out: node.name for node in graph.nodes for out in node.outputs}
     nodes |= {node.name: node.name for node in graph.nodes}
     for name in sorted(keep):
         if name not in nodes:
-            near = get_close_matches(name, nodes, 1)
-            remedy = f"did you mean {near[0]}?" if near else "passes may have merged it with others"
+            close_names = get_close_matches(name, nodes, 1)
+            remedy = (
+                f"did you mean {close_names[0]}?"
+                if close_names
+                else "passes may have merged it with others"
+            )
             raise InputError(
                 f"{graph.name}: nodes to keep in fp32", f"{name}, which is none", remedy
             )
@@ -150,15 +160,18 @@ def _known(graph: ir.Graph, keep: frozenset[str]) -> frozenset[str]:
 
 
 def _gemms_apart(graph: ir.Graph, keep: frozenset[str]) -> tuple[ir.Graph, frozenset[str]]:
-    """Return the graph with gemms to keep as product, scales and sum: a gemm has one format."""
+    """Return the graph with each gemm in `keep` as product, scales and sum.
+
+    A gemm has one format for operands and bias; in parts, only the product reads the narrow one.
+    """
     draft = Draft(graph)
     kept = set(keep)
     for node in graph.nodes:
         if node.name not in keep or node.op != "gemm":
             continue
         a = ir.operator_of(node.op).settings(node.attrs)
-        sides = {key: a[key] for key in ("trans_a", "trans_b")}
-        total = draft.insert("matmul", node.inputs[:2], sides, f"{node.name}_product")
+        transposes = {key: a[key] for key in ("trans_a", "trans_b")}
+        total = draft.insert("matmul", node.inputs[:2], transposes, f"{node.name}_product")
         kept.add(draft.made[total])
         added = node.inputs[2]
         if a["alpha"] != 1:
@@ -176,13 +189,13 @@ SCALING = ("mul", "muls", "div", "reshape", "expand", "transpose", "cast")
 
 
 def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
-    """Return the nodes that scale whole sums, from their cast on, and what makes the scales.
+    """Return the nodes that cast and scale int32 sums, and those that compute the scales.
 
-    Sums of products of bytes leave fp16 before they are scaled, and scales are too small for it:
-    both stay in `source`, down to the first node that does something else. Whole numbers that are
-    no sums of products are scaled by constants only: others may be masks of large tensors.
+    Sums of products of bytes are too large for fp16 before they are scaled, and their scales are
+    too small for it: both stay in `source` up to the first node that does something else. Of other
+    int32 tensors only a scale by a constant counts: they may be masks of large tensors.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     sums: set[str] = set()  # whole, or in `source` and not yet scaled or scaled once
     casts: set[str] = set()
     for node in graph.nodes:
@@ -192,40 +205,42 @@ def scaled_sums(graph: ir.Graph, source: str) -> frozenset[str]:
             sums.add(node.output)
         elif node.op == "cast" and graph.types[node.inputs[0]].dtype == "int32":
             if kind.dtype == source:
-                found.add(node.name)
+                names.add(node.name)
                 (sums if reads else casts).add(node.output)
         elif node.op == "muls" and node.inputs[0] in casts:
-            found.add(node.name)
+            names.add(node.name)
         elif node.op in ("mul", "muls", "div") and reads:
-            found.add(node.name)
-            found |= _makers_of_scales(graph, [n for n in node.inputs if n not in sums])
+            names.add(node.name)
+            names |= _makers_of_scales(graph, [n for n in node.inputs if n not in sums])
             sums.add(node.output)
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _makers_of_scales(graph: ir.Graph, names: list[str]) -> set[str]:
-    """Return the nodes that make scales: products, quotients and moves."""
-    found: set[str] = set()
+    """Return the nodes that compute these scales: products, quotients and moves."""
+    makers: set[str] = set()
     while names:
         maker = graph.producers.get(names.pop())
-        if maker is not None and maker.op in SCALING and maker.name not in found:
-            found.add(maker.name)
+        if maker is not None and maker.op in SCALING and maker.name not in makers:
+            makers.add(maker.name)
             names += maker.inputs
-    return found
+    return makers
 
 
 def in_format(constant: ir.Constant, dtype: str) -> ir.Constant:
-    """Return a constant in another format: floats saturate; large ones convert when asked for."""
+    """Return a constant in another format; floats saturate, large arrays convert when read."""
     kind = replace(constant.type, dtype=dtype)
-    most = LARGEST.get(dtype, np.inf)
+    largest = LARGEST.get(dtype, np.inf)
+    # seeded numbers are near 1: rounded to the new type when they are drawn
     if isinstance(constant.data, ir.Seeded) and dtype in FLOATS:
         return ir.Constant(kind, constant.data)
     if isinstance(constant.data, ir.Fill):
-        return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -most), most)))
+        return ir.Constant(kind, ir.Fill(min(max(constant.data.value, -largest), largest)))
 
     def converted(values: ir.Values) -> ir.Values:
+        # infinities stay: they mean a mask; finite numbers stop at the largest of the format
         wide = values if values.dtype == np.float32 else values.astype(np.float64)
-        return np.where(np.isinf(wide), wide, np.clip(wide, -most, most))
+        return np.where(np.isinf(wide), wide, np.clip(wide, -largest, largest))
 
     return derived(kind, converted, constant)
 
@@ -245,23 +260,24 @@ def weighted(graph: ir.Graph) -> list[ir.Node]:
 
 
 def measured_scales(graph: ir.Graph, seed: int = 0) -> dict[str, float]:
-    """Return max|x| / 127 of what those nodes read, in one run on seeded inputs."""
+    """Return max|x| / 127 of the inputs of `weighted` nodes, in one run on seeded inputs."""
     names = tuple(dict.fromkeys(node.inputs[0] for node in weighted(graph)))
     values = evaluate(replace(graph, outputs=names), random_inputs(graph, seed)) if names else {}
     return {name: scale_of(array) for name, array in values.items()}
 
 
 def scale_of(values: ir.Values) -> float:
-    """Return the step of a symmetric int8 scale that holds all values; 1 if all are 0."""
-    most = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
-    return most / STEPS if most > 0 and np.isfinite(most) else 1.0
+    """Return the smallest symmetric int8 scale that holds all values; 1 if all are 0."""
+    largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
+    return largest / STEPS if largest > 0 and np.isfinite(largest) else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How a layer is quantised: what it reads, and its weights by one scale or one a channel.
+    """How a layer is quantised: scale and offset of its input, scales of its weights.
 
-    `shared`: an addition beside the layer reads the same quantised tensor.
+    Weights have one scale, or one for each output channel. `shared`: an addition that reads the
+    same input reads it quantised, too.
     """
 
     scale: float
@@ -274,92 +290,98 @@ class Steps:
 def quantise(graph: ir.Graph, scales: Mapping[str, float] | None = None) -> tuple[ir.Graph, int]:
     """Run convolutions and products with constant weights in int8.
 
-    `scales` gives the step of each tensor they read; None measures it on seeded inputs. Additions
-    beside a layer read its bytes, too.
+    `scales` has a scale for each tensor that they read; None measures it on seeded inputs.
+    Additions that read such a tensor read it quantised, too.
     """
-    known = measured_scales(graph) if scales is None else scales
+    scale_of_input = measured_scales(graph) if scales is None else scales
     layers = {
         node.name: Steps(
-            known[node.inputs[0]],
+            scale_of_input[node.inputs[0]],
             0,
             (scale_of(graph.constants[node.inputs[1]].array()),),
             shared=True,
         )
         for node in weighted(graph)
-        if node.inputs[0] in known
+        if node.inputs[0] in scale_of_input
     }
     return fold(in_pairs(graph, layers))[0] if layers else graph, len(layers)
 
 
 def in_pairs(graph: ir.Graph, layers: Mapping[str, Steps]) -> ir.Graph:
-    """Return the graph with what layers read, and their weights, quantised and dequantised.
+    """Return the graph with quantise / dequantise pairs before the inputs and weights of layers.
 
-    Equal steps of one tensor are one pair. Weights have a scale, or one per output channel.
+    Layers that quantise a tensor alike share a pair.
     """
     draft = Draft(graph)
     pairs: dict[tuple[str, float, int], str] = {}
     for node in graph.nodes:
         if node.name not in layers:
             continue
-        one = layers[node.name]
+        steps = layers[node.name]
         x = node.inputs[0]
-        attrs = {"scale": one.scale, "offset": one.offset}
-        key = (x, one.scale, one.offset)
+        attrs = {"scale": steps.scale, "offset": steps.offset}
+        key = (x, steps.scale, steps.offset)
         if key not in pairs:
-            byte = draft.insert("quantise", (x,), attrs, f"{x}_int8")
+            quantised = draft.insert("quantise", (x,), attrs, f"{x}_int8")
             kind = {**attrs, "dtype": graph.types[x].dtype}
-            pairs[key] = draft.insert("dequantise", (byte,), kind, f"{x}_back")
-        reads = (pairs[key], _whole_weights(draft, node, one), *node.inputs[2:])
+            pairs[key] = draft.insert("dequantise", (quantised,), kind, f"{x}_back")
+        reads = (pairs[key], _whole_weights(draft, node, steps), *node.inputs[2:])
         draft.become(node, node.op, reads, node.attrs)
-    for name, layer in summands(graph, [name for name, one in layers.items() if one.shared]):
-        one = layers[layer]
+    for name, layer in summands(graph, [name for name, steps in layers.items() if steps.shared]):
+        steps = layers[layer]
         x = graph.node(layer).inputs[0]
-        share(draft, name, x, pairs[x, one.scale, one.offset])
+        share(draft, name, x, pairs[x, steps.scale, steps.offset])
     return draft.finish()
 
 
 def summands(graph: ir.Graph, layers: Collection[str]) -> list[tuple[str, str]]:
-    """Return the additions of equal shapes that read what some layers read, and the layer."""
+    """Return (addition, layer) that read the same tensor, without broadcasting."""
     readers = {graph.node(layer).inputs[0]: layer for layer in reversed(list(layers))}
-    found = []
+    pairs = []
     for node in graph.nodes:
         shapes = {graph.types[name].shape for name in (*node.inputs, *node.outputs)}
         if node.op == "add" and len(shapes) == 1:
-            found += [(node.name, readers[name]) for name in node.inputs if name in readers]
-    return found
+            pairs += [(node.name, readers[name]) for name in node.inputs if name in readers]
+    return pairs
 
 
 def share(draft: Draft, addition: str, summand: str, quantised: str) -> None:
-    """Let an addition read a quantised tensor in place of one of its summands."""
+    """Let an addition read a quantised tensor in place of a summand."""
     node = draft.current(addition)
     inputs = [quantised if name == summand else name for name in node.inputs]
     draft.become(node, node.op, inputs, node.attrs)
 
 
-def _whole_weights(draft: Draft, node: ir.Node, one: Steps) -> str:
-    """Insert a layer's weights as whole numbers, dequantised."""
+def _whole_weights(draft: Draft, node: ir.Node, layer_steps: Steps) -> str:
+    """Insert a layer's weights as int8 constants and a dequantise; return its output."""
     name = node.inputs[1]
     weight = draft.constants[name]
-    found = np.asarray(one.weight_scales, np.float32)
+    channel_scales = np.asarray(layer_steps.weight_scales, np.float32)
     rank = len(weight.type.shape)
+    # axis of the output channels: 0 of (Co, Ci, Kh, Kw) and of a transposed (n, k), the last of (k,
+    # n)
     axis = rank - 1 if node.op in PRODUCTS and not node.attr("trans_b", False) else 0
     axis = rank - 2 if node.op in PRODUCTS and rank > 2 and node.attr("trans_b") else axis
     scales = (
-        found.reshape([-1 if d == axis else 1 for d in range(rank)]) if found.size > 1 else found
+        channel_scales.reshape([-1 if d == axis else 1 for d in range(rank)])
+        if channel_scales.size > 1
+        else channel_scales
     )
-    most = 2 ** (one.weight_bits - 1) - 1
+    largest = 2 ** (layer_steps.weight_bits - 1) - 1
 
     def whole(values: ir.Values) -> ir.Values:
-        found: ir.Values = np.rint(values.astype(np.float32) / scales)
-        return np.clip(found, -most - 1, most)
+        rounded: ir.Values = np.rint(values.astype(np.float32) / scales)
+        return np.clip(rounded, -largest - 1, largest)
 
     kind = weight.type.dtype
-    byte = draft.add(derived(replace(weight.type, dtype="int8"), whole, weight), f"{name}_int8")
+    quantised = draft.add(
+        derived(replace(weight.type, dtype="int8"), whole, weight), f"{name}_int8"
+    )
     if scales.size == 1:
-        attrs = {"scale": float(found[0]), "dtype": kind}
-        return draft.insert("dequantise", (byte,), attrs, f"{name}_back")
+        attrs = {"scale": float(channel_scales[0]), "dtype": kind}
+        return draft.insert("dequantise", (quantised,), attrs, f"{name}_back")
     steps = draft.add(ir.Constant(ir.TensorType(scales.shape, "fp32"), scales), f"{name}_scales")
-    return draft.insert("dequantise", (byte, steps), {"dtype": kind}, f"{name}_back")
+    return draft.insert("dequantise", (quantised, steps), {"dtype": kind}, f"{name}_back")
 
 
 FP16, BF16 = (

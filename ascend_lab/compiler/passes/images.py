@@ -1,7 +1,7 @@
-"""Convolutions take in what stands around them: batch norm, scale, bias, padding; and pooling.
+"""Convolutions absorb batch norms, scales, biases and padding around them; pooling has its forms.
 
-y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new bias a b + c, both
-computed in fp64 and rounded once, and only when somebody asks for their values.
+y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new bias is a b + c.
+Both are computed in fp64 and rounded once, and only when they are read.
 """
 
 import math
@@ -20,7 +20,7 @@ from ascend_lab.operators.ops import formats, pooling
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """y = a x + c per channel: constants, and the function of their arrays that gives (a, c)."""
+    """y = a x + c per channel: constants, and the function from their arrays to (a, c)."""
 
     sources: tuple[Constant, ...]
     factors: Callable[..., tuple[Any, Any]]
@@ -31,7 +31,7 @@ class Affine:
 
 
 def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant | None:
-    """Return a constant that broadcasts over channels (axis 1) only, or is one number."""
+    """Return a constant with one number for each channel (axis 1) or one in all; else None."""
     constant = draft.constant(name)
     if constant is None or len(constant.type.shape) > rank:
         return None
@@ -41,39 +41,40 @@ def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant |
 
 
 def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
-    """Return a node as (what it reads, scale and shift of each channel); None if it is no such."""
+    """Return (operand, scale and shift per channel) of a node a x + c; None for other nodes."""
     if node.op == "batch_norm":
         epsilon = settings(node)["epsilon"]
 
         def normal(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
+            # scale (x - mean) / sqrt(variance + epsilon) + bias = a x + (bias - mean a)
             a = scale / np.sqrt(variance + epsilon)
             return a, bias - mean * a
 
-        known = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)
-        return (node.inputs[0], Affine(known, normal)) if len(known) == 4 else None
+        constants = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)
+        return (node.inputs[0], Affine(constants, normal)) if len(constants) == 4 else None
     if node.op in ("muls", "adds"):
         number = settings(node)["number"]
-        both = (number, 0.0) if node.op == "muls" else (1.0, number)
-        return node.inputs[0], Affine((), lambda: both)
+        scale_shift = (number, 0.0) if node.op == "muls" else (1.0, number)
+        return node.inputs[0], Affine((), lambda: scale_shift)
     if node.op not in ("mul", "add"):
         return None
     kind = draft.type(node.output)
-    for x, other in (node.inputs, node.inputs[::-1]):
+    for x, operand in (node.inputs, node.inputs[::-1]):
         if len(kind.shape) >= 2 and draft.type(x) == kind:
-            found = per_channel(draft, other, len(kind.shape), kind.shape[1])
-            if found is not None and node.op == "mul":
-                return x, Affine((found,), lambda c: (c.ravel(), 0.0))
-            if found is not None:
-                return x, Affine((found,), lambda c: (1.0, c.ravel()))
+            column = per_channel(draft, operand, len(kind.shape), kind.shape[1])
+            if column is not None and node.op == "mul":
+                return x, Affine((column,), lambda c: (c.ravel(), 0.0))
+            if column is not None:
+                return x, Affine((column,), lambda c: (1.0, c.ravel()))
     return None
 
 
 def into_convolution(draft: Draft, node: Node) -> bool:
     """Fold a scale and shift into the convolution before it, if nobody else reads that."""
-    found = affine_of(draft, node)
-    if found is None:
+    affine = affine_of(draft, node)
+    if affine is None:
         return node.op == "add" and _into_one(draft, node)
-    conv = draft.only(found[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
+    conv = draft.only(affine[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
     if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
         return False
     weight = draft.constant(conv.inputs[1])
@@ -81,45 +82,56 @@ def into_convolution(draft: Draft, node: Node) -> bool:
     bias = draft.constant(conv.inputs[2]) if biased else None
     if weight is None or weight.type.dtype == "int8" or (biased and bias is None):
         return False
-    turned = conv.op == "conv_transpose2d"
-    deep = conv.op == "depthwise_conv2d"
+    is_transposed = conv.op == "conv_transpose2d"
+    is_depthwise = conv.op == "depthwise_conv2d"
     scales = node.op not in ("add", "adds")
     shifts = node.op not in ("mul", "muls")
-    if (turned and conv.attr("groups", 1) != 1) or (deep and not scales):
+    # with groups, output channels of a transposed convolution are spread over both weight axes
+    if (is_transposed and conv.attr("groups", 1) != 1) or (is_depthwise and not scales):
         return False
     reads = [conv.inputs[0], conv.inputs[1]]
     if scales:
-        reads[1] = _weights(draft, conv, weight, found[1], 1 if turned else 0)
-    if deep and shifts:  # it takes no bias: the shift stays an addition
-        shift = _summand(draft, conv, None, found[1], (1, 1), "shift")
+        reads[1] = _weights(draft, conv, weight, affine[1], 1 if is_transposed else 0)
+    if is_depthwise and shifts:  # it takes no bias: the shift stays an addition
+        shift = _summand(draft, conv, None, affine[1], (1, 1), "shift")
         draft.become(conv, conv.op, reads, conv.attrs)
         return draft.become(node, "add", (conv.output, shift))
-    if not deep and (shifts or biased):
-        reads.append(_summand(draft, conv, bias, found[1], (), "bias"))
+    if not is_depthwise and (shifts or biased):
+        reads.append(_summand(draft, conv, bias, affine[1], (), "bias"))
     return draft.become(conv, conv.op, reads, conv.attrs, node)
 
 
 def _into_one(draft: Draft, node: Node) -> bool:
-    """Let one of two convolutions that are added, the one with more taps, take both biases."""
-    both = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
-    if len(both) < 2 or draft.type(both[0].output) != draft.type(both[1].output):
+    """Let one of two convolutions that are added, the one with more taps, add both biases."""
+    convolutions = [conv for name in node.inputs if (conv := draft.only(name, "conv2d"))]
+    if len(convolutions) < 2 or draft.type(convolutions[0].output) != draft.type(
+        convolutions[1].output
+    ):
         return False
 
     def size(conv: Node) -> tuple[int, int]:
         wide = formats.pair("stride", settings(conv)["stride"])
+        # the convolution with more taps comes first; of equal ones, that with the smaller stride
         return -math.prod(draft.type(conv.inputs[1]).shape[2:]), wide[0]
 
-    one, other = sorted(both, key=size)
-    known = [c for conv in both if (c := draft.constant(conv.inputs[-1])) and len(conv.inputs) > 2]
-    if len(other.inputs) < 3 or len(known) < sum(len(conv.inputs) > 2 for conv in both):
+    taker, other = sorted(convolutions, key=size)
+    biases = [
+        c
+        for conv in convolutions
+        if (c := draft.constant(conv.inputs[-1])) and len(conv.inputs) > 2
+    ]
+    if len(other.inputs) < 3 or len(biases) < sum(len(conv.inputs) > 2 for conv in convolutions):
         return False
-    total = derived(known[0].type, lambda *a: sum(b.astype(np.float64) for b in a), *known)
-    draft.become(one, "conv2d", (*one.inputs[:2], draft.add(total, f"{one.name}_bias")), one.attrs)
+    total = derived(biases[0].type, lambda *a: sum(b.astype(np.float64) for b in a), *biases)
+    draft.become(
+        taker, "conv2d", (*taker.inputs[:2], draft.add(total, f"{taker.name}_bias")), taker.attrs
+    )
     return draft.become(other, "conv2d", other.inputs[:2], other.attrs)
 
 
 def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
-    """Return the name of the weights times a."""
+    """Add the constant a w; return its name."""
+    # a per output channel: axis 0 of (Co, Ci, Kh, Kw), axis 1 of a transposed one's weights
     column = tuple(-1 if i == axis else 1 for i in range(4))
 
     def scaled(w: Values, *arrays: Values) -> Values:
@@ -127,24 +139,24 @@ def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: i
         result: Values = w * (a if a.size == 1 else a.reshape(column))
         return result
 
-    made = derived(weight.type, scaled, weight, *affine.sources)
-    return draft.add(made, f"{conv.inputs[1]}_scaled")
+    scaled_weight = derived(weight.type, scaled, weight, *affine.sources)
+    return draft.add(scaled_weight, f"{conv.inputs[1]}_scaled")
 
 
 def _summand(
     draft: Draft, conv: Node, bias: Constant | None, affine: Affine, tail: Sequence[int], what: str
 ) -> str:
-    """Return the name of a b + c, one number a channel."""
+    """Add the constant a b + c, a number for each channel; return its name."""
     out = draft.type(conv.output)
     kind = TensorType((out.shape[1], *tail), out.dtype)
-    old = () if bias is None else (bias,)
+    biases = () if bias is None else (bias,)
 
     def shifted(*arrays: Values) -> Values:
-        a, c = affine.wide(arrays[len(old) :])
-        start = a * arrays[0].astype(np.float64) if old else 0.0
-        return np.broadcast_to(c + start, kind.shape[:1]).reshape(kind.shape)
+        a, c = affine.wide(arrays[len(biases) :])
+        scaled_bias = a * arrays[0].astype(np.float64) if biases else 0.0
+        return np.broadcast_to(c + scaled_bias, kind.shape[:1]).reshape(kind.shape)
 
-    return draft.add(derived(kind, shifted, *old, *affine.sources), f"{conv.name}_{what}")
+    return draft.add(derived(kind, shifted, *biases, *affine.sources), f"{conv.name}_{what}")
 
 
 CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
@@ -160,14 +172,14 @@ CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
 @rewrites("BatchnormScaleFusionPass", "mul", "muls", "add", "adds", values="rounded")
 def batch_norm_scale(draft: Draft, node: Node) -> bool:
     """Fold factors and summands per channel into the batch norm before them."""
-    found = affine_of(draft, node)
-    norm = None if found is None else draft.only(found[0], "batch_norm")
-    if found is None or norm is None or draft.type(norm.inputs[0]) != draft.type(norm.output):
+    affine_pair = affine_of(draft, node)
+    norm = None if affine_pair is None else draft.only(affine_pair[0], "batch_norm")
+    if affine_pair is None or norm is None or draft.type(norm.inputs[0]) != draft.type(norm.output):
         return False
     scale, bias = (draft.constant(name) for name in norm.inputs[1:3])
     if scale is None or bias is None:
         return False
-    affine = found[1]
+    affine = affine_pair[1]
 
     def part(place: int, old: Values, *arrays: Values) -> Values:
         a, c = affine.wide(arrays)
@@ -208,9 +220,15 @@ def fully_connected(draft: Draft, node: Node) -> bool:
     options = settings(node)
     out = draft.type(node.output)
     constants = [draft.constant(name) for name in node.inputs[1:]]
-    whole = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
+    covers_image = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
     padded = any(map(any, formats.pad_pairs("conv2d", options["pad"])))
-    if not whole or padded or options["groups"] != 1 or constants[0] is None or None in constants:
+    if (
+        not covers_image
+        or padded
+        or options["groups"] != 1
+        or constants[0] is None
+        or None in constants
+    ):
         return False
     if formats.pair("dilation", options["dilation"]) != (1, 1) and weight.shape[2:] != (1, 1):
         return False
@@ -218,14 +236,15 @@ def fully_connected(draft: Draft, node: Node) -> bool:
         return False
     k = weight.shape[0]
     n = x.shape[0]
+    # k features, each a sum over all c h w numbers of an image
     inner = weight.elements // k
     kind = TensorType((k, inner), weight.dtype)
     flat = derived(kind, lambda w: w.reshape(k, inner), constants[0])
     rows = draft.insert("reshape", node.inputs[:1], {"shape": (n, inner)}, f"{node.name}_rows")
     reads = (rows, draft.add(flat, f"{node.inputs[1]}_matrix"), *node.inputs[2:])
     op = "gemm" if len(constants) > 1 else "matmul"
-    made = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
-    return draft.become(node, "reshape", [made], {"shape": out.shape})
+    products = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
+    return draft.become(node, "reshape", [products], {"shape": out.shape})
 
 
 # -- pooling --------------------------------------------------------------------------------------
@@ -251,8 +270,8 @@ def mean_of_image(draft: Draft, node: Node) -> bool:
 def pool_of_image(draft: Draft, node: Node) -> bool:
     """Turn an average over the whole image into global average pooling."""
     size, _, pads = _window(node)
-    whole = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
-    return whole and draft.become(node, "global_avg_pool", node.inputs)
+    covers_image = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
+    return covers_image and draft.become(node, "global_avg_pool", node.inputs)
 
 
 @rewrites("PoolingToConvPass", "max_pool2d", "avg_pool2d", stage="opt-in", values="changed")

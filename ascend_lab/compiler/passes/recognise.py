@@ -1,4 +1,4 @@
-"""What a model spells out in small operators becomes one: norms, activations, biases, attention."""
+"""Recognise norms, activations, biases and attention that a model spells out in small operators."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ def _plus(value: Any, number: float) -> Any:
 
 
 # -- norms ----------------------------------------------------------------------------------------
+# (x - mean) / sqrt(variance + epsilon) scale + bias, in patterns from the inside out
 _SHIFTED = ("sub", "x", ("reduce_mean", "x", {"axis": "$axis", "keepdims": True}))
 _SPREAD = ("reduce_mean", ("square", _SHIFTED), {"axis": "$axis", "keepdims": True})
 _VARIANCE = ("adds", _SPREAD, {"number": "$epsilon"})
@@ -38,18 +39,19 @@ LAYER_NORM = tuple(("add", ("mul", normal, "scale"), "bias") for normal in _NORM
 @rewrites("LayerNormFusionPass", "add", beside="reduce_mean", values="rounded")
 def layer_norm(draft: Draft, node: Node) -> bool:
     """Recognise a layer norm spelled out in nine operators."""
-    found = match(draft, node, *LAYER_NORM)
-    if found is None:
+    bindings = match(draft, node, *LAYER_NORM)
+    if bindings is None:
         return False
-    kind = draft.type(found["x"])
+    kind = draft.type(bindings["x"])
     rank = len(kind.shape)
-    axes = axes_of("layer_norm", found["axis"], kind.shape)
+    axes = axes_of("layer_norm", bindings["axis"], kind.shape)
+    # a layer norm goes over the last axes; a mean over others is something else
     if axes != tuple(range(axes[0], rank)):
         return False
     tail = TensorType(kind.shape[axes[0] :], kind.dtype)
-    parameters = [_as_tail(draft, found[name], tail) for name in ("scale", "bias")]
-    attrs = {"axis": axes[0] - rank, "epsilon": found["epsilon"]}
-    reads = (found["x"], *filter(None, parameters))
+    parameters = [_as_tail(draft, bindings[name], tail) for name in ("scale", "bias")]
+    attrs = {"axis": axes[0] - rank, "epsilon": bindings["epsilon"]}
+    reads = (bindings["x"], *filter(None, parameters))
     return None not in parameters and draft.become(node, "layer_norm", reads, attrs)
 
 
@@ -65,15 +67,16 @@ def _as_tail(draft: Draft, name: str, kind: TensorType) -> str | None:
 
 # -- activations ----------------------------------------------------------------------------------
 def _halves(inner: Any) -> tuple[Any, ...]:
-    """Return the ways to write x / 2 * (1 + inner)."""
-    one = _plus(inner, 1.0)
+    """Return the patterns of x / 2 * (1 + inner): exporters put the factor 1/2 in three places."""
+    one_plus = _plus(inner, 1.0)
     return (
-        _times(("mul", "x", one), 0.5),
-        ("mul", _times("x", 0.5), one),
-        ("mul", "x", _times(one, 0.5)),
+        _times(("mul", "x", one_plus), 0.5),
+        ("mul", _times("x", 0.5), one_plus),
+        ("mul", "x", _times(one_plus, 0.5)),
     )
 
 
+# x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
 _CUBES = (("pow", "x", 3.0), ("mul", ("square", "x"), "x"))
 _SCALED = tuple(
     _times(("add", "x", _times(cube, 0.044715)), math.sqrt(2 / math.pi)) for cube in _CUBES
@@ -81,6 +84,7 @@ _SCALED = tuple(
 GELU = tuple(form for inner in _SCALED for form in _halves(("tanh", inner)))
 _ROOTS = (_times("x", math.sqrt(0.5)), ("div", "x", math.sqrt(2.0)))
 GELU_ERF = tuple(form for inner in _ROOTS for form in _halves(("erf", inner)))
+# hard sigmoid: min(max(x + 3, 0), 6) / 6
 _CLIPPED = (("relu6", _plus("x", 3.0)), ("clip", _plus("x", 3.0), {"low": 0.0, "high": 6.0}))
 _SIXTH = (lambda form: _times(form, 1 / 6), lambda form: ("div", form, 6.0))
 ACTIVATIONS = {
@@ -96,8 +100,8 @@ ACTIVATIONS = {
 @rewrites("GeluFusionPass", "mul", "muls", values="rounded")
 def gelu(draft: Draft, node: Node) -> bool:
     """Recognise the tanh form of gelu spelled out: x / 2 (1 + tanh(sqrt(2/pi) (x + c x^3)))."""
-    found = match(draft, node, *GELU)
-    return found is not None and draft.become(node, "gelu", [found["x"]])
+    bindings = match(draft, node, *GELU)
+    return bindings is not None and draft.become(node, "gelu", [bindings["x"]])
 
 
 @rewrites("GeluErfToTanhPass", "mul", "muls", stage="opt-in", values="changed")
@@ -106,17 +110,17 @@ def gelu_erf(draft: Draft, node: Node) -> bool:
 
     They are up to 0.0005 apart.
     """
-    found = match(draft, node, *GELU_ERF)
-    return found is not None and draft.become(node, "gelu", [found["x"]])
+    bindings = match(draft, node, *GELU_ERF)
+    return bindings is not None and draft.become(node, "gelu", [bindings["x"]])
 
 
 @rewrites("ActivationFusionPass", "mul", "muls", "div", values="rounded")
 def activation(draft: Draft, node: Node) -> bool:
     """Recognise silu, hard sigmoid and hard swish spelled out."""
     for op, patterns in ACTIVATIONS.items():
-        found = match(draft, node, *patterns)
-        if found is not None:
-            return draft.become(node, op, [found["x"]])
+        bindings = match(draft, node, *patterns)
+        if bindings is not None:
+            return draft.become(node, op, [bindings["x"]])
     return False
 
 
@@ -131,8 +135,10 @@ def flat_product(draft: Draft, node: Node) -> bool:
         return draft.become(node, "matmul", node.inputs, node.attrs)
     rows = (math.prod(a.shape[:-1]), a.shape[-1])
     flat = draft.insert("reshape", node.inputs[:1], {"shape": rows}, f"{node.name}_rows")
-    made = draft.insert("matmul", (flat, node.inputs[1]), node.attrs, f"{node.name}_product")
-    return draft.become(node, "reshape", [made], {"shape": draft.type(node.output).shape})
+    product_rows = draft.insert(
+        "matmul", (flat, node.inputs[1]), node.attrs, f"{node.name}_product"
+    )
+    return draft.become(node, "reshape", [product_rows], {"shape": draft.type(node.output).shape})
 
 
 @rewrites("MatMulBiasAddFusionPass", "add", beside="matmul", values="rounded")
@@ -140,17 +146,26 @@ def product_bias(draft: Draft, node: Node) -> bool:
     """Make a product and its bias a gemm, also through a reshape that only splits the rows."""
     for value, bias in (node.inputs, node.inputs[::-1]):
         if draft.type(value) == draft.type(node.output):
-            made = draft.only(value, "matmul", "reshape")
-            inner = draft.only(made.inputs[0], "matmul") if made and made.op == "reshape" else made
-            if inner is not None and _gemm(draft, node, inner, bias, split=inner is not made):
+            producer = draft.only(value, "matmul", "reshape")
+            product = (
+                draft.only(producer.inputs[0], "matmul")
+                if producer and producer.op == "reshape"
+                else producer
+            )
+            if product is not None and _gemm(
+                draft, node, product, bias, split=product is not producer
+            ):
                 return True
     return False
 
 
 def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) -> bool:
-    """Let one gemm compute product + bias if formats and shapes fit; `split`: reshaped between."""
+    """Let one gemm compute product + bias if formats and shapes fit.
+
+    With `split` a reshape that splits the rows stands between product and bias.
+    """
     kind = draft.type(product.output)
-    wanted = draft.type(node.output)
+    result = draft.type(node.output)
     shape = draft.type(bias).shape
     if kind.dtype != draft.type(product.inputs[0]).dtype or kind.dtype not in FLOATS:
         return False
@@ -158,12 +173,12 @@ def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) ->
     reads = (*product.inputs, bias)
     if split:
         columns = kind.shape[1:]
-        if shape not in (columns, ()) or wanted.shape[-1:] != columns:  # () once it is a scalar
+        if shape not in (columns, ()) or result.shape[-1:] != columns:  # () once it is a scalar
             return False
-        made = draft.insert("gemm", reads, attrs, f"{node.name}_product")
-        return draft.become(node, "reshape", [made], {"shape": wanted.shape})
+        gemm_rows = draft.insert("gemm", reads, attrs, f"{node.name}_product")
+        return draft.become(node, "reshape", [gemm_rows], {"shape": result.shape})
     try:
-        fits = broadcast_shape("bias", wanted.shape, shape) == wanted.shape
+        fits = broadcast_shape("bias", result.shape, shape) == result.shape
     except AscendLabError:
         return False
     return fits and draft.become(node, "gemm", reads, attrs)
@@ -172,7 +187,7 @@ def _gemm(draft: Draft, node: Node, product: Node, bias: str, *, split: bool) ->
 # -- attention ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """What is known of softmax's operand: scale q k^T + mask."""
+    """The operand of a softmax as far as it is recognised: scale q k^T + mask."""
 
     product: Node
     scale: float = 1.0
@@ -189,45 +204,46 @@ def attention(draft: Draft, node: Node) -> bool:
     if scores is None or scores.product.attr("trans_a"):
         return False
     q, k = scores.product.inputs
-    rest = (node.inputs[1], *([scores.mask] if scores.mask else []))
-    kinds = [draft.type(name) for name in (q, k, *rest)]
-    turned = scores.product.attr("trans_b", False)
+    value_and_mask = (node.inputs[1], *([scores.mask] if scores.mask else []))
+    kinds = [draft.type(name) for name in (q, k, *value_and_mask)]
+    transposed = scores.product.attr("trans_b", False)
     sizes = kinds[1].shape
-    if not turned:
+    if not transposed:
+        # k already is k^T: types are checked as if it were transposed back
         kinds[1] = replace(kinds[1], shape=(*sizes[:-2], sizes[-1], sizes[-2]))
     try:
         if infer("flash_attention", kinds, {"scale": 1.0})[0] != draft.type(node.output):
             return False
     except AscendLabError:
         return False
-    if not turned:
+    if not transposed:
         rank = len(sizes)
         perm = (*range(rank - 2), rank - 1, rank - 2)
         k = draft.insert("transpose", [k], {"perm": perm}, f"{node.name}_keys")
-    return draft.become(node, "flash_attention", (q, k, *rest), {"scale": scores.scale})
+    return draft.become(node, "flash_attention", (q, k, *value_and_mask), {"scale": scores.scale})
 
 
 def _scores_of(draft: Draft, weights: Node) -> _Scores | None:
-    """Walk back from softmax over mask and scale to the product."""
+    """Walk back from the softmax over mask and scale to the product; None if it is none."""
     shape = draft.type(weights.output).shape
     name = weights.inputs[0]
     if weights.op == "masked_softmax":
-        found = _scaled_product(draft, name)
-        return None if found is None else replace(found, mask=weights.inputs[1])
+        scores = _scaled_product(draft, name)
+        return None if scores is None else replace(scores, mask=weights.inputs[1])
     if axis_of("softmax", settings(weights)["axis"], shape) + 1 != len(shape):
         return None
     added = draft.only(name, "add")
     if added is None:
         return _scaled_product(draft, name)
     for value, mask in (added.inputs, added.inputs[::-1]):
-        found = _scaled_product(draft, value)
-        if found is not None:
-            return replace(found, mask=mask)
+        scores = _scaled_product(draft, value)
+        if scores is not None:
+            return replace(scores, mask=mask)
     return None
 
 
 def _scaled_product(draft: Draft, name: str) -> _Scores | None:
-    """Walk back over factors and quotients that are one number."""
+    """Walk back over factors and divisors that are one number to the product."""
     scale = 1.0
     while True:
         node = draft.only(name, "muls", "div", "mul", "attention_scores", *PRODUCTS)
@@ -237,16 +253,21 @@ def _scaled_product(draft: Draft, name: str) -> _Scores | None:
             plain = draft.type(node.output).dtype == draft.type(node.inputs[0]).dtype
             return _Scores(node, scale) if plain else None
         if node.op == "attention_scores":
-            own = settings(node)["scale"]
-            own = 1 / math.sqrt(draft.type(node.inputs[0]).shape[-1]) if own is None else own
-            return _Scores(replace(node, attrs={"trans_b": True}), scale * own)
+            node_scale = settings(node)["scale"]
+            node_scale = (
+                1 / math.sqrt(draft.type(node.inputs[0]).shape[-1])
+                if node_scale is None
+                else node_scale
+            )
+            return _Scores(replace(node, attrs={"trans_b": True}), scale * node_scale)
         name = node.inputs[0]
-        other = node.inputs[-1]
-        number = settings(node)["number"] if node.op == "muls" else draft.number(other)
+        factor = node.inputs[-1]
+        number = settings(node)["number"] if node.op == "muls" else draft.number(factor)
         if number is None and node.op == "mul":
             name = node.inputs[1]
             number = draft.number(node.inputs[0])
         widens = draft.type(name).shape != draft.type(node.output).shape
         if not number or widens:
             return None
+        # x / 8 is a factor of 1/8
         scale *= 1 / number if node.op == "div" else number

@@ -1,6 +1,6 @@
-"""Rules that rewrite a node, the patterns they look for, and passes in rounds until none matches.
+"""Passes: rules that rewrite a node, their patterns, and rounds of passes until none matches.
 
-Patterns are nested tuples, matched from the last node backwards:
+A pattern is a nested tuple, matched from the last node backwards:
 
     ("mul", "x", ("sigmoid", "x"))              x * sigmoid(x), both the same tensor
     ("adds", "x", {"number": 1.0})              an attribute with a value (numbers within 0.1 %)
@@ -31,13 +31,13 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A rewriting of graphs under a name; `apply` returns the graph and how often it matched.
+    """A rewriting of graphs with a name; `apply` returns the graph and how often it matched.
 
-    `stage` says when it runs: "prepare" (rids a graph of what does nothing) and "fuse" (joins what
-    one kernel computes) by default, "opt-in" and "precision" only where a caller names it.
-    `values` says what happens to results: "exact" keeps every bit; "rounded" rounds at other
-    places; "steps" lands on a neighbouring step of a quantised tensor at most; "changed" computes
-    something else, and is applied only when asked for.
+    stage     when the pass runs: "prepare" (removes nodes without effect) and "fuse" (merges nodes
+              that one kernel computes) by default, "opt-in" and "precision" only if named
+    values    what happens to results: "exact" keeps every bit; "rounded" rounds at other places;
+              "steps" changes a quantised number by one step at most; "changed" computes something
+              else, and never runs by default
     """
 
     name: str
@@ -57,7 +57,7 @@ class Pass:
 
 
 def sweep(rule: Rule, *ops: str) -> Apply:
-    """Return the pass that offers every node (of `ops`, if given) to a rule once, in order."""
+    """Return the rewriting that offers every node (of `ops`, if given) to a rule, once each."""
 
     def apply(graph: Graph) -> tuple[Graph, int]:
         names = [node.name for node in graph.nodes if not ops or node.op in ops]
@@ -75,16 +75,17 @@ def sweep(rule: Rule, *ops: str) -> Apply:
 
 
 def having(apply: Apply, *ops: str) -> Apply:
-    """Return a rewriting that leaves graphs without any of `ops` alone."""
+    """Return a rewriting that skips graphs without any of these operators."""
     return lambda graph: apply(graph) if any(n.op in ops for n in graph.nodes) else (graph, 0)
 
 
 def rewrites(
     name: str, *ops: str, beside: str = "", stage: str = "fuse", values: Effect = "exact"
 ) -> Callable[[Rule], Pass]:
-    """Make a rule the pass of that name over nodes of `ops`; its first line is the summary.
+    """Return a decorator that makes a rule the pass `name` over nodes of `ops`.
 
-    It leaves graphs alone that have no operator `beside`, if one is named.
+    The first line of the rule's docstring becomes the summary. The pass skips graphs without the
+    operator `beside`, if one is named.
     """
 
     def made(rule: Rule) -> Pass:
@@ -95,14 +96,14 @@ def rewrites(
 
 
 def settings(node: Node) -> dict[str, Any]:
-    """Return all attributes of a node, defaults filled in."""
+    """Return all attributes of a node, including those with default values."""
     return operator_of(node.op).settings(node.attrs)
 
 
 def derived(
     kind: TensorType, compute: Callable[..., Values], *sources: Constant, small: int = SMALL
 ) -> Constant:
-    """Return the constant `compute(*arrays)`: now if everything is small, else when asked for."""
+    """Return the constant `compute(*arrays)`, computed now if all is small, else when read."""
 
     def data() -> Values:
         wide = [source.array() for source in sources]
@@ -116,12 +117,13 @@ def derived(
 
 
 def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
-    """Return what the names of the first fitting pattern stand for; None if none fits.
+    """Return tensors and attributes by the names in the first pattern that fits, else None.
 
     Nodes inside the match must not be read from outside it.
     """
     for pattern in patterns:
         for found in _node(draft, node, pattern, {}):
+            # under "" the search notes which nodes of the match read each inner tensor
             readers: Mapping[str, set[str]] = found.pop("", {})
             if all(draft.uses[name] == len(by) for name, by in readers.items()):
                 return found
@@ -130,14 +132,15 @@ def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
 
 def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
     op, *parts = pattern
-    wanted = parts.pop() if parts and isinstance(parts[-1], dict) else {}
+    attributes = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     if node.op != op or len(node.inputs) != len(parts):
         return
-    bound = _attributes(settings(node), wanted, found)
-    if bound is None:
+    with_attributes = _attributes(settings(node), attributes, found)
+    if with_attributes is None:
         return
+    # a product a * b matches in both orders
     for inputs in (node.inputs, node.inputs[::-1]) if node.has("commutes") else (node.inputs,):
-        yield from _inputs(draft, node, list(zip(inputs, parts, strict=True)), bound)
+        yield from _inputs(draft, node, list(zip(inputs, parts, strict=True)), with_attributes)
 
 
 def _inputs(
@@ -146,27 +149,30 @@ def _inputs(
     if not pairs:
         yield found
         return
-    (name, part), *rest = pairs
-    for bound in _tensor(draft, node, name, part, found):
-        yield from _inputs(draft, node, rest, bound)
+    (name, pattern), *other_pairs = pairs
+    for extended in _tensor(draft, node, name, pattern, found):
+        yield from _inputs(draft, node, other_pairs, extended)
 
 
-def _tensor(draft: Draft, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
+def _tensor(
+    draft: Draft, reader: Node, name: str, pattern: Pattern, found: Found
+) -> Iterator[Found]:
     name = draft.resolve(name)
-    if isinstance(part, str):
-        if found.get(part, name) == name:
-            yield {**found, part: name}
-    elif isinstance(part, float):
+    if isinstance(pattern, str):
+        # the same name in a pattern means the same tensor
+        if found.get(pattern, name) == name:
+            yield {**found, pattern: name}
+    elif isinstance(pattern, float):
         number = draft.number(name)
-        alike = number is not None and math.isclose(number, part, rel_tol=CLOSE)
-        if alike and not _widens(draft, reader, name):
+        is_close = number is not None and math.isclose(number, pattern, rel_tol=CLOSE)
+        if is_close and not _widens(draft, reader, name):
             yield found
     else:
         maker = draft.maker(name)
         if maker is not None and len(maker.outputs) == 1:
             readers = found.get("", {})
-            seen = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
-            yield from _node(draft, maker, part, seen)
+            extended = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
+            yield from _node(draft, maker, pattern, extended)
 
 
 def _widens(draft: Draft, reader: Node, constant: str) -> bool:
@@ -175,12 +181,12 @@ def _widens(draft: Draft, reader: Node, constant: str) -> bool:
     x of shape (3,) times [[2.0]] is of shape (1, 3), which nothing made of x alone would be.
     """
     shape = draft.type(reader.output).shape
-    others = [name for name in map(draft.resolve, reader.inputs) if name != constant]
-    return all(draft.type(name).shape != shape for name in others)
+    operands = [name for name in map(draft.resolve, reader.inputs) if name != constant]
+    return all(draft.type(name).shape != shape for name in operands)
 
 
 def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Found | None:
-    """Return `found` with the attributes to remember; None if one has another value."""
+    """Return `found` with the attributes that a pattern names; None if one does not fit."""
     bound = dict(found)
     for key, value in wanted.items():
         got = options.get(key)
@@ -197,18 +203,18 @@ def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Foun
 
 # -- rounds ---------------------------------------------------------------------------------------
 PASSES: dict[str, Pass] = {}
-"""Every pass by name, in the order they run; `register_pass` adds one."""
+"""All passes by name, in the order in which they run; `register_pass` adds one."""
 USUAL: list[str] = []
-"""Names of those that run where nobody names any; the package fills both."""
+"""Names of the passes that run by default; the package `passes` fills both."""
 MOST_ROUNDS = 100
-"""Rounds after which passes count as undoing each other; networks settle in a handful."""
+"""Rounds after which passes are taken to undo each other; networks settle in a handful."""
 
 
 def get_pass(name: str) -> Pass:
     """Return a pass by name; raise `InputError` with the nearest name for an unknown one."""
     if name not in PASSES:
-        near = difflib.get_close_matches(name, PASSES, 1, 0.3)
-        remedy = f"did you mean {near[0]}?" if near else "see PASSES"
+        close_names = difflib.get_close_matches(name, PASSES, 1, 0.3)
+        remedy = f"did you mean {close_names[0]}?" if close_names else "see PASSES"
         raise InputError("the name of a pass", repr(name), remedy)
     return PASSES[name]
 
@@ -233,9 +239,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run of passes did, pass by pass in order; those that found nothing are left out.
+    """The steps of a run of passes, in order, without passes that matched nothing.
 
-    `settled`: no pass matches the last graph; a run that `rounds` ended cannot know.
+    `settled`: no pass matches the last graph; false, too, if a limit of rounds ended the run.
     """
 
     start: Graph
@@ -246,10 +252,10 @@ class Report:
     @property
     def matches(self) -> dict[str, int]:
         """Matches of each pass over all rounds."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for step in self.steps:
-            found[step.name] = found.get(step.name, 0) + step.matches
-        return found
+            counts[step.name] = counts.get(step.name, 0) + step.matches
+        return counts
 
     def __str__(self) -> str:
         """Return a table: pass, matches, nodes before and after."""
@@ -277,20 +283,21 @@ def run_passes(
         raise InputError("at least 1 round", str(rounds), "leave it out: until none matches")
     steps: list[Step] = []
     current = graph
-    done = 0
-    quiet = 0
-    while passes and done < (rounds or MOST_ROUNDS):
-        done += 1
-        for one in passes:
-            after, matches = one.apply(current)
-            quiet = quiet + 1 if after is current else 0
-            if after is not current:
-                steps.append(Step(one.name, matches, current, after))
-                current = after
-            if quiet == len(passes):
-                return current, Report(graph, tuple(steps), done)
+    round_count = 0
+    unchanged = 0
+    while passes and round_count < (rounds or MOST_ROUNDS):
+        round_count += 1
+        for next_pass in passes:
+            rewritten, matches = next_pass.apply(current)
+            # a whole round in which no pass changes the graph: settled
+            unchanged = unchanged + 1 if rewritten is current else 0
+            if rewritten is not current:
+                steps.append(Step(next_pass.name, matches, current, rewritten))
+                current = rewritten
+            if unchanged == len(passes):
+                return current, Report(graph, tuple(steps), round_count)
     if passes and rounds is None:
         needed = f"{graph.name}: passes that settle"
-        found = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
-        raise GraphError(needed, found, "leave out one of those that undo each other")
-    return current, Report(graph, tuple(steps), done, settled=not passes)
+        got = f"{steps[-1].name} still matches after {MOST_ROUNDS} rounds"
+        raise GraphError(needed, got, "leave out one of those that undo each other")
+    return current, Report(graph, tuple(steps), round_count, settled=not passes)

@@ -1,6 +1,6 @@
-"""What need not be computed: dead, constant or computed already, or changing nothing.
+"""Passes that remove work: dead nodes, constant nodes, repeated nodes, nodes without effect.
 
-Nodes change nothing, or less than they say, as identities, scalars, algebra, moves and casts.
+The last group has five parts: identities, operands that are one number, algebra, moves and casts.
 """
 
 import math
@@ -18,56 +18,59 @@ from ascend_lab.operators.ops.formats import FLOATS
 def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
     """Drop nodes, constants and types that no output of the graph depends on."""
     kept = pruned(graph)
-    gone = len(graph.nodes) - len(kept.nodes) + len(graph.constants) - len(kept.constants)
-    return (kept, gone) if gone else (graph, 0)
+    dropped = len(graph.nodes) - len(kept.nodes) + len(graph.constants) - len(kept.constants)
+    return (kept, dropped) if dropped else (graph, 0)
 
 
 def fold_constants(draft: Draft, node: Node) -> bool:
     """Compute a node of constants: small results now, large ones when asked for.
 
-    A node whose result is far larger than what it reads (expand) stays, unless it is a `Fill`.
+    A node whose result is far larger than its operands (expand) stays, unless they are a `Fill`.
     """
     if node.op == "trans_data" or not node.inputs or not draft.outputs.isdisjoint(node.outputs):
         return False
-    known = [c for c in map(draft.constant, node.inputs) if c is not None]
+    constants = [c for c in map(draft.constant, node.inputs) if c is not None]
     kinds = [draft.type(name) for name in node.outputs]
-    limit = max(SMALL, sum(c.type.elements for c in known))
-    filled = node.has("moves") and bool(known) and isinstance(known[0].data, Fill)
-    filled = filled and (node.op != "concat" or all(c.data == known[0].data for c in known))
-    if len(known) < len(node.inputs) or not (filled or sum(k.elements for k in kinds) <= limit):
+    # folding must not enlarge the graph by more than `SMALL` elements
+    limit = max(SMALL, sum(c.type.elements for c in constants))
+    # one number everywhere stays so in whatever order and shape
+    filled = node.has("moves") and bool(constants) and isinstance(constants[0].data, Fill)
+    filled = filled and (node.op != "concat" or all(c.data == constants[0].data for c in constants))
+    if len(constants) < len(node.inputs) or not (filled or sum(k.elements for k in kinds) <= limit):
         return False
     for i, (name, kind) in enumerate(zip(node.outputs, kinds, strict=True)):
-        one = Constant(kind, known[0].data) if filled else _result(draft, node, i, known)
-        draft.replace(name, draft.add(one, f"{name}_folded"))
+        folded = Constant(kind, constants[0].data) if filled else _result(draft, node, i, constants)
+        draft.replace(name, draft.add(folded, f"{name}_folded"))
     draft.remove(node.name)
     return True
 
 
-def _result(draft: Draft, node: Node, place: int, known: list[Constant]) -> Constant:
+def _result(draft: Draft, node: Node, place: int, constants: list[Constant]) -> Constant:
     """Return output `place` of a node as a constant."""
     types = {name: draft.type(name) for name in (*node.inputs, *node.outputs)}
-    alone = Graph(node.name, (), node.outputs, (node,), types)
+    single = Graph(node.name, (), node.outputs, (node,), types)
 
     def value(*arrays: Values) -> Values:
-        return np.asarray(compute(alone, node, list(arrays))[place])
+        return np.asarray(compute(single, node, list(arrays))[place])
 
-    return derived(types[node.outputs[place]], value, *known)
+    return derived(types[node.outputs[place]], value, *constants)
 
 
 def merge_common(graph: Graph) -> tuple[Graph, int]:
     """Let nodes with the same operator, inputs and attributes, and equal constants, be one."""
     draft = Draft(graph)
     count = 0
-    seen: dict[Hashable, str] = {}
+    first_of: dict[Hashable, str] = {}
     for name, constant in graph.constants.items():
-        first = seen.setdefault(_content(constant), name)
+        first = first_of.setdefault(_content(constant), name)
         if first != name and name not in draft.outputs:
             draft.replace(name, first)
             count += 1
-    nodes: dict[Hashable, str] = {}
+    node_of: dict[Hashable, str] = {}
     for node in draft:
+        # two nodes with equal keys compute the same values
         key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
-        twin = draft.nodes[nodes.setdefault(key, node.name)]
+        twin = draft.nodes[node_of.setdefault(key, node.name)]
         if twin.name == node.name:
             continue
         if len(node.outputs) == 1:
@@ -80,7 +83,7 @@ def merge_common(graph: Graph) -> tuple[Graph, int]:
 
 
 def _content(constant: Constant) -> Hashable:
-    """Return what two constants share if they are equal; large arrays only equal themselves."""
+    """Return a key that equal constants share; a large array is equal only to itself."""
     data = constant.data
     if not isinstance(data, np.ndarray):
         return constant.type, id(data) if callable(data) else data
@@ -112,7 +115,7 @@ HOLDS = {
     "bf16": ("int8", "uint8"),
     "int32": ("int8", "uint8"),
 }
-"""Formats all of whose numbers another format holds exactly."""
+"""By format, the narrower formats whose numbers it holds exactly."""
 
 
 # -- identities -----------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ def identity(draft: Draft, node: Node) -> bool:
 
 
 def _is_identity(draft: Draft, node: Node) -> bool:
-    """Tell whether a node that keeps its input's type keeps its values."""
+    """Tell whether a node whose result has its input's type also has its values."""
     options = settings(node)
     shape = draft.type(node.inputs[0]).shape
     if node.op in ("reshape", "expand", "cast", "split", "trans_data", "pad", "slice"):
@@ -146,10 +149,10 @@ def _is_identity(draft: Draft, node: Node) -> bool:
 
 
 def _neutral_operand(draft: Draft, node: Node) -> bool:
-    """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 whose constant does not enlarge x."""
+    """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 unless broadcasting enlarges x."""
     for value, other in _pairs(node):
-        same = node.op in NEUTRAL and draft.type(value) == draft.type(node.output)
-        if same and draft.number(other) == NEUTRAL[node.op]:
+        keeps_type = node.op in NEUTRAL and draft.type(value) == draft.type(node.output)
+        if keeps_type and draft.number(other) == NEUTRAL[node.op]:
             return draft.forward(node, value)
     return False
 
@@ -161,12 +164,12 @@ def _pairs(node: Node) -> list[tuple[str, str]]:
 
 
 def _without_expand(draft: Draft, node: Node) -> bool:
-    """Let a broadcasting node repeat its operand itself where the other one has the full shape."""
+    """Remove an `expand` in front of a broadcasting node that repeats the operand itself."""
     for place in (0, 1):
         maker = draft.maker(node.inputs[place])
         other = node.inputs[1 - place]
-        full = draft.type(other).shape == draft.type(node.output).shape
-        if full and maker is not None and maker.op == "expand":
+        has_full_shape = draft.type(other).shape == draft.type(node.output).shape
+        if has_full_shape and maker is not None and maker.op == "expand":
             inputs = (maker.inputs[0], other) if place == 0 else (other, maker.inputs[0])
             return draft.become(node, node.op, inputs, node.attrs)
     return False
@@ -176,10 +179,12 @@ def _without_expand(draft: Draft, node: Node) -> bool:
 def gemm_to_matmul(draft: Draft, node: Node) -> bool:
     """Drop a bias that is zero."""
     options = settings(node)
-    nothing = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
+    has_no_bias = options["beta"] == 0 or draft.number(node.inputs[2]) == 0
     attrs = {key: options[key] for key in ("trans_a", "trans_b")}
     return (
-        nothing and options["alpha"] == 1 and draft.become(node, "matmul", node.inputs[:2], attrs)
+        has_no_bias
+        and options["alpha"] == 1
+        and draft.become(node, "matmul", node.inputs[:2], attrs)
     )
 
 
@@ -191,8 +196,8 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
     """Turn operands that are one number into attributes: adds, muls, square, relu, clip."""
     if node.op == "clip":
         limits = tuple(settings(node)[key] for key in ("low", "high"))
-        named = next((op for op, ends in LIMITS.items() if ends == limits), "")
-        return bool(named) and draft.become(node, named, node.inputs)
+        limit_op = next((op for op, ends in LIMITS.items() if ends == limits), "")
+        return bool(limit_op) and draft.become(node, limit_op, node.inputs)
     x, other = node.inputs
     number = draft.number(other)
     if number is None and node.has("commutes"):
@@ -282,6 +287,7 @@ def _limits(draft: Draft, node: Node, source: Node) -> bool:
     inner = _bounds(source)
     if outer is None or inner is None:
         return False
+    # clip(clip(x, 0, 6), 2, 9): the inner limits 0 and 6, clipped by the outer ones, are 2 and 6
     low, high = (min(max(end, outer[0]), outer[1]) for end in inner)
     if (low, high) == inner:
         return draft.forward(node, node.inputs[0])
@@ -305,8 +311,8 @@ def reassociation(draft: Draft, node: Node) -> bool:
         return False
     a = settings(source)["number"]
     b = settings(node)["number"]
-    both = a + b if node.op == "adds" else a * b
-    return math.isfinite(both) and draft.become(node, node.op, source.inputs, {"number": both})
+    merged = a + b if node.op == "adds" else a * b
+    return math.isfinite(merged) and draft.become(node, node.op, source.inputs, {"number": merged})
 
 
 # -- moves ----------------------------------------------------------------------------------------
@@ -324,24 +330,26 @@ def permute(draft: Draft, node: Node) -> bool:
         return _transposed_operand(draft, node)
     source = draft.maker(node.inputs[0])
     order = order_of(draft, node)
-    same = tuple(range(len(order)))
+    unchanged = tuple(range(len(order)))
     if source is not None and source.op == "transpose":
-        first = order_of(draft, source)
-        merged = tuple(first[axis] for axis in order)
-        if merged == same and draft.forward(node, source.inputs[0]):
+        inner_order = order_of(draft, source)
+        # the permutation of both: first that of `source`, then that of `node`
+        merged = tuple(inner_order[axis] for axis in order)
+        if merged == unchanged and draft.forward(node, source.inputs[0]):
             return True
         return draft.become(node, "transpose", source.inputs, {"perm": merged})
     if source is not None and _around(draft, node, order):
         return True
     shape = draft.type(node.inputs[0]).shape
-    moved = [axis for axis in order if shape[axis] != 1]
-    still = moved == sorted(moved) and order != same
+    # (1, 8, 1, 4) -> (8, 1, 4, 1): only axes of size 1 change places, so a reshape does it
+    long_axes = [axis for axis in order if shape[axis] != 1]
+    keeps_order = long_axes == sorted(long_axes) and order != unchanged
     sizes = {"shape": draft.type(node.output).shape}
-    return still and draft.become(node, "reshape", node.inputs, sizes)
+    return keeps_order and draft.become(node, "reshape", node.inputs, sizes)
 
 
 def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
-    """Turn transpose, pointwise, transpose into pointwise, transpose."""
+    """Turn transpose, pointwise, transpose into pointwise and one transpose."""
     middle = draft.only(node.inputs[0])
     if middle is None or not middle.has("pointwise"):
         return False
@@ -355,7 +363,7 @@ def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
 
 
 def _transposed_operand(draft: Draft, node: Node) -> bool:
-    """Drop a transpose of the last two axes in front of a product: it has an attribute for it."""
+    """Replace a transpose of the last two axes in front of a product by its attribute."""
     for place, key in ((0, "trans_a"), (1, "trans_b")):
         maker = draft.maker(node.inputs[place])
         if maker is None or maker.op != "transpose":
@@ -392,26 +400,29 @@ def casts(draft: Draft, node: Node) -> bool:
         return draft.forward(node, node.inputs[0])
     if source is None or source.op != "cast":
         return _around_number(draft, node)
-    start = source.inputs[0]
-    if draft.type(start).dtype not in HOLDS.get(draft.type(source.output).dtype, ()):
+    original = source.inputs[0]
+    if draft.type(original).dtype not in HOLDS.get(draft.type(source.output).dtype, ()):
         return False
-    if draft.type(start) == kind:
-        return draft.forward(node, start)
+    if draft.type(original) == kind:
+        return draft.forward(node, original)
     return draft.become(node, "cast", source.inputs, settings(node))
 
 
 def _around_number(draft: Draft, node: Node) -> bool:
     """Turn fp16 -> fp32, muls or adds, -> fp16 into muls or adds, which round once as well.
 
-    ONNX rounds the number of x * number to x's format; a model that must not writes the casts.
-    Ours keeps the number in fp32 anyway.
+    ONNX rounds the constant of x * number to x's format. A model that needs the exact constant adds
+    the casts. Here `muls` and `adds` keep their number in fp32 without them.
     """
     middle = draft.only(node.inputs[0], "muls", "adds")
-    wide = None if middle is None else draft.maker(middle.inputs[0])
-    if middle is None or wide is None or wide.op != "cast":
+    widening = None if middle is None else draft.maker(middle.inputs[0])
+    if middle is None or widening is None or widening.op != "cast":
         return False
-    start = wide.inputs[0]
-    narrow = draft.type(start).dtype in ("fp16", "bf16") and draft.type(wide.output).dtype == "fp32"
-    if not narrow or draft.type(start) != draft.type(node.output):
+    narrow_source = widening.inputs[0]
+    is_narrow = (
+        draft.type(narrow_source).dtype in ("fp16", "bf16")
+        and draft.type(widening.output).dtype == "fp32"
+    )
+    if not is_narrow or draft.type(narrow_source) != draft.type(node.output):
         return False
-    return draft.become(node, middle.op, [start], middle.attrs)
+    return draft.become(node, middle.op, [narrow_source], middle.attrs)

@@ -1,9 +1,9 @@
 """The models: builders of well-known networks with seeded weights, and any model by its name.
 
 `build("resnet50", batch=2)` returns a graph; `ZOO` holds every builder by name; `load_model` takes
-what commands and servers take: "zoo:resnet50", or the path of an ONNX file. The structures and
-parameter counts are the published ones, the weights are not: no file is read. `SOURCES` says where
-each family was published, and whose definition the counts are equal to.
+a name as commands and servers do: "zoo:resnet50", or the path of an ONNX file. Structures and
+parameter counts are those published; the weights are seeded numbers, so that no file is read.
+`SOURCES` names the publication of each family, and the definition whose counts ours equal.
 """
 
 import csv
@@ -53,7 +53,7 @@ SOURCES = {
     "efficientformer": f"Li et al. 2022, arXiv 2206.01191; {_TIMM}",
     "efficientformer_v2": f"Li et al. 2023, arXiv 2212.08059; {_TIMM}",
 }
-"""By the start of a model's name; the longest that fits counts."""
+"""By the beginning of a model's name; the longest one that fits counts."""
 _BUILDERS: tuple[Callable[..., ir.Graph], ...] = (
     c.alexnet,
     c.vgg16,
@@ -79,7 +79,7 @@ ZOO = {builder.__name__: builder for builder in _BUILDERS}
 
 
 def _letters(name: str) -> str:
-    """Return a name without what people disagree on: case, marks, x0.5 or 0.5x."""
+    """Return a name without case, punctuation and the x of x0.5 or 0.5x, which people vary."""
     return re.sub(r"[\W_]|x(?=\d)|(?<=\d)x", "", re.sub(r"\W", "_", name.lower()))
 
 
@@ -88,22 +88,26 @@ _SPELLED = {_letters(name): name for name in ZOO}
 
 def find(name: str) -> Callable[..., ir.Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
-    known = name if name in ZOO else _SPELLED.get(_letters(name), "")
-    if not known:
-        near = difflib.get_close_matches(name.lower(), ZOO, 3, 0.5)
-        remedy = f"did you mean {' or '.join(near)}?" if near else f"e.g. {', '.join([*ZOO][:12])}"
+    model = name if name in ZOO else _SPELLED.get(_letters(name), "")
+    if not model:
+        close_names = difflib.get_close_matches(name.lower(), ZOO, 3, 0.5)
+        remedy = (
+            f"did you mean {' or '.join(close_names)}?"
+            if close_names
+            else f"e.g. {', '.join([*ZOO][:12])}"
+        )
         raise InputError(f"one of the {len(ZOO)} models", repr(name[:80]), remedy)
-    return ZOO[known]
+    return ZOO[model]
 
 
 def _wanted(name: str) -> tuple[Callable[..., ir.Graph], dict[str, Any]]:
     """Return a builder and the width that a name such as mobilenet_v2_0_75 ends with."""
     plain = name.lower().replace(".", "_")
-    found = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
-    if found and _letters(name) not in _SPELLED:
-        builder = ZOO.get(_SPELLED.get(_letters(found[1]), ""))
+    with_width = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
+    if with_width and _letters(name) not in _SPELLED:
+        builder = ZOO.get(_SPELLED.get(_letters(with_width[1]), ""))
         if builder is not None and builder.__annotations__.get("width") is float:
-            return builder, {"width": float(f"{found[2]}.{found[3]}")}
+            return builder, {"width": float(f"{with_width[2]}.{with_width[3]}")}
     return find(name), {}
 
 
@@ -120,9 +124,9 @@ def build(name: str, *args: Any, **settings: Any) -> ir.Graph:
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        wanted = ", ".join(n for n in builder.__annotations__ if n != "return")
+        arguments = ", ".join(n for n in builder.__annotations__ if n != "return")
         got = str(error).partition("() ")[2].removeprefix("got ")
-        raise InputError(f"{name}: arguments among {wanted}", got, "rename it") from error
+        raise InputError(f"{name}: arguments among {arguments}", got, "rename it") from error
 
 
 def counts_of(
@@ -130,23 +134,23 @@ def counts_of(
 ) -> dict[str, Any]:
     """Return a model's name, parameters, multiply-accumulates, first input and source.
 
-    `width` scales the channels and `size` says the pixels, of families that have them; raises
+    `width` scales the channels and `size` sets the pixels of families that have them; raises
     `InputError` for others.
     """
     graph = sized(name, batch=batch, width=width, size=size)
-    known = _wanted(name)[0].__name__
+    model = _wanted(name)[0].__name__
     return {
-        "name": known,
+        "name": model,
         "parameters": parameters(graph),
         "macs": published_macs(graph),
         "input_name": graph.inputs[0],
         "input_shape": list(graph.types[graph.inputs[0]].shape),
-        "source": source_of(known),
+        "source": source_of(model),
     }
 
 
 def stored_counts() -> dict[str, dict[str, Any]]:
-    """Return `counts_of` every model with one image, from a table: building them takes seconds."""
+    """Return `counts_of` every model with one image, from a table, as building all is slow."""
     with data_path("zoo/counts.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
     return {
@@ -165,7 +169,7 @@ def stored_counts() -> dict[str, dict[str, Any]]:
 def sized(
     name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
 ) -> ir.Graph:
-    """Return a model of a batch, a width and a size; raises as `counts_of`."""
+    """Return a model with this batch, width and size; raises as `counts_of`."""
     builder, sizes = _wanted(name)
     settings: dict[str, Any] = {"batch": batch, **sizes}
     for key, value, kind in (("width", width, float), ("size", size, int)):
@@ -181,15 +185,18 @@ def source_of(name: str) -> str:
     return SOURCES[max((family for family in SOURCES if name.startswith(family)), key=len)]
 
 
-# -- models in a line each: few products can still be slow, as every kernel is a launch -----------
+# -- why a model is slow, in a line: few products, but every kernel costs a launch ----------------
 def why(
     names: Iterable[str], chip: Chip | str, *, dtype: str = "fp16", **sizes: Any
 ) -> list[dict[str, Any]]:
-    """Return a row for each model: what it counts, its time, and the time it could not go below.
+    """Return a row for each model: its counts, its time, and the lower bound of its time.
 
-    `cube_fill` is products / what the cubes could do in the time, `padded` the products the cubes
-    do for each the model has, `launch_share` and `vector_share` are of the time. Raises as `sized`
-    and `compile_stages`. `sizes` are those of `sized`: batch, width, size.
+    cube_fill                      products of the model / products that the cubes could do in the
+                                   time
+    padded                         products that the cubes do for each product of the model
+    launch_share, vector_share     share of the time
+
+    `sizes` are those of `sized`: batch, width, size. Raises as `sized` and `compile_stages`.
     """
     on = load_chip(chip) if isinstance(chip, str) else chip
     rows = []
@@ -199,8 +206,9 @@ def why(
         times = stages.timeline()
         macs = published_macs(graph)
         bound_s = bound.bound_of(stages.rewritten, on).time_s
+        # a multiply-accumulate is two operations
         peak = on.peak_ops_per_s(dtype) / 2
-        busy = [op for op in times.operators if not op.timeline.macs]
+        without_cube = [op for op in times.operators if not op.timeline.macs]
         rows.append(
             {
                 "name": graph.name,
@@ -211,7 +219,7 @@ def why(
                 "memory_bytes": times.memory_bytes,
                 "launches": times.launches,
                 "launch_share": times.launch_s / times.time_s,
-                "vector_share": sum(op.time_s for op in busy) / times.time_s,
+                "vector_share": sum(op.time_s for op in without_cube) / times.time_s,
                 "cube_fill": macs / (peak * times.time_s),
                 "padded": times.macs / macs if macs else 0.0,
             }
@@ -254,9 +262,9 @@ def load_model(
 ) -> onnx.Imported:
     """Return the graph of an ONNX file or of `zoo:NAME`, and its ONNX element types.
 
-    `shapes` and the arrays `given` by input name say the sizes that the model leaves open; inputs
-    that steer shapes are pinned to the values given. Raises `InputError` for an unknown name, and
-    as `import_onnx`.
+    `shapes`, and the arrays `given` by input name, set the sizes that the model leaves open; inputs
+    whose values decide shapes are fixed to the given values. Raises `InputError` for an unknown
+    name, and as `import_onnx`.
     """
     sizes = {**{name: array.shape for name, array in (given or {}).items()}, **(shapes or {})}
     if model.startswith(PREFIX):
@@ -272,22 +280,23 @@ def load_model(
 
 
 def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -> ir.Graph:
-    """Return a model of the zoo; the sizes given must be ones that its builder can take."""
+    """Return a model of the zoo with these input shapes, which its builder must accept."""
     settings: dict[str, Any] = {} if batch is None else {"batch": batch}
-    known = _wanted(name)[0].__annotations__
+    arguments = _wanted(name)[0].__annotations__
     for shape in sizes.values():
-        inner = {2: "length", 4: "size"}.get(len(shape), "")
-        if inner in known:
-            settings = {"batch": shape[0], inner: shape[-1], **settings}
+        # a shape (batch, length) is that of tokens, (n, c, size, size) that of images
+        argument = {2: "length", 4: "size"}.get(len(shape), "")
+        if argument in arguments:
+            settings = {"batch": shape[0], argument: shape[-1], **settings}
     graph = build(name, **settings)
     for node in graph.nodes:
         for kind in graph.out_types(node):
             check_size(f"{name}, node {node.name}", kind.shape)
     for key, shape in sizes.items():
         if key not in graph.inputs or graph.types[key].shape != tuple(shape):
-            wanted = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
+            needed = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
             got = f"{key}{list(shape)}"
-            raise InputError(f"{name}: inputs {wanted}", got, "mend the name or the shape")
+            raise InputError(f"{name}: inputs {needed}", got, "mend the name or the shape")
     return graph
 
 

@@ -1,10 +1,10 @@
-"""What the models are built of: layers with seeded weights, under names like those of exporters.
+"""The layers of which the models are built, with seeded weights and the names that exporters use.
 
-Every parameter is a `Seeded` constant, so that nothing is drawn before somebody asks. Scales keep
-the activations near 1 through any depth: convolutions and fully connected layers have variance
-2 / inputs (He et al. 2015), batch norms scale about 1 with statistics of mean about 0 and variance
-about 1, and the last batch norm of a residual branch scales by about `BRANCH`, since each sum would
-otherwise double the variance.
+Every parameter is a `Seeded` constant: no number is drawn before it is read. The scales keep
+activations near 1 at any depth. Weights of convolutions and fully connected layers have variance
+2 / inputs (He et al. 2015). Batch norms scale by about 1, with a mean of about 0 and a variance of
+about 1. The last batch norm of a residual branch scales by about `BRANCH`: without that, each sum
+of branch and shortcut would double the variance.
 """
 
 import math
@@ -19,17 +19,17 @@ from ascend_lab.errors import InputError
 from ascend_lab.operators.ops.formats import numpy_type
 
 Layers = Callable[..., Value]
-"""Layers from a `Net`, its images and so many classes to logits; some also take a width."""
+"""A function from a `Net`, its images and a number of classes to logits; some take a width."""
 
 NARROWEST = 0.05
 WIDEST = 8.0
-"""Widths that a model is built with: factors of its channels."""
+"""Limits of a model's width, the factor of its channels."""
 BRANCH = 0.25
 """Mean scale of the batch norm that ends a residual branch."""
 
 
 class Net(GraphBuilder):
-    """A graph builder whose methods are layers; `name` is the prefix of what a layer adds."""
+    """A graph builder whose methods are layers; a layer's `name` begins the names of its nodes."""
 
     def __getattr__(self, op: str) -> Callable[..., Value]:
         """Return the method that appends a node of an operator with one output."""
@@ -44,6 +44,7 @@ class Net(GraphBuilder):
         self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0, dtype: str = ""
     ) -> Value:
         """Declare a parameter: normal, of given standard deviation and mean."""
+        # the seed is a hash of model and parameter names: equal on every machine
         data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale, mean)
         return self.constant(data, TensorType(tuple(shape), dtype or self.dtype), name)
 
@@ -69,11 +70,12 @@ class Net(GraphBuilder):
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         pads = (height // 2, width // 2) if pad is None else pad
         shape = (features, x.shape[1] // groups, height, width)
-        given = [x, self.weight(shape, f"{name}.weight")]
+        operands = [x, self.weight(shape, f"{name}.weight")]
         if bias:
-            given.append(self.seeded(f"{name}.bias", (features,), 0.02))
-        same = pads[0] if isinstance(pads, tuple) and pads[0] == pads[1] else pads
-        return self.conv2d(*given, stride=stride, pad=same, groups=groups, name=name)
+            operands.append(self.seeded(f"{name}.bias", (features,), 0.02))
+        # one number for equal pads, as the default of the operator
+        pad_attr = pads[0] if isinstance(pads, tuple) and pads[0] == pads[1] else pads
+        return self.conv2d(*operands, stride=stride, pad=pad_attr, groups=groups, name=name)
 
     def norm(self, x: Value, *, name: str, scale: float = 1.0, epsilon: float = 1e-5) -> Value:
         """Append a batch norm with given statistics; its parameters are fp32 in every model."""
@@ -84,8 +86,8 @@ class Net(GraphBuilder):
             ("variance", 0.05, 1.0),
         )
         channels = (x.shape[1],)
-        given = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
-        return self.batch_norm(x, *given, name=name, epsilon=epsilon)
+        parameters = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
+        return self.batch_norm(x, *parameters, name=name, epsilon=epsilon)
 
     def act(self, x: Value, kind: str, *, name: str) -> Value:
         """Append an activation by its operator's name; "" appends nothing."""
@@ -104,7 +106,7 @@ class Net(GraphBuilder):
         bias: bool = False,
         **conv: Any,
     ) -> Value:
-        """Append convolution (without bias unless told), batch norm, activation."""
+        """Append convolution (by default without bias), batch norm, activation."""
         y = self.conv(x, features, kernel, name=f"{name}.conv", bias=bias, **conv)
         y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
         return self.act(y, act, name=f"{name}.{act}")
@@ -129,9 +131,12 @@ class Net(GraphBuilder):
         return self.gemm(x, weight, offset, trans_b=True, name=name)
 
     def pool_up(self, x: Value, kernel: int, stride: int, *, name: str) -> Value:
-        """Append a max pooling whose last window may reach past the edge ("ceil mode")."""
-        after = [(kernel - n) % stride if n > kernel else max(0, kernel - n) for n in x.shape[2:]]
-        pad = tuple((0, n) for n in after) if any(after) else 0
+        """Append a max pooling whose last window may reach past the edge ("ceil mode").
+
+        6 pixels, kernel 3, stride 2: windows at 0 and 2, and with one padded pixel at 4.
+        """
+        missing = [(kernel - n) % stride if n > kernel else max(0, kernel - n) for n in x.shape[2:]]
+        pad = tuple((0, n) for n in missing) if any(missing) else 0
         return self.max_pool2d(x, kernel=kernel, stride=stride, pad=pad, name=name)
 
     def flat(self, x: Value, *, name: str = "flatten") -> Value:
@@ -151,6 +156,7 @@ class Net(GraphBuilder):
 
     def branch(self, start: Value, x: Value, *, name: str, shape: Sequence[int] = ()) -> Value:
         """Append start + g x: a layer scale, g of `shape` (default: one for each channel)."""
+        # a scale of about 1/4, like the batch norm of other residual branches
         gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
         return self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
 
@@ -192,37 +198,37 @@ def image_network(
 ) -> Callable[[Layers], Callable[..., Graph]]:
     """Return a decorator that makes a builder of the layers between images and logits.
 
-    The builder takes batch, size (a multiple of `multiple`), number format and classes; a `scaled`
-    one also the width, a factor of its channels. It is called as its layers, or `name`.
+    The builder takes batch, size (a multiple of `multiple`), number format and classes; with
+    `scaled` also the width, a factor of its channels. Its name is that of the layers, or `name`.
     """
-    usual = size
+    default_size = size
 
     def keep(layers: Layers) -> Callable[..., Graph]:
         title: str = name or getattr(layers, "__name__", "")
 
         def make(batch: int, size: int, dtype: str, classes: int, **more: float) -> Graph:
             if size % multiple:
-                wanted = f"{title}: a size divisible by {multiple}"
-                raise InputError(wanted, str(size), "pad the image")
+                needed = f"{title}: a size divisible by {multiple}"
+                raise InputError(needed, str(size), "pad the image")
             net = Net(title, dtype)
             return net.finish(layers(net, net.images(batch, 3, size), classes, **more))
 
         def plain(
-            batch: int = 1, *, size: int = usual, dtype: str = "fp32", classes: int = 1000
+            batch: int = 1, *, size: int = default_size, dtype: str = "fp32", classes: int = 1000
         ) -> Graph:
             return make(batch, size, dtype, classes)
 
         def wide(
             batch: int = 1,
             *,
-            size: int = usual,
+            size: int = default_size,
             width: float = 1.0,
             dtype: str = "fp32",
             classes: int = 1000,
         ) -> Graph:
             if not NARROWEST <= width <= WIDEST:
-                wanted = f"{title}: a width from {NARROWEST} to {WIDEST}"
-                raise InputError(wanted, str(width), "choose another")
+                needed = f"{title}: a width from {NARROWEST} to {WIDEST}"
+                raise InputError(needed, str(width), "choose another")
             return make(batch, size, dtype, classes, width=width)
 
         builder: Callable[..., Graph] = wide if scaled else plain
@@ -236,7 +242,10 @@ def image_network(
 def family(
     prefix: str, layers: Layers, rows: Mapping[str, tuple[Any, ...]], **how: Any
 ) -> tuple[Callable[..., Graph], ...]:
-    """Return the builders of a family: its layers, called with each row first; `how` as above."""
+    """Return the builders of a family: each calls the layers with its row as first arguments.
+
+    `how` holds the arguments of `image_network`.
+    """
     return tuple(
         image_network(name=f"{prefix}{name}", **how)(partial(layers, *row))
         for name, row in rows.items()
@@ -244,6 +253,9 @@ def family(
 
 
 def rounded(channels: float, divisor: int = 8, most_lost: float = 0.1) -> int:
-    """Return channels rounded to a multiple of `divisor`, losing at most a share (MobileNet V2)."""
-    near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
-    return near + divisor if near < (1 - most_lost) * channels else near
+    """Return channels rounded to a multiple of `divisor`, as MobileNet V2 does.
+
+    It never loses more than the share `most_lost`: 11 channels become 16, as 8 would lose 27 %.
+    """
+    nearest = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return nearest + divisor if nearest < (1 - most_lost) * channels else nearest

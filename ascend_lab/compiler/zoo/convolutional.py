@@ -1,6 +1,7 @@
-"""Convolutional networks: chains, residual, branching, shuffled or derived channels, and U-Net.
+"""Convolutional networks: chains, residuals, branches, shuffled or derived channels, and U-Net.
 
-At sizes other than 224 the first fully connected layer of AlexNet and VGG takes what is there.
+At sizes other than 224 the first fully connected layer of AlexNet and VGG has as many inputs as the
+image has numbers there.
 """
 
 import math
@@ -85,7 +86,7 @@ SQUEEZENETS = family(
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
 def _joined(net: Net, x: Value, y: Value, stride: int, name: str) -> Value:
-    """Append the sum of a branch y and its start x, brought to the same size, and ReLU."""
+    """Append ReLU(y + x): the sum of a branch y and its input x, made as large as y."""
     features = y.shape[1]
     if stride > 1 or x.shape[1] != features:
         x = net.conv_norm(x, features, 1, stride=stride, act="", name=f"{name}.downsample")
@@ -93,17 +94,17 @@ def _joined(net: Net, x: Value, y: Value, stride: int, name: str) -> Value:
 
 
 def _basic(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
-    """Two 3 x 3 convolutions beside a shortcut."""
+    """Append two 3 x 3 convolutions with a shortcut around them."""
     y = net.conv_norm(x, width, 3, stride=stride, name=f"{name}.1")
     y = net.conv_norm(y, width, 3, act="", scale=BRANCH, name=f"{name}.2")
     return _joined(net, x, y, stride, name)
 
 
 def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: int = 1) -> Value:
-    """1 x 1 to `width` (twice that in groups), 3 x 3, 1 x 1 to 4 `width`, beside a shortcut."""
-    inner = width if groups == 1 else 2 * width
-    y = net.conv_norm(x, inner, 1, name=f"{name}.1")
-    y = net.conv_norm(y, inner, 3, stride=stride, groups=groups, name=f"{name}.2")
+    """Append 1 x 1 to `width` (2 `width` in groups), 3 x 3, 1 x 1 to 4 `width`, and a shortcut."""
+    inner_width = width if groups == 1 else 2 * width
+    y = net.conv_norm(x, inner_width, 1, name=f"{name}.1")
+    y = net.conv_norm(y, inner_width, 3, stride=stride, groups=groups, name=f"{name}.2")
     y = net.conv_norm(y, 4 * width, 1, act="", scale=BRANCH, name=f"{name}.3")
     return _joined(net, x, y, stride, name)
 
@@ -114,6 +115,7 @@ def _stages(net: Net, x: Value, classes: int, depths: tuple[int, ...], block: Bl
     for stage, depth in enumerate(depths, 1):
         for i in range(depth):
             stride = 2 if stage > 1 and i == 0 else 1
+            # widths 64, 128, 256, 512; every stage but the first halves the size
             x = block(net, x, 32 << stage, stride, f"layer{stage}.{i}")
     return net.head(x, classes, name="fc")
 
@@ -154,18 +156,18 @@ EPSILON = 1e-3
 
 def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
     """Append four branches side by side: 1 x 1, two reduced 3 x 3, pooled 1 x 1."""
-    one, reduce_a, a, reduce_b, b, pooled = widths
+    features_1x1, reduce_a, a, reduce_b, b, pooled = widths
 
-    def layer(y: Value, features: int, kernel: int, part: str) -> Value:
-        return net.conv_norm(y, features, kernel, epsilon=EPSILON, name=f"{name}.{part}")
+    def layer(y: Value, features: int, kernel: int, branch: str) -> Value:
+        return net.conv_norm(y, features, kernel, epsilon=EPSILON, name=f"{name}.{branch}")
 
-    parts = (
-        layer(x, one, 1, "1"),
+    branches = (
+        layer(x, features_1x1, 1, "1"),
         layer(layer(x, reduce_a, 1, "2a"), a, 3, "2b"),
         layer(layer(x, reduce_b, 1, "3a"), b, 3, "3b"),
         layer(net.max_pool2d(x, kernel=3, stride=1, pad=1, name=f"{name}.pool"), pooled, 1, "4"),
     )
-    return net.concat(*parts, axis=1, name=f"{name}.concat")
+    return net.concat(*branches, axis=1, name=f"{name}.concat")
 
 
 @image_network()
@@ -258,11 +260,15 @@ GHOST = (
 def _grouped(
     net: Net, x: Value, features: int, groups: int, reduce_groups: int, first: bool, name: str
 ) -> Value:
-    """Append 1 x 1 in groups, shuffle, depthwise, 1 x 1 in groups, beside the input or its mean."""
+    """Append 1 x 1 in groups, shuffle, depthwise, 1 x 1 in groups, and a shortcut.
+
+    The first unit of a stage halves the size: it concatenates the mean of its input instead.
+    """
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
     y = net.channel_shuffle(y, groups, name=name)
     y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
+    # the mean of the input, concatenated below, has its channels already
     width = features - x.shape[1] if first else features
     y = net.conv_norm(
         y, width, groups=groups, act="", scale=1.0 if first else BRANCH, name=f"{name}.expand"
@@ -318,15 +324,15 @@ def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, cla
 
 # -- GhostNet V1 and V2 ---------------------------------------------------------------------------
 def _ghost(net: Net, x: Value, features: int, act: str, name: str, scale: float = 1.0) -> Value:
-    """Append a ghost module: 1 x 1 to half of the features, the others depthwise from these."""
-    own = math.ceil(features / 2)
-    first = net.conv_norm(x, own, act=act, scale=scale, name=f"{name}.primary")
-    rest = net.depthwise(first, act=act, name=f"{name}.cheap")
-    both = net.concat(first, rest, axis=1)
-    n, channels, h, w = both.shape
+    """Append a ghost module: 1 x 1 to half of the features, the other half depthwise from them."""
+    primary_count = math.ceil(features / 2)
+    primary = net.conv_norm(x, primary_count, act=act, scale=scale, name=f"{name}.primary")
+    cheap = net.depthwise(primary, act=act, name=f"{name}.cheap")
+    features_joined = net.concat(primary, cheap, axis=1)
+    n, channels, h, w = features_joined.shape
     if channels == features:
-        return both
-    return net.slice(both, begin=(0, 0, 0, 0), end=(n, features, h, w))
+        return features_joined
+    return net.slice(features_joined, begin=(0, 0, 0, 0), end=(n, features, h, w))
 
 
 def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
@@ -335,8 +341,9 @@ def _gated(net: Net, x: Value, y: Value, name: str) -> Value:
     size = y.shape[2]
     g = net.avg_pool2d(x, kernel=2, stride=2)
     g = net.conv_norm(g, c, act="", name=f"{name}.point")
-    for part, kernel in (("row", (1, 5)), ("column", (5, 1))):
-        g = net.depthwise(g, kernel, name=f"{name}.{part}")
+    for direction, kernel in (("row", (1, 5)), ("column", (5, 1))):
+        g = net.depthwise(g, kernel, name=f"{name}.{direction}")
+    # each pixel takes the gate of the pixel at half the size: a product with ones and zeros
     nearest = np.arange(size) * g.shape[2] // size
     return net.mul(y, net.resized(net.sigmoid(g), np.eye(g.shape[2])[nearest], name=f"{name}.up"))
 
@@ -393,6 +400,7 @@ def _double(net: Net, x: Value, features: int, name: str) -> Value:
 def _up(net: Net, x: Value, name: str) -> Value:
     """Append the transposed 2 x 2 convolution that doubles the size and halves the channels."""
     c = x.shape[1]
+    # at stride 2 each output pixel meets one tap of c channels: variance 1 / c
     weight = net.weight((c, c // 2, 2, 2), f"{name}.weight", scale=1 / math.sqrt(c))
     bias = net.seeded(f"{name}.bias", (c // 2,), 0.02)
     return net.conv_transpose2d(x, weight, bias, stride=2, name=name)
@@ -409,22 +417,22 @@ def unet(
 ) -> Graph:
     """Return U-Net (Ronneberger et al. 2015): (batch, channels, size, size) -> scores.
 
-    Convolutions are padded, as most users have them; the paper's are not, and crop instead: the
-    parameters are the same. `width` is the features of the first level. Raises `InputError` unless
-    16 divides the size.
+    Convolutions are padded, as in most implementations; the paper crops instead, with the same
+    parameters. `width` is the number of features of the first level. Raises `InputError` for a size
+    that 16 does not divide.
     """
     if size % 2**LEVELS:
         raise InputError(f"unet: a size divisible by {2**LEVELS}", str(size), "pad the image")
     net = Net("unet", dtype)
     x = net.images(batch, channels, size)
-    passed = []
+    skips = []
     for level in range(LEVELS):
         x = _double(net, x, width << level, f"down{level}")
-        passed.append(x)
+        skips.append(x)
         x = net.max_pool2d(x, kernel=2, name=f"down{level}.pool")
     x = _double(net, x, width << LEVELS, "bottom")
     for level in reversed(range(LEVELS)):
         x = _up(net, x, f"up{level}")
-        x = net.concat(passed[level], x, axis=1, name=f"up{level}.concat")
+        x = net.concat(skips[level], x, axis=1, name=f"up{level}.concat")
         x = _double(net, x, width << level, f"up{level}")
     return net.finish(net.conv(x, classes, name="out"))

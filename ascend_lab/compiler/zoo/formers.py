@@ -62,6 +62,7 @@ def _tokens_look(net: Net, x: Value, t: Value, name: str) -> Value:
     n, c, h, w = x.shape
     q = linear(net, t, c, name=f"{name}.q")
     q = heads(net, q, n, MAP_HEADS, (0, 2, 1, 3), name=f"{name}.q")
+    # keys and values are the image itself: no weights
     k = net.reshape(x, shape=(n, MAP_HEADS, c // MAP_HEADS, h * w))
     context = net.batch_matmul(net.shares(q, k, name=name), k, trans_b=True)
     context = rows_of(net, context, name=name)
@@ -122,23 +123,25 @@ def _point(net: Net, x: Value, features: int, groups: int, shuffled: int, name: 
 
 def _wide(net: Net, x: Value, features: int, groups: int, stride: int, name: str) -> Value:
     """Append a depthwise layer that writes several features for each channel."""
-    own = x.shape[1]
-    y = net.conv_norm(x, features, 3, stride=stride, groups=own, act="", name=name)
-    return net.channel_shuffle(y, own, name=name) if groups > 1 else y
+    channels = x.shape[1]
+    y = net.conv_norm(x, features, 3, stride=stride, groups=channels, act="", name=name)
+    return net.channel_shuffle(y, channels, name=name) if groups > 1 else y
 
 
 def _former_block(
     net: Net, x: Value, t: Value, text: str, groups: int, name: str
 ) -> tuple[Value, Value]:
-    """Append a block: tokens look at the image, mix, steer its layers, and are looked at."""
+    """Append a block: tokens attend to the image and to each other, set the slopes of its ReLUs,
+    and the image attends to the tokens.
+    """
     down = text[0] == "D"
     start = x
     expansion, features = (int(n) for n in text.lstrip("D").split(","))
-    own = x.shape[1]
+    channels = x.shape[1]
     g = groups
     t = _tokens_mix(net, _tokens_look(net, x, t, f"{name}.see"), x.shape[0], f"{name}.mix")
     if down:
-        y = _wide(net, x, own * expansion, g, 2, f"{name}.down")
+        y = _wide(net, x, channels * expansion, g, 2, f"{name}.down")
         y = _dynamic_relu(net, y, t, f"{name}.act1")
         start = _point(net, y, features, g, 1, f"{name}.point1")
         y = _wide(net, start, features * DOWN_EXPANSION, g, 1, f"{name}.depthwise")
@@ -146,14 +149,14 @@ def _former_block(
         y = _point(net, y, features, g, 1, f"{name}.point2")
         y = net.add(start, y)
     else:
-        y = _point(net, x, own * expansion, g, g, f"{name}.point1")
+        y = _point(net, x, channels * expansion, g, g, f"{name}.point1")
         y = _dynamic_relu(net, y, t, f"{name}.act1")
         y = net.depthwise(y, name=f"{name}.depthwise")
         y = _dynamic_relu(net, y, t, f"{name}.act2")
         y = _point(net, y, features, g, g, f"{name}.point2")
     y = _image_looks(net, y, t, f"{name}.look")
-    stays = not down and own == features
-    return (net.add(x, y) if stays else y), t
+    has_shortcut = not down and channels == features
+    return (net.add(x, y) if has_shortcut else y), t
 
 
 def _mobile_former(
@@ -213,16 +216,17 @@ KEY = 32
 def _relative(net: Net, side: int, step: int, name: str) -> Value:
     """Append biases (heads, queries, keys) by distance in rows and columns, one parameter each.
 
-    Queries stand on every `step`-th pixel of a square of `side`, keys on all.
+    There is a query at every `step`-th pixel of a square of `side` pixels, a key at each pixel.
     """
+    # one parameter for each distance (rows, columns) and head
     table = net.seeded(f"{name}.table", (side * side, HEADS), SPREAD)
     keys = np.array([*product(range(side), repeat=2)])
     queries = np.array([*product(range(0, side, step), repeat=2)])
-    apart = np.abs(queries[:, None] - keys[None])
-    places = (apart[..., 0] * side + apart[..., 1]).astype(np.int32)
-    rows = net.constant(places.reshape(-1), name=f"{name}.places")
-    found = net.reshape(net.embedding(table, rows), shape=(*places.shape, HEADS))
-    return net.transpose(found, perm=(2, 0, 1))
+    distances = np.abs(queries[:, None] - keys[None])
+    table_rows = (distances[..., 0] * side + distances[..., 1]).astype(np.int32)
+    rows = net.constant(table_rows.reshape(-1), name=f"{name}.places")
+    biases = net.reshape(net.embedding(table, rows), shape=(*table_rows.shape, HEADS))
+    return net.transpose(biases, perm=(2, 0, 1))
 
 
 def _pool_block(net: Net, x: Value, name: str) -> Value:
@@ -252,8 +256,8 @@ def _token_block(net: Net, x: Value, n: int, side: int, name: str) -> Value:
 
 def _two_heads(net: Net, x: Value, classes: int) -> Value:
     """Append the mean of the class head and of the one that learned from a teacher."""
-    both = [net.dense(x, classes, name=name) for name in ("head", "head.distilled")]
-    return net.muls(net.add(*both), number=0.5, name="logits")
+    logits = [net.dense(x, classes, name=name) for name in ("head", "head.distilled")]
+    return net.muls(net.add(*logits), number=0.5, name="logits")
 
 
 def _stem4(net: Net, x: Value, width: int, act: str) -> Value:
@@ -275,6 +279,7 @@ def _efficientformer(
     for stage, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
         if stage > 1:
             x = net.conv_norm(x, width, 3, stride=2, act="", bias=True, name=f"down{stage}")
+        # the last blocks of the last stage are attention, appended below
         for i in range(depth - (attending if stage == len(widths) else 0)):
             x = _pool_block(net, x, f"stage{stage}.{i}")
     n, c, side, _ = x.shape
@@ -314,32 +319,33 @@ def _attended(net: Net, q: Value, k: Value, v: Value, step: int, talking: bool, 
 
 
 def _attention(net: Net, x: Value, halved: bool, name: str) -> Value:
-    """Append talking-head attention, at half the size where told, with a local part of values."""
+    """Append talking-head attention and a local filter of the values; `halved`: at half size."""
     c = x.shape[1]
-    wide = HEADS * 4 * KEY
+    value_width = HEADS * 4 * KEY
     start = x
     if halved:
         x = _layer(net, x, c, f"{name}.down", kernel=3, stride=2, groups=c)
     q, k = (_layer(net, x, HEADS * KEY, f"{name}.{part}") for part in "qk")
-    v = _layer(net, x, wide, f"{name}.v")
-    local = _layer(net, v, wide, f"{name}.local", kernel=3, groups=wide)
+    v = _layer(net, x, value_width, f"{name}.v")
+    local = _layer(net, v, value_width, f"{name}.local", kernel=3, groups=value_width)
     y = net.add(net.reshape(_attended(net, q, k, v, 1, True, name), shape=v.shape), local)
     if halved:
         small = y.shape[2]
         large = start.shape[2]
-        at = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
-        weights = np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(small)))
+        positions = np.clip((np.arange(large) + 0.5) * small / large - 0.5, 0, small - 1)
+        # bilinear interpolation: a pixel between two others takes both, by distance
+        weights = np.maximum(0.0, 1 - np.abs(positions[:, None] - np.arange(small)))
         y = net.resized(y, weights, name=f"{name}.up")
     return _layer(net, net.gelu(y), c, f"{name}.out")
 
 
 def _attention_down(net: Net, x: Value, features: int, name: str) -> Value:
-    """Append attention whose queries stand on every second pixel, beside a 3 x 3 layer."""
+    """Append attention with a query at every second pixel, and add a 3 x 3 layer of stride 2."""
     c = x.shape[1]
     key = HEADS * KEY // 2
-    near = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
+    local_query = net.conv(x, c, 3, stride=2, groups=c, name=f"{name}.near")
     picked = net.avg_pool2d(x, kernel=1, stride=2)
-    q = _layer(net, net.add(near, picked), key, f"{name}.q")
+    q = _layer(net, net.add(local_query, picked), key, f"{name}.q")
     k = _layer(net, x, key, f"{name}.k")
     v = _layer(net, x, 4 * key, f"{name}.v")
     local = _layer(net, v, 4 * key, f"{name}.local", kernel=3, stride=2, groups=4 * key)

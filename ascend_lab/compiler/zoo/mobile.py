@@ -208,25 +208,27 @@ def _staged(
     squeezes: bool = False,
 ) -> Value:
     """Append stages of residuals; they squeeze and excite to a quarter of a block's input."""
-    for stage, (kernel, expansion, features, blocks, first) in enumerate(rows, 1):
+    for stage, (kernel, expansion, features, blocks, first_stride) in enumerate(rows, 1):
         for i in range(math.ceil(blocks * depth)):
-            own = x.shape[1]
-            stride = first if i == 0 else 1
+            channels = x.shape[1]
+            stride = first_stride if i == 0 else 1
             name = f"stage{stage}.{i}"
             if kernel:
                 block = Inverted(
-                    own * expansion,
+                    channels * expansion,
                     scaled(features),
                     kernel,
                     stride,
                     act,
-                    own // 4 * squeezes,
+                    channels // 4 * squeezes,
                     "silu",
                     "sigmoid",
                 )
                 x = inverted(net, x, block, name)
             else:
-                x = fused_residual(net, x, own * expansion, scaled(features), stride, act, name)
+                x = fused_residual(
+                    net, x, channels * expansion, scaled(features), stride, act, name
+                )
     return x
 
 
@@ -265,19 +267,21 @@ V3Rows = tuple[tuple[int, int, int, int, str, int], ...]
 
 
 def _mobilenet_v3(
-    rows: V3Rows, wide: int, net: Net, x: Value, classes: int, width: float = 1.0
+    rows: V3Rows, hidden: int, net: Net, x: Value, classes: int, width: float = 1.0
 ) -> Value:
-    """Return MobileNet V3 (Howard et al. 2019); `wide` is the first fully connected layer's.
+    """Return MobileNet V3 (Howard et al. 2019) with `hidden` features in its first dense layer.
 
-    A width leaves that layer and every row's ratio of expansion as they are, below 0.75 the stem.
+    A width changes neither that layer nor the ratio of expansion of a row, nor, below 0.75, the
+    stem.
     """
     eps = 1e-3
-    before = 16
+    last_features = 16
     stem = rounded(16 * width) if width >= 0.75 else 16
     x = net.conv_norm(x, stem, 3, stride=2, act=H, epsilon=eps, name="stem")
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
-        inner = rounded(x.shape[1] * expanded / before)
-        before = features
+        # a row's ratio, as 64 / 16 = 4, times the channels of the scaled network
+        inner = rounded(x.shape[1] * expanded / last_features)
+        last_features = features
         block = Inverted(
             inner,
             rounded(features * width),
@@ -288,8 +292,8 @@ def _mobilenet_v3(
             epsilon=eps,
         )
         x = inverted(net, x, block, f"block{i}")
-    x = net.conv_norm(x, rounded(6 * before * width), act=H, epsilon=eps, name="last")
-    x = net.act(net.head(x, wide, name="fc1"), H, name="fc1.act")
+    x = net.conv_norm(x, rounded(6 * last_features * width), act=H, epsilon=eps, name="last")
+    x = net.act(net.head(x, hidden, name="fc1"), H, name="fc1.act")
     return net.dense(x, classes, name="fc2")
 
 
@@ -394,22 +398,23 @@ def _universal(net: Net, x: Value, text: str, features: int, stride: int, name: 
     """Append a universal inverted bottleneck a/m/e; hybrids scale its branch by channel."""
     start = x
     (first, middle, expansion) = (int(n) for n in text.split("/"))
-    own = x.shape[1]
-    stays = stride == 1 and x.shape[1] == features
+    channels = x.shape[1]
+    has_shortcut = stride == 1 and x.shape[1] == features
+    # hybrid models scale each branch by a parameter per channel
     hybrid = "hybrid" in net.name
     if first:
         x = net.depthwise(x, first, stride=1 if middle else stride, name=f"{name}.first")
-    x = net.conv_norm(x, rounded(own * expansion), name=f"{name}.expand")
+    x = net.conv_norm(x, rounded(channels * expansion), name=f"{name}.expand")
     if middle:
         x = net.depthwise(x, middle, stride=stride, act=R, name=f"{name}.middle")
-    scale = BRANCH if stays and not hybrid else 1.0
+    scale = BRANCH if has_shortcut and not hybrid else 1.0
     x = net.conv_norm(x, features, act="", scale=scale, name=f"{name}.project")
-    if hybrid and stays:
+    if hybrid and has_shortcut:
         return net.branch(start, x, name=name)
     if hybrid:
         gamma = net.seeded(f"{name}.gamma", (1, features, 1, 1), 0.02, 1.0)
         x = net.mul(x, gamma, name=f"{name}.scale")
-    return net.add(start, x, name=f"{name}.add") if stays else x
+    return net.add(start, x, name=f"{name}.add") if has_shortcut else x
 
 
 def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
@@ -425,6 +430,7 @@ def _multi_query(net: Net, x: Value, text: str, name: str) -> Value:
             m = net.depthwise(m, stride=stride, name=f"{name}.{part}.down")
         m = net.conv(m, depth, bias=False, name=f"{name}.{part}")
         maps.append(net.reshape(m, shape=(n, depth, -1)))
+    # the heads' queries become rows of one matrix: all share the keys
     q = net.transpose(net.reshape(q, shape=(n, heads, depth, h * w)), perm=(0, 1, 3, 2))
     q = net.reshape(q, shape=(n, heads * h * w, depth))
     shares = net.shares(q, maps[0], name=f"{name}.heads")
@@ -444,6 +450,7 @@ def _mobilenet_v4(
         features = [rounded(int(n) * width) for n in sizes.split("-")]
         i = 0
         for word in blocks.split():
+            # "3/5/4*2" is the block 3/5/4 twice
             text, _, times = word.partition("*")
             for _ in range(int(times or 1)):
                 name = f"stage{s}.{i}"

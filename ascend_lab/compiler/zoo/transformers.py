@@ -1,10 +1,10 @@
 """Transformers: BERT, GPT-2, ViT-B/16, MobileViT, of linear layers and attention in separate nodes.
 
-Rows of all tokens of a batch are one matrix (batch length, width). Attention is
-five nodes on (batch, heads, length, depth): product, scale, mask, softmax, product, with
-transposes before and behind; a rewrite may find them and put one `attention` there.
-Weights are normal with standard deviation 0.02, as BERT and GPT-2 start. GELU is the library's tanh
-form; BERT's original has the error function (they differ by < 0.0005).
+The tokens of all sequences of a batch are the rows of one matrix (batch length, width). Attention
+is five nodes on (batch, heads, length, depth): product, scale, mask, softmax, product, with
+transposes in front and behind; a pass may replace them by one `attention`. Weights are normal with
+standard deviation 0.02, the initial weights of BERT and GPT-2. GELU is the library's tanh form;
+BERT's original has the error function (they differ by < 0.0005).
 """
 
 from dataclasses import dataclass
@@ -49,9 +49,9 @@ def check_size(name: str, size: Size, longest: int) -> Size:
     """Return the size; raise `InputError` unless heads and length fit the model."""
     if not 1 <= size.length <= longest:
         raise InputError(f"{name}: length from 1 to {longest}", str(size.length), "shorten it")
-    for what, count in (("batch", size.batch), ("layers", size.layers)):
+    for word, count in (("batch", size.batch), ("layers", size.layers)):
         if count < 1:
-            raise InputError(f"{name}: {what} of at least 1", str(count), "raise it")
+            raise InputError(f"{name}: {word} of at least 1", str(count), "raise it")
     return size
 
 
@@ -96,8 +96,8 @@ def self_attention(
 ) -> Value:
     """Append softmax(q k^T / sqrt(depth) + mask) v and linear layers; `joined`: q, k, v in one."""
     if joined:
-        wide = linear(net, x, 3 * size.width, name=f"{name}.qkv")
-        q, k, v = net.split(wide, sizes=3, axis=1, name=f"{name}.split")
+        joined_qkv = linear(net, x, 3 * size.width, name=f"{name}.qkv")
+        q, k, v = net.split(joined_qkv, sizes=3, axis=1, name=f"{name}.split")
     else:
         q, k, v = (linear(net, x, size.width, name=f"{name}.{part}") for part in "qkv")
     parts = ((q, (0, 2, 1, 3), "q"), (k, (0, 2, 3, 1), "k"), (v, (0, 2, 1, 3), "v"))
@@ -244,6 +244,7 @@ def vit_b16(
     if size % 16:
         raise InputError("vit_b16: a size divisible by 16", str(size), "pad the image")
     net = Net("vit_b16", dtype)
+    # 224 x 224 pixels are 14 x 14 patches, and one token for the class: 197
     length = (size // 16) ** 2 + 1
     dims = check_size("vit_b16", Size(768, layers, 12, length, batch, 1e-6), 1 << 16)
     x = net.images(batch, 3, size)
@@ -340,12 +341,16 @@ def _mobilevit(
 ) -> Value:
     """Return MobileViT: inverted residuals and three MobileViT blocks."""
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
-    one, two, *rest = features
-    for i, (wide, stride) in enumerate(((one, 1), (two, 2), (two, 1), (two, 1))):
-        block = Inverted(expansion * x.shape[1], wide, stride=stride, act="silu")
+    first_features, second_features, *later_features = features
+    for i, (stage_features, stride) in enumerate(
+        ((first_features, 1), (second_features, 2), (second_features, 1), (second_features, 1))
+    ):
+        block = Inverted(expansion * x.shape[1], stage_features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
-    for i, (wide, width, layers) in enumerate(zip(rest, widths, LAYERS, strict=True), 3):
-        block = Inverted(expansion * x.shape[1], wide, stride=2, act="silu")
+    for i, (stage_features, width, layers) in enumerate(
+        zip(later_features, widths, LAYERS, strict=True), 3
+    ):
+        block = Inverted(expansion * x.shape[1], stage_features, stride=2, act="silu")
         x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
     x = net.conv_norm(x, last, act="silu", name="last")
     return net.head(x, classes)
@@ -356,14 +361,14 @@ def _image_norm(net: Net, x: Value, name: str) -> Value:
     """Append a group norm of one group: over all of an image, scaled by channel."""
     n, c = x.shape[:2]
     rows = net.reshape(x, shape=(n, -1))
-    one, zero = (
+    ones, zeros = (
         net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
         for number in (1.0, 0.0)
     )
-    normal = net.reshape(net.layer_norm(rows, one, zero), shape=x.shape)
+    normalised = net.reshape(net.layer_norm(rows, ones, zeros), shape=x.shape)
     scale = net.seeded(f"{name}.scale", (c, 1, 1), 0.05, 1.0)
     bias = net.seeded(f"{name}.bias", (c, 1, 1), 0.05)
-    return net.add(net.mul(normal, scale), bias, name=name)
+    return net.add(net.mul(normalised, scale), bias, name=name)
 
 
 def _linear_attention(net: Net, x: Value, name: str) -> Value:
@@ -372,6 +377,7 @@ def _linear_attention(net: Net, x: Value, name: str) -> Value:
     y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
     scores, keys, values = net.split(y, sizes=(1, d, d), axis=1)
     weighed = net.mul(keys, net.softmax(scores, axis=-1))
+    # one context vector for each sequence: the cost grows with the tokens only
     context = net.reduce_sum(weighed, axis=(3,), keepdims=True)
     return net.conv(net.mul(net.relu(values), context), d, name=f"{name}.out")
 
@@ -396,14 +402,18 @@ def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
 def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
     """Return MobileViT V2 (Mehta & Rastegari 2022)."""
     x = net.conv_norm(x, int(32 * width), 3, stride=2, act="silu", name="stem")
-    one, two, *rest = (int(c * width) for c in (64, 128, 256, 384, 512))
-    for i, (wide, stride) in enumerate(((one, 1), (two, 2), (two, 1))):
-        block = Inverted(rounded(2 * x.shape[1]), wide, stride=stride, act="silu")
+    first_features, second_features, *later_features = (
+        int(c * width) for c in (64, 128, 256, 384, 512)
+    )
+    for i, (stage_features, stride) in enumerate(
+        ((first_features, 1), (second_features, 2), (second_features, 1))
+    ):
+        block = Inverted(rounded(2 * x.shape[1]), stage_features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
-    for i, (wide, layers) in enumerate(zip(rest, LAYERS, strict=True), 3):
-        block = Inverted(rounded(2 * x.shape[1]), wide, stride=2, act="silu")
+    for i, (stage_features, layers) in enumerate(zip(later_features, LAYERS, strict=True), 3):
+        block = Inverted(rounded(2 * x.shape[1]), stage_features, stride=2, act="silu")
         x = inverted(net, x, block, f"stage{i}.mv2")
-        x = _block_v2(net, x, rounded(wide / 2), layers, f"stage{i}.mvit")
+        x = _block_v2(net, x, rounded(stage_features / 2), layers, f"stage{i}.mvit")
     return net.head(x, classes)
 
 
