@@ -169,8 +169,7 @@ class _Work:
         self.lanes = chip.vector_bytes_per_repeat // 2 * chip.core_count
         self.lanes *= chip.vector_cores_per_core
         costs = chip.vector_costs.items()
-        # cycles of a repeat in the longest instruction: its head is spread over `max_repeat`
-        # repeats
+        # cycles of a repeat in the longest instruction, which spreads its head over all repeats
         self.repeat_costs = {n: c.slope_cycles + c.head_cycles / chip.max_repeat for n, c in costs}
         # cycles of an instruction with one repeat
         self.single_repeat_cycles = {
@@ -180,10 +179,10 @@ class _Work:
         self.has_int8 = any(kind.dtype == "int8" for kind in graph.types.values())
         self.result_bytes = 1 if self.has_int8 else 2
         self.needs = Needs(graph)
-        out = rate_of(chip, ("L0C",))
-        to_vector = rate_of(chip, CUBE_SIDE, ("GM", "UB"))
-        self.l0c_rate = out * chip.core_count
-        self.l0c_to_vector_rate = to_vector * chip.core_count
+        core_l0c_rate = rate_of(chip, ("L0C",))
+        core_to_vector_rate = rate_of(chip, CUBE_SIDE, ("GM", "UB"))
+        self.l0c_rate = core_l0c_rate * chip.core_count
+        self.l0c_to_vector_rate = core_to_vector_rate * chip.core_count
         # equal nodes need to be computed once
         distinct_nodes = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
@@ -225,36 +224,42 @@ class _Work:
         for_either = list[tuple[int, float, float]]()
         # small groups leave L0C, or one vector step a tap computes them
         rate = max(self.l0c_rate, self.chip.vector_bytes_per_repeat * self.chip.core_count)
-        for end, nodes in groups.items():
+        for group_end, nodes in groups.items():
             cubes = [node for node in nodes if self._on_cube(node)]
             for node in cubes:
-                m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
-                steps = self.needs.sums(node, k)
-                if len(nodes) > 1:  # several sums in one may share a step
-                    # fractional steps: the last, incomplete step of one sum may be shared with
-                    # another
-                    steps = self.needs.sums(node, 1) / k
+                m0, k0, n0 = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
+                steps = self.needs.sums(node, k0)
+                if len(nodes) > 1:  # one's incomplete last step may serve another's
+                    steps = self.needs.sums(node, 1) / k0
                 # only needed and different results are computed
-                share = self.needs.count(node.output) / self.graph.types[node.output].elements
-                cycles = steps * share / (m * n * self.chip.core_count)
+                needed_share = (
+                    self.needs.count(node.output) / self.graph.types[node.output].elements
+                )
+                cycles = steps * needed_share / (m0 * n0 * self.chip.core_count)
                 self.loads.append(_Load(node.output, node.output, (cycles, 0.0, 0.0)))
-            fewest = min(self.needs.count(name) for name in (end, *(node.output for node in nodes)))
-            leave = self._cycles_out_of_l0c(end, fewest)
-            tapped = [] if cubes else self.needs.fewest_products(nodes, fewest)
-            vector_pipe_cycles = (
-                leave if cubes else sum(count for _, count in tapped) * self.result_bytes / rate
+            fewest = min(
+                self.needs.count(name) for name in (group_end, *(node.output for node in nodes))
             )
-            leaving = (0.0, vector_pipe_cycles * self.chip.combined, leave if cubes else 0.0)
-            self.loads.append(_Load(nodes[-1].output, end, leaving))
-            for_either += [(taps, count, leave * count / fewest) for taps, count in tapped]
+            leave_cycles = self._cycles_out_of_l0c(group_end, fewest)
+            small_groups = [] if cubes else self.needs.fewest_products(nodes, fewest)
+            vector_pipe_cycles = (
+                leave_cycles
+                if cubes
+                else sum(count for _, count in small_groups) * self.result_bytes / rate
+            )
+            leaving = (0.0, vector_pipe_cycles * self.chip.combined, leave_cycles if cubes else 0.0)
+            self.loads.append(_Load(nodes[-1].output, group_end, leaving))
+            for_either += [
+                (taps, count, leave_cycles * count / fewest) for taps, count in small_groups
+            ]
         return for_either
 
-    def _cycles_out_of_l0c(self, end: str, count: int) -> float:
+    def _cycles_out_of_l0c(self, tensor: str, count: int) -> float:
         """Return the cycles in which `count` sums leave L0C.
 
         On chips with vector cores, sums that a function reads have to go to these cores.
         """
-        readers = (n for n in self.graph.readers[end] if n.name in self.needed_nodes)
+        readers = (n for n in self.graph.readers[tensor] if n.name in self.needed_nodes)
         counts = (
             self._vector_results(n) for n in readers if self._repeat_cycles(n, self.repeat_costs)
         )
