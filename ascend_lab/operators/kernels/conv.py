@@ -232,7 +232,9 @@ class _Writer(TileWalk):
         self.pooled = Pooled(k, shape, job.epilogue, sizes, job.tile) if shape.pool else None
         finish = None if self.pooled else epilogue_emit.new_finish(k, job.epilogue, sums, sizes)
         self.finish = self.pooled.finish if self.pooled else finish
-        self.bias = CubeBias.make(k, bias, shape, n_own, told=stage < units.count) if bias else None
+        self.bias = (
+            CubeBias.make(k, bias, shape, n_own, has_queue=stage < units.count) if bias else None
+        )
 
     def _declare_tensors(self) -> None:
         """Declare the tensors of images, weights and, unless vector cores store it, the result."""
