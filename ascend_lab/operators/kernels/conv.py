@@ -189,10 +189,10 @@ class _Writer(TileWalk):
         stage = self.stage = conv_schedules.c1_stage(shape, schedule)
         units = self.units = units_of(shape)
         self.tile_k = min(schedule.base_k // self.c0, stage * units.depth)
-        own, beside = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
+        own_elements, beside_elements = conv_windows.unit_elements(shape, job.tile, strip=job.strip)
         # A slot of rows: those of the image, then those of the image beside it.
-        self.image_elements = stage * own
-        rows = stage * (own + beside)
+        self.image_elements = stage * own_elements
+        rows = stage * (own_elements + beside_elements)
         weights = stage * units.depth * tile_n * self.fractal
         self._declare_tensors()
         a_slots = schedule.a_l1_slots

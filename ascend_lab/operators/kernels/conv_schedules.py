@@ -94,23 +94,24 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
             "what fits one stage stays in L1 by itself: raise step_k",
         )
     c_l0_slots = max(shape.sums, schedule.c_l0_slots)
-    # A stage of image rows is checked below: here only what the L0 buffers hold.
+    # `check_schedule` would count a stage of the im2col matrix, which L1 never holds: give it the
+    # smallest step; the bytes of image rows follow below.
     one_step = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=c_l0_slots)
     check_schedule(shape.gemm, one_step, chip)
     if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
-        wanted = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
-        raise errors.CapacityError(wanted, str(schedule.base_m), "use two kernels")
-    needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
-    if needed > chip.buffers["L1"]:
+        needed = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
+        raise errors.CapacityError(needed, str(schedule.base_m), "use two kernels")
+    needed_bytes = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
+    if needed_bytes > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
         contents = "two stages of rows and weights"
         if slots != (2, 2):
             contents = "{} slots of rows and {} of weights".format(*slots)
-        wanted = f"L1 for {contents}: {needed} bytes"
+        needed = f"L1 for {contents}: {needed_bytes} bytes"
         got = f"{chip.buffers['L1']} on {chip.name}"
         unstacked = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
         raise errors.CapacityError(
-            wanted, got, f"{unstacked}use a smaller base_m, base_n or step_k"
+            needed, got, f"{unstacked}use a smaller base_m, base_n or step_k"
         )
 
 
@@ -231,10 +232,10 @@ def as_stacked(
     """
     stacked_shape = stacked(shape)
     if stacked_shape == shape:
-        wanted = "images that fill tiles better together, one group, no bytes, for stacked tiles"
+        needed = "images that fill tiles better together, one group, no bytes, for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
-        raise errors.InputError(wanted, got, "leave the window out")
+        raise errors.InputError(needed, got, "leave the window out")
     if place != conv_windows.dense_placement(shape):
         remedy = "pass place=dense_placement(shape)"
         raise errors.InputError("planes without gaps for stacked tiles", str(place), remedy)

@@ -333,23 +333,23 @@ def add_stage(
     """
     (n, first_unit, unit_count) = sizes
     units = units_of(shape)
-    other = shape.beside
+    beside = shape.beside
     block_sizes = n, first_unit * units.c1, unit_count * units.c1
     x, *weights = sources
     view = view_of(shape, x, windows[0], 0, block_sizes[2])
     add_products(
         k, shape, feeds, c, windows[0], view, weights, block_sizes, bias, (0, 0), begun=begun
     )
-    if other:
+    if beside:
         # Its weights follow those of the convolution in the slot.
         start = block_sizes[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
         # A first block that is not 0 makes the products add to the sums that are already there.
         first_block = first_unit * units.beside if starts[1] else isa.Affine(1)
         block_sizes = n, first_block, unit_count * units.beside
-        view = view_of(other, x, windows[1], starts[0], block_sizes[2])
+        view = view_of(beside, x, windows[1], starts[0], block_sizes[2])
         beside_starts = start, starts[1]
         add_products(
-            k, other, feeds, c, windows[1], view, weights, block_sizes, None, beside_starts
+            k, beside, feeds, c, windows[1], view, weights, block_sizes, None, beside_starts
         )
 
 

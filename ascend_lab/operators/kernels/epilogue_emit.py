@@ -307,23 +307,23 @@ def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) ->
 
 @contextmanager
 def held_channels(
-    finish: Finish | None, n: Span, before: Affine, held: Channels | None
+    finish: Finish | None, n: Span, first_block: Affine, loaded: Channels | None
 ) -> Iterator[Channels | None]:
     """Load numbers per channel once for all tiles of the loop inside; yield what is loaded.
 
-    `n` are output blocks (start, count) of a product whose first block is `before`. It loads
-    nothing if a slot is too small for n blocks, or if an outer loop has loaded some (`held`).
+    `n` are output blocks (start, count) counted from `first_block`. Nothing is loaded if a slot is
+    too small for n blocks, or if an outer loop has `loaded` some.
     """
     group = finish.channels if finish else None
-    if finish is None or group is None or held or n[1] > group.blocks:
-        yield held
+    if finish is None or group is None or loaded or n[1] > group.blocks:
+        yield loaded
         return
     k = finish.builder
     queue = group.queue
     slots = group.held(queue.alloc())
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
         unit = FRACTAL if finish.table else finish.units[operand.name]
-        load_channels(k, slots[operand.name], tensor, (before + n[0], n[1]), unit)
+        load_channels(k, slots[operand.name], tensor, (first_block + n[0], n[1]), unit)
     queue.enqueue()
     tile = queue.dequeue()
     if finish.table is not None:
@@ -336,11 +336,11 @@ def held_channels(
     queue.free()
 
 
-def bias_of(finish: Finish | None, held: Channels | None, n: Span) -> Region | None:
+def bias_of(finish: Finish | None, loaded: Channels | None, n: Span) -> Region | None:
     """Return the region of the bias table that the cube adds to output blocks n (start, count)."""
-    if finish is None or finish.table is None or held is None:
+    if finish is None or finish.table is None or loaded is None:
         return None
-    return held.tile.region((n[0] - held.first) * FRACTAL, n[1] * FRACTAL)
+    return loaded.tile.region((n[0] - loaded.first) * FRACTAL, n[1] * FRACTAL)
 
 
 def drain(
@@ -349,7 +349,7 @@ def drain(
     y: Memory,
     area: Area,
     n: Affine,
-    held: Channels | None,
+    channels: Channels | None,
     also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block.
@@ -374,9 +374,9 @@ def drain(
         if finish.tiles:
             load_tiles(finish.tiles, k, area, block, count)
         memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
-        rates = finish.channels.held(held.tile) if finish.channels and held else {}
+        rates = finish.channels.held(channels.tile) if finish.channels and channels else {}
         # The channel operands are in blocks of 16, the tile may be in blocks of 32.
-        first_rate = n + block * (area.width // FRACTAL) - held.first if held else block
+        first_rate = n + block * (area.width // FRACTAL) - channels.first if channels else block
         _copy_sums(
             finish, memories[finish.plan.start], c, area, (block, count, pitch), (rates, first_rate)
         )

@@ -276,7 +276,7 @@ def _step_cycles(plan: Plan, chip: Chip) -> float:
 
 
 def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
-    """Return the blocks of 16 channels in a slot: a core's if they take little UB, else a tile's."""
+    """Return the blocks of 16 channels in a slot: a core's if they take little UB, or a tile's."""
     room = chip.buffers["UB"] // 16 if chip.combined else 0
     return n_own if n_own <= tile_n or n_own * demand.block_bytes <= room else tile_n
 

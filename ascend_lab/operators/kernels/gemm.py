@@ -99,7 +99,7 @@ def tiles_in_order(
     finish: epilogue_emit.Finish | None,
     k: isa.KernelBuilder,
     schedule: gemm_schedule.GemmSchedule,
-    own: tuple[isa.Share, isa.Share],
+    shares: tuple[isa.Share, isa.Share],
     base: tuple[isa.Affine, isa.Affine],
     keep: Keeper = lambda side, at: nullcontext(),
 ) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
@@ -111,13 +111,13 @@ def tiles_in_order(
 
     def spans(side: int) -> Iterator[Span]:
         tile_side = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
-        for at, size in segments(k, "mn"[side], own[side][0], tile_side):
+        for at, size in segments(k, "mn"[side], shares[side][0], tile_side):
             yield base[side] + at, size
 
     # Numbers per column for all columns of the core, if UB has room; else order "nm" loads them
     # once per n tile, and order "mn" leaves it to each tile.
     with epilogue_emit.held_channels(
-        finish, (base[1], own[1][0]), isa.Affine(), None
+        finish, (base[1], shares[1][0]), isa.Affine(), None
     ) as core_channels:
         if schedule.order == "mn":
             for m in spans(0):
