@@ -35,7 +35,7 @@ from ascend_lab.fused.tandem_shape import (
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
 from ascend_lab.operators.kernels import conv_windows
-from ascend_lab.operators.kernels.conv_tiles import keep_near
+from ascend_lab.operators.kernels.conv_tiles import load_l0b_weights
 from ascend_lab.operators.kernels.epilogue_emit import Channels, drain, held_channels
 from ascend_lab.operators.kernels.planes import Own, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue
@@ -403,6 +403,6 @@ class _Writer:
         self.k.copy(self.weights.alloc().region(0, source.sizes), source)
         self.weights.enqueue()
         bias = half.bias.blocks((unit.at, half.blocks)) if half.bias else None
-        keep_near(self.k, half.near, self.weights.dequeue(), half.deep * half.blocks, bias)
+        load_l0b_weights(self.k, half.near, self.weights.dequeue(), half.deep * half.blocks, bias)
         self.weights.free()
         return half.near.dequeue()

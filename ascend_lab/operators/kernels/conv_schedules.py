@@ -1,8 +1,9 @@
-"""The default tiling of a convolution: every plausible one estimated, the best taken.
+"""The default tiling of a convolution: an estimate ranks every plausible one.
 
-The rule is that of products (`default_schedules`). What differs: pixel tiles do not span images,
-unless their rows take turns, L1 holds image rows (not the im2col matrix), one load3d fills a tile
-of A, a stage is a whole number of channel blocks, and bundles of groups are products of their own.
+The rule is that of products (`default_schedules`), with five differences. Pixel tiles do not span
+images, unless rows of images take turns. L1 holds image rows, not the im2col matrix. One load3d
+fills a tile of A. A stage is a whole number of channel blocks. Bundles of groups are products of
+their own.
 """
 
 from contextlib import suppress
@@ -28,17 +29,18 @@ from ascend_lab.operators.kernels.gemm_schedule import (
 )
 
 STAGES = (1, 2, 4, 8, 16, 32)
+"""Units (mostly channel blocks) in a candidate's stage of L1."""
 
 
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
-    """Units, mostly channel blocks, staged at once: step_k * base_k rounded to whole ones."""
+    """Return the units (mostly channel blocks) of a stage: step_k * base_k in whole units."""
     depth = schedule.base_k // isa.c0_of(shape.dtype) * schedule.step_k
     units = units_of(shape)
     return min(max(1, depth // units.depth), units.count)
 
 
 def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
-    """L1 bytes of the slots: windows of the image and weights."""
+    """Return the bytes of L1 that all slots of image rows and of weights take."""
     stage = c1_stage(shape, schedule)
     c0 = isa.c0_of(shape.dtype)
     image = sum(conv_windows.unit_elements(shape, schedule.base_m // FRACTAL, strip=strip))
@@ -50,27 +52,30 @@ def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False
 def stages_ahead(
     shape: ConvShape, schedule: GemmSchedule, chip: Chip, ids: int, *, strip: bool
 ) -> int:
-    """Return the slots of L1 that rows and weights of a stage fill together, 0: each have theirs.
+    """Return how many slots of L1 hold a stage each, rows and weights together; 0: none do.
 
-    That is where every tile loads both in several stages; `ids` are events left for it.
+    A stage shares a slot if every tile loads rows and weights in several stages. A slot takes one
+    of `ids` event ids.
     """
     slots = schedule.a_l1_slots, schedule.b_l1_slots
     if slots != (2, 2) or c1_stage(shape, schedule) >= units_of(shape).count:
         return 0
+    # `stage_bytes` is for two slots of each: half of it is one stage.
     room = 2 * chip.buffers["L1"] // stage_bytes(shape, schedule, strip=strip)
     return min(gemm_schedule.AHEAD, ids, room)
 
 
 def area_bytes(shape: ConvShape) -> int:
-    """Return the bytes of a fractal of rows or weights."""
+    """Return the bytes of a fractal of A or B: 512 in every format."""
     return FRACTAL * isa.c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
 
 
 def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
-    """Return whether pixel tiles are pieces of one row: rows three tiles long, or too long for L1.
+    """Return whether pixel tiles are strips, pieces of one row.
 
-    A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
-    A schedule that names the window decides; pixels of few lanes stay whole rows.
+    They are if rows are at least two tiles long: a flat tile loads whole rows, most of which
+    other tiles compute. They also are if the output is one row, if whole rows do not fit in L1, or
+    if the schedule's window says so. Images of few lanes are always read by whole rows.
     """
     if shape.lanes or shape.pool:
         return False
@@ -88,28 +93,32 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
             f"{schedule.keep!r} and {schedule.bypass!r}",
             "what fits one stage stays in L1 by itself: raise step_k",
         )
-    sums = max(shape.sums, schedule.c_l0_slots)
-    whole = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=sums)
-    check_schedule(shape.gemm, whole, chip)
+    c_l0_slots = max(shape.sums, schedule.c_l0_slots)
+    # `check_schedule` would count a stage of the im2col matrix, which L1 never holds: give it the
+    # smallest step; the bytes of image rows follow below.
+    one_step = replace(schedule, step_k=min(schedule.step_k, 1), c_l0_slots=c_l0_slots)
+    check_schedule(shape.gemm, one_step, chip)
     if shape.pool and shape.pool.r * shape.out_hw[1] > schedule.base_m:
-        wanted = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
-        raise errors.CapacityError(wanted, str(schedule.base_m), "use two kernels")
-    needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
-    if needed > chip.buffers["L1"]:
+        needed = f"base_m of a row of windows: {shape.pool.r} rows of {shape.out_hw[1]} pixels"
+        raise errors.CapacityError(needed, str(schedule.base_m), "use two kernels")
+    needed_bytes = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
+    if needed_bytes > chip.buffers["L1"]:
         slots = (schedule.a_l1_slots, schedule.b_l1_slots)
-        what = "two stages of rows and weights"
+        contents = "two stages of rows and weights"
         if slots != (2, 2):
-            what = "{} slots of rows and {} of weights".format(*slots)
-        wanted = f"L1 for {what}: {needed} bytes"
+            contents = "{} slots of rows and {} of weights".format(*slots)
+        needed = f"L1 for {contents}: {needed_bytes} bytes"
         got = f"{chip.buffers['L1']} on {chip.name}"
-        other = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
-        raise errors.CapacityError(wanted, got, f"{other}use a smaller base_m, base_n or step_k")
+        unstacked = "" if shape.mixed == 1 else "leave the window out (rows of all images), or "
+        raise errors.CapacityError(
+            needed, got, f"{unstacked}use a smaller base_m, base_n or step_k"
+        )
 
 
 # -- the default of a convolution -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tilings, the units each stages in L1, and whether its tiles are strips of rows."""
+    """Tilings, the units in a stage of each, and whether its pixel tiles are strips."""
 
     tilings: Tilings
     stages: Array
@@ -121,67 +130,71 @@ class Candidates:
 
 
 HEADS = 8
-"""Instructions that fold the rows of a tile by one more, about."""
+"""Vector instructions that take the maximum with one more row of all windows of a tile, about."""
 EQUAL = 1e-3
-"""Share by which estimates may differ and still say the same."""
+"""Relative difference up to which two estimates count as equal."""
 NEAR_GAIN = 0.08
-"""Share of its cycles by which a schedule must look longer than one for images in L2 to time both.
+"""Estimated gain from which the schedule for images in L2 is worth timing beside the default.
 
-Of 292 random convolutions on four chips 10 % are timed twice then, and all take 1.4 % less on
-average, up to 45 %; timing every one whose schedules differ, 31 %, would save 2.0 %.
+Of 292 random convolutions on four chips 10 % are then timed twice, and all take 1.4 % less time on
+average, up to 45 %. Timing every one whose schedules differ (31 %) would save 2.0 %.
 """
 
 
 def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = _demand(shape, chip, epilogue)
-    left = chip_left(chip, demand)
-    _, place = _least(shape, left, demand)
-    return _fitting(shape, left, demand).tilings.schedule(place, shape.dtype)
+    free_chip = chip_left(chip, demand)
+    _, index = _least(shape, free_chip, demand)
+    return _fitting(shape, free_chip, demand).tilings.schedule(index, shape.dtype)
 
 
 def near_schedule(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the candidate that looks best where L2 holds the image, if it gains `NEAR_GAIN`.
+    """Return the candidate with the least estimate for an image in L2, if it gains `NEAR_GAIN`.
 
-    The default takes images to come from memory, as those of a kernel alone do. In a network the
-    kernel before has just written them. None where the default looks about as good then. Raises
-    `CapacityError` if nothing fits.
+    The default assumes that images come from memory, as in a kernel alone. In a network the kernel
+    before has just written them to L2. Returns None where the default is about as good even then.
+    Raises `CapacityError` if nothing fits.
     """
     demand = _demand(shape, chip, epilogue)
-    left = chip_left(chip, demand)
-    _, default = _least(shape, left, demand)
-    found = _fitting(shape, left, demand)
-    cycles = conv_estimate(shape, left, found, demand, near=True)
-    best = _place_of_least(shape, found, cycles)
+    free_chip = chip_left(chip, demand)
+    _, default = _least(shape, free_chip, demand)
+    candidates = _fitting(shape, free_chip, demand)
+    cycles = conv_estimate(shape, free_chip, candidates, demand, image_in_l2=True)
+    best = _index_of_least(shape, candidates, cycles)
     if cycles[default] <= cycles[best] * (1 + NEAR_GAIN):
         return None
-    return found.tilings.schedule(best, shape.dtype)
+    return candidates.tilings.schedule(best, shape.dtype)
 
 
 def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand | None:
-    """Return what is done to a number of the tile, whether or not only the largest of some leave.
+    """Return the epilogue's demand per element of the tile, before pooling drops most of them.
 
-    Columns are folded, then rows; the steps are for what is left.
+    Pooling takes the maximum along columns, then along rows; the epilogue's steps run on what is
+    left. 2 x 2 windows with stride 2 leave 1/2 of the elements, then 1/4.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     pool = shape.pool
     if demand is None or pool is None:
         return demand
-    size = DTYPE_BYTES["fp16"]
-    cost = chip.vector_costs["vmax"]
-    arrival = size / chip.path("L0C", "UB").rate_bytes_per_cycle
-    across, left = (a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True))
-    left *= across
-    one = cost.slope_cycles * size / chip.vector_bytes_per_repeat
-    cycles = arrival + ((pool.s - 1) * across + (pool.r - 1) * left) * one
-    cycles += (demand.cycles - arrival) * left
+    element_bytes = DTYPE_BYTES["fp16"]
+    vmax = chip.vector_costs["vmax"]
+    arrival = element_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
+    columns_left, elements_left = (
+        a / b for a, b in zip(pool.out_hw[::-1], (pool.w, pool.h), strict=True)
+    )
+    elements_left *= columns_left
+    vmax_cycles = vmax.slope_cycles * element_bytes / chip.vector_bytes_per_repeat
+    # s - 1 maxima on all columns that windows keep, r - 1 on the rows they keep of those.
+    cycles = arrival + ((pool.s - 1) * columns_left + (pool.r - 1) * elements_left) * vmax_cycles
+    cycles += (demand.cycles - arrival) * elements_left
     return replace(
         demand,
         cycles=cycles,
-        stored_bytes=demand.stored_bytes * left,
-        tile_bytes=demand.tile_bytes + 2 * size,
+        stored_bytes=demand.stored_bytes * elements_left,
+        tile_bytes=demand.tile_bytes + 2 * element_bytes,
         instructions=demand.instructions + HEADS * (pool.r - 1),
     )
 
@@ -189,58 +202,61 @@ def _demand(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> Demand |
 def stacked_schedule(
     shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> GemmSchedule | None:
-    """Return the best candidate with images together, None where they stay apart.
+    """Return the best candidate that treats several images as one, or None.
 
-    So they do where even the estimate is no better than that of tiles that end with their image.
+    None means that no images can be stacked, or that the estimate is no better than that of tiles
+    which end with their image.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
-    together = stacked(shape)
-    if together == shape:
+    stacked_shape = stacked(shape)
+    if stacked_shape == shape:
         return None
     with suppress(errors.CapacityError):  # of large images, each a row then
-        left = chip_left(chip, demand)
-        least, place = _least(together, left, demand)
-        found = _fitting(together, left, demand).tilings.schedule(place, together.dtype)
-        check_conv(together, found, left)
-        if least < _least(shape, left, demand)[0]:
-            return replace(found, window="stacked")
+        free_chip = chip_left(chip, demand)
+        stacked_cycles, index = _least(stacked_shape, free_chip, demand)
+        schedule = _fitting(stacked_shape, free_chip, demand).tilings.schedule(
+            index, stacked_shape.dtype
+        )
+        check_conv(stacked_shape, schedule, free_chip)
+        if stacked_cycles < _least(shape, free_chip, demand)[0]:
+            return replace(schedule, window="stacked")
     return None
 
 
 def as_stacked(
     shape: ConvShape, place: conv_windows.Placement | None
 ) -> tuple[ConvShape, conv_windows.Placement]:
-    """Return a convolution of all images together, and where its pixels go.
+    """Return the convolution with several images as one, and where its pixels go.
 
-    Raises `InputError` where they do not fill tiles better so, or planes have gaps.
+    Raises `InputError` where that fills tiles no better, or where planes of the result have gaps.
     """
-    together = stacked(shape)
-    if together == shape:
-        wanted = "images that fill tiles better together, one group, no bytes, for stacked tiles"
+    stacked_shape = stacked(shape)
+    if stacked_shape == shape:
+        needed = "images that fill tiles better together, one group, no bytes, for stacked tiles"
         got = f"{shape.n} images, {shape.r}x{shape.s}, stride {shape.stride}, padding {shape.pad}"
         got += f", {shape.groups} groups, {shape.dtype}"
-        raise errors.InputError(wanted, got, "leave the window out")
+        raise errors.InputError(needed, got, "leave the window out")
     if place != conv_windows.dense_placement(shape):
         remedy = "pass place=dense_placement(shape)"
         raise errors.InputError("planes without gaps for stacked tiles", str(place), remedy)
-    return together, conv_windows.dense_placement(together)
+    return stacked_shape, conv_windows.dense_placement(stacked_shape)
 
 
 @lru_cache(256)
 def _least(shape: ConvShape, chip: Chip, demand: Demand | None) -> tuple[float, int]:
-    """Return the least estimated cycles, and the place of the candidate; raises as `_fitting`."""
-    found = _fitting(shape, chip, demand)
-    cycles = conv_estimate(shape, chip, found, demand)
-    best = _place_of_least(shape, found, cycles)
+    """Return the least estimated cycles and that candidate's index; raises as `_fitting`."""
+    candidates = _fitting(shape, chip, demand)
+    cycles = conv_estimate(shape, chip, candidates, demand)
+    best = _index_of_least(shape, candidates, cycles)
     return float(cycles[best]), best
 
 
 @lru_cache(64)
 def _fitting(shape: ConvShape, chip: Chip, demand: Demand | None) -> Candidates:
-    """Return the candidates with room for what follows; raise `CapacityError` if none fits."""
-    found = conv_candidates(shape, chip)
-    found = found.take(fitting(demand, chip, found.tilings))
-    if not len(found.stages):
+    """Return the candidates that leave room for the epilogue; raise `CapacityError` if none."""
+    candidates = conv_candidates(shape, chip)
+    candidates = candidates.take(fitting(demand, chip, candidates.tilings))
+    if not len(candidates.stages):
         rows, columns = conv_windows.window_sides(shape, 1, strip=True)
         pixel = shape.pixel_bytes
         needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
@@ -251,64 +267,74 @@ def _fitting(shape: ConvShape, chip: Chip, demand: Demand | None) -> Candidates:
             f"{chip.buffers['L1']} bytes on {chip.name}",
             "use a smaller kernel, dilation or stride",
         )
-    return found
+    return candidates
 
 
-def _place_of_least(shape: ConvShape, found: Candidates, cycles: Floats) -> int:
-    """Return the place of the least cycles.
+def _index_of_least(shape: ConvShape, candidates: Candidates, cycles: Floats) -> int:
+    """Return the index of the least cycles.
 
-    Of equal ones cores share bundles of groups rather than pixels: each reads neighbouring rows of
-    its own channels, which it finds in L2.
+    Among equals it prefers cores that share bundles of groups, not pixels: each core then reads
+    neighbouring rows of its own channels, which it finds in L2.
     """
     equal = np.flatnonzero(cycles <= cycles.min() * (1 + EQUAL))
-    shares = np.minimum(found.tilings.cols[equal], bundles_of(shape).count)
-    return int(equal[np.lexsort((cycles[equal], -shares))[0]])
+    bundle_shares = np.minimum(candidates.tilings.cols[equal], bundles_of(shape).count)
+    return int(equal[np.lexsort((cycles[equal], -bundle_shares))[0]])
 
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
-    """Return the tilings that fit; the cores are split over bundles first, then inside each."""
+    """Return the tilings that fit; grid columns divide the bundles first, then each bundle."""
     (oh, ow) = shape.out_hw
     bundle = bundles_of(shape)
     units = units_of(shape)
-    area = area_bytes(shape)
-    taps = units.depth
+    fractal_bytes = area_bytes(shape)
+    unit_depth = units.depth
     m, n, stage, rows, cols = default_schedules.choices(chip.core_count, STAGES)
-    inside = cols // np.minimum(cols, bundle.count)
+    bundle_columns = cols // np.minimum(cols, bundle.count)
     pixels = up(oh * ow, FRACTAL)
-    if shape.pool:  # what so many rows of windows see
+    # A choice of m stands for m rows of pooling windows: the tile is the output rows they read.
+    if shape.pool:
         m = (np.minimum(conv_windows.rows_seen(shape.pool, m), oh) * ow - 1) // FRACTAL + 1
     m = np.minimum(m, pixels)
-    n = np.minimum(n, default_schedules.each_up(bundle.n1, inside))
-    if shape.mixed > 1:  # as even heights as can be
+    n = np.minimum(n, default_schedules.each_up(bundle.n1, bundle_columns))
+    # 49 fractals in tiles of 32 are 2 tiles: make them 25 and 24 rather than 32 and 17.
+    if shape.mixed > 1:
         m = default_schedules.each_up(pixels, default_schedules.each_up(pixels, m))
     stage = np.minimum(stage, units.count)
-    new, _ = default_schedules.distinct(len(STAGES), m, n, stage)
-    m, n, stage, rows, cols = (x[new] for x in (m, n, stage, rows, cols))
-    shares = np.minimum(cols, bundle.count)
-    inside = cols // shares
-    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    # with taps several to a fractal, or something beside, the last step may be short
-    uneven = bool(shape.lanes or shape.beside)
-    depths = np.array([d for d in range(1, 9) if uneven or taps % d == 0 or d % taps == 0])
-    place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
-    k = depths[np.maximum(place, 0)]
-    step = default_schedules.each_up(stage * taps, k)
-    staged = np.minimum(np.maximum(k * step // taps, 1), units.count)
-    flat, strip = (
-        2 * staged * (_unit_bytes(shape, m, strip=s) + taps * n * area) for s in (False, True)
+    first_of_equals, _ = default_schedules.distinct(len(STAGES), m, n, stage)
+    m, n, stage, rows, cols = (x[first_of_equals] for x in (m, n, stage, rows, cols))
+    bundle_shares = np.minimum(cols, bundle.count)
+    bundle_columns = cols // bundle_shares
+    depth_room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (
+        2 * fractal_bytes
     )
-    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"]) | (oh == 1)
+    # Depths of an L0 tile that divide a unit or are whole units, so that no step is short; with
+    # several taps to a fractal, or a convolution beside, the last step may be short anyway.
+    uneven = bool(shape.lanes or shape.beside)
+    depths = np.array(
+        [d for d in range(1, 9) if uneven or unit_depth % d == 0 or d % unit_depth == 0]
+    )
+    depth_index = (
+        np.searchsorted(depths, np.minimum(depth_room, stage * unit_depth), side="right") - 1
+    )
+    k = depths[np.maximum(depth_index, 0)]
+    step = default_schedules.each_up(stage * unit_depth, k)
+    staged = np.minimum(np.maximum(k * step // unit_depth, 1), units.count)
+    flat_bytes, strip_bytes = (
+        2 * staged * (_unit_bytes(shape, m, strip=s) + unit_depth * n * fractal_bytes)
+        for s in (False, True)
+    )
+    strips = (ow >= 2 * FRACTAL * m) | (flat_bytes > chip.buffers["L1"]) | (oh == 1)
     strips &= not (shape.lanes or shape.mixed > 1 or shape.pool)
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
-    cols = shares * np.minimum(inside, default_schedules.each_up(bundle.n1, n))
-    fits = (room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
-    fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
-    every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
-    return every.take(np.flatnonzero(fits))
+    cols = bundle_shares * np.minimum(bundle_columns, default_schedules.each_up(bundle.n1, n))
+    fits = (depth_room >= 1) & (m * n * 1024 * shape.sums <= chip.buffers["L0C"])
+    fits &= np.where(strips, strip_bytes, flat_bytes) <= chip.buffers["L1"]
+    candidates = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
+    return candidates.take(np.flatnonzero(fits))
 
 
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
-    """Pixel tiles of m fractals in one image."""
+    """Return the pixel tiles of m fractals in one image: `tiles_per_image` on arrays."""
     oh, ow = shape.out_hw
     if shape.pool:
         rows = conv_windows.pooled_rows(shape, m)
@@ -319,7 +345,7 @@ def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
 
 
 def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
-    """Most image pixels a tile of m fractals can need: `window_sides` on arrays."""
+    """Return the most image pixels that a tile of m fractals reads: `window_sides` on arrays."""
     ow = shape.out_hw[1]
     if strip:
         return conv_windows.side_of(shape, 0, np.ones_like(m)) * conv_windows.side_of(
@@ -333,48 +359,63 @@ def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
 
 
 def _unit_bytes(shape: ConvShape, m: Array, *, strip: bool) -> Array:
-    """Bytes of image of a unit of a tile of m fractals: `unit_elements` on arrays."""
+    """Return the most image bytes in a unit of a tile of m fractals: `unit_elements` on arrays."""
     units = units_of(shape)
-    pixel = shape.pixel_bytes
-    own = units.c1 * pixel * _window(shape, m, strip=strip)
-    other = shape.beside
-    return own + units.beside * pixel * _window(other, m, strip=strip) if other else own
+    pixel_bytes = shape.pixel_bytes
+    own_bytes = units.c1 * pixel_bytes * _window(shape, m, strip=strip)
+    beside = shape.beside
+    return (
+        own_bytes + units.beside * pixel_bytes * _window(beside, m, strip=strip)
+        if beside
+        else own_bytes
+    )
 
 
 def conv_estimate(
     shape: ConvShape,
     chip: Chip,
-    found: Candidates,
+    candidates: Candidates,
     demand: Demand | None = None,
     *,
-    near: bool = False,
+    image_in_l2: bool = False,
 ) -> Floats:
-    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once.
+    """Return the cycles of the busiest core.
 
-    With `near` L2 holds the image.
+    A core takes its tiles times the longest of cube, MTE1, MTE2 and drain on one, plus one fill
+    and one drain of the pipeline. With `image_in_l2` no read of the image goes to memory.
     """
     bundle = bundles_of(shape)
     units = units_of(shape)
-    t = found.tilings
-    shares = np.minimum(t.cols, bundle.count)
-    across = default_schedules.each_up(default_schedules.each_up(bundle.n1, t.n), t.cols // shares)
-    down = default_schedules.each_up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
-    tiles = down * default_schedules.each_up(bundle.count, shares) * across
+    t = candidates.tilings
+    bundle_shares = np.minimum(t.cols, bundle.count)
+    tiles_across = default_schedules.each_up(
+        default_schedules.each_up(bundle.n1, t.n), t.cols // bundle_shares
+    )
+    tiles_down = default_schedules.each_up(shape.n * _tiles(shape, t.m, candidates.strips), t.rows)
+    tiles = tiles_down * default_schedules.each_up(bundle.count, bundle_shares) * tiles_across
     cube, mte1 = default_schedules.inner_cycles(shape.dtype, chip, t, units.every, (1, 1))
-    mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1, near)
+    mte2, rows, weights = _conv_loads(
+        shape, chip, candidates, (tiles_across, tiles_down), mte1, image_in_l2
+    )
     mte2 = mte2 + default_schedules.operand_cycles(chip, t, demand)
     drain = default_schedules.drain_cycles(shape.gemm, chip, t, demand)
-    sums = replace(t, n=t.n * shape.sums)
-    pace = default_schedules.steady(chip, sums, cube, mte1, mte2, drain)
-    # Rows that stay for several tiles are asked for two tiles before the next ones need them.
-    late = np.maximum(rows - 2 * pace, 0.0) / across
-    pace = np.where((found.stages >= units.count) & (across > 1), pace + late, pace)
-    first = (rows + weights + mte1) * np.minimum(1.0, found.stages / units.count)
-    if shape.mixed > 1:  # the last tile of some images is a little smaller
+    c_tilings = replace(t, n=t.n * shape.sums)
+    tile_cycles = default_schedules.steady(chip, c_tilings, cube, mte1, mte2, drain)
+    # Rows that stay for several tiles have two slots: MTE2 asks for the next ones two tiles before
+    # the cube needs them. What is longer is a wait, once per pixel tile.
+    wait = np.maximum(rows - 2 * tile_cycles, 0.0) / tiles_across
+    tile_cycles = np.where(
+        (candidates.stages >= units.count) & (tiles_across > 1), tile_cycles + wait, tile_cycles
+    )
+    fill_cycles = (rows + weights + mte1) * np.minimum(1.0, candidates.stages / units.count)
+    if shape.mixed > 1:  # the last tile of a stack of images is smaller
         oh, ow = shape.out_hw
-        tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, found.strips) * t.m)
+        tiles = tiles * up(oh * ow, FRACTAL) / (_tiles(shape, t.m, candidates.strips) * t.m)
     cycles: Floats = (
-        tiles * pace + first + drain + sum(default_schedules.after_cycles(chip, t, demand))
+        tiles * tile_cycles
+        + fill_cycles
+        + drain
+        + sum(default_schedules.after_cycles(chip, t, demand))
     )
     return cycles
 
@@ -382,46 +423,62 @@ def conv_estimate(
 def _conv_loads(
     shape: ConvShape,
     chip: Chip,
-    found: Candidates,
+    candidates: Candidates,
     turns: tuple[Array, Array],
     mte1: Floats,
-    near: bool,
+    image_in_l2: bool,
 ) -> tuple[Floats, Floats, Floats]:
-    """Cycles of one output tile on MTE2, of loading its rows, of loading its weights.
+    """Return an output tile's cycles on MTE2, and those of loading its rows and its weights.
 
-    L2 holds the image if it is `near`. `turns` count a core's tiles along output channels and
-    pixels: what stays in L1 for some of them is shared by them.
+    `turns` count a core's tiles along output channels and along pixels: tiles share one load of
+    what stays in L1 for them.
     """
     bundle = bundles_of(shape)
     units = units_of(shape)
-    t = found.tilings
-    stages = found.stages
-    (across, down) = turns
-    sides = [_unit_bytes(shape, t.m, strip=strip) for strip in (True, False)]
-    image = units.count * np.where(found.strips, *sides)
-    once = stages >= units.count
-    tiles_x = np.where(once, across, 1)
-    tiles_w = np.where(once & (across == 1), down, 1)
-    turns_m = shape.n * _tiles(shape, t.m, found.strips)
-    other = shape.beside
+    t = candidates.tilings
+    stages = candidates.stages
+    (tiles_across, tiles_down) = turns
+    unit_bytes = [_unit_bytes(shape, t.m, strip=strip) for strip in (True, False)]
+    tile_image_bytes = units.count * np.where(candidates.strips, *unit_bytes)
+    one_stage = stages >= units.count
+    # With one stage, rows serve all output channels of their pixels; weights serve all pixels if
+    # the core has one tile of output channels.
+    tiles_per_rows = np.where(one_stage, tiles_across, 1)
+    tiles_per_weights = np.where(one_stage & (tiles_across == 1), tiles_down, 1)
+    pixel_tiles = shape.n * _tiles(shape, t.m, candidates.strips)
+    beside = shape.beside
     pixels = bundle.c1 * shape.h * shape.w
-    pixels += other.blocks[0] * other.h * other.w if other else 0
-    whole_image = shape.n * shape.mixed * pixels * shape.pixel_bytes
+    pixels += beside.blocks[0] * beside.h * beside.w if beside else 0
+    image_bytes = shape.n * shape.mixed * pixels * shape.pixel_bytes
     cores = t.rows * t.cols
-    fresh_x = np.minimum(
-        1.0, whole_image * tiles_x / (turns_m * default_schedules.each_up(bundle.n1, t.n) * image)
+    # The image comes from memory once; the other loads of its rows, by neighbouring tiles and for
+    # other output channels, hit L2. Weights come once for all pixel tiles.
+    image_miss_share = np.minimum(
+        1.0,
+        image_bytes
+        * tiles_per_rows
+        / (pixel_tiles * default_schedules.each_up(bundle.n1, t.n) * tile_image_bytes),
     )
-    if near:
-        fresh_x = np.zeros_like(fresh_x)
-    fresh_w = np.minimum(1.0, tiles_w / turns_m)
+    if image_in_l2:
+        image_miss_share = np.zeros_like(image_miss_share)
+    weight_miss_share = np.minimum(1.0, tiles_per_weights / pixel_tiles)
     startup = chip.path("GM", "L1").startup_cycles
-    turns_k = default_schedules.each_up(units.count, stages)
-    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
-    rows = turns_k * startup + image * gemm_schedule.load_cycles_per_byte(chip, fresh_x, cores)
-    size = units.every * t.n * area_bytes(shape)
-    weights = size * gemm_schedule.load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
-    mte2: Floats = rows / tiles_x + weights / tiles_w
-    # Two L1 slots that wait for memory turn around in load + latency + use.
-    slot = (turns_k / tiles_x * latency + mte1 + mte2) / 2
-    return np.maximum(mte2, slot), rows + latency, weights
+    stages_per_tile = default_schedules.each_up(units.count, stages)
+    memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    latency = (
+        chip.path("GM", "L1").latency_cycles
+        + chip.l2.latency_cycles
+        + image_miss_share * memory_extra
+    )
+    rows = stages_per_tile * startup + tile_image_bytes * gemm_schedule.load_cycles_per_byte(
+        chip, image_miss_share, cores
+    )
+    weight_bytes = units.every * t.n * area_bytes(shape)
+    weights = (
+        weight_bytes * gemm_schedule.load_cycles_per_byte(chip, weight_miss_share, cores)
+        + stages_per_tile * startup
+    )
+    mte2: Floats = rows / tiles_per_rows + weights / tiles_per_weights
+    # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
+    slot_cycles = (stages_per_tile / tiles_per_rows * latency + mte1 + mte2) / 2
+    return np.maximum(mte2, slot_cycles), rows + latency, weights

@@ -1,7 +1,8 @@
 """What to convolve: sizes, window geometry, groups, the product it amounts to; packed operands.
 
-The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and, in 16 columns whatever the
-accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTAL_Z.
+The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and FRACTAL_NZ (C), the last in
+blocks of 16 columns for every accumulator format. Images are NC1HWC0, convolution weights
+FRACTAL_Z.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,31 +20,38 @@ from ascend_lab.operators.kernels.gemm_schedule import GemmShape
 
 Pair = tuple[int, int]
 LARGEST = 1 << 20
-"""Of the sizes of an image, a kernel and their steps."""
+"""Largest size of an image or a kernel, and largest stride, dilation and padding."""
 LARGEST_TILE = 512
-"""Pixels of the tallest tile that a default has."""
+"""Pixels of the tallest tile that a default schedule has: 32 fractals."""
 MOST_SPREAD = 255
-"""Of a dilation and of rows of padding where rows of several images take turns."""
+"""Most rows of dilation or padding that load3d takes; m images whose rows take turns need m times
+their own."""
 Pads = tuple[int, int, int, int]
 """Rows above and below, columns left and right."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """An NCHW convolution: batch, channels, image, kernel count and size, and how windows lie.
+    """An NCHW convolution of n images: c input and k output channels, images h x w, kernels r x s.
 
-    `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
-    columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form and
-    read through `strides`, `dilations` and `pads`. The result has `out_hw` rows (of all mixed
-    images) and columns: (size + pads - reach) // stride + 1. With `groups` g, output channels i*k/g
-    .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop` a negative pad cuts
-    rows or columns off; `pad_value` stands around the image. `lanes` are the channels of a pixel in
-    memory where they are fewer than C0: 4, for a first layer of up to 4 channels. With `stored`
-    (rows, step) a channel block has so many rows in memory, not h, and what is read are rows `step`
-    apart (see `thinned`). With `mixed` m, every image is m images whose rows take turns (see
-    `stacked`). What `beside`, one tap and no padding, makes of another image is added to the sums.
-    What `pool`, windows as of a depthwise convolution, reads of the result stays on the core
-    (`pooling`). Raises `InputError`.
+    What it computes:
+    `stride`, `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
+        columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form
+        and read through `strides`, `dilations` and `pads`.
+    `groups` g: output channels i*k/g .. (i+1)*k/g - 1 read input channels i*c/g .. (i+1)*c/g - 1.
+    `crop` allows a negative pad, which cuts rows or columns off; `pad_value` surrounds the image.
+    `beside` is a convolution of another image, with one tap and no padding, whose result is added
+        to the sums.
+    `pool` gives pooling windows, as of a depthwise convolution, the core applies to the result.
+
+    How the image lies in memory:
+    `lanes` are the channels of a pixel if fewer than C0: 4, for a first layer of up to 4 channels.
+    `stored` (rows, step): a channel block has so many rows, of which every step-th is read
+        (`thinned`); rows 0 stands for h.
+    `mixed` m: every image is m images whose rows take turns (`stacked`).
+
+    The result has `out_hw` rows (of all mixed images) and columns, each
+    (size + pads - reach) // stride + 1. Raises `InputError`.
     """
 
     n: int
@@ -73,30 +81,31 @@ class ConvShape:
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
-        put = object.__setattr__
+        # The class is frozen: derived fields are set once, here.
+        set_field = object.__setattr__
         for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
-            put(self, name, _shortest(name, getattr(self, name), lengths))
-        put(self, "strides", pair(self.stride))
-        put(self, "dilations", pair(self.dilation))
-        put(self, "pads", _sides(self.pad))
+            set_field(self, name, _shortest(name, getattr(self, name), lengths))
+        set_field(self, "strides", pair(self.stride))
+        set_field(self, "dilations", pair(self.dilation))
+        set_field(self, "pads", _sides(self.pad))
         self._check_sizes()
-        put(self, "out_hw", self._out_hw())
+        set_field(self, "out_hw", self._out_hw())
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
-        fits = self.c <= SMALL_C0 == self.lanes and self.groups == 1
-        if self.lanes and not (fits and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
+        lanes_fit = self.c <= SMALL_C0 == self.lanes and self.groups == 1
+        if self.lanes and not (lanes_fit and self.w * self.pixel_bytes % BLOCK_BYTES == 0):
             needed = f"up to {SMALL_C0} channels in as many lanes, rows of whole blocks of 32 bytes"
             got = f"{self.c} channels in {self.lanes}, {self.groups} groups, {self.w} columns"
             raise InputError(needed, got, "use blocks of C0")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
-            wanted = f"groups that divide {self.c} input and {self.k} output channels"
-            raise InputError(wanted, str(self.groups), "choose a common divisor")
+            needed_groups = f"groups that divide {self.c} input and {self.k} output channels"
+            raise InputError(needed_groups, str(self.groups), "choose a common divisor")
         top, bottom, left, right = self.pads
-        kept = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
-        if min(kept) < 1:
-            raise InputError("an image with a row and a column left", str(kept), "crop less")
+        kept_hw = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
+        if min(kept_hw) < 1:
+            raise InputError("an image with a row and a column left", str(kept_hw), "crop less")
         self._check_beside()
         if min(self.out_hw) < 1:
             padded = f"{self.h + top + bottom}x{self.w + left + right}"
@@ -106,25 +115,31 @@ class ConvShape:
     def _check_sizes(self) -> None:
         sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
         steps = (*self.strides, *self.dilations)
-        short = min(self.pads) < 0 and not self.crop
-        if min(*sizes, *steps) < 1 or short or max(*sizes, *steps, *self.pads) > LARGEST:
+        crops_unasked = min(self.pads) < 0 and not self.crop
+        if min(*sizes, *steps) < 1 or crops_unasked or max(*sizes, *steps, *self.pads) > LARGEST:
             needed = f"sizes, stride and dilation from 1 to {LARGEST}, padding of at least 0"
             got = f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}"
             raise InputError(needed, got, "check the order N C H W K R S")
 
     def _check_beside(self) -> None:
-        other = self.beside
-        if other is None:
+        beside = self.beside
+        if beside is None:
             return
-        kinds = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, other)]
-        lone = (other.r, other.s, other.strides[0], other.pad, other.beside) == (1, 1, 1, 0, None)
-        if kinds[0] != kinds[1] or self.groups > 1 or self.lanes or not lone:
+        results = [(s.n, s.k, *s.out_hw, s.dtype, s.groups, s.lanes) for s in (self, beside)]
+        one_tap = (beside.r, beside.s, beside.strides[0], beside.pad, beside.beside) == (
+            1,
+            1,
+            1,
+            0,
+            None,
+        )
+        if results[0] != results[1] or self.groups > 1 or self.lanes or not one_tap:
             needed = f"{self.n} images {self.out_hw} of {self.k} channels, of one tap each"
-            raise InputError(needed, str(other), "add them by a kernel of their own")
+            raise InputError(needed, str(beside), "add them by a kernel of their own")
 
     @property
     def sums(self) -> int:
-        """Tiles of sums: two of int32, whose scales differ, where something is beside."""
+        """Tiles of sums per output tile: 2 of int32 with a convolution beside, as scales differ."""
         return 1 + (self.beside is not None and self.dtype == "int8")
 
     @property
@@ -160,15 +175,18 @@ class ConvShape:
 
     @property
     def taps(self) -> int:
-        """Fractals of depth in one channel block: r s taps, several to a fractal with few lanes."""
+        """Fractals of depth in one channel block: r s, or fewer if a fractal holds several taps.
+
+        A 7 x 7 kernel in fp16 has 49; with 4 lanes of 16 a fractal holds 4 taps, so 13.
+        """
         return up(self.r * self.s * self.c0, c0_of(self.dtype))
 
     @property
     def ops(self) -> int:
         """Useful operations, 2 n oh ow k (c / groups) r s."""
         oh, ow = self.out_hw
-        own = 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.r * self.s
-        return own + (self.beside.ops if self.beside else 0)
+        own_ops = 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.r * self.s
+        return own_ops + (self.beside.ops if self.beside else 0)
 
     @property
     def blocks(self) -> Pair:
@@ -181,46 +199,52 @@ class ConvShape:
         oh, ow = self.out_hw
         bundle = bundles_of(self)
         depth = units_of(self).every * c0_of(self.dtype)
-        wide = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
-        return GemmShape(self.n * oh * ow, depth, wide, self.dtype, self.out_dtype)
+        columns = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
+        return GemmShape(self.n * oh * ow, depth, columns, self.dtype, self.out_dtype)
 
 
 def thinned(shape: ConvShape) -> ConvShape:
-    """Return a convolution of the rows it looks at, where a stride leaves some of them out.
+    """Return a convolution of those image rows that it reads, if its stride leaves some out.
 
-    Not one of groups; nor of one channel and one feature, which the vector unit may do as it does
-    a group for every channel: it strides over the rows itself.
+    A 1 x 1 kernel with stride 2 reads every second row: the result has half the rows and a vertical
+    stride of 1. Grouped convolutions stay as they are, and so does one with one channel in and out:
+    the vector unit may do those, and it strides over rows itself.
     """
     step = shape.strides[0]
     (rows, _) = shape.out_hw
-    grouped = shape.groups > 1 or shape.c == shape.k == 1
-    if step == 1 or shape.r > 1 or any(shape.pads[:2]) or grouped or shape.lanes:
+    for_vector_unit = shape.groups > 1 or shape.c == shape.k == 1
+    if step == 1 or shape.r > 1 or any(shape.pads[:2]) or for_vector_unit or shape.lanes:
         return shape
     return replace(shape, h=rows, stride=(1, shape.strides[1]), stored=(shape.h, step))
 
 
 def stacked(shape: ConvShape) -> ConvShape:
-    """Return a convolution with several images as one, if there is one.
+    """Return a convolution that treats several images as one, or the same one if none can.
 
-    Tiles of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
-    instead of 64. Rows take turns, the first of every image, then the second: to the cube windows
-    are dilated, and zeros above and below are those of each image. As many images as leave the
-    fewest fractals and fill a large tile, and no more, are one. With a vertical
-    stride there is none: windows would move by one row from image to image, by more to a next turn.
+    Fractals of 16 pixels then go on in the next image: 16 images of 7 x 7 pixels fill 49 fractals
+    instead of 64. Rows take turns: first row 0 of every image, then row 1. To load3d the windows of
+    m images have m times the dilation, and m times the rows of zeros above and below.
+
+    m is the smallest number of images that leaves the fewest fractals and fills a large tile. With
+    a vertical stride there is none: windows would have to move by one row from image to image, but
+    by more from the last image to the next row of the first.
     """
-    bytes_too = "int8" in (shape.dtype, shape.out_dtype)
-    if shape.n == 1 or shape.groups > 1 or shape.lanes or bytes_too or shape.pool:
+    has_int8 = "int8" in (shape.dtype, shape.out_dtype)
+    if shape.n == 1 or shape.groups > 1 or shape.lanes or has_int8 or shape.pool:
         return shape
     (oh, ow) = shape.out_hw
-    most = MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
+    most_images = MOST_SPREAD // max(shape.dilations[0], *shape.pads[:2])
     if shape.strides[0] > 1 or min(shape.pads) < 0:
         return shape
-    ways = [m for m in range(1, min(shape.n, most) + 1) if shape.n % m == 0]
-    least = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in ways)
-    ways = [m for m in ways if shape.n // m * up(m * oh * ow, FRACTAL) == least]
-    mixed = next((m for m in ways if m * oh * ow >= LARGEST_TILE), ways[-1])
-    other = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
-    return replace(shape, n=shape.n // mixed, mixed=mixed, beside=other)
+    # Divisors of the batch, so that all stacks are equally high.
+    candidates = [m for m in range(1, min(shape.n, most_images) + 1) if shape.n % m == 0]
+    fewest_fractals = min(shape.n // m * up(m * oh * ow, FRACTAL) for m in candidates)
+    candidates = [
+        m for m in candidates if shape.n // m * up(m * oh * ow, FRACTAL) == fewest_fractals
+    ]
+    mixed = next((m for m in candidates if m * oh * ow >= LARGEST_TILE), candidates[-1])
+    beside = shape.beside and replace(shape.beside, n=shape.n // mixed, mixed=mixed)
+    return replace(shape, n=shape.n // mixed, mixed=mixed, beside=beside)
 
 
 def pair(value: int | Pair) -> Pair:
@@ -237,16 +261,18 @@ def _sides(pad: int | Pair | Pads) -> Pads:
 
 
 def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return one number where all sides agree, else the tuple; refuse other lengths and types."""
+    """Return one number if all sides agree, else the tuple; raise for other lengths and types."""
     values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
-    whole_ones = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    if not whole_ones or len(values) not in (1, *lengths):
-        words = " or ".join(map(str, lengths))
-        raise InputError(f"{name}: a whole number, or {words} of them", repr(value), "mend it")
+    all_integers = all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    if not all_integers or len(values) not in (1, *lengths):
+        allowed_lengths = " or ".join(map(str, lengths))
+        raise InputError(
+            f"{name}: a whole number, or {allowed_lengths} of them", repr(value), "mend it"
+        )
     if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
         values = (values[0], values[2])
-    whole = tuple(int(v) for v in values)  # type: ignore[call-overload]
-    return whole[0] if len(set(whole)) == 1 else whole
+    integers = tuple(int(v) for v in values)  # type: ignore[call-overload]
+    return integers[0] if len(set(integers)) == 1 else integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,26 +297,31 @@ def bundles_of(shape: ConvShape) -> Bundles:
     """Return the smallest bundles whose channels start on block borders.
 
     With c/g and k/g channels a group, e = lcm(lcm(c/g, C0) / (c/g), lcm(k/g, 16) / (k/g)) groups
-    do (32 for 16 where bytes are stored), or all of them where there are fewer. Inside a bundle the
-    weights are block-diagonal: the share 1 - 1/e of the products is with zeros.
+    suffice (32 for 16 if the result is int8), or all of them if there are fewer. Groups of 4 input
+    and 8 output channels in fp16: e = lcm(16/4, 16/8) = 4. Inside a bundle the weights are
+    block-diagonal: the share 1 - 1/e of the products is with zeros.
     """
     c0 = c0_of(shape.dtype)
     g = shape.groups
     c = shape.c // g
     k = shape.k // g
-    block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
-    each = min(lcm(lcm(c, c0) // c, lcm(k, block) // k), g)
-    count = up(g, each)
-    last = g - (count - 1) * each
-    sizes = [(groups, up(groups * c, c0), up(groups * k, FRACTAL)) for groups in (each, last)]
+    out_block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
+    bundle_groups = min(lcm(lcm(c, c0) // c, lcm(k, out_block) // k), g)
+    count = up(g, bundle_groups)
+    last_groups = g - (count - 1) * bundle_groups
+    sizes = [
+        (groups, up(groups * c, c0), up(groups * k, FRACTAL))
+        for groups in (bundle_groups, last_groups)
+    ]
     return Bundles(count, *sizes[0], *sizes[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The least that a stage of a bundle's depth holds: blocks of channels, and of those beside.
+    """The smallest part of a bundle's depth that a stage of L1 can hold.
 
-    `count` units are a bundle, each `depth` fractals deep.
+    A unit has `c1` channel blocks of the image and `beside` of the image beside; it is `depth`
+    fractals deep, and `count` units are a bundle.
     """
 
     count: int
@@ -300,27 +331,32 @@ class Units:
 
     @property
     def every(self) -> int:
-        """Fractals of depth in all."""
+        """Depth of a bundle in fractals."""
         return self.count * self.depth
 
 
 @lru_cache(maxsize=256)
 def units_of(shape: ConvShape) -> Units:
-    """Return the units of a convolution: its channel blocks, unless another is beside it."""
+    """Return the units of a convolution: its channel blocks, unless another one is beside it.
+
+    With 4 channel blocks, and 6 beside, there are gcd(4, 6) = 2 units of 2 and 3 blocks.
+    """
     c1 = bundles_of(shape).c1
-    other = shape.beside
-    more, taps = (other.blocks[0], other.taps) if other else (0, 0)
-    count = gcd(c1, more)
-    return Units(count, c1 // count, more // count, (c1 * shape.taps + more * taps) // count)
+    beside = shape.beside
+    beside_c1, beside_taps = (beside.blocks[0], beside.taps) if beside else (0, 0)
+    count = gcd(c1, beside_c1)
+    return Units(
+        count, c1 // count, beside_c1 // count, (c1 * shape.taps + beside_c1 * beside_taps) // count
+    )
 
 
 # -- packing ---------------------------------------------------------------------------------------
 def pack_gemm(shape: GemmShape, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
     if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
-        wanted = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}"
+        needed = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}"
         got = f"{a.shape} and {b.shape}"
-        raise InputError(wanted, got, "pass row-major matrices of the problem's size")
+        raise InputError(needed, got, "pass row-major matrices of the problem's size")
     return {
         "a": pack(address_map("FRACTAL_NZ", a.shape, shape.dtype), a),
         "b": pack(address_map("FRACTAL_ZN", b.shape, shape.dtype), b),
@@ -347,24 +383,27 @@ def pack_conv(shape: ConvShape, x: np.ndarray, weight: np.ndarray) -> dict[str, 
 
 
 def pack_weights(shape: ConvShape, weight: np.ndarray) -> np.ndarray:
-    """Return weights (k, c / groups, r, s) as FRACTAL_Z, a bundle of groups after the other."""
-    parts = bundle_weights(shape, weight)
+    """Return weights (k, c / groups, r, s) as FRACTAL_Z, one bundle of groups after another."""
+    kernels = bundle_weights(shape, weight)
     return np.concatenate(
-        [pack(address_map("FRACTAL_Z", p.shape, shape.dtype), p).reshape(-1) for p in parts]
+        [
+            pack(address_map("FRACTAL_Z", kernel.shape, shape.dtype), kernel).reshape(-1)
+            for kernel in kernels
+        ]
     )
 
 
 def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
     """Return the dense kernels (k_b, c_b, r, s) of each bundle from weights (k, c/groups, r, s).
 
-    Off the diagonal blocks they are zero: the cube multiplies these zeros too. Where pixels have
-    few lanes, taps and channels are one axis: (k, r s lanes, 1, 1), filled up to whole fractals.
+    Off the diagonal blocks they are zero, and the cube multiplies these zeros too. Where pixels
+    have few lanes, taps and channels are one axis: (k, r s lanes, 1, 1), padded to whole fractals.
     """
     if shape.lanes:
-        wide = np.zeros((shape.k, shape.r * shape.s, shape.lanes), weight.dtype)
-        wide[..., : shape.c] = weight.reshape(shape.k, shape.c, -1).transpose(0, 2, 1)
+        by_tap = np.zeros((shape.k, shape.r * shape.s, shape.lanes), weight.dtype)
+        by_tap[..., : shape.c] = weight.reshape(shape.k, shape.c, -1).transpose(0, 2, 1)
         flat = np.zeros((shape.k, shape.taps * c0_of(shape.dtype), 1, 1), weight.dtype)
-        flat[:, : wide[0].size, 0, 0] = wide.reshape(shape.k, -1)
+        flat[:, : by_tap[0].size, 0, 0] = by_tap.reshape(shape.k, -1)
         return [flat]
     bundle = bundles_of(shape)
     c = shape.c // shape.groups
@@ -383,9 +422,10 @@ def bundle_weights(shape: ConvShape, weight: np.ndarray) -> list[np.ndarray]:
 def unpack_conv(
     shape: ConvShape, tensors: Mapping[str, np.ndarray], *, dense: bool = False
 ) -> np.ndarray:
-    """Return the output as (n, k, oh, ow): per image a matrix, a row per pixel, in FRACTAL_NZ.
+    """Return the output as (n, k, oh, ow).
 
-    `dense` reads what `dense_placement` left: NC1HWC0 in blocks of 16 channels.
+    In memory each image is a matrix with a row per pixel, in FRACTAL_NZ; with `dense` it is what
+    `dense_placement` left, NC1HWC0 in blocks of 16 channels.
     """
     (oh, ow) = shape.out_hw
     stored = tensors["y"].reshape(-1)
@@ -396,6 +436,6 @@ def unpack_conv(
 
 
 def _in_16(layout: str, shape: tuple[int, ...], values: np.ndarray) -> AddressMap:
-    """Return a layout in blocks of 16 channels, in the number format of the values."""
+    """Return the address map of a layout in blocks of 16 channels, in the values' format."""
     names = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
     return address_map(layout, shape, names.get(values.dtype.name, values.dtype.name), c0=FRACTAL)

@@ -1,7 +1,7 @@
-"""Which tiles of a convolution a core makes, in which order, and a stage of one.
+"""Which output tiles of a convolution a core computes, and in which order.
 
-The programs of a cube core, and of the vector cores behind it, walk through the same tiles. A stage
-brings rows of the image to sums in L0C.
+The programs of a cube core and of the vector cores that follow it walk through the same tiles. The
+last section is one stage of a tile: products of staged rows and weights, added to sums in L0C.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,10 @@ from ascend_lab.operators.kernels.tiles import Area, Span, chunks, repeat, segme
 # -- shares of cores ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class BundleShare:
-    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
+    """The bundles of one core: `full` whole ones, plus the short last one if `tail`.
 
-    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
+    A bundle has `n1` output blocks, which `columns` cores divide. The next core's bundles begin
+    `pitch` bundles further (0 where one share holds all bundles).
     """
 
     full: int
@@ -34,7 +35,11 @@ class BundleShare:
 
 
 def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[int]]:
-    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
+    """Divide bundles over the columns of the core grid; more columns than bundles divide a bundle.
+
+    On 8 columns 2 bundles leave 4 columns to each. The result maps every distinct share to the
+    indices of the columns that have it.
+    """
     bundle = bundles_of(shape)
     sizes = chunks(bundle.count, 1, min(grid_cols, bundle.count))
     columns = max(1, grid_cols // len(sizes))
@@ -51,7 +56,7 @@ def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[in
 
 @dataclass(frozen=True, slots=True)
 class BundlePlace:
-    """A bundle of groups: its number, input and output blocks, its place among those of a core."""
+    """A bundle of groups: its number, input and output blocks, its place in the core's share."""
 
     index: isa.Affine
     c1: int
@@ -64,8 +69,8 @@ class BundlePlace:
 class Job:
     """What all programs of a launch have in common; each has `turns` pixel tiles at least.
 
-    `epilogue` is what the cube's core does, `after` is left to its vector cores. `ahead` slots of
-    L1 hold rows and weights of a stage together (0: each has its own).
+    The cube core does `epilogue`, its vector cores do `after`. `ahead` slots of L1 hold rows and
+    weights of a stage together (0: rows and weights have slots of their own).
     """
 
     shape: ConvShape
@@ -86,9 +91,10 @@ class Job:
     def sides(self, n_own: int) -> tuple[int, int]:
         """Return the fractals of the tiles of a core that owns `n_own` output blocks."""
         (oh, ow) = self.shape.out_hw
-        across = self.schedule.base_n // isa.FRACTAL
+        tile_n = self.schedule.base_n // isa.FRACTAL
+        # No tile is taller than an image (a strip: than a row) or wider than the core's blocks.
         return min(self.tile, isa.up(ow if self.strip else oh * ow, isa.FRACTAL)), min(
-            across, n_own
+            tile_n, n_own
         )
 
     @property
@@ -103,30 +109,35 @@ class Job:
         (oh, ow) = self.shape.out_hw
         place = self.place
         cores = self.chip.vector_cores_per_core
-        whole = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
-        alike = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
-        return alike and (self.strip or whole)
+        plane_in_order = (place.row_pitch, place.step, place.mixed[0]) == (ow, 1, 1)
+        equal_rows = isa.FRACTAL % cores == 0 and (ow if self.strip else oh * ow) % cores == 0
+        return equal_rows and (self.strip or plane_in_order)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a loop outside holds: weights and rows of all channel blocks, numbers per channel.
+class Resident:
+    """What an outer loop has loaded for a tile; None: the tile loads its own.
 
-    `near` are weights, and the bias that the cube adds, in L0B.
+    `weights` and `rows` lie in L1, with all channel blocks; `l0b_weights` lie in L0B, followed by
+    the bias that the cube adds; `channels` are the epilogue's numbers per channel.
     """
 
     weights: isa.Tile | None
-    near: isa.Tile | None
+    l0b_weights: isa.Tile | None
     channels: epilogue_emit.Channels | None
     rows: isa.Tile | None = None
 
 
 Weights = tuple[isa.Tile | None, isa.Tile | None]
-"""All weights of some tiles, in L1 and in L0B, where they stay there."""
+"""All weights of a loop's tiles in L1 and in L0B, or None where they do not stay there."""
 
 
-class Walk:
-    """The tiles of cores that own `n_own` output blocks, in order: one program after another."""
+class TileWalk:
+    """The order of the output tiles on cores that own `n_own` output blocks.
+
+    Subclasses say what a cube core or a vector core does with a tile. One walk writes the programs
+    of several shares, one after another.
+    """
 
     finish: epilogue_emit.Finish | None
 
@@ -138,34 +149,42 @@ class Walk:
         self.bundle, self.k = bundles_of(job.shape), isa.KernelBuilder(name, job.chip)
 
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
-        """Do what comes before all tiles of a program."""
+        """Write what comes before all tiles of a program."""
 
     def hold_weights(
-        self, at: BundlePlace, n: Span, col: isa.Affine, *, across: bool
+        self, at: BundlePlace, n: Span, col: isa.Affine, *, several_n_tiles: bool
     ) -> AbstractContextManager[Weights]:
-        """Hold weights of a bundle for all tiles inside, or, `across`, for all its pixels."""
+        """Keep the weights of output blocks `n` on the core for all tiles of the loop inside.
+
+        `several_n_tiles`: the loop inside goes over several tiles of output channels.
+        """
         return nullcontext((None, None))
 
     def hold_rows(self, at: BundlePlace, pixels: Pixels) -> AbstractContextManager[isa.Tile | None]:
-        """Hold rows of all channel blocks for all tiles inside."""
+        """Keep a pixel tile's rows of all channel blocks in L1 for all its output blocks."""
         return nullcontext()
 
-    def tile(self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, held: Held) -> None:
-        """Do one tile of the core's blocks, which begin at `col`."""
+    def tile(
+        self, bundle: BundlePlace, at: Pixels, n: Span, col: isa.Affine, resident: Resident
+    ) -> None:
+        """Write the tile at output blocks `n`; those of the core begin at `col`."""
         raise NotImplementedError
 
-    def plane(self, at: Pixels, n: Span, before: isa.Affine) -> tuple[isa.Affine, isa.Affine]:
-        """Return where the plane of a tile's first block begins, and the tile's row in it."""
+    def plane(self, at: Pixels, n: Span, first_block: isa.Affine) -> tuple[isa.Affine, isa.Affine]:
+        """Return where the plane of a tile's first block begins, and output rows before the tile.
+
+        `first_block` is the first output block of the bundle, `n` counts from there.
+        """
         first = at.image * (self.shape.blocks[1] * self.shape.mixed)
         row = at.turn * (at.run.pixels // self.shape.out_hw[1]) + at.down
-        return (first + before + n[0]) * self.job.place.plane, row
+        return (first + first_block + n[0]) * self.job.place.plane, row
 
-    def area(self, at: Pixels, n: Span, before: isa.Affine) -> Area:
-        """Return where a tile goes."""
-        wide = self.finish.width if self.finish else isa.FRACTAL
-        (plane, row) = self.plane(at, n, before)
-        what = (at.pixel, n[1], at.window)
-        return area_of(self.shape, self.job.place, plane, row, what, wide)
+    def area(self, at: Pixels, n: Span, first_block: isa.Affine) -> Area:
+        """Return where a tile goes in the result."""
+        block_channels = self.finish.width if self.finish else isa.FRACTAL
+        (plane, row) = self.plane(at, n, first_block)
+        tile = (at.pixel, n[1], at.window)
+        return area_of(self.shape, self.job.place, plane, row, tile, block_channels)
 
     def program(
         self,
@@ -174,7 +193,11 @@ class Walk:
         col_pitch: int,
         counts: tuple[int, int],
     ) -> isa.Program:
-        """Return the program of the cores with these pixel tiles and bundles."""
+        """Return the program of the cores with these pixel tiles and bundles.
+
+        A program's parameters tell its cores apart: `counts` are the numbers of columns and of
+        shares, `col_pitch` output blocks lie from one column of cores to the next.
+        """
         k = self.k
         bundle = self.bundle
         k.restart()
@@ -188,46 +211,56 @@ class Walk:
         self.begin(share, first, col)
         if share.full:
             with repeat(k, "bundle", share.full) as index:
-                at = BundlePlace(first + index, bundle.c1, bundle.n1, index)
-                self._bundle(at, piece.tiles, base, (col, self.n_own))
+                place = BundlePlace(first + index, bundle.c1, bundle.n1, index)
+                self._bundle(place, piece.tiles, base, (col, self.n_own))
         if share.tail:
-            last = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
-            at = BundlePlace(*last, isa.Affine(share.full))
-            own = bundle.last_n1 if share.full else self.n_own
-            self._bundle(at, piece.tiles, base, (col, own))
+            tail_sizes = isa.Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1
+            place = BundlePlace(*tail_sizes, isa.Affine(share.full))
+            tail_n1 = bundle.last_n1 if share.full else self.n_own
+            self._bundle(place, piece.tiles, base, (col, tail_n1))
         return k.finish()
 
     def _bundle(
-        self, at: BundlePlace, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine], n: Span
+        self,
+        bundle: BundlePlace,
+        tiles: tuple[int, int],
+        base: tuple[isa.Affine, isa.Affine],
+        n: Span,
     ) -> None:
-        """All output tiles of one bundle on one core; `base`: images and rows before it."""
-        before = at.index * self.bundle.n1
+        """Write all output tiles of one bundle; `base`: images and rows before them."""
+        first_block = bundle.index * self.bundle.n1
         tile_n = min(self.job.schedule.base_n // isa.FRACTAL, n[1])
 
-        def across() -> Iterator[Span]:
+        def n_spans() -> Iterator[Span]:
             for start, size in segments(self.k, "n", n[1], tile_n):
                 yield n[0] + start, size
 
-        with epilogue_emit.held_channels(self.finish, n, before, None) as channels:
+        with epilogue_emit.held_channels(self.finish, n, first_block, None) as channels:
+            # Order "mn": each pixel tile loads its rows once for all output channels. With one
+            # pixel tile, weights are loaded once in either order, and rows once only in this one.
             if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
-                with self.hold_weights(at, n, n[0], across=n[1] > tile_n) as stay:
+                with self.hold_weights(bundle, n, n[0], several_n_tiles=n[1] > tile_n) as weights:
                     for pixels in self._pixels(tiles, base):
-                        with self.hold_rows(at, pixels) as rows:
-                            for some in across():
-                                self.tile(at, pixels, some, n[0], Held(*stay, channels, rows))
+                        with self.hold_rows(bundle, pixels) as rows:
+                            for n_tile in n_spans():
+                                self.tile(
+                                    bundle, pixels, n_tile, n[0], Resident(*weights, channels, rows)
+                                )
                 return
-            for some in across():
+            for n_tile in n_spans():
                 with (
-                    epilogue_emit.held_channels(self.finish, some, before, channels) as own,
-                    self.hold_weights(at, some, n[0], across=False) as stay,
+                    epilogue_emit.held_channels(
+                        self.finish, n_tile, first_block, channels
+                    ) as n_channels,
+                    self.hold_weights(bundle, n_tile, n[0], several_n_tiles=False) as weights,
                 ):
                     for pixels in self._pixels(tiles, base):
-                        self.tile(at, pixels, some, n[0], Held(*stay, own))
+                        self.tile(bundle, pixels, n_tile, n[0], Resident(*weights, n_channels))
 
     def _pixels(
         self, tiles: tuple[int, int], base: tuple[isa.Affine, isa.Affine]
     ) -> Iterator[Pixels]:
-        """Loop over the tiles of pixels."""
+        """Yield the pixel tiles, in loops over images and over tiles that differ by a shift."""
         job = self.job
         for image, first, last in self._images(tiles):
             for run in conv_windows.runs_of(self.shape, job.tile, first, last, strip=job.strip):
@@ -236,17 +269,21 @@ class Walk:
                         yield Pixels(base[0] + image, pixel, windows, run, turn, base[1])
 
     def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[isa.Affine, int, int]]:
-        """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
+        """Yield (image, first tile, end): a part image, a loop over whole images, a part image.
+
+        With 4 tiles an image, tiles 3 .. 12 are tile 3 of image 0, images 1 and 2 (one loop), and
+        tile 0 of image 3.
+        """
         per_image = conv_windows.tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
         at, end = tiles
         if at % per_image:
-            stop = min(end, at - at % per_image + per_image)
-            yield isa.Affine(at // per_image), at % per_image, at % per_image + stop - at
-            at = stop
-        if whole := (end - at) // per_image:
-            with self.k.loop("image", whole) as image:
+            image_end = min(end, at - at % per_image + per_image)
+            yield isa.Affine(at // per_image), at % per_image, at % per_image + image_end - at
+            at = image_end
+        if whole_images := (end - at) // per_image:
+            with self.k.loop("image", whole_images) as image:
                 yield image + at // per_image, 0, per_image
-            at += whole * per_image
+            at += whole_images * per_image
         if at < end:
             yield isa.Affine(at // per_image), 0, end - at
 
@@ -254,23 +291,23 @@ class Walk:
 # -- a stage --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Feeds:
-    """The queues of both matrices in L0, and how many fractals deep their tiles are."""
+    """The queues of A (im2col) and B (weights) in L0, whose tiles are `depth` fractals deep."""
 
     left: isa.Queue
     right: isa.Queue
     depth: int
 
 
-def keep_near(
+def load_l0b_weights(
     k: isa.KernelBuilder, right: isa.Queue, weights: isa.Tile, count: int, bias: isa.Region | None
 ) -> None:
-    """Bring `count` fractals of weights from L1 to a slot of L0B, a bias for the cube behind."""
-    area = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
+    """Copy `count` fractals of weights from L1 to a slot of L0B, and the bias behind them."""
+    fractal = isa.FRACTAL * isa.c0_of(weights.buffer.dtype)
     slot = right.alloc()
-    fractals = (count, area)
-    k.load2d(slot.region(0, fractals), weights.region(0, fractals))
+    sizes = (count, fractal)
+    k.load2d(slot.region(0, sizes), weights.region(0, sizes))
     if bias is not None:
-        k.load2d(slot.region(count * area, bias.sizes), bias)
+        k.load2d(slot.region(count * fractal, bias.sizes), bias)
     right.enqueue()
 
 
@@ -287,36 +324,44 @@ def add_stage(
     *,
     begun: bool,
 ) -> None:
-    """Add the products of a stage, `sizes` (output blocks, first unit, units), and those beside.
+    """Add the products of a stage, of the convolution and of the one beside it, to sums `c`.
 
-    `sources` are rows and weights in L1, and weights in L0B if they stay there. What is beside has
-    its rows, and its sums (0: the same ones) at `starts`. The first product begins the sums unless
-    they are `begun`.
+    `sizes` are (output blocks, first unit, units). `sources` are rows in L1, weights in L1, and
+    weights in L0B if they stay there. The convolution beside finds its rows at element `starts[0]`
+    of the rows' slot, and has sums of its own at `starts[1]` of `c`, or adds to the same ones if
+    that is 0. The first product overwrites the sums unless they are `begun`: a bias is in them.
     """
-    (n, at, count) = sizes
+    (n, first_unit, unit_count) = sizes
     units = units_of(shape)
-    other = shape.beside
-    own = n, at * units.c1, count * units.c1
+    beside = shape.beside
+    block_sizes = n, first_unit * units.c1, unit_count * units.c1
     x, *weights = sources
-    view = view_of(shape, x, windows[0], 0, own[2])
-    first = k, shape, feeds, c, windows[0], view, (*weights,), own, bias
-    add_products(*first, (0, 0), begun=begun)
-    if other:
-        start = own[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
-        own = n, at * units.beside if starts[1] else isa.Affine(1), count * units.beside
-        view = view_of(other, x, windows[1], starts[0], own[2])
-        places = start, starts[1]
-        add_products(k, other, feeds, c, windows[1], view, (*weights,), own, None, places)
+    view = view_of(shape, x, windows[0], 0, block_sizes[2])
+    add_products(
+        k, shape, feeds, c, windows[0], view, weights, block_sizes, bias, (0, 0), begun=begun
+    )
+    if beside:
+        # Its weights follow those of the convolution in the slot.
+        start = block_sizes[2] * shape.taps * n * isa.FRACTAL * isa.c0_of(shape.dtype)
+        # A first block that is not 0 makes the products add to the sums that are already there.
+        first_block = first_unit * units.beside if starts[1] else isa.Affine(1)
+        block_sizes = n, first_block, unit_count * units.beside
+        view = view_of(beside, x, windows[1], starts[0], block_sizes[2])
+        beside_starts = start, starts[1]
+        add_products(
+            k, beside, feeds, c, windows[1], view, weights, block_sizes, None, beside_starts
+        )
 
 
 def windows_of(shape: ConvShape, window: Window) -> dict[str, Any]:
-    """Return how load3d sees the rows of a window."""
+    """Return the arguments by which load3d finds the taps of a window in its rows."""
     rows = window.rows
     columns = window.columns
     return {
         "kernel": (shape.r, shape.s),
         "stride": shape.strides,
         "pad": (rows.before, rows.after, columns.before, columns.after),
+        # Rows of m images take turns, so rows of one image are m apart: a dilation to load3d.
         "dilation": (shape.dilations[0] * shape.mixed, shape.dilations[1]),
         "m_start": window.m_start,
         "pad_value": shape.pad_value,
@@ -324,7 +369,7 @@ def windows_of(shape: ConvShape, window: Window) -> dict[str, Any]:
 
 
 def view_of(shape: ConvShape, x: isa.Tile, window: Window, start: int, blocks: int) -> isa.Region:
-    """Return the rows of a window in L1, those of channel blocks one behind the other."""
+    """Return the region of L1 with the rows of a window, one channel block after another."""
     return x.region(start, (blocks, window.rows.count, window.columns.count, shape.c0))
 
 
@@ -342,35 +387,41 @@ def add_products(
     *,
     begun: bool = False,
 ) -> None:
-    """Add the products of channel blocks, `sizes` (output blocks, first channel block, blocks).
+    """Add the products of some channel blocks to sums `c`: `load3d`, `load2d`, `mmad` per K tile.
 
-    load3d forms tiles of the im2col rows of `view`. `weights` are those in L1, and in L0B if they
-    stay there; they and the sums begin at `starts`.
+    `sizes` are (output blocks, first channel block, channel blocks). load3d forms tiles of the
+    im2col matrix from the rows of `view`. `weights` are the tile in L1 and, if weights stay there,
+    the one in L0B. Weights begin at element `starts[0]`, sums at `starts[1]`.
     """
-    (w, near) = weights
-    (n, c_at, c_size) = sizes
-    left = feeds.left
-    right = feeds.right
+    (l1_weights, l0b_weights) = weights
+    (n, first_block, blocks) = sizes
+    a_queue = feeds.left
+    b_queue = feeds.right
     c0 = isa.c0_of(shape.dtype)
     m = window.fractals
-    windows = windows_of(shape, window)
-    area = isa.FRACTAL * c0
-    for k_at, depth in segments(k, "k", c_size * shape.taps, feeds.depth):
-        to = left.alloc().region(0, (m, depth, isa.FRACTAL, c0))
-        k.emit(isa.load3d(k.chip, to, view, **windows, k_start=k_at * c0))
-        left.enqueue()
-        start = k_at * (n * area) + starts[0]
-        fractals = (depth * n, area)
-        if near is None:
-            assert w is not None
-            k.load2d(right.alloc().region(0, fractals), w.region(start, fractals))
-            right.enqueue()
-        a = left.dequeue().region(0, (m, depth, isa.FRACTAL, c0))
-        tile, start = (near, start) if near else (right.dequeue(), isa.Affine())
+    window_args = windows_of(shape, window)
+    fractal = isa.FRACTAL * c0
+    for k_at, depth in segments(k, "k", blocks * shape.taps, feeds.depth):
+        im2col = a_queue.alloc().region(0, (m, depth, isa.FRACTAL, c0))
+        k.emit(isa.load3d(k.chip, im2col, view, **window_args, k_start=k_at * c0))
+        a_queue.enqueue()
+        start = k_at * (n * fractal) + starts[0]
+        weight_sizes = (depth * n, fractal)
+        if l0b_weights is None:
+            assert l1_weights is not None
+            k.load2d(
+                b_queue.alloc().region(0, weight_sizes), l1_weights.region(start, weight_sizes)
+            )
+            b_queue.enqueue()
+        a = a_queue.dequeue().region(0, (m, depth, isa.FRACTAL, c0))
+        weight_tile, start = (
+            (l0b_weights, start) if l0b_weights else (b_queue.dequeue(), isa.Affine())
+        )
+        # The first product of all (depth 0) overwrites the sums, the others add to them.
         sums = c.region(starts[1], (n, m, isa.FRACTAL, isa.FRACTAL))
-        done = c_at * shape.taps + k_at
-        b = tile.region(start, (depth, n, isa.FRACTAL, c0))
-        k.mmad(sums, a, b, accumulate=1 if begun else done, bias=bias)
-        left.free()
-        if near is None:
-            right.free()
+        depth_before = first_block * shape.taps + k_at
+        b = weight_tile.region(start, (depth, n, isa.FRACTAL, c0))
+        k.mmad(sums, a, b, accumulate=1 if begun else depth_before, bias=bias)
+        a_queue.free()
+        if l0b_weights is None:
+            b_queue.free()

@@ -1,9 +1,12 @@
 """How a convolution is divided: windows of pixel tiles, shares of cores, places of the output.
 
-Tiles are flat (16 * tile pixels in row-major order, whatever rows they cross) or strips (a piece
-of one output row). A strip needs only some columns of the image: that is for wide rows. Where a
-result is pooled on the core, a tile is the rows that some rows of windows see; rows that windows of
-two tiles see are in both.
+Pixel tiles are flat or strips. A flat tile is 16 * tile pixels in row-major order, whatever rows it
+crosses; it reads whole image rows. A strip is a piece of one output row; it reads only some columns
+of the image, which suits wide rows. With 20 output columns a flat tile of 32 pixels is a row and
+12 pixels of the next; strips of 32 pixels are the rows.
+
+Where the core pools its result, a tile is the output rows that some rows of pooling windows read.
+Two tiles both compute the rows that windows of both read.
 """
 
 from __future__ import annotations
@@ -27,10 +30,10 @@ Sizes = TypeVar("Sizes", int, Array)
 # -- windows --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Image rows (or columns) first .. first+count-1, with zeros before and after.
+    """Image rows (or columns) first .. first+count-1, with `before` and `after` zeros around.
 
-    `skipped` outputs are counted in front of the wanted ones, so that a stretch that lies beyond
-    the image still holds one real row.
+    load3d needs at least one real row. Outputs that read only padding below the image therefore
+    begin `skipped` outputs earlier, which reaches into the image; those are not computed.
     """
 
     first: int
@@ -40,13 +43,17 @@ class Seen:
     skipped: int
 
     def times(self, mixed: int) -> Seen:
-        """Return them where every row is one of each of `mixed` images."""
+        """Return the same rows of `mixed` images whose rows take turns."""
         return Seen(*(mixed * size for size in astuple(self))) if mixed > 1 else self
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a pixel tile reads: rows, columns, its place among their windows; and its pixels."""
+    """What a pixel tile reads: rows and columns of the image.
+
+    Its `pixels` fill `fractals` of 16; `m_start` is the first one's place, in row-major order,
+    among all outputs of these rows and columns.
+    """
 
     rows: Seen
     columns: Seen
@@ -60,9 +67,13 @@ class Window:
 
 
 def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Seen:
-    """Return what outputs first..last of an axis of `size` look at."""
+    """Return the rows (or columns) of an axis of `size` that outputs first..last read.
+
+    Stride 2, padding 1, reach 3, outputs 0..1: rows -1..3, that is 1 row of zeros and rows 0..3.
+    """
     low = outputs[0] * stride - pad
     high = outputs[1] * stride - pad + reach - 1
+    # All rows lie below the image: start so many outputs earlier that the last real row is in.
     skipped = max(0, up(low - size + 1, stride))
     start = low - skipped * stride
     first = max(start, 0)
@@ -71,27 +82,33 @@ def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]
 
 
 def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False) -> Window:
-    """Return what `pixels` output pixels from `pixel` on look at; a strip stays in its row.
+    """Return what `pixels` output pixels from `pixel` on read; a strip stays in its row.
 
-    Of mixed images it is as many rows of each.
+    Of mixed images the window has as many rows of each.
     """
     ow = shape.out_hw[1]
     mixed = shape.mixed
     top, _, left, _ = shape.pads
-    (first, skipped) = divmod(pixel // ow, mixed)
+    # An output row of mixed images is (row, image): the window begins with image 0 of its row.
+    (first, rows_before) = divmod(pixel // ow, mixed)
     last = (pixel + pixels - 1) // ow // mixed
     rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last)).times(mixed)
-    across = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
-    columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], across)
-    if shape.lanes:  # whole rows, whole blocks of 32 bytes
+    outputs = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
+    columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], outputs)
+    # Pixels of few lanes are smaller than a block of 32 bytes: only whole rows are whole blocks.
+    if shape.lanes:
         columns = replace(columns, count=shape.w)
-    wide = across[1] - across[0] + 1 + columns.skipped
-    m_start = (rows.skipped + skipped) * wide + columns.skipped + (0 if strip else pixel % ow)
+    output_columns = outputs[1] - outputs[0] + 1 + columns.skipped
+    m_start = (
+        (rows.skipped + rows_before) * output_columns
+        + columns.skipped
+        + (0 if strip else pixel % ow)
+    )
     return Window(rows, columns, m_start, up(pixels, FRACTAL), pixels)
 
 
 def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
-    """Pixel tiles of `tile` fractals in one image, the last one (of each row) short."""
+    """Return the pixel tiles of `tile` fractals in an image; the last (of a row) may be short."""
     oh, ow = shape.out_hw
     if shape.pool:
         return up(shape.pool.out_hw[0], int(pooled_rows(shape, tile)))
@@ -99,18 +116,24 @@ def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
 
 
 def pooled_rows(shape: ConvShape, tile: Array | int) -> Array:
-    """Return the rows of pooled windows of a tile of `tile` fractals."""
+    """Return the rows of pooling windows that a tile of `tile` fractals holds, at least 1.
+
+    A tile of 8 output rows holds 3 rows of 3 x 3 windows with stride 2: they read 7 rows.
+    """
     assert shape.pool
-    rows = tile * FRACTAL // shape.out_hw[1] - shape.pool.r
-    found: Array = np.clip(rows // shape.pool.strides[0] + 1, 1, shape.pool.out_hw[0])
-    return found
+    rows_to_spare = tile * FRACTAL // shape.out_hw[1] - shape.pool.r
+    window_rows: Array = np.clip(
+        rows_to_spare // shape.pool.strides[0] + 1, 1, shape.pool.out_hw[0]
+    )
+    return window_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` repetitions of `tiles`, each `rows` image rows and `pixels` further down.
+    """`count` repetitions of `tiles`, each `rows` image rows and `pixels` output pixels further.
 
-    A tile is its first pixel and its windows: of its own image, and of that beside.
+    A tile is its first pixel and its windows: in its own image and, if there is one, in the image
+    beside.
     """
 
     count: int
@@ -123,151 +146,169 @@ class Run:
 def runs_of(
     shape: ConvShape, tile: int, first: int, last: int, *, strip: bool = False
 ) -> tuple[Run, ...]:
-    """Group pixel tiles first..last-1 of an image into runs that differ by a shift only.
+    """Group pixel tiles first..last-1 of an image into runs whose tiles differ by a shift only.
 
-    Only borders cut windows off, so blocks between two that differ by a shift do so as well. Cores
-    of a launch and schedules of one tile ask for the same runs.
+    A flat tile of 16 pixels and rows of 24 output columns repeat every 3 tiles, 2 rows further
+    down: such a period is the unit of a run. Cores of a launch and schedules with one tile size ask
+    for the same runs, hence the cache.
     """
     ow = shape.out_hw[1]
-    side = tile * FRACTAL
-    row = ow * shape.mixed
-    period = up(ow, side) if strip else row // gcd(side, row)
-    down = 1 if strip else period * side // ow
+    tile_pixels = tile * FRACTAL
+    row_pixels = ow * shape.mixed
+    period = up(ow, tile_pixels) if strip else row_pixels // gcd(tile_pixels, row_pixels)
+    rows_down = 1 if strip else period * tile_pixels // ow
     if shape.pool:
         period = 1
-        down = int(pooled_rows(shape, tile)) * shape.pool.strides[0]
-    at = cache(partial(_tile, shape, tile, strip))
+        rows_down = int(pooled_rows(shape, tile)) * shape.pool.strides[0]
+    tile_at = cache(partial(_tile, shape, tile, strip))
 
     def repeats(i: int, k: int) -> bool:
-        """Tell whether the block of a period at tile i comes again k periods further."""
+        """Tell whether the tiles of the period at tile i come again, shifted, k periods further."""
         block = range(i, i + period)
-        return all(at(t + k * period)[1] == _moved(shape, at(t)[1], k * down) for t in block)
+        return all(
+            tile_at(t + k * period)[1] == _moved(shape, tile_at(t)[1], k * rows_down) for t in block
+        )
 
     runs: list[Run] = []
     i = first
     while i < last:
         count = 1
-        most = (last - i) // period
-        while count < most:
-            middle = (count + most + 1) // 2
-            count, most = (middle, most) if repeats(i, middle - 1) else (count, middle - 1)
+        most_repeats = (last - i) // period
+        # Only borders cut windows off: if the last of some periods is the first one shifted, so are
+        # those between. Bisect for the number of periods.
+        while count < most_repeats:
+            middle = (count + most_repeats + 1) // 2
+            count, most_repeats = (
+                (middle, most_repeats) if repeats(i, middle - 1) else (count, middle - 1)
+            )
         if count > 1:
-            tiles = tuple(map(at, range(i, i + period)))
-            runs.append(Run(count, tiles, down * shape.strides[0], down * ow))
+            tiles = tuple(map(tile_at, range(i, i + period)))
+            runs.append(Run(count, tiles, rows_down * shape.strides[0], rows_down * ow))
             i += count * period
         else:
-            runs.append(Run(1, (at(i),), 0, 0))
+            runs.append(Run(1, (tile_at(i),), 0, 0))
             i += 1
     return tuple(runs)
 
 
 def _moved(shape: ConvShape, windows: tuple[Window, ...], outputs: int) -> tuple[Window, ...]:
-    """Return windows of a shape, and of what is beside it, so many output rows further down."""
-    other = 1 if shape.pool else (shape.beside or shape).strides[0]
-    steps = (step * outputs for step in (shape.strides[0], other))
+    """Return windows of a shape, and of the one beside or its pool, `outputs` rows further down."""
+    # A pooled tile's second window counts rows of the output itself: they move one by one.
+    second_stride = 1 if shape.pool else (shape.beside or shape).strides[0]
+    steps = (step * outputs for step in (shape.strides[0], second_stride))
     return tuple([window.moved(step) for window, step in zip(windows, steps, strict=False)])
 
 
 def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, tuple[Window, ...]]:
-    """Return (first pixel, windows) of tile t of an image; a flat tile rounds its pixels up."""
+    """Return (first pixel, windows) of tile t of an image."""
     oh, ow = shape.out_hw
     if shape.pool:
         (ph, pw) = shape.pool.out_hw
         rows = int(pooled_rows(shape, tile))
+        # The pooling windows of the tile read some output rows: those are the tile's pixels.
         pooled = window_of(shape.pool, t * rows * pw, min(rows, ph - t * rows) * pw)
         pixel = pooled.rows.first * ow
         pixels = pooled.rows.count * ow
         return pixel, (window_of(shape, pixel, pixels), pooled)
-    side = tile * FRACTAL
-    each = up(ow, tile * FRACTAL)
+    tile_pixels = tile * FRACTAL
+    strips_per_row = up(ow, tile * FRACTAL)
     if strip:
-        row = t // each
-        at = t % each * side
-        pixel = row * ow + at
-        pixels = min(side, ow - at)
+        row = t // strips_per_row
+        column = t % strips_per_row * tile_pixels
+        pixel = row * ow + column
+        pixels = min(tile_pixels, ow - column)
     else:
-        pixel = t * side
-        pixels = min(side, oh * ow - t * side)
-    every = (shape, shape.beside) if shape.beside else (shape,)
-    return pixel, tuple([window_of(one, pixel, pixels, strip=strip) for one in every])
+        pixel = t * tile_pixels
+        pixels = min(tile_pixels, oh * ow - t * tile_pixels)
+    convolutions = (shape, shape.beside) if shape.beside else (shape,)
+    return pixel, tuple([window_of(conv, pixel, pixels, strip=strip) for conv in convolutions])
 
 
 def rows_of(shape: ConvShape, x: Buffer, window: Window, blocks: Span, down: Affine) -> Region:
-    """Return the rows of a window, `down` rows further, of channel blocks (first, count).
+    """Return the region of `x` with a window's rows, `down` rows further.
 
-    Rows of mixed images are the first of each, then the second.
+    `blocks` are channel blocks (first, count). Of mixed images it has the first row of each image,
+    then the second of each.
     """
     rows = window.rows
     columns = window.columns
     step = shape.stored[1]
-    wide = shape.w * shape.c0
-    row = divided(down + rows.first, shape.mixed) * (step * wide)
+    row_elements = shape.w * shape.c0
+    row = divided(down + rows.first, shape.mixed) * (step * row_elements)
     start = blocks[0] * shape.plane + row + columns.first * shape.c0
     if shape.mixed > 1:
-        turns = rows.count // shape.mixed
-        pitch = shape.blocks[0] * shape.plane
-        own = blocks[1], turns, shape.mixed, columns.count * shape.c0
-        return x.region(start, own, (shape.plane, step * wide, pitch, 1))
+        rows_of_each = rows.count // shape.mixed
+        image_pitch = shape.blocks[0] * shape.plane
+        mixed_sizes = blocks[1], rows_of_each, shape.mixed, columns.count * shape.c0
+        return x.region(start, mixed_sizes, (shape.plane, step * row_elements, image_pitch, 1))
+    # Whole rows, none left out: one stretch of memory for each channel block.
     if columns.count == shape.w and step == 1:
-        return x.region(start, (blocks[1], rows.count * wide), (shape.plane, 1))
+        return x.region(start, (blocks[1], rows.count * row_elements), (shape.plane, 1))
     sizes = (blocks[1], rows.count, columns.count * shape.c0)
-    return x.region(start, sizes, (shape.plane, step * wide, 1))
+    return x.region(start, sizes, (shape.plane, step * row_elements, 1))
 
 
 def divided(rows: Affine, by: int) -> Affine:
-    """Return rows of mixed images, whole turns of `by`, as rows of each."""
+    """Return rows of `by` mixed images, a multiple of `by`, as rows of each image."""
     return Affine(rows.const // by, tuple((name, size // by) for name, size in rows.terms))
 
 
 def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]:
-    """Most image rows and columns a tile of `tile` fractals of pixels can need."""
+    """Return the most image rows and columns that a tile of `tile` fractals of pixels can read."""
     ow = shape.out_hw[1]
     if strip:
-        spanned = 1
-        across = min(tile * FRACTAL, ow)
+        output_rows = 1
+        output_columns = min(tile * FRACTAL, ow)
     else:
-        spanned = int(rows_spanned(shape, np.array(tile)))
-        across = ow
-    return side_of(shape, 0, spanned) * shape.mixed, side_of(shape, 1, across)
+        output_rows = int(rows_spanned(shape, np.array(tile)))
+        output_columns = ow
+    return side_of(shape, 0, output_rows) * shape.mixed, side_of(shape, 1, output_columns)
 
 
 def rows_spanned(shape: ConvShape, tile: Array) -> Array:
-    """Most output rows that tiles of `tile` fractals touch; of mixed images, of each."""
+    """Return the most output rows that a flat tile of `tile` fractals crosses.
+
+    Of mixed images it counts the rows of each. With rows of 24 and tiles of 16 pixels a tile starts
+    in column 0, 8 or 16, and the one that starts in column 16 crosses 2 rows.
+    """
     (oh, ow) = shape.out_hw
     mixed = shape.mixed
-    side = tile * FRACTAL
+    tile_pixels = tile * FRACTAL
     if shape.pool:
         return np.minimum(rows_seen(shape.pool, pooled_rows(shape, tile)), oh)
-    latest = ow * mixed - np.gcd(side, ow * mixed)  # tiles start at multiples of their size
-    most: Array = np.minimum((latest + side - 1) // (ow * mixed) + 1, oh // mixed)
-    return most
+    # Tiles start at multiples of their size, so at multiples of the gcd in a row.
+    latest_start = ow * mixed - np.gcd(tile_pixels, ow * mixed)
+    crossed: Array = np.minimum((latest_start + tile_pixels - 1) // (ow * mixed) + 1, oh // mixed)
+    return crossed
 
 
 def rows_seen(shape: ConvShape, rows: Sizes) -> Sizes:
-    """Return the image rows that so many rows of windows span."""
+    """Return the image rows that `rows` neighbouring rows of windows read."""
     return (rows - 1) * shape.strides[0] + shape.reach[0]
 
 
 def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
-    """Most image rows (axis 0) or columns that `outputs` neighbouring outputs can need."""
+    """Return the most image rows (axis 0) or columns that `outputs` neighbours can read."""
     size = (shape.h, shape.w)[axis]
-    step = shape.strides[axis]
+    stride = shape.strides[axis]
     if axis and shape.lanes:
         return outputs * 0 + size
-    last = shape.out_hw[axis] // (1 if axis else shape.mixed) - 1
-    beyond = last * step - shape.pads[2 * axis] >= size
-    least = max(shape.reach[axis], step if beyond else 1)
-    needed: Sizes = np.minimum((outputs - 1) * step + least, size)
+    last_output = shape.out_hw[axis] // (1 if axis else shape.mixed) - 1
+    reads_only_padding = last_output * stride - shape.pads[2 * axis] >= size
+    # An output that reads only padding starts at an earlier one (`Seen.skipped`): up to a stride
+    # more rows.
+    one_output = max(shape.reach[axis], stride if reads_only_padding else 1)
+    needed: Sizes = np.minimum((outputs - 1) * stride + one_output, size)
     return needed if isinstance(outputs, np.ndarray) else int(needed)
 
 
 def unit_elements(shape: ConvShape, tile: int, *, strip: bool) -> Pair:
-    """Return the most elements of the images that a unit of a tile needs, and of those beside."""
+    """Return the most elements that a unit of a tile reads of its image and of the image beside."""
     units = units_of(shape)
-    other = shape.beside
-    own = prod(window_sides(shape, tile, strip=strip)) * units.c1
-    more = prod(window_sides(other, tile, strip=strip)) * units.beside if other else 0
-    return own * shape.c0, more * shape.c0
+    beside = shape.beside
+    own_elements = prod(window_sides(shape, tile, strip=strip)) * units.c1
+    beside_elements = prod(window_sides(beside, tile, strip=strip)) * units.beside if beside else 0
+    return own_elements * shape.c0, beside_elements * shape.c0
 
 
 # -- shares of cores ------------------------------------------------------------------------------
@@ -277,10 +318,10 @@ Tiles = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """Pixel tiles of one row of cores, and where other rows have the same, only moved.
+    """Pixel tiles of a row of cores; other rows of cores have the same tiles, shifted.
 
     Core row i starts `images[i] * image_pitch` images and `downs[i] * step` output rows after
-    `tiles`. A step of 0 means that none is moved down.
+    `tiles`. With a step of 0 all core rows start in the same output row.
     """
 
     tiles: Tiles
@@ -294,8 +335,9 @@ class RowShare:
 def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> tuple[RowShare, ...]:
     """Divide all pixel tiles evenly; rows of cores whose windows differ by a shift are one share.
 
-    Rows that own whole images are alike, and so are those that own the same kind of piece of an
-    image. A row whose tiles begin in one image and end in another is a share of its own.
+    So are rows that own equally many whole images, and rows that own pieces of an image with the
+    same windows. A row whose tiles begin in one image and end in another is a share of its own.
+    8 tiles an image, 2 images, 4 rows of cores: rows 0 and 2 have the upper halves of images.
     """
     per_image = tiles_per_image(shape, tile, strip=strip)
     ow = shape.out_hw[1]
@@ -321,7 +363,7 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
 
 
 def _unmoved(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ...]:
-    """Return the runs as if they began in output row 0."""
+    """Return runs that begin in output row `row`, shifted up to output row 0."""
     pixels = row * shape.out_hw[1]
     return tuple(
         replace(r, tiles=tuple((pixel - pixels, _moved(shape, w, -row)) for pixel, w in r.tiles))
@@ -330,7 +372,7 @@ def _unmoved(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ..
 
 
 def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
-    """Return the share of rows of cores (image, first output row, tiles) with the same windows."""
+    """Return one share for `owners` (image, first output row, tiles) with the same windows."""
     _, top, tiles = min(owners, key=lambda owner: owner[1])
     step = gcd(*(row - top for _, row, _ in owners))
     downs = tuple((row - top) // step if step else 0 for _, row, _ in owners)
@@ -339,10 +381,10 @@ def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """A tile of pixels: its image, first pixel, window, its run, the turn of the run.
+    """A tile of pixels in a program: its image, first pixel and windows, and where loops move it.
 
-    `down` output rows are added to the window and the pixels. A second window is of the image
-    beside.
+    It is the `turn`-th repetition of its `run`, and `down` output rows below what the windows say,
+    as a core's share is. A second window is that of the image beside.
     """
 
     image: Affine
@@ -354,7 +396,7 @@ class Pixels:
 
     @property
     def window(self) -> Window:
-        """What it reads of its own image."""
+        """What the tile reads of its own image."""
         return self.windows[0]
 
 
@@ -363,9 +405,10 @@ class Pixels:
 class Placement:
     """Where output pixels go in a plane of `plane` pixels: start + row * row_pitch + column * step.
 
-    A plain convolution fills its plane; one phase of a transposed convolution fills every step-th
-    pixel of every other row. `weight` names the tensor of weights: several launches of one kernel
-    need several. Rows of `mixed` images (count, pixels from one to the next) take turns.
+    A plain convolution fills its plane. A phase of a transposed convolution with stride 2 fills
+    every second pixel of every second row. `weight` names the tensor of weights, because several
+    launches of one kernel need several. `mixed` is how many images' rows take turns, and the pixels
+    from one image to the next.
     """
 
     start: int
@@ -385,7 +428,7 @@ def plain_placement(shape: ConvShape) -> Placement:
 def dense_placement(shape: ConvShape) -> Placement:
     """Return the placement that fills planes of OH * OW pixels: NC1HWC0, what a next layer reads.
 
-    Blocks are of 16 channels, those of an epilogue's int8 result of 32: what an int8 layer reads.
+    Blocks have 16 channels; those of an epilogue's int8 result have 32, what an int8 layer reads.
     """
     oh, ow = (shape.pool or shape).out_hw
     if shape.mixed == 1:
@@ -402,25 +445,26 @@ def area_of(
     tile: tuple[int, int, Window],
     width: int = FRACTAL,
 ) -> Area:
-    """Return where a tile of output pixels goes, cut into pieces of one output row where it must.
+    """Return where a tile of output pixels goes.
 
-    `plane` is the first pixel of its first block's plane, `row` counts output rows in front;
+    It is one piece if the plane is filled in order, else a piece for every output row. `plane` is
+    the first pixel of its first block's plane, `row` counts the output rows to add to the tile's;
     `tile` is (first pixel, output blocks, window). Stored blocks have `width` channels.
     """
     (pixel, blocks, window) = tile
     ow = shape.out_hw[1]
-    images, pitch = place.mixed
-    whole = (place.row_pitch, place.step, images) == (ow, 1, 1)
+    images, image_pitch = place.mixed
+    in_order = (place.row_pitch, place.step, images) == (ow, 1, 1)
     done = 0
     pieces = list[tuple[int, Affine, int]]()
     while done < window.pixels:
-        at = pixel + done
-        left = window.pixels - done
-        size = left if whole else min(ow - at % ow, left)
-        turn, image = divmod(at // ow, images)
-        to = (divided(row, images) + turn) * place.row_pitch + image * pitch
-        to += at % ow * place.step + place.start
-        pieces.append((done, to, size))
+        output = pixel + done
+        pixels_left = window.pixels - done
+        size = pixels_left if in_order else min(ow - output % ow, pixels_left)
+        image_row, image = divmod(output // ow, images)
+        target = (divided(row, images) + image_row) * place.row_pitch + image * image_pitch
+        target += output % ow * place.step + place.start
+        pieces.append((done, target, size))
         done += size
     blocks = blocks * FRACTAL // width
     sizes = (place.plane, place.step, window.fractals, window.pixels, width)

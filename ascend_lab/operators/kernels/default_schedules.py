@@ -1,7 +1,8 @@
-"""The default tiling of a product: every plausible one estimated, the best taken or worth timing.
+"""The default tiling of a product: an estimate ranks every plausible one.
 
 This is the rule a good engineer writes down, not a search with the simulator: balance the work over
-the cores, fill L0, and make the longest of three loads (cube, L1 to L0, GM to L1) short.
+the cores, fill L0, and shorten whichever of three units takes longest on a tile (the cube, MTE1
+from L1 to L0, MTE2 from GM to L1).
 """
 
 from collections.abc import Collection
@@ -26,13 +27,15 @@ from ascend_lab.operators.kernels.gemm_schedule import (
 )
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+"""Sides m and n of a candidate tile of L0, in fractals: 16 to 512 elements."""
 STEPS = (1, 2, 3, 4, 6, 8)
+"""L0 tiles of K in a candidate's stage of L1."""
 PROMISING = 2
-"""Schedules of a kind that are worth timing."""
+"""Schedules of each kind (keeping nothing, A, B) that are worth timing."""
 SHALLOW = 8
-"""Fractals of K in a tile of L0 at most; small tiles may be twice as deep."""
+"""Most fractals of K in a tile of L0; where L0 has room, a tile twice as deep is tried too."""
 HEAD_CYCLES = 12
-"""Before the first repeat of a vector instruction, about."""
+"""Cycles from the start of a vector instruction to its first repeat, about."""
 
 
 def default_schedule(
@@ -49,7 +52,7 @@ def default_schedule(
 
 
 def no_room(chip: Chip) -> CapacityError:
-    """Return the error where not even the least tiling fits."""
+    """Return the error for a chip on which not even the smallest tiling fits."""
     return CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
 
 
@@ -62,27 +65,44 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
 
 
 def listed(shape: GemmShape, chip: Chip) -> tuple[Tilings, Array]:
-    """Return `candidates`, and how many of `choices` come to each in a small problem."""
+    """Return `candidates`, and how many of `choices` each of them stands for.
+
+    A problem of 2 x 2 fractals cuts every larger tile to 2 x 2: one candidate for many choices.
+    """
     m1, k1, n1 = shape.fractals
     m, n, step, rows, cols = choices(chip.core_count, STEPS)
+    # No tile is larger than a core's share of the problem.
     m = np.minimum(m, each_up(m1, rows))
     n = np.minimum(n, each_up(n1, cols))
-    new, times = distinct(len(STEPS), m, n)
-    m, n, step, rows, cols = (x[new] for x in (m, n, step, rows, cols))
+    first_of_equals, times = distinct(len(STEPS), m, n)
+    m, n, step, rows, cols = (x[first_of_equals] for x in (m, n, step, rows, cols))
     rows = np.minimum(rows, each_up(m1, m))
     cols = np.minimum(cols, each_up(n1, n))
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
-    deep = np.flatnonzero((room > SHALLOW) & (k1 > SHALLOW))  # twice: shallow tiles start sooner
-    k = np.minimum(np.append(np.minimum(room, SHALLOW), np.minimum(room[deep], 2 * SHALLOW)), k1)
+    fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    # Fractals of K that fit: `// (2 * ...)` for the two slots of L0A and of L0B.
+    depth_room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (
+        2 * fractal_bytes
+    )
+    # Tiles that may be deep appear twice: a shallow one lets the cube start sooner, a deep one
+    # starts fewer instructions.
+    deep = np.flatnonzero((depth_room > SHALLOW) & (k1 > SHALLOW))
+    k = np.minimum(
+        np.append(np.minimum(depth_room, SHALLOW), np.minimum(depth_room[deep], 2 * SHALLOW)), k1
+    )
     columns = (m, n, step, rows, cols, times)
     m, n, step, rows, cols, times = (np.append(x, x[deep]) for x in columns)
-    most = each_up(k1, np.maximum(k, 1))
-    place = np.searchsorted(STEPS, step)
-    fits = (k >= 1) & (m * n * 1024 <= chip.buffers["L0C"]) & (np.array((0, *STEPS))[place] < most)
-    times = np.where(step < most, 1, len(STEPS) - place) * times
-    step = np.minimum(step, most)
-    fits &= 2 * (m + n) * k * step * area <= chip.buffers["L1"]
+    k_tiles = each_up(k1, np.maximum(k, 1))
+    step_index = np.searchsorted(STEPS, step)
+    # A fractal of sums has 1024 bytes. Stages of all K are one candidate: a step is dropped where
+    # the next smaller one already holds all K, and stands for the larger steps.
+    fits = (
+        (k >= 1)
+        & (m * n * 1024 <= chip.buffers["L0C"])
+        & (np.array((0, *STEPS))[step_index] < k_tiles)
+    )
+    times = np.where(step < k_tiles, 1, len(STEPS) - step_index) * times
+    step = np.minimum(step, k_tiles)
+    fits &= 2 * (m + n) * k * step * fractal_bytes <= chip.buffers["L1"]
     return Tilings(m, k, n, step, rows, cols).take(np.flatnonzero(fits)), times[fits]
 
 
@@ -92,43 +112,49 @@ def each_up(value: Array | int, unit: Array) -> Array:
 
 
 def distinct(stages: int, *columns: Array) -> tuple[Array, Array]:
-    """Return where columns (m, n, stage) of `choices` are new, and for how many places each is.
+    """Return the indices at which (m, n, stage) of `choices` differ from those before them.
 
-    Small problems cap them: what is equal stands side by side along an axis.
+    The second array counts the equal choices that each one stands for. A small problem caps the
+    columns, and a cap makes neighbours along an axis equal: (1, 2, 3, 4) becomes (1, 2, 2, 2),
+    of which the first two stay, for 1 and 3 choices.
     """
     shape = len(SIDES), len(SIDES), stages, columns[0].size // (len(SIDES) ** 2 * stages)
-    new = np.ones(shape, bool)
+    first = np.ones(shape, bool)
     times = np.ones(shape, np.int64)
     for axis, column in enumerate(columns):
         values = np.moveaxis(column.reshape(shape), axis, 0)
-        same = values[1:] == values[:-1]
-        runs = np.ones(values.shape, np.int64)
-        for place in reversed(range(len(same))):
-            runs[place] += same[place] * runs[place + 1]
-        np.moveaxis(new, axis, 0)[1:] &= ~same
-        np.moveaxis(times, axis, 0)[:] *= runs
-    return np.flatnonzero(new), times[new]
+        same_as_before = values[1:] == values[:-1]
+        run_length = np.ones(values.shape, np.int64)
+        for index in reversed(range(len(same_as_before))):
+            run_length[index] += same_as_before[index] * run_length[index + 1]
+        np.moveaxis(first, axis, 0)[1:] &= ~same_as_before
+        np.moveaxis(times, axis, 0)[:] *= run_length
+    return np.flatnonzero(first), times[first]
 
 
 @cache
 def choices(cores: int, stages: tuple[int, ...]) -> tuple[Array, ...]:
-    """Return every tile side m and n with every stage and every full grid, as five columns."""
+    """Return every (m, n, stage, grid rows, grid columns), as five columns.
+
+    Grids are full: with 8 cores 1 x 8, 2 x 4, 4 x 2 and 8 x 1, with r rows as many columns as fit.
+    A grid with fewer rows and equally many columns is left out.
+    """
     grids = [(r, cores // r) for r in range(1, cores + 1) if cores // (r + 1) < cores // r]
     columns = np.array(list(product(SIDES, SIDES, stages, range(len(grids)))), np.int64).T
     return *columns[:3], *np.array(grids, np.int64).T[:, columns[3]]
 
 
 def keeping(shape: GemmShape, chip: Chip, t: Tilings, keep: str) -> Array:
-    """Return the places of tilings with room in L1 for all K of what `keep` names, twice.
+    """Return the indices of tilings that can keep A or B, as `keep` names it, in L1.
 
-    A core has several tiles of C that read it.
+    L1 has room for two slots with all K of it, and a core has several tiles of C that read it.
     """
     (m1, k1, n1) = shape.fractals
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     depth_a, depth_b = (k1 if keep == name else t.k * t.step for name in "ab")
-    turns = {"a": t.cols * t.n < n1, "b": t.rows * t.m < m1}
-    fits = 2 * (t.m * depth_a + t.n * depth_b) * area <= chip.buffers["L1"]
-    return np.flatnonzero(fits & turns.get(keep, True))
+    reused = {"a": t.cols * t.n < n1, "b": t.rows * t.m < m1}
+    fits = 2 * (t.m * depth_a + t.n * depth_b) * fractal_bytes <= chip.buffers["L1"]
+    return np.flatnonzero(fits & reused.get(keep, True))
 
 
 def estimate(
@@ -139,110 +165,126 @@ def estimate(
     keep: str = "",
     warm: Collection[str] = (),
 ) -> Floats:
-    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once.
+    """Return the cycles of the busiest core, or of memory if that takes longer.
 
-    What is kept is loaded once for all tiles of C along its side; L2 holds the sides `warm`.
+    A core takes its tiles times the longest of cube, MTE1, MTE2 and drain on one, plus one fill
+    and one drain of the pipeline. It loads the operand `keep` names once for all tiles of C along
+    its side. L2 holds the operands `warm` from the beginning.
     """
     m1, k1, n1 = shape.fractals
-    down = each_up(each_up(m1, t.m), t.rows)
-    across = each_up(each_up(n1, t.n), t.cols)
-    tiles = down * across
-    turns = {"a": across, "b": down}
+    tiles_down = each_up(each_up(m1, t.m), t.rows)
+    tiles_across = each_up(each_up(n1, t.n), t.cols)
+    tiles = tiles_down * tiles_across
+    tiles_along = {"a": tiles_across, "b": tiles_down}
     cube, mte1 = inner_cycles(shape.dtype, chip, t, k1, (np.minimum(t.k, t.m), t.k))
-    fresh, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    miss_shares, memory_bytes = gemm_schedule.memory_traffic(shape, chip, t)
+    fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     cores = t.rows * t.cols
-    starts = each_up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
-    mte2 = starts + operand_cycles(chip, t, demand)
+    # A stage starts a copy of A and one of B, but none of what is kept.
+    startup_cycles = (
+        each_up(k1, t.k * t.step) * (1 if keep else 2) * chip.path("GM", "L1").startup_cycles
+    )
+    mte2 = startup_cycles + operand_cycles(chip, t, demand)
+    # The first stage must arrive before the cube starts: its share of K is exposed.
     staged = np.minimum(1.0, t.k * t.step / k1)
     drain = drain_cycles(shape, chip, t, demand)
-    first = mte1 * staged
-    late = np.zeros(len(t.m))
+    fill_cycles = mte1 * staged
+    memory_delay = np.zeros(len(t.m))
     for name, side in (("a", t.m), ("b", t.n)):
-        held = turns[name] if keep == name else np.ones_like(tiles)
-        missed = np.minimum(1.0, fresh[name] * held) * (name not in warm)
-        rate = gemm_schedule.load_cycles_per_byte(chip, missed, cores)
-        load = k1 * area * side * rate
+        # Tiles that share one load of the operand; only a load from memory waits longer than L2's.
+        tiles_per_load = tiles_along[name] if keep == name else np.ones_like(tiles)
+        miss_share = np.minimum(1.0, miss_shares[name] * tiles_per_load) * (name not in warm)
+        rate = gemm_schedule.load_cycles_per_byte(chip, miss_share, cores)
+        load = k1 * fractal_bytes * side * rate
         if keep != name:
-            extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-            late = np.maximum(late, missed * extra)
-        mte2 = mte2 + load / held
-        first = first + load * (1.0 if keep == name else staged)
-    # two L1 slots that wait for memory turn around in load + latency + use
-    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + late
+            memory_extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+            memory_delay = np.maximum(memory_delay, miss_share * memory_extra)
+        mte2 = mte2 + load / tiles_per_load
+        fill_cycles = fill_cycles + load * (1.0 if keep == name else staged)
+    # A slot of L1 is busy for load + latency + use; with two slots MTE2 sustains two in that time.
+    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + memory_delay
     mte2 = np.maximum(mte2, (each_up(k1, t.k * t.step) * latency + mte1 + mte2) / 2)
-    first = first + starts * staged + latency
-    core = tiles * steady(chip, t, cube, mte1, mte2, drain) + first + drain
-    core = core + sum(after_cycles(chip, t, demand))
+    fill_cycles = fill_cycles + startup_cycles * staged + latency
+    core_cycles = tiles * steady(chip, t, cube, mte1, mte2, drain) + fill_cycles + drain
+    core_cycles = core_cycles + sum(after_cycles(chip, t, demand))
+    # All cores together: no estimate is below the time that memory needs for all bytes.
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-    longest: Floats = np.maximum(core, memory)
+    longest: Floats = np.maximum(core_cycles, memory)
     return longest
 
 
 def steady(
     chip: Chip, t: Tilings, cube: Floats, mte1: Floats, mte2: Floats, drain: Floats
 ) -> Floats:
-    """Cycles from tile to tile: the longest of its loads and its way to GM.
+    """Return the cycles from tile to tile: the longest of cube, MTE1, MTE2 and drain.
 
-    A C tile that fills L0C alone is drained while the cube waits; two of them overlap.
+    Where only one tile of C fits in L0C the cube waits while it is drained; two of them overlap.
     """
-    alone = t.m * t.n * 2048 > chip.buffers["L0C"]
-    steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
-    longest: Floats = np.maximum(steady, drain)
+    # Two tiles of C need 2 * 1024 bytes for each fractal.
+    one_slot = t.m * t.n * 2048 > chip.buffers["L0C"]
+    slowest_feed = np.maximum(np.maximum(np.where(one_slot, cube + drain, cube), mte1), mte2)
+    longest: Floats = np.maximum(slowest_feed, drain)
     return longest
 
 
 def inner_cycles(
     dtype: str, chip: Chip, t: Tilings, k1: int, loads: tuple[Array | int, Array | int]
 ) -> tuple[Floats, Floats]:
-    """Cycles of one output tile on the cube and on MTE1; `loads` instructions fill one of A, B."""
-    area = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
-    turns = each_up(k1, t.k)
-    fractal = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
-    cube = turns * chip.cube_head_cycles + t.m * k1 * t.n * fractal
+    """Return the cycles of an output tile on the cube and on MTE1.
+
+    A tile of A and one of B in L0 take `loads` instructions each.
+    """
+    fractal_bytes = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
+    k_tiles = each_up(k1, t.k)
+    # Multiplying two fractals takes 16 x 16 x C0 products: one cycle in fp16 on a 16^3 cube.
+    fractal_cycles = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
+    cube = k_tiles * chip.cube_head_cycles + t.m * k1 * t.n * fractal_cycles
     l0a = chip.path("L1", "L0A")
     l0b = chip.path("L1", "L0B")
-    starts = turns * (loads[0] * l0a.startup_cycles + loads[1] * l0b.startup_cycles)
-    rates = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
-    return cube, starts + k1 * area * rates
+    startup_cycles = k_tiles * (loads[0] * l0a.startup_cycles + loads[1] * l0b.startup_cycles)
+    cycles_per_depth_byte = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
+    return cube, startup_cycles + k1 * fractal_bytes * cycles_per_depth_byte
 
 
 def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
-    """Cycles from L0C to GM for one tile; two hops on chips without a fix pipe overlap.
+    """Return the cycles in which one tile of C leaves L0C for GM.
 
-    An epilogue makes the first hop longer.
+    A chip without a fix pipe has two hops, L0C to UB and UB to GM, which overlap: the longer one
+    counts. The steps of an epilogue belong to the first hop.
     """
     stored = demand.stored_bytes if demand else DTYPE_BYTES[shape.out_dtype]
-    size = t.m * t.n * np.float64(256 * stored)
-    last: Floats = size * gemm_schedule.store_cycles_per_byte(chip, t.rows * t.cols)
+    tile_bytes = t.m * t.n * np.float64(256 * stored)
+    store: Floats = tile_bytes * gemm_schedule.store_cycles_per_byte(chip, t.rows * t.cols)
     if not chip.combined:
         if demand is None or not demand.instructions:
-            return last
-        behind, told = after_cycles(chip, t, demand)
-        return np.maximum(np.maximum(last, behind), (last + told) / mix.SLOTS)
-    hop: Floats = size / chip.path("L0C", "UB").rate_bytes_per_cycle
+            return store
+        # Vector cores follow the cube: SLOTS tiles are under way, so each may take SLOTS turns.
+        vector, ring_delay = after_cycles(chip, t, demand)
+        return np.maximum(np.maximum(store, vector), (store + ring_delay) / mix.SLOTS)
+    to_ub: Floats = tile_bytes / chip.path("L0C", "UB").rate_bytes_per_cycle
     if demand is None:
-        return np.maximum(hop, last)
-    work: Floats = t.m * t.n * np.float64(256 * demand.cycles)
-    return np.maximum(work + demand.instructions * HEAD_CYCLES, last)
+        return np.maximum(to_ub, store)
+    epilogue: Floats = t.m * t.n * np.float64(256 * demand.cycles)
+    return np.maximum(epilogue + demand.instructions * HEAD_CYCLES, store)
 
 
 def after_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> tuple[Floats, Floats]:
-    """Return cycles of vector cores on a tile of theirs, and until its slot is empty once stored.
+    """Return a tile's cycles on the vector cores, and the delay before its ring slot is free.
 
-    Both are 0 where none follow the cube.
+    The delay runs from the cube core's store: flags there and back, and the load into UB. Both
+    are 0 where no vector cores follow the cube.
     """
-    sizes = t.m * t.n * np.float64(256)
+    elements = t.m * t.n * np.float64(256)
     if demand is None or chip.combined or not demand.instructions:
-        return 0.0 * sizes, 0.0 * sizes
-    path = chip.path("GM", "UB")
-    load = sizes * demand.stored_bytes / path.rate_bytes_per_cycle / chip.vector_cores_per_core
-    latency = 2 * chip.cross_flag_cycles + path.latency_cycles + chip.l2.latency_cycles
-    return sizes * demand.cycles + demand.instructions * HEAD_CYCLES, load + latency
+        return 0.0 * elements, 0.0 * elements
+    to_ub = chip.path("GM", "UB")
+    load = elements * demand.stored_bytes / to_ub.rate_bytes_per_cycle / chip.vector_cores_per_core
+    round_trip = 2 * chip.cross_flag_cycles + to_ub.latency_cycles + chip.l2.latency_cycles
+    return elements * demand.cycles + demand.instructions * HEAD_CYCLES, load + round_trip
 
 
 def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:
-    """Cycles of loading the tiles an epilogue adds to one output tile."""
+    """Return the cycles of loading, for one output tile, the tiles that its epilogue reads."""
     rate = gemm_schedule.load_cycles_per_byte(chip, np.ones(len(t.m)), t.rows * t.cols)
     cycles: Floats = t.m * t.n * (256 * demand.loaded_bytes if demand else 0) * rate
     return cycles
@@ -257,28 +299,32 @@ def promising(
     warm: frozenset[str] = frozenset(),
     count: int = PROMISING,
 ) -> tuple[tuple[float, GemmSchedule], ...]:
-    """Return the least estimates of tilings, and of those that keep A's rows or B's columns.
+    """Return (estimated cycles, schedule) of the tilings worth timing, the quickest first.
 
-    `count` of each kind, with the schedules, if L2 holds the sides `warm`. Raises `CapacityError`
-    if none fits.
+    There are up to `count` of each kind: those that keep nothing, A's rows or B's columns in L1.
+    L2 holds the operands `warm` from the beginning. Raises `CapacityError` if none fits.
     """
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
-    every, times = listed(shape, chip)
-    every = every.take(fit := fitting(demand, chip, every))
-    times = times[fit]
-    found: dict[GemmSchedule, float] = {}
+    all_tilings, all_times = listed(shape, chip)
+    all_tilings = all_tilings.take(fits := fitting(demand, chip, all_tilings))
+    all_times = all_times[fits]
+    estimates: dict[GemmSchedule, float] = {}
     for keep in ("", "a", "b"):
-        some = every.take(place := keeping(shape, chip, every, keep))
-        cycles = estimate(shape, chip, some, demand, keep, warm)
-        order = np.argsort(cycles, kind="stable")[: 2 * count]
-        sums = np.cumsum([0, *times[place[order]]])
-        quicker = sums[np.searchsorted(cycles[order], cycles[order])]
-        for index in order[quicker < 2 * count].tolist():
-            one = some.schedule(index, shape.dtype)
-            one = replace(one, order=gemm_schedule.KEEP_ORDER.get(keep, one.order), keep=keep)
-            if sum(s.keep == keep for s in found) < count:
-                found.setdefault(one, float(cycles[index]))
-    if not found:
+        tilings = all_tilings.take(places := keeping(shape, chip, all_tilings, keep))
+        cycles = estimate(shape, chip, tilings, demand, keep, warm)
+        quickest = np.argsort(cycles, kind="stable")[: 2 * count]
+        # Take a schedule if fewer than 2 * count choices are quicker. A candidate counts as all the
+        # choices it stands for: a small problem is not searched further than a large one.
+        choices_before = np.cumsum([0, *all_times[places[quickest]]])
+        quicker = choices_before[np.searchsorted(cycles[quickest], cycles[quickest])]
+        for index in quickest[quicker < 2 * count].tolist():
+            schedule = tilings.schedule(index, shape.dtype)
+            schedule = replace(
+                schedule, order=gemm_schedule.KEEP_ORDER.get(keep, schedule.order), keep=keep
+            )
+            if sum(s.keep == keep for s in estimates) < count:
+                estimates.setdefault(schedule, float(cycles[index]))
+    if not estimates:
         raise no_room(chip)
-    return tuple(sorted(((c, s) for s, c in found.items()), key=lambda pair: pair[0]))
+    return tuple(sorted(((c, s) for s, c in estimates.items()), key=lambda pair: pair[0]))

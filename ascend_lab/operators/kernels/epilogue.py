@@ -1,10 +1,10 @@
 """What happens to the sums of a tile before they are stored: vector steps as data.
 
 An epilogue is a straight line of lane-by-lane vector operations on the tile the cube has summed.
-On chips whose vector unit shares the cube's core it runs in UB, between L0C and memory, so that
-bias, residual and activation cost no trip through memory; their way out of L0C can apply ReLU and
-convert. On chips with separate cores the fix pipe between L0C and memory can scale, too, and the
-bias table adds a bias.
+Where the vector unit shares the cube's core, it runs in UB between L0C and memory, so that bias,
+residual and activation cost no trip through memory; the copy out of L0C can apply ReLU and convert.
+Where cube and vector cores are separate, the fix pipe between L0C and memory can also scale, and
+the bias table adds a bias.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ FORMATS = ("fp16", "bf16", "fp32", "int32")
 PAIR = 2 * FRACTAL
 """Channels of a block in int8: two fractals side by side."""
 RISING = ("vconv", "vadd", "vadds", "vmax", "vmaxs", "vmin", "vmins", "vrelu", "vexp")
-"""Operations that make no smaller number of larger ones."""
+"""Operations that are monotonic: a larger source never makes a smaller result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor the steps read.
+    """A tensor that the steps read.
 
-    Kind "channel": a number per output channel, (n1, 16) in memory, the same for every pixel or
-    row. Kind "tile": a number per output element, laid out as the output. Kind "sums": not in
-    memory, but sums of their own that the cube leaves beside the others.
+    Kind "channel" has a number per output channel, (n1, 16) in memory, for all pixels or rows.
+    Kind "tile" has a number per output element, laid out as the output. Kind "sums" is not in
+    memory: it is a second tile of sums in L0C, that of a convolution beside.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Operand:
 class Deq:
     """How int32 sums leave L0C: round(relu((sums + bias) scale)) + offset, in a format.
 
-    `scale` and `bias` ("": none) name operands with a number per channel, fp32 and int32; what
-    is no byte is neither rounded nor moved.
+    `scale` and `bias` ("": none) name operands with a number per channel, in fp32 and int32. Only
+    int8 results are rounded and get the offset.
     """
 
     scale: str
@@ -70,7 +70,7 @@ class Deq:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Operands it reads."""
+        """The operands that the dequantisation reads."""
         return (self.scale, self.bias) if self.bias else (self.scale,)
 
 
@@ -78,15 +78,15 @@ class Deq:
 class Epilogue:
     """Operands, steps (the last one is stored) and the stored format.
 
-    With `deq` the steps see dequantised sums. Where bytes are loaded or stored, tiles on the core
-    have blocks of 32 channels; floats are put there, and back, block by block of 16.
+    With `deq` the steps read dequantised sums. If int8 is loaded or stored, tiles on the core have
+    blocks of 32 channels; float tensors keep blocks of 16, two of which make one on the core.
 
-    `second` says how sums beside the others leave L0C, for the operand of kind "sums".
+    `second` says how the operand of kind "sums" leaves L0C.
 
-    `bias` names what the cube of a convolution adds before the first step (`pack_bias`), which
-    takes `bias_bytes` of L1.
+    `bias` names a tensor that the cube of a convolution adds before the first step (`pack_bias`);
+    it takes `bias_bytes` of L1.
 
-    Raises `InputError` for a step that names no operation, source or number it could use.
+    Raises `InputError` for a step whose operation, sources or number do not go together.
     """
 
     operands: tuple[Operand, ...]
@@ -103,51 +103,67 @@ class Epilogue:
             self._check_deq(deq)
         names = [SUMS, *(o.name for o in self.operands)]
         kinds = {o.kind for o in self.operands}
-        known = (*FORMATS, "int8") if self.deq else FORMATS
-        formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(known)
+        allowed_formats = (*FORMATS, "int8") if self.deq else FORMATS
+        unknown_formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(allowed_formats)
         if len(set(names)) < len(names) or kinds - {"channel", "tile", "sums"}:
-            wanted = "operands of kind channel, tile or sums, each with a name of its own"
-            raise InputError(wanted, str(self.operands), f"rename it; {SUMS} is taken")
-        if not (self.steps or self.deq) or formats:
+            needed_operands = "operands of kind channel, tile or sums, each with a name of its own"
+            raise InputError(needed_operands, str(self.operands), f"rename it; {SUMS} is taken")
+        if not (self.steps or self.deq) or unknown_formats:
             needed = f"a step at least, and numbers in {', '.join(FORMATS)}"
-            got = f"{len(self.steps)} steps, {', '.join(sorted(formats)) or self.out_dtype}"
+            got = f"{len(self.steps)} steps, {', '.join(sorted(unknown_formats)) or self.out_dtype}"
             raise InputError(needed, got, "convert with vconv")
         for index, step in enumerate(self.steps):
             self._check_step(index, step, names)
 
     @property
     def rises(self) -> bool:
-        """Whether the largest of some sums of a channel becomes the largest of their results."""
+        """Whether the steps are increasing in the sums of a channel.
+
+        Then pooling may come first: the largest sum gives the largest result.
+        """
         if self.deq is not None or any(o.kind != "channel" for o in self.operands):
             return False
-        ways = dict[str | int, int]({SUMS: 1})
-        above = set[str | int]()
-        for i, s in enumerate(self.steps):  # 1 rises, -1 falls; `above` are never below 0
-            number = s.number or 0.0
-            known = above.issuperset(s.sources)
-            falls = (s.op == "vrec" and known) or (s.op == "vmuls" and number < 0)
-            way = {ways[x] for x in s.sources if x in ways}
-            if len(way) > 1 or not (falls or s.op in RISING or (s.op == "vmuls" and number > 0)):
+        direction = dict[str | int, int]({SUMS: 1})
+        not_negative = set[str | int]()
+        # Direction 1 increases with the sums, -1 decreases. `not_negative` values are at least 0.
+        for index, step in enumerate(self.steps):
+            number = step.number or 0.0
+            sources_not_negative = not_negative.issuperset(step.sources)
+            # 1 / x decreases only where x keeps its sign.
+            falls = (step.op == "vrec" and sources_not_negative) or (
+                step.op == "vmuls" and number < 0
+            )
+            source_directions = {
+                direction[source] for source in step.sources if source in direction
+            }
+            # max(x, -x) mixes both directions: it is neither.
+            if len(source_directions) > 1 or not (
+                falls or step.op in RISING or (step.op == "vmuls" and number > 0)
+            ):
                 return False
-            ways[i] = -way.pop() if falls else way.pop()
-            if s.op == "vexp" or (s.op in ("vadds", "vconv") and known and number >= 0):
-                above.add(i)
-        return not self.steps or ways[len(self.steps) - 1] == 1
+            direction[index] = -source_directions.pop() if falls else source_directions.pop()
+            if step.op == "vexp" or (
+                step.op in ("vadds", "vconv") and sources_not_negative and number >= 0
+            ):
+                not_negative.add(index)
+        return not self.steps or direction[len(self.steps) - 1] == 1
 
     def _check_deq(self, deq: Deq) -> None:
         kinds = {o.name: (o.kind, o.dtype) for o in self.operands}
-        wanted = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
-        if any(kinds.get(name) != wanted[name] for name in deq.names):
+        needed_kinds = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
+        if any(kinds.get(name) != needed_kinds[name] for name in deq.names):
             raise InputError("a scale in fp32, a bias in int32, per channel", str(kinds), "add it")
-        known = {name for one in self.deqs for name in one.names}
-        others = [o.name for o in self.of_kind("channel") if o.name not in known]
-        if others and self.width == PAIR:
+        deq_names = {name for deq_of_sums in self.deqs for name in deq_of_sums.names}
+        other_names = [o.name for o in self.of_kind("channel") if o.name not in deq_names]
+        if other_names and self.width == PAIR:
             needed = "numbers per channel for the sums only, beside bytes"
-            raise InputError(needed, ", ".join(others), "run the steps as a kernel of their own")
+            raise InputError(
+                needed, ", ".join(other_names), "run the steps as a kernel of their own"
+            )
 
     @property
     def deqs(self) -> tuple[Deq, ...]:
-        """How sums leave L0C where they are int32: the others, and those beside."""
+        """How int32 sums leave L0C: the first tile of sums and, if there is one, the second."""
         return tuple(deq for deq in (self.deq, self.second) if deq)
 
     @property
@@ -157,9 +173,9 @@ class Epilogue:
         return PAIR if "int8" in kinds else FRACTAL
 
     def unit(self, operand: Operand) -> int:
-        """Return the elements of UB that hold a block of an operand per channel."""
-        once = any(operand.name in deq.names for deq in self.deqs)
-        return FRACTAL if once else pattern(operand.dtype)
+        """Return the elements that a block of 16 numbers of a channel operand takes in UB."""
+        read_by_deq = any(operand.name in deq.names for deq in self.deqs)
+        return FRACTAL if read_by_deq else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
         count = 3 if step.op == "vsel" else 1 + (step.op in BINARY)
@@ -170,20 +186,20 @@ class Epilogue:
                 f"use {', '.join(sorted(ONE_BY_ONE))}",
             )
         for source in step.sources:
-            known = source in names if isinstance(source, str) else 0 <= source < index
-            if not known:
-                wanted = f"step {index}: a source that is there"
+            is_defined = source in names if isinstance(source, str) else 0 <= source < index
+            if not is_defined:
+                needed = f"step {index}: a source that is there"
                 got = repr(source)
-                raise InputError(wanted, got, f"use {names} or a step")
+                raise InputError(needed, got, f"use {names} or a step")
         if all(self.kind(source) == "channel" for source in step.sources):
-            wanted = f"step {index}: a source with a number per element"
+            needed = f"step {index}: a source with a number per element"
             got = str(step.sources)
-            raise InputError(wanted, got, "compute on numbers per channel once, before the launch")
+            raise InputError(needed, got, "compute on numbers per channel once, before the launch")
         if (step.number is None) == (step.op in WITH_SCALAR) or bool(step.dtype) != (
             step.op == "vconv"
         ):
-            wanted = f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv"
-            raise InputError(wanted, f"{step.op} with {step.number}, {step.dtype!r}", "mend it")
+            needed = f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv"
+            raise InputError(needed, f"{step.op} with {step.number}, {step.dtype!r}", "mend it")
 
     def kind(self, source: str | int) -> str:
         """Return the kind of a source: "channel", "tile" or "sums"."""
@@ -195,30 +211,34 @@ class Epilogue:
 
 
 PLAIN = Epilogue((), (Step("vconv", (SUMS,), None, "fp16"),), "fp16")
-"""What is done to sums where nothing else is: they are rounded."""
+"""The epilogue that only rounds the sums to fp16."""
 
 
 def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
     """Return the number format of each step for sums in the format `sums`.
 
-    Raises `TypeMismatchError` where the sources of a step differ, or the result is not stored.
+    Raises `TypeMismatchError` where the sources of a step differ in format, or where the
+    format of the last step is not the stored one.
     """
-    arrival = epilogue.deq.dtype if epilogue.deq else sums
-    formats: dict[str | int, str] = {SUMS: arrival, **{o.name: o.dtype for o in epilogue.operands}}
+    sums_format = epilogue.deq.dtype if epilogue.deq else sums
+    formats: dict[str | int, str] = {
+        SUMS: sums_format,
+        **{o.name: o.dtype for o in epilogue.operands},
+    }
     for index, step in enumerate(epilogue.steps):
-        kinds = {formats[source] for source in step.sources}
-        if len(kinds) > 1:
+        source_formats = {formats[source] for source in step.sources}
+        if len(source_formats) > 1:
             raise TypeMismatchError(
                 f"step {index}, {step.op}: one number format",
-                " and ".join(sorted(kinds)),
+                " and ".join(sorted(source_formats)),
                 "convert one with vconv, or pass the operand in the other",
             )
-        formats[index] = step.dtype or kinds.pop()
-    last = formats[len(epilogue.steps) - 1 if epilogue.steps else SUMS]
-    if last != epilogue.out_dtype:
-        wanted = f"a last step in {epilogue.out_dtype}"
-        got = last
-        raise TypeMismatchError(wanted, got, "add a vconv step at the end")
+        formats[index] = step.dtype or source_formats.pop()
+    last_format = formats[len(epilogue.steps) - 1 if epilogue.steps else SUMS]
+    if last_format != epilogue.out_dtype:
+        needed = f"a last step in {epilogue.out_dtype}"
+        got = last_format
+        raise TypeMismatchError(needed, got, "add a vconv step at the end")
     return tuple(formats[index] for index in range(len(epilogue.steps)))
 
 
@@ -232,23 +252,26 @@ class Fix:
 
 
 def fix_of(epilogue: Epilogue) -> Fix | str:
-    """Return the epilogue as a setting of the fix pipe, or the reason why it is none."""
+    """Return the epilogue as a setting of the fix pipe, or the reason why it cannot be one."""
     bias = ""
     scale = 1.0
     relu = False
-    stage = 0
-    rank = {"vadd": 1, "vmuls": 2, "vrelu": 3, "vconv": 4}
+    last_order = 0
+    order = {"vadd": 1, "vmuls": 2, "vrelu": 3, "vconv": 4}
     for index, step in enumerate(epilogue.steps):
-        before = index - 1 if index else SUMS
-        if step.op not in rank or before not in step.sources:
+        previous = index - 1 if index else SUMS
+        if step.op not in order or previous not in step.sources:
             return f"the fix pipe has no {step.op} of {step.sources}"
-        if step.op == "vconv" and step.dtype == "fp32" and stage < 4:
-            continue  # what the pipe computes in
-        if rank[step.op] <= stage and not (step.op == "vrelu" and stage == 4 and not relu):
+        if step.op == "vconv" and step.dtype == "fp32" and last_order < 4:
+            continue  # the pipe computes in fp32 anyway
+        # ReLU may also follow the conversion: rounding changes no sign.
+        if order[step.op] <= last_order and not (
+            step.op == "vrelu" and last_order == 4 and not relu
+        ):
             return "the fix pipe adds a bias, scales, applies ReLU, converts: once each, in order"
-        stage = max(stage, rank[step.op])
+        last_order = max(last_order, order[step.op])
         if step.op == "vadd":
-            bias = next(str(s) for s in step.sources if s != before)
+            bias = next(str(s) for s in step.sources if s != previous)
             if epilogue.kind(bias) != "channel":
                 return "a cube core cannot add a tile: vector cores have a memory of their own"
         elif step.op == "vmuls":
@@ -270,8 +293,8 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
         step_formats(epilogue, sums)
     except TypeMismatchError as error:
         return str(error)
-    used = {epilogue.out_dtype, *(o.dtype for o in epilogue.operands)}
-    if "bf16" in used and "bf16" not in chip.cube:
+    formats = {epilogue.out_dtype, *(o.dtype for o in epilogue.operands)}
+    if "bf16" in formats and "bf16" not in chip.cube:
         return f"{chip.name} has no bf16"
     if chip.combined:
         return ""
@@ -291,9 +314,10 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
 def halves(
     epilogue: Epilogue | None, chip: Chip, sums: str
 ) -> tuple[Epilogue | None, Epilogue | None]:
-    """Return what follows a product in its own core, and what is left for vector cores.
+    """Return the part of an epilogue for the cube's own core, and the part for vector cores.
 
-    Raises `TypeMismatchError` where number formats differ, `PathError` for what neither can do.
+    None stands for an empty part. The cut is as late as the fix pipe allows. Raises
+    `TypeMismatchError` where number formats differ, `PathError` for what neither can do.
     """
     if epilogue is None or chip.combined or not supported(epilogue, chip, sums):
         return epilogue, None
@@ -302,43 +326,61 @@ def halves(
         epilogue = _spelled(epilogue, epilogue.deq)
     formats = step_formats(epilogue, sums)
     for cut in range(len(epilogue.steps) - 1, 0, -1):
-        found = _cut(epilogue, cut, formats[cut - 1])
-        if found and not supported(found[0], chip, sums):
-            return found
+        parts = _cut(epilogue, cut, formats[cut - 1])
+        if parts and not supported(parts[0], chip, sums):
+            return parts
     return None, epilogue
 
 
 def _spelled(epilogue: Epilogue, deq: Deq) -> Epilogue:
-    """Return the epilogue with steps for what the way out of L0C does where there is one."""
+    """Return the epilogue with dequantisation written out as vector steps.
+
+    Chips whose vector unit shares the cube's core dequantise on the copy out of L0C; others do not.
+    """
     if deq.dtype == "int8" or epilogue.width == PAIR or epilogue.second:
         needed = "vector cores that pack blocks of 32 channels"
         got = "blocks of 16"
         raise PathError(needed, got, "run the steps as a kernel of their own")
-    new = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
-    new.append(Step("vconv", (len(new) - 1 if new else SUMS,), dtype="fp32"))
-    new.append(Step("vmul", (len(new) - 1, deq.scale)))
-    new += [Step("vrelu", (len(new) - 1,))] if deq.relu else []
-    new += [Step("vconv", (len(new) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
-    named: dict[str | int, str | int] = {SUMS: len(new) - 1}
-    named |= {i: i + len(new) for i in range(len(epilogue.steps))}
-    steps = [replace(s, sources=tuple(named.get(x, x) for x in s.sources)) for s in epilogue.steps]
-    return Epilogue(epilogue.operands, (*new, *steps), epilogue.out_dtype)
+    deq_steps = [Step("vadd", (SUMS, deq.bias))] if deq.bias else []
+    deq_steps.append(Step("vconv", (len(deq_steps) - 1 if deq_steps else SUMS,), dtype="fp32"))
+    deq_steps.append(Step("vmul", (len(deq_steps) - 1, deq.scale)))
+    deq_steps += [Step("vrelu", (len(deq_steps) - 1,))] if deq.relu else []
+    deq_steps += (
+        [Step("vconv", (len(deq_steps) - 1,), dtype=deq.dtype)] if deq.dtype != "fp32" else []
+    )
+    renumbered: dict[str | int, str | int] = {SUMS: len(deq_steps) - 1}
+    renumbered |= {index: index + len(deq_steps) for index in range(len(epilogue.steps))}
+    steps = [
+        replace(step, sources=tuple(renumbered.get(source, source) for source in step.sources))
+        for step in epilogue.steps
+    ]
+    return Epilogue(epilogue.operands, (*deq_steps, *steps), epilogue.out_dtype)
 
 
 def _cut(epilogue: Epilogue, cut: int, dtype: str) -> tuple[Epilogue, Epilogue] | None:
-    """Return the first `cut` steps and the others, if these read the last of those alone."""
+    """Return the first `cut` steps and the others as two epilogues, or None.
+
+    The others may read only the last of the first steps, as "sums", and operands of their own.
+    """
     first = epilogue.steps[:cut]
-    rest = epilogue.steps[cut:]
-    before = {s for step in first for s in step.sources}
-    after = {s for step in rest for s in step.sources}
-    if after & {SUMS, *range(cut - 1)} or before & after & {o.name for o in epilogue.operands}:
+    other_steps = epilogue.steps[cut:]
+    first_reads = {s for step in first for s in step.sources}
+    other_reads = {s for step in other_steps for s in step.sources}
+    if other_reads & {SUMS, *range(cut - 1)} or first_reads & other_reads & {
+        o.name for o in epilogue.operands
+    }:
         return None
-    new: dict[str | int, str | int] = {cut - 1: SUMS}
-    new |= {i: i - cut for i in range(cut, len(epilogue.steps))}
-    moved = [replace(s, sources=tuple(new.get(x, x) for x in s.sources)) for s in rest]
-    own = tuple(o for o in epilogue.operands if o.name in before)
-    others = tuple(o for o in epilogue.operands if o.name in after)
-    return Epilogue(own, first, dtype), Epilogue(others, tuple(moved), epilogue.out_dtype)
+    renumbered: dict[str | int, str | int] = {cut - 1: SUMS}
+    renumbered |= {index: index - cut for index in range(cut, len(epilogue.steps))}
+    moved = [
+        replace(s, sources=tuple(renumbered.get(source, source) for source in s.sources))
+        for s in other_steps
+    ]
+    first_operands = tuple(o for o in epilogue.operands if o.name in first_reads)
+    other_operands = tuple(o for o in epilogue.operands if o.name in other_reads)
+    return Epilogue(first_operands, first, dtype), Epilogue(
+        other_operands, tuple(moved), epilogue.out_dtype
+    )
 
 
 def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
@@ -347,14 +389,14 @@ def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
         return
     step_formats(epilogue, sums)
     if reason := supported(epilogue, chip, sums):
-        wanted = f"an epilogue that {chip.name} can fuse"
-        raise PathError(wanted, reason, "run the steps as a kernel of their own")
+        needed = f"an epilogue that {chip.name} can fuse"
+        raise PathError(needed, reason, "run the steps as a kernel of their own")
 
 
 def pattern(dtype: str) -> int:
-    """Elements in UB for 16 channels: a 32-byte block, or a repeat where 16 do not fit one.
+    """Return the elements of UB for 16 channels: a 32-byte block, or a repeat if 16 need more.
 
     An instruction can read one block again and again, or one repeat; 16 fp32 are neither.
     """
-    wide = FRACTAL * DTYPE_BYTES[dtype] > BLOCK_BYTES
-    return 4 * FRACTAL if wide else FRACTAL
+    exceeds_block = FRACTAL * DTYPE_BYTES[dtype] > BLOCK_BYTES
+    return 4 * FRACTAL if exceeds_block else FRACTAL

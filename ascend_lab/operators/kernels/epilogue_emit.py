@@ -1,4 +1,8 @@
-"""Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe."""
+"""Drain a tile of sums through an epilogue.
+
+Where cube and vector unit share a core, sums go by UB and the vector unit does the steps. Where
+they are separate, the bias table and the fix pipe do what they can.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +31,7 @@ from ascend_lab.operators.kernels.tiles import Area, Span, repeat, segments, sto
 
 Memory = Tile | Buffer
 REPEATS = 6
-"""Repeats of a vector instruction take about as long as a head."""
+"""So many repeats of a vector instruction take about as long as starting another one."""
 
 
 # -- the steps on a piece of a tile ---------------------------------------------------------------
@@ -35,8 +39,8 @@ REPEATS = 6
 class Piece:
     """A piece of a tile in UB: `count` blocks of `run` elements.
 
-    `tiles` are those of the plan, `named` operands per element, `rates` operands per channel, whose
-    block `first` belongs to the piece's first.
+    `tiles` are those of the plan, `named` the operands per element, `rates` the operands per
+    channel. Block `first` of the rates belongs to the first block of the piece.
     """
 
     tiles: Sequence[Memory]
@@ -48,21 +52,29 @@ class Piece:
 
 
 def load_channels(k: KernelBuilder, slot: Tile, tensor: Buffer, blocks: Span, unit: int) -> None:
-    """Bring the numbers of `blocks` (first, count) of 16 channels, each repeated to `unit`."""
+    """Copy the numbers of `blocks` (first, count) of 16 channels to UB, each block repeated.
+
+    A block fills `unit` elements: 64 for fp32 are the same 16 numbers four times.
+    """
     first, count = blocks
     source = tensor.region(first * FRACTAL, (count, FRACTAL))
-    for turn in range(unit // FRACTAL):
-        k.copy(slot.region(turn * FRACTAL, (count, FRACTAL), (unit, 1)), source)
+    for repetition in range(unit // FRACTAL):
+        k.copy(slot.region(repetition * FRACTAL, (count, FRACTAL), (unit, 1)), source)
 
 
 def write_steps(k: KernelBuilder, plan: Plan, t: Piece) -> None:
-    """Write the instructions of all steps: flat, or by blocks or across where channels differ."""
+    """Write the vector instructions of all steps.
+
+    A step without channel operands runs over the piece as if it were flat. Others take one block at
+    a time, or, where a block has few repeats, one repeat of every block at a time.
+    """
     for step in plan.steps:
         write = _StepWriter(k, step, t)
-        parts = -(-t.run // write.lanes)
+        repeats_per_block = -(-t.run // write.lanes)
         if not any(write.rates):
             write.run(Affine(), t.count * t.run, Affine())
-        elif parts < t.count <= k.chip.max_repeat:
+        # 2 repeats a block and 8 blocks: 2 instructions across all blocks instead of 8 along each.
+        elif repeats_per_block < t.count <= k.chip.max_repeat:
             for start in range(0, t.run, write.lanes):
                 shape = (t.count, min(write.lanes, t.run - start))
                 write.instruction(Affine(start), shape, t.run, t.first, 1)
@@ -72,7 +84,11 @@ def write_steps(k: KernelBuilder, plan: Plan, t: Piece) -> None:
 
 
 class _StepWriter:
-    """Writes the instructions of one step: `views` are tiles, `rates` numbers per channel."""
+    """Writes the instructions of one step.
+
+    For the result and every source, `views` has the tile, or None where `rates` has the numbers
+    per channel.
+    """
 
     def __init__(self, k: KernelBuilder, step: Placed, t: Piece) -> None:
         self.k = k
@@ -81,24 +97,31 @@ class _StepWriter:
         self.views = [t.tiles[s] if isinstance(s, int) else t.named.get(s) for s in names]
         pairs = zip(self.views, names, strict=True)
         self.rates = [None if view else t.rates[str(name)] for view, name in pairs]
-        every = [v for v in (*self.views, *self.rates) if v]
-        sizes = [(v if isinstance(v, Buffer) else v.buffer).itemsize for v in every]
-        self.lanes = k.chip.vector_bytes_per_repeat // max(sizes)
+        operands = [operand for operand in (*self.views, *self.rates) if operand]
+        item_bytes = [
+            (operand if isinstance(operand, Buffer) else operand.buffer).itemsize
+            for operand in operands
+        ]
+        # The widest operand decides how many elements a repeat takes: 64 in fp32, 128 in fp16.
+        self.lanes = k.chip.vector_bytes_per_repeat // max(item_bytes)
 
     def run(self, start: Affine, elements: int, block: Affine) -> None:
-        """Neighbouring elements of one block (or of all, where no operand is per channel)."""
+        """Write the step on neighbouring elements, of one block or of several."""
         lanes = self.lanes
-        most = self.k.chip.max_repeat
-        for at, repeats in segments(self.k, "repeat", elements // lanes, most):
+        max_repeat = self.k.chip.max_repeat
+        for at, repeats in segments(self.k, "repeat", elements // lanes, max_repeat):
             self.instruction(start + at * lanes, (repeats, lanes), lanes, block, 0)
-        done = elements // lanes * lanes
-        if done < elements:
-            self.instruction(start + done, (1, elements - done), lanes, block, 0)
+        whole_repeats = elements // lanes * lanes
+        if whole_repeats < elements:
+            self.instruction(start + whole_repeats, (1, elements - whole_repeats), lanes, block, 0)
 
     def instruction(
         self, start: Affine, shape: tuple[int, int], pitch: int, block: Affine, step: int
     ) -> None:
-        """`shape` repeats and lanes; `pitch` elements and `step` blocks from repeat to repeat."""
+        """Write one instruction of `shape` (repeats, lanes).
+
+        From repeat to repeat tiles advance by `pitch` elements, channel numbers by `step` blocks.
+        """
         regions = []
         for view, rate in zip(self.views, self.rates, strict=True):
             if rate is None:
@@ -108,7 +131,7 @@ class _StepWriter:
             unit = pattern(rate.buffer.dtype)
             sizes: tuple[int, ...] = shape
             strides: tuple[int, ...] = (step * unit, 1)
-            if unit == FRACTAL:  # one block for 16 lanes, again and again
+            if unit == FRACTAL:  # stride 0: one block of 16 numbers for every 16 lanes
                 sizes = (shape[0], shape[1] // FRACTAL, FRACTAL)
                 strides = (step * unit, 0, 1)
             regions.append(rate.region(block * unit, sizes, strides))
@@ -118,7 +141,10 @@ class _StepWriter:
 # -- an epilogue in one kernel --------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Operands of one kind: their tensors in GM, and the queue whose slots they share."""
+    """Operands of one kind, their tensors in GM, and the queue in whose slots they arrive together.
+
+    Slots of channel operands hold `blocks` blocks; 0 for operands per element.
+    """
 
     operands: tuple[Operand, ...]
     tensors: tuple[Buffer, ...]
@@ -138,14 +164,14 @@ class Group:
         if not operands:
             return None
         tensors = tuple(k.tensor(o.name, o.dtype, elements) for o in operands)
-        first, *rest = operands
+        first, *others = operands
         queue = k.queue(f"{first.name}_ub", "UB", first.dtype, slots[0], src="MTE2", dst="V")
-        for operand, size in zip(rest, slots[1:], strict=True):
+        for operand, size in zip(others, slots[1:], strict=True):
             queue.join(f"{operand.name}_ub", operand.dtype, size)
         return cls(tuple(operands), tensors, queue, blocks)
 
     def held(self, tile: Tile) -> dict[str, Tile]:
-        """Return the slot of each operand, by name."""
+        """Return the tile of each operand in the slot of `tile`, by name."""
         buffers = (self.queue.buffer, *self.queue.members)
         pairs = zip(self.operands, buffers, strict=True)
         return {o.name: Tile(buffer, tile.slot) for o, buffer in pairs}
@@ -153,10 +179,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """An epilogue in one kernel: `tiles` and `channels` are its operands, `out` the way to GM.
+    """The buffers of an epilogue in one kernel.
 
-    `units` are the elements of a block of each operand per channel; `second` are the sums beside:
-    how they leave, their name, their place in UB, and where they begin in a tile of L0C.
+    `tiles` and `channels` are its operands per element and per channel, `out` are the slots of UB
+    from which results leave, `scratch` the other tiles of the plan. `units` are the elements of a
+    block of each channel operand. `second` is the second tile of sums: how it leaves L0C, its
+    operand's name, its buffer in UB, and its first element in a tile of L0C.
 
     On chips with a fix pipe `fix` says what that does, and `table` passes the bias to the cube.
     """
@@ -177,7 +205,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Numbers per channel in a slot, from block `first` of the product on."""
+    """Numbers per channel that are loaded: `tile` has those from output block `first` on."""
 
     first: Affine
     tile: Tile
@@ -185,10 +213,11 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Fractals of a tile, output blocks a core owns, blocks and elements of the whole output.
+    """What an epilogue's buffers depend on.
 
-    Of several epilogues in one kernel each has a `prefix` for its buffers, and one of `shares` of
-    UB, of which other things have `taken` some bytes.
+    A tile has `tile_m` x `tile_n` fractals, a core owns `n_own` output blocks, the whole output has
+    `blocks` and `elements`. If a kernel has several epilogues, each has a `prefix` for the names of
+    its buffers and one of `shares` equal shares of UB, without the bytes `taken` by other buffers.
     """
 
     tile_m: int
@@ -216,16 +245,22 @@ def new_finish(
     plan = drain_plan(epilogue, sums)
     operands = epilogue.of_kind("channel")
     units = {o.name: epilogue.unit(o) for o in operands}
-    pair = demand.columns
-    if sizes.tile_n % pair or sizes.blocks % pair or sizes.n_own % pair:
+    multiple = demand.columns
+    if sizes.tile_n % multiple or sizes.blocks % multiple or sizes.n_own % multiple:
         got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
-        raise errors.CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
+        raise errors.CapacityError(
+            f"blocks of 16 channels in multiples of {multiple}", got, "pad them"
+        )
     slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
-    left = (k.chip.buffers["UB"] - sizes.taken) // sizes.shares - 2 * blocks * demand.block_bytes
-    columns = left // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
-    columns = max(pair, min(sizes.tile_n, columns) // pair * pair)
-    elements = columns * sizes.tile_m * FRACTAL * FRACTAL
+    # What UB holds beside two slots of channel numbers is for pieces of the tile: as many columns
+    # of fractals as fit.
+    ub_bytes = (
+        k.chip.buffers["UB"] - sizes.taken
+    ) // sizes.shares - 2 * blocks * demand.block_bytes
+    piece_columns = ub_bytes // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
+    piece_columns = max(multiple, min(sizes.tile_n, piece_columns) // multiple * multiple)
+    elements = piece_columns * sizes.tile_m * FRACTAL * FRACTAL
     operands = epilogue.of_kind("tile")
     tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
     out = k.queue(f"{sizes.prefix}y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
@@ -236,9 +271,9 @@ def new_finish(
     second = None
     for operand in epilogue.of_kind("sums"):
         assert epilogue.second is not None
-        place = k.buffer(operand.name, "UB", operand.dtype, elements)
-        area = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
-        second = epilogue.second, operand.name, place, area
+        buffer = k.buffer(operand.name, "UB", operand.dtype, elements)
+        second_start = sizes.tile_m * sizes.tile_n * FRACTAL * FRACTAL
+        second = epilogue.second, operand.name, buffer, second_start
     return Finish(
         k,
         plan,
@@ -254,7 +289,7 @@ def new_finish(
 
 
 def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) -> Finish:
-    """Allocate the way of the bias: GM to L1 to the bias table."""
+    """Allocate what the fix pipe needs: only a bias has buffers, in L1 and in the bias table."""
     fix = fix_of(epilogue)
     assert isinstance(fix, Fix)
     plan = Plan((), (epilogue.out_dtype,), 0)
@@ -272,23 +307,23 @@ def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) ->
 
 @contextmanager
 def held_channels(
-    finish: Finish | None, n: Span, before: Affine, held: Channels | None
+    finish: Finish | None, n: Span, first_block: Affine, loaded: Channels | None
 ) -> Iterator[Channels | None]:
-    """Load numbers per channel once, for all tiles inside.
+    """Load numbers per channel once for all tiles of the loop inside; yield what is loaded.
 
-    `n` are output blocks (start, count), `before` the blocks in front of the product. Nothing is
-    loaded where a slot is too small for them, or some are `held` already.
+    `n` are output blocks (start, count) counted from `first_block`. Nothing is loaded if a slot is
+    too small for n blocks, or if an outer loop has `loaded` some.
     """
     group = finish.channels if finish else None
-    if finish is None or group is None or held or n[1] > group.blocks:
-        yield held
+    if finish is None or group is None or loaded or n[1] > group.blocks:
+        yield loaded
         return
     k = finish.builder
     queue = group.queue
     slots = group.held(queue.alloc())
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
         unit = FRACTAL if finish.table else finish.units[operand.name]
-        load_channels(k, slots[operand.name], tensor, (before + n[0], n[1]), unit)
+        load_channels(k, slots[operand.name], tensor, (first_block + n[0], n[1]), unit)
     queue.enqueue()
     tile = queue.dequeue()
     if finish.table is not None:
@@ -301,11 +336,11 @@ def held_channels(
     queue.free()
 
 
-def bias_of(finish: Finish | None, held: Channels | None, n: Span) -> Region | None:
-    """Return what the cube adds from the bias table for output blocks n (start, count)."""
-    if finish is None or finish.table is None or held is None:
+def bias_of(finish: Finish | None, loaded: Channels | None, n: Span) -> Region | None:
+    """Return the region of the bias table that the cube adds to output blocks n (start, count)."""
+    if finish is None or finish.table is None or loaded is None:
         return None
-    return held.tile.region((n[0] - held.first) * FRACTAL, n[1] * FRACTAL)
+    return loaded.tile.region((n[0] - loaded.first) * FRACTAL, n[1] * FRACTAL)
 
 
 def drain(
@@ -314,115 +349,136 @@ def drain(
     y: Memory,
     area: Area,
     n: Affine,
-    held: Channels | None,
+    channels: Channels | None,
     also: Sequence[tuple[Tile, Area]] = (),
 ) -> None:
     """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block.
 
-    From UB it goes to other places `also`.
+    The result also goes from UB to the places in `also`.
     """
     if finish.out is None:
         fix = finish.fix or Fix()
         store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale)
         return
     k = finish.builder
-    run = _run(finish, area)
+    pitch = _block_elements(finish, area)
     c = acc.dequeue()
-    most = min(finish.out.buffer.elements // run, area.blocks)
-    whole = most == area.blocks
-    pieces = [(Affine(), most)] if whole else segments(k, "column", area.blocks, most)
-    for at, count in pieces:
+    piece_blocks = min(finish.out.buffer.elements // pitch, area.blocks)
+    in_one_piece = piece_blocks == area.blocks
+    pieces = (
+        [(Affine(), piece_blocks)]
+        if in_one_piece
+        else segments(k, "column", area.blocks, piece_blocks)
+    )
+    for block, count in pieces:
         if finish.tiles:
-            load_tiles(finish.tiles, k, area, at, count)
+            load_tiles(finish.tiles, k, area, block, count)
         memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
-        rates = finish.channels.held(held.tile) if finish.channels and held else {}
-        first = n + at * (area.width // FRACTAL) - held.first if held else at
-        _arrive(finish, memories[finish.plan.start], c, area, (at, count, run), (rates, first))
+        rates = finish.channels.held(channels.tile) if finish.channels and channels else {}
+        # The channel operands are in blocks of 16, the tile may be in blocks of 32.
+        first_rate = n + block * (area.width // FRACTAL) - channels.first if channels else block
+        _copy_sums(
+            finish, memories[finish.plan.start], c, area, (block, count, pitch), (rates, first_rate)
+        )
         named: dict[str, Memory] = {}
         if finish.second:
             deq, name, named[name], start = finish.second
-            _scaled(finish, deq, named[name], (c, start), area, (at, count), (rates, first))
-        if whole:
+            _dequantise(
+                finish, deq, named[name], (c, start), area, (block, count), (rates, first_rate)
+            )
+        if in_one_piece:
             acc.free()
         if finish.tiles:
             named |= finish.tiles.held(finish.tiles.queue.dequeue())
-        write_steps(k, finish.plan, Piece(memories, named, rates, first, count, run))
+        write_steps(k, finish.plan, Piece(memories, named, rates, first_rate, count, pitch))
         if finish.tiles:
             finish.tiles.queue.free()
-        leave(k, finish.out, ((y, area), *also), run, (at, count))
-    if not whole:
+        leave(k, finish.out, ((y, area), *also), pitch, (block, count))
+    if not in_one_piece:
         acc.free()
 
 
 def leave(
     k: KernelBuilder, out: Queue, places: Sequence[tuple[Memory, Area]], run: int, blocks: Span
 ) -> None:
-    """Bring `blocks` of `run` elements from UB to all places."""
+    """Copy `blocks` (first, count), `run` elements apart, from UB to all places."""
     out.enqueue()
     tile = out.dequeue()
     for memory, area in places:
-        for there, here in area.pairs(memory, tile, run, *blocks):
-            k.copy(there, here)
+        for target, source in area.pairs(memory, tile, run, *blocks):
+            k.copy(target, source)
     out.free()
 
 
-def _run(finish: Finish, area: Area) -> int:
-    """Return the elements from block to block in UB: those of the pixels, or up to whole repeats.
+def _block_elements(finish: Finish, area: Area) -> int:
+    """Return the elements from block to block in UB: those of the pixels, or rounded up to repeats.
 
-    More repeats are quicker than one more instruction for the rest; rows of L0C hold something.
+    A few more repeats are quicker than another instruction for the remainder. The added rows of
+    L0C hold sums of no pixel, which nobody stores.
     """
     run = area.pixels * area.width
     lanes = finish.builder.chip.vector_bytes_per_repeat // 2
-    full = -(-run // lanes) * lanes
-    more = (area.blocks * full - area.blocks * run) // lanes
-    return run if finish.tiles or finish.deq or more > REPEATS else full
+    rounded_up = -(-run // lanes) * lanes
+    extra_repeats = (area.blocks * rounded_up - area.blocks * run) // lanes
+    return run if finish.tiles or finish.deq or extra_repeats > REPEATS else rounded_up
 
 
-def _arrive(
+def _copy_sums(
     finish: Finish,
-    to: Memory,
+    target: Memory,
     c: Tile,
     area: Area,
     blocks: tuple[Affine, int, int],
     channels: tuple[Mapping[str, Tile], Affine],
 ) -> None:
-    """Bring `blocks` (first, count, elements) of the sums to UB, dequantised if that is asked."""
+    """Copy `blocks` (first, count, pitch) of the sums to UB, dequantised if `finish` says so."""
     k = finish.builder
-    (at, count, run) = blocks
+    (first_block, count, block_elements) = blocks
     size = area.fractals * FRACTAL * FRACTAL
     if finish.deq is None:
-        source = c.region(at * size, (count, run), (size, 1))
-        k.copy(to.region(0, (count, run)), source, relu=finish.plan.relu)
+        source = c.region(first_block * size, (count, block_elements), (size, 1))
+        k.copy(target.region(0, (count, block_elements)), source, relu=finish.plan.relu)
         return
-    _scaled(finish, finish.deq, to, (c, 0), area, (at, count), channels)
+    _dequantise(finish, finish.deq, target, (c, 0), area, (first_block, count), channels)
 
 
-def _scaled(
+def _dequantise(
     finish: Finish,
     deq: Deq,
-    to: Memory,
+    target: Memory,
     source: tuple[Tile, int],
     area: Area,
     blocks: Span,
     channels: tuple[Mapping[str, Tile], Affine],
 ) -> None:
-    """Bring `blocks` of the sums that begin at `source` in L0C to UB, dequantised."""
+    """Copy `blocks` (first, count) of the sums that begin at `source` in L0C to UB, dequantised.
+
+    Blocks of 32 channels are two neighbouring fractals of L0C: `halves` is 2.
+    """
     (c, start) = source
-    (at, count) = blocks
-    (rates, first) = channels
+    (first_block, count) = blocks
+    (rates, first_rate) = channels
     halves = area.width // FRACTAL
-    size = area.fractals * FRACTAL * FRACTAL
+    fractal_column = area.fractals * FRACTAL * FRACTAL
     sizes = (count, area.pixels, halves, FRACTAL)
-    sums = c.region(at * (size * halves) + start, sizes, (size * halves, FRACTAL, size, 1))
-    numbers = [rates[n].region(first * FRACTAL, count * area.width) for n in deq.names]
-    finish.builder.vdeq(to.region(0, sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
+    sums = c.region(
+        first_block * (fractal_column * halves) + start,
+        sizes,
+        (fractal_column * halves, FRACTAL, fractal_column, 1),
+    )
+    channel_numbers = [
+        rates[name].region(first_rate * FRACTAL, count * area.width) for name in deq.names
+    ]
+    finish.builder.vdeq(
+        target.region(0, sizes), sums, *channel_numbers, relu=deq.relu, offset=deq.offset
+    )
 
 
 def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
-    """Bring the operands' part that lies where `area` will be stored."""
+    """Copy blocks at .. at+count-1 of the tile operands to UB: the elements stored at `area`."""
     slots = group.held(group.queue.alloc())
-    run = area.pixels * area.width
+    block_elements = area.pixels * area.width
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
-        for there, here in area.pairs(tensor, slots[operand.name], run, at, count):
-            k.copy(here, there)
+        for source, target in area.pairs(tensor, slots[operand.name], block_elements, at, count):
+            k.copy(target, source)
     group.queue.enqueue()

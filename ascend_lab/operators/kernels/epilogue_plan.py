@@ -1,13 +1,15 @@
 """What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room.
 
-A bias may be one more step of depth: the cube adds it where the vector unit has more to do.
+The last section is a bias that the cube adds, as one more step of depth, where the vector unit has
+more to do than the cube:
 
     sums (pixels, channels) += ones (pixels, 1) @ bias (1, channels)
 
-Ones fill the first column of the left matrix, numbers the first row of the right one; the rest of
-both fractals is 0. Bytes hold small numbers only, so 127 fills the other 31 columns, and a whole
-bias is b = l + 127 (h1 + ... + h31). They come to L1 before all else, so that whoever waits for
-rows or weights has waited for them: no flag of their own, of which some chips have few.
+In fp16 the first column of the left fractal is 1, the first row of the right fractal is the bias,
+and the rest of both is 0. An int8 fractal is 32 deep and holds numbers up to 127 only: there the
+other 31 columns of the left fractal are 127, and an integer bias is b = l + 127 (h1 + ... + h31).
+The bias comes to L1 before all else, so that whoever waits for rows or weights has waited for it:
+it needs no flag of its own, of which some chips have few.
 """
 
 from dataclasses import dataclass, replace
@@ -25,15 +27,17 @@ from ascend_lab.operators.kernels.gemm_schedule import Array, Tilings
 from ascend_lab.operators.kernels.tiles import Span
 
 Source = int | str
-"""A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
+"""An operand's name, or a number: of a value (0: the sums, i + 1: the result of step i) before
+tiles are given out, of a tile afterwards."""
 LARGEST = 127
+"""The largest int8."""
 MOST_WHOLE = LARGEST * LARGEST * (2 * isa.FRACTAL - 1) + LARGEST // 2
-"""The largest whole bias that one fractal of bytes adds."""
+"""The largest integer bias that one int8 fractal adds: 127 * 127 * 31 + 63 = 500,062."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A step on tiles: the tile it writes, the tiles or operands it reads."""
+    """A step on tiles of UB: it reads tiles or operands `sources` and writes tile `to`."""
 
     op: str
     sources: tuple[Source, ...]
@@ -43,10 +47,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps on few tiles of UB: `tiles` are their formats, tile 0 is stored.
+    """The steps of an epilogue on as few tiles of UB as possible.
 
-    The sums arrive in tile `start`, converted to its format on the way out of L0C, where `relu`
-    makes negative ones 0.
+    `tiles` are the tiles' formats; tile 0 is stored. The copy out of L0C brings the sums to tile
+    `start` in its format; with `relu` it also makes negative ones 0.
     """
 
     steps: tuple[Placed, ...]
@@ -56,93 +60,131 @@ class Plan:
 
 
 def plan_of(epilogue: Epilogue, sums: str) -> Plan:
-    """Give every value a tile: that of a source that nothing reads any more, or a new one.
+    """Give every value a tile: that of a source read for the last time, or a new one.
 
-    Where all steps that read the sums narrow them to one format, the copy out of L0C does it.
+    Where all steps that read the sums narrow them to one format, the copy out of L0C does that.
     """
     formats = [epilogue.deq.dtype if epilogue.deq else sums, *step_formats(epilogue, sums)]
-    numbers = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
-    read = [tuple(numbers.get(s, s) for s in step.sources) for step in epilogue.steps]
-    on_the_way = [] if epilogue.deq else _narrowed(epilogue, read, formats)
-    if on_the_way:
-        formats[0] = formats[on_the_way[0]]
-        read = [tuple(0 if s in on_the_way else s for s in sources) for sources in read]
-    last = 0 if len(read) in on_the_way else len(read)
-    needed = _needed(read, last)
-    end = {s: v for v in sorted(needed) if v for s in read[v - 1] if isinstance(s, int)}
+    value_of = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
+    reads = [
+        tuple(value_of.get(source, source) for source in step.sources) for step in epilogue.steps
+    ]
+    narrowed = [] if epilogue.deq else _narrowed(epilogue, reads, formats)
+    if narrowed:
+        formats[0] = formats[narrowed[0]]
+        reads = [
+            tuple(0 if source in narrowed else source for source in sources) for sources in reads
+        ]
+    last_value = 0 if len(reads) in narrowed else len(reads)
+    needed = _needed(reads, last_value)
+    # Later readers overwrite earlier ones: what stays is the last step that reads a value.
+    last_reader = {
+        source: reader
+        for reader in sorted(needed)
+        if reader
+        for source in reads[reader - 1]
+        if isinstance(source, int)
+    }
     tiles = [epilogue.out_dtype]
-    free = [0]
-    place = {0: _take(formats[0], tiles, free)}
+    free_tiles = [0]
+    tile_of = {0: _take(formats[0], tiles, free_tiles)}
     steps: list[Placed] = []
     for value in sorted(needed - {0}):
-        sources = read[value - 1]
-        where = tuple(place[s] if isinstance(s, int) else s for s in sources)
-        free += sorted({place[s] for s in sources if isinstance(s, int) and end[s] == value})
-        place[value] = 0 if value == last else _take(formats[value], tiles, free)
+        sources = reads[value - 1]
+        tile_sources = tuple(
+            tile_of[source] if isinstance(source, int) else source for source in sources
+        )
+        # A step may write over a source: the last reader frees its tile, then takes one.
+        free_tiles += sorted(
+            {
+                tile_of[source]
+                for source in sources
+                if isinstance(source, int) and last_reader[source] == value
+            }
+        )
+        tile_of[value] = 0 if value == last_value else _take(formats[value], tiles, free_tiles)
         step = epilogue.steps[value - 1]
-        steps.append(Placed(step.op, where, step.number, place[value]))
-    return Plan(_added(steps) if epilogue.deq else tuple(steps), tuple(tiles), place[0])
+        steps.append(Placed(step.op, tile_sources, step.number, tile_of[value]))
+    return Plan(_with_axpy(steps) if epilogue.deq else tuple(steps), tuple(tiles), tile_of[0])
 
 
 def drain_plan(epilogue: Epilogue, sums: str) -> Plan:
-    """Return the plan for sums that leave L0C for UB: a ReLU that comes first is done on the way.
+    """Return the plan for sums that leave L0C for UB: the copy does a ReLU that comes first.
 
-    One whose sums another step reads too has a tile of its own, and stays.
+    Where another step reads the sums too, the ReLU writes a tile of its own and stays a step.
     """
     plan = plan_of(epilogue, sums)
-    first = plan.steps[0] if plan.steps and not epilogue.deq else None
-    least = first and (first.op == "vrelu" or (first.op, first.number) == ("vmaxs", 0.0))
-    if first and least and (first.sources, first.to) == ((plan.start,), plan.start):
+    first_step = plan.steps[0] if plan.steps and not epilogue.deq else None
+    is_relu = first_step and (
+        first_step.op == "vrelu" or (first_step.op, first_step.number) == ("vmaxs", 0.0)
+    )
+    if (
+        first_step
+        and is_relu
+        and (first_step.sources, first_step.to) == ((plan.start,), plan.start)
+    ):
         return replace(plan, steps=plan.steps[1:], relu=True)
     return plan
 
 
-def _added(steps: list[Placed]) -> tuple[Placed, ...]:
-    """Return the steps with x + r number in one, in the tile of x, where r is not read again.
+def _with_axpy(steps: list[Placed]) -> tuple[Placed, ...]:
+    """Return the steps with the first x + r * number as one instruction, `vaxpy`.
 
-    Source: Ascend C, Axpy (developer documentation).
+    It adds in place, to the tile of x; r must not be read again. Source: Ascend C, Axpy (developer
+    documentation).
     """
-    for at, (scale, add) in enumerate(pairwise(steps)):
+    for index, (scale, add) in enumerate(pairwise(steps)):
         x = add.sources[:1]
-        other = add.sources[1:]
-        plain = (scale.op, add.op, other) == ("vmuls", "vadd", (scale.to,))
-        if plain and x[0] != scale.to and isinstance(x[0], int) and scale.sources == other:
-            turn: dict[Source, int] = {add.to: x[0], x[0]: add.to}
-            one = Placed("vaxpy", (*x, *other), scale.number, x[0])
-            rest = [
+        product = add.sources[1:]
+        scales_then_adds = (scale.op, add.op, product) == ("vmuls", "vadd", (scale.to,))
+        if (
+            scales_then_adds
+            and x[0] != scale.to
+            and isinstance(x[0], int)
+            and scale.sources == product
+        ):
+            # The sum now lies in the tile of x: later steps swap that with the addition's tile.
+            swapped_tiles: dict[Source, int] = {add.to: x[0], x[0]: add.to}
+            axpy = Placed("vaxpy", (*x, *product), scale.number, x[0])
+            later_steps = [
                 replace(
-                    s, sources=tuple(turn.get(t, t) for t in s.sources), to=turn.get(s.to, s.to)
+                    step,
+                    sources=tuple(swapped_tiles.get(source, source) for source in step.sources),
+                    to=swapped_tiles.get(step.to, step.to),
                 )
-                for s in steps[at + 2 :]
+                for step in steps[index + 2 :]
             ]
-            keeps = 0 not in turn.values()
-            return (*steps[:at], one, *rest) if keeps else tuple(steps)
+            # Tile 0 leaves the core, so it cannot be swapped.
+            keeps_result_tile = 0 not in swapped_tiles.values()
+            return (*steps[:index], axpy, *later_steps) if keeps_result_tile else tuple(steps)
     return tuple(steps)
 
 
-def _narrowed(epilogue: Epilogue, read: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
-    """Return the values that are the sums in one narrower format, if no other step reads sums."""
-    readers = [value for value, sources in enumerate(read, 1) if 0 in sources]
-    kinds = {formats[v] for v in readers}
-    plain = all(epilogue.steps[v - 1].op == "vconv" for v in readers)
-    narrow = len(kinds) == 1 and DTYPE_BYTES[kinds.pop()] < DTYPE_BYTES[formats[0]]
-    return readers if plain and narrow else []
+def _narrowed(epilogue: Epilogue, reads: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
+    """Return the values that are the sums in one narrower format, if only they read the sums."""
+    readers = [value for value, sources in enumerate(reads, 1) if 0 in sources]
+    reader_formats = {formats[v] for v in readers}
+    all_convert = all(epilogue.steps[v - 1].op == "vconv" for v in readers)
+    narrows = (
+        len(reader_formats) == 1 and DTYPE_BYTES[reader_formats.pop()] < DTYPE_BYTES[formats[0]]
+    )
+    return readers if all_convert and narrows else []
 
 
-def _needed(read: list[tuple[Source, ...]], last: int) -> set[int]:
-    """Values the last one depends on, itself and the sums included."""
-    needed = {0, last}
-    for value in range(last, 0, -1):
+def _needed(reads: list[tuple[Source, ...]], last_value: int) -> set[int]:
+    """Return the values that the last one depends on, itself and the sums included."""
+    needed = {0, last_value}
+    for value in range(last_value, 0, -1):
         if value in needed:
-            needed |= {s for s in read[value - 1] if isinstance(s, int)}
+            needed |= {s for s in reads[value - 1] if isinstance(s, int)}
     return needed
 
 
-def _take(dtype: str, tiles: list[str], free: list[int]) -> int:
-    """Return a free tile of a format, the one freed last; make one if there is none."""
-    for tile in reversed(free):
+def _take(dtype: str, tiles: list[str], free_tiles: list[int]) -> int:
+    """Return the free tile of a format that was freed last, or a new tile if there is none."""
+    for tile in reversed(free_tiles):
         if tiles[tile] == dtype:
-            free.remove(tile)
+            free_tiles.remove(tile)
             return tile
     tiles.append(dtype)
     return len(tiles) - 1
@@ -152,11 +194,11 @@ def _take(dtype: str, tiles: list[str], free: list[int]) -> int:
 class Demand:
     """What an epilogue asks of a core that tiles a product.
 
-    `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
-    per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
-    element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
-    `columns` fractals of channels. A bias that the cube adds takes `l1_bytes`. Where vector cores
-    follow a cube core, `cycles` are those of their slowest pipe, and `stored_bytes` go to them.
+    Per element of a tile: `tile_bytes` of UB, `cycles` of the vector unit, `loaded_bytes` from and
+    `stored_bytes` to memory. Per 16 channels: `block_bytes` of UB or of the bias table for one
+    slot. Per piece of a tile: vector `instructions`. A tile has a multiple of `columns` fractals of
+    channels. A bias that the cube adds takes `l1_bytes`. Where vector cores follow a cube core,
+    `cycles` are those of their slowest pipe, and `stored_bytes` go to them.
     """
 
     tile_bytes: int
@@ -170,7 +212,7 @@ class Demand:
 
 
 def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
-    """Return the demand of an epilogue the chip supports."""
+    """Return the demand of an epilogue that the chip supports; None without one."""
     if epilogue is None:
         return None
     if not chip.combined:
@@ -179,16 +221,19 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     channels = epilogue.of_kind("channel")
     plan = drain_plan(epilogue, sums)
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
-    beside = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
-    kept = sum(beside) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
-    least = 2 if epilogue.deq else 1
-    arrival = sum(max(n, least) for n in (DTYPE_BYTES[plan.tiles[plan.start]], *beside))
+    second_sums = [DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("sums")]
+    scratch = sum(second_sums) + sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
+    # A dequantising copy takes as long for int8 as for fp16.
+    arrival_bytes = 2 if epilogue.deq else 1
+    arrival = sum(
+        max(size, arrival_bytes) for size in (DTYPE_BYTES[plan.tiles[plan.start]], *second_sums)
+    )
     cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
     for _ in filter(None, (deq.bias for deq in epilogue.deqs)):
         cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
     cycles += _step_cycles(plan, chip)
     return Demand(
-        2 * stored + kept + 2 * loaded,
+        2 * stored + scratch + 2 * loaded,  # two slots each for what leaves and what is loaded
         sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
         cycles,
         loaded,
@@ -200,27 +245,27 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
 
 
 def _split_demand(epilogue: Epilogue, chip: Chip, sums: str) -> Demand:
-    """Return what the cube core does itself, what it stores for vector cores, and their pace."""
+    """Return the demand where cube and vector cores are separate: mainly the vector cores' pace."""
     head, tail = halves(epilogue, chip, sums)
     stored = DTYPE_BYTES[epilogue.out_dtype]
     pace = 0.0
-    count = 0
+    instructions = 0
     if tail:
         plan = plan_of(tail, head.out_dtype if head else sums)
-        arrives = DTYPE_BYTES[plan.tiles[plan.start]]
-        count = len(plan.steps)
-        loaded = arrives + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
+        arriving_bytes = DTYPE_BYTES[plan.tiles[plan.start]]
+        instructions = len(plan.steps)
+        loaded = arriving_bytes + sum(DTYPE_BYTES[o.dtype] for o in tail.of_kind("tile"))
         load = loaded / chip.path("GM", "UB").rate_bytes_per_cycle
         store = stored / chip.path("UB", "GM").rate_bytes_per_cycle
         pace = max(load, store, _step_cycles(plan, chip)) / chip.vector_cores_per_core
-        stored = arrives
+        stored = arriving_bytes
     biases = len(head.operands) if head else 0
-    table = isa.FRACTAL * DTYPE_BYTES[sums] * biases
-    return Demand(0, table, pace, 0, stored, count)
+    table_bytes = isa.FRACTAL * DTYPE_BYTES[sums] * biases
+    return Demand(0, table_bytes, pace, 0, stored, instructions)
 
 
 def _step_cycles(plan: Plan, chip: Chip) -> float:
-    """Return the cycles of the vector unit per element."""
+    """Return the cycles of the vector unit per element: the widest format sets a repeat's lanes."""
     cycles = 0.0
     for step in plan.steps:
         formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
@@ -231,23 +276,23 @@ def _step_cycles(plan: Plan, chip: Chip) -> float:
 
 
 def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
-    """Blocks of 16 channels a slot holds: all of the core's where that is little, or a tile's."""
+    """Return the blocks of 16 channels in a slot: a core's if they take little UB, or a tile's."""
     room = chip.buffers["UB"] // 16 if chip.combined else 0
     return n_own if n_own <= tile_n or n_own * demand.block_bytes <= room else tile_n
 
 
 def chip_left(chip: Chip, demand: Demand | None) -> Chip:
-    """Return the chip without what of L1 holds a bias for the cube or for its bias table."""
-    table = bool(demand and demand.block_bytes and not chip.combined)
-    if not demand or not (table or demand.l1_bytes):
+    """Return the chip with less L1: without the bytes of a bias for the cube or the bias table."""
+    uses_bias_table = bool(demand and demand.block_bytes and not chip.combined)
+    if not demand or not (uses_bias_table or demand.l1_bytes):
         return chip
     buffers = dict(chip.buffers)
-    buffers["L1"] -= 2 * buffers["BT"] if table else demand.l1_bytes
+    buffers["L1"] -= 2 * buffers["BT"] if uses_bias_table else demand.l1_bytes
     return replace(chip, buffers=buffers)
 
 
 def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
-    """Return the places of the tilings that leave room for the epilogue.
+    """Return the indices of the tilings that leave room for the epilogue.
 
     Raises `CapacityError` if there are tilings, but none does.
     """
@@ -268,11 +313,12 @@ def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
 def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
     if not chip.combined:
         return n * demand.block_bytes <= (chip.buffers["BT"] if demand.block_bytes else 0)
-    held = 2 * n * demand.block_bytes
+    # Two slots for a tile's channels; `channel_blocks` may take 1/16 of UB for each.
+    channel_bytes = 2 * n * demand.block_bytes
     if demand.block_bytes:
-        held = np.maximum(held, 2 * (chip.buffers["UB"] // 16))
-    room: Array = m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes + held
-    return room <= chip.buffers["UB"]
+        channel_bytes = np.maximum(channel_bytes, 2 * (chip.buffers["UB"] // 16))
+    needed_bytes: Array = m * isa.FRACTAL * isa.FRACTAL * demand.tile_bytes + channel_bytes
+    return needed_bytes <= chip.buffers["UB"]
 
 
 # -- a bias that the cube adds --------------------------------------------------------------------
@@ -282,83 +328,90 @@ def bias_bytes(shape: ConvShape) -> int:
 
 
 def pack_bias(shape: ConvShape, bias: np.ndarray) -> np.ndarray:
-    """Return a bias (k,) as fractals: one of ones, then one a block of output channels."""
+    """Return a bias (k,) as fractals: one of ones, then one for each block of output channels."""
     blocks = shape.blocks[1]
     c0 = isa.c0_of(shape.dtype)
     dtype = np.dtype(np.int8) if shape.dtype == "int8" else bias.dtype
-    wide = np.zeros(blocks * isa.FRACTAL, bias.dtype)
-    wide[: bias.size] = bias.reshape(-1)
+    padded = np.zeros(blocks * isa.FRACTAL, bias.dtype)
+    padded[: bias.size] = bias.reshape(-1)
     packed = np.zeros((1 + blocks, isa.FRACTAL, c0), dtype)
     packed[0, :, 0] = 1
     if shape.dtype != "int8":
-        packed[1:, :, 0] = wide.reshape(blocks, isa.FRACTAL)
+        packed[1:, :, 0] = padded.reshape(blocks, isa.FRACTAL)
         return packed.reshape(-1)
     packed[0, :, 1:] = LARGEST
-    high = np.rint(wide / LARGEST).astype(np.int64)
-    each, rest = np.divmod(np.abs(high)[:, None], c0 - 1)
-    digits = np.sign(high)[:, None] * (each + (np.arange(c0 - 1) < rest))
-    packed[1:, :, 0] = (wide - LARGEST * high).reshape(blocks, isa.FRACTAL)
+    # b = low + 127 * high with |low| <= 63; high is the sum of 31 digits, as equal as can be.
+    high = np.rint(padded / LARGEST).astype(np.int64)
+    quotient, remainder = np.divmod(np.abs(high)[:, None], c0 - 1)
+    digits = np.sign(high)[:, None] * (quotient + (np.arange(c0 - 1) < remainder))
+    packed[1:, :, 0] = (padded - LARGEST * high).reshape(blocks, isa.FRACTAL)
     packed[1:, :, 1:] = digits.reshape(blocks, isa.FRACTAL, c0 - 1)
     return packed.reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class CubeBias:
-    """The bias of a core's blocks in L1, `own` of each of its bundles of groups.
+    """The bias of a core's output blocks in L1, `n_own` of each of its bundles of groups.
 
-    MTE1 is told by `queue` that it has come, or by what comes behind it.
+    MTE1 learns from `queue` that it has arrived, or else from what MTE2 copies after it.
     """
 
     k: isa.KernelBuilder
     numbers: isa.Buffer
-    held: isa.Buffer
+    l1: isa.Buffer
     shape: ConvShape
-    own: int
+    n_own: int
     queue: isa.Queue | None = None
 
     @classmethod
     def make(
-        cls, k: isa.KernelBuilder, name: str, shape: ConvShape, own: int, *, told: bool = False
+        cls,
+        k: isa.KernelBuilder,
+        name: str,
+        shape: ConvShape,
+        n_own: int,
+        *,
+        has_queue: bool = False,
     ) -> "CubeBias":
-        """Declare the tensor `name` and allocate its place in L1."""
-        area = isa.FRACTAL * isa.c0_of(shape.dtype)
-        most = bundles_of(shape).count * own
-        numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * area)
-        where = f"{name}_l1", "L1", shape.dtype, (1 + most) * area
-        if not told:
-            return cls(k, numbers, k.buffer(*where), shape, own)
-        queue = k.queue(*where, src="MTE2", dst="MTE1", depth=1)
-        return cls(k, numbers, queue.buffer, shape, own, queue)
+        """Declare the tensor `name` and allocate L1, as a queue or as a plain buffer."""
+        fractal = isa.FRACTAL * isa.c0_of(shape.dtype)
+        most_blocks = bundles_of(shape).count * n_own
+        numbers = k.tensor(name, shape.dtype, (1 + shape.blocks[1]) * fractal)
+        buffer_args = f"{name}_l1", "L1", shape.dtype, (1 + most_blocks) * fractal
+        if not has_queue:
+            return cls(k, numbers, k.buffer(*buffer_args), shape, n_own)
+        queue = k.queue(*buffer_args, src="MTE2", dst="MTE1", depth=1)
+        return cls(k, numbers, queue.buffer, shape, n_own, queue)
 
     def load(self, full: int, tail: bool, first: isa.Affine, col: isa.Affine) -> None:
-        """Bring the ones, and the bias of blocks from `col` on of bundles from `first` on.
+        """Copy the ones and the bias to L1: of `full` bundles, and of the short last one if `tail`.
 
-        Those are `full` bundles, and the short last one if `tail`.
+        `first` is the core's first bundle, `col` its first output block in each.
         """
         bundle = bundles_of(self.shape)
-        own = self.own
-        area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        n_own = self.n_own
+        fractal = isa.FRACTAL * isa.c0_of(self.shape.dtype)
         if self.queue:
             self.queue.alloc()
-        self.k.copy(self.held.region(0, area), self.numbers.region(0, area))
-        short = bundle.last_n1 if full else own
-        last = (isa.Affine(bundle.count - 1), int(tail), short, own * full)
-        for index, count, blocks, place in ((first, full, own, 0), last):
+        self.k.copy(self.l1.region(0, fractal), self.numbers.region(0, fractal))
+        tail_blocks = bundle.last_n1 if full else n_own
+        tail_part = (isa.Affine(bundle.count - 1), int(tail), tail_blocks, n_own * full)
+        for index, count, blocks, l1_block in ((first, full, n_own, 0), tail_part):
             if count:
-                sizes = (count, blocks * area)
-                start = (1 + index * bundle.n1 + col) * area
-                source = self.numbers.region(start, sizes, (bundle.n1 * area, 1))
-                to = self.held.region((1 + place) * area, sizes, (own * area, 1))
-                self.k.copy(to, source)
-        if self.queue:  # nothing else comes there
+                sizes = (count, blocks * fractal)
+                start = (1 + index * bundle.n1 + col) * fractal
+                source = self.numbers.region(start, sizes, (bundle.n1 * fractal, 1))
+                target = self.l1.region((1 + l1_block) * fractal, sizes, (n_own * fractal, 1))
+                self.k.copy(target, source)
+        if self.queue:  # the bias never moves: the queue only signals that it has arrived
             self.queue.enqueue()
             self.queue.dequeue()
             self.queue.free()
 
     def blocks(self, n: Span) -> isa.Region:
-        """Return the fractals of blocks `n` (place, count) in L1."""
-        area = isa.FRACTAL * isa.c0_of(self.shape.dtype)
-        return self.held.region((n[0] + 1) * area, (n[1], area))
+        """Return the region of L1 with blocks `n` (index, count); the ones come before block 0."""
+        fractal = isa.FRACTAL * isa.c0_of(self.shape.dtype)
+        return self.l1.region((n[0] + 1) * fractal, (n[1], fractal))
 
     def add(
         self,
@@ -366,25 +419,26 @@ class CubeBias:
         feeds: tuple[isa.Queue, isa.Queue],
         m: int,
         n: Span,
-        near: isa.Region | None = None,
+        l0b_bias: isa.Region | None = None,
     ) -> None:
-        """Begin sums of `m` fractals of pixels with the bias of blocks `n` (place in L1, count).
+        """Begin sums of `m` fractals of pixels with the bias of blocks `n` (index in L1, count).
 
-        `near`: its fractals in L0B, if they are there.
+        `l0b_bias` is the bias in L0B, if it stays there.
         """
         k = self.k
-        (left, right) = feeds
+        (a_queue, b_queue) = feeds
         c0 = isa.c0_of(self.shape.dtype)
-        area = isa.FRACTAL * c0
-        sizes = (m, area)
-        k.load2d(left.alloc().region(0, sizes), self.held.region(0, sizes, (0, 1)))
-        left.enqueue()
-        if near is None:
-            k.load2d(right.alloc().region(0, (n[1], area)), self.blocks(n))
-            right.enqueue()
-        a = left.dequeue().region(0, (m, 1, isa.FRACTAL, c0))
-        b = near or right.dequeue().region(0, (1, n[1], isa.FRACTAL, c0))
+        fractal = isa.FRACTAL * c0
+        ones_sizes = (m, fractal)
+        # A stride of 0 repeats the fractal of ones for all m fractals of pixels.
+        k.load2d(a_queue.alloc().region(0, ones_sizes), self.l1.region(0, ones_sizes, (0, 1)))
+        a_queue.enqueue()
+        if l0b_bias is None:
+            k.load2d(b_queue.alloc().region(0, (n[1], fractal)), self.blocks(n))
+            b_queue.enqueue()
+        a = a_queue.dequeue().region(0, (m, 1, isa.FRACTAL, c0))
+        b = l0b_bias or b_queue.dequeue().region(0, (1, n[1], isa.FRACTAL, c0))
         k.mmad(c.region(0, (n[1], m, isa.FRACTAL, isa.FRACTAL)), a, b, accumulate=0)
-        left.free()
-        if near is None:
-            right.free()
+        a_queue.free()
+        if l0b_bias is None:
+            b_queue.free()

@@ -2,9 +2,9 @@
 
 Operands lie in GM in the private layouts the cube reads fastest (16 x C0 fractals, C0 = 32 bytes):
 A as (K1, M1, 16, C0), B as (K1, N1, 16, C0) with the last two axes (n, k), C as (N1, M1, 16, 16).
-Converting from row-major is not part of the time. The tiling is the published one of the PTO GEMM
-example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores in a grid. Where
-the grid is there `split_k` times, each takes its share of K and stores sums of its own.
+The time excludes conversion from row-major. The tiling is the published one of the PTO GEMM
+example: base tiles in L0, `step_k` of them staged in L1, double buffers, cores in a grid. With
+`split_k` > 1 there are so many such grids: each takes a share of K and stores partial sums.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +39,9 @@ from ascend_lab.operators.kernels.tiles import (
 )
 
 Kept = tuple[isa.Tile | None, isa.Tile | None]
-"""All K of A's rows and of B's columns, where a loop outside holds them in L1."""
+"""The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
 Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
+"""Called as keep(side, span): loads all K of a span of A (side 0) or B (side 1), if it is kept."""
 
 
 def gemm_launch(
@@ -52,10 +53,12 @@ def gemm_launch(
 ) -> isa.Launch:
     """Return the kernel as a launch: full cores and tail cores are separate parts.
 
-    `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
-    With `split_k` the launch writes "partial", in the accumulator's format, for each share of K.
-    `area`: the rows and columns of C to do, by default all.
+    The kernel applies `epilogue` to the sums before it stores them; the epilogue's operands are
+    tensors of the launch. With `split_k` the launch writes "partial", in the accumulator's format,
+    for each share of K. `area` gives the rows and columns of C to compute, by default all.
     """
+    # The cube core's fix pipe does the head of the epilogue; where vector cores are separate from
+    # it, they do the tail, on tiles that reach them through a ring of slots in GM.
     head, tail = halves(epilogue, chip, ACCUMULATOR[shape.dtype])
     check_epilogue(head, chip, ACCUMULATOR[shape.dtype])
     chosen = schedule or default_schedules.default_schedule(shape, chip, head)
@@ -73,18 +76,21 @@ def gemm_launch(
     if chosen.split_k > 1:
         grid["part"] = chunks(k1, 1, chosen.split_k)
 
-    def program(*own: Share) -> Program | tuple[Program, ...]:
+    def program(*shares: Share) -> Program | tuple[Program, ...]:
         if tail is None:
-            return _Writer(shape, chosen, chip, own, area, head).program()
+            return _Writer(shape, chosen, chip, shares, area, head).program()
         cores = len(grid["row"]), len(grid["col"])
         sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
-        arrives = head.out_dtype if head else ACCUMULATOR[shape.dtype]
-        after = After(tail, arrives, sides, cores, n1, n1 * m1 * AREA)
-        cube = _Writer(shape, chosen, chip, own, area, head, after).program()
-        behind = chip.vector_cores_per_core
-        if FRACTAL % behind == 0:  # shares are alike
-            return cube, *[_after(shape, chosen, chip, own, area, after)] * behind
-        return cube, *(_after(shape, chosen, chip, own, area, after, i) for i in range(behind))
+        arriving_dtype = head.out_dtype if head else ACCUMULATOR[shape.dtype]
+        after = After(tail, arriving_dtype, sides, cores, n1, n1 * m1 * AREA)
+        cube = _Writer(shape, chosen, chip, shares, area, head, after).program()
+        vector_cores = chip.vector_cores_per_core
+        # 2 vector cores take 8 of a fractal's 16 rows each, by one program; 3 would need three.
+        if FRACTAL % vector_cores == 0:
+            return cube, *[_after(shape, chosen, chip, shares, area, after)] * vector_cores
+        return cube, *(
+            _after(shape, chosen, chip, shares, area, after, i) for i in range(vector_cores)
+        )
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -93,198 +99,235 @@ def tiles_in_order(
     finish: epilogue_emit.Finish | None,
     k: isa.KernelBuilder,
     schedule: gemm_schedule.GemmSchedule,
-    own: tuple[isa.Share, isa.Share],
+    shares: tuple[isa.Share, isa.Share],
     base: tuple[isa.Affine, isa.Affine],
     keep: Keeper = lambda side, at: nullcontext(),
 ) -> Iterator[tuple[tuple[Span, Span], Kept, epilogue_emit.Channels | None]]:
     """Loop over a core's tiles of C in the schedule's order, the tails last.
 
-    Yields (along m, along n), what `keep` holds of A (side 0) or B for all tiles of the loop
-    inside, and the numbers per column loaded before.
+    Yields the tile's (span of rows, span of columns), the L1 tiles of A and B that `keep` holds
+    for the inner loop, and the epilogue's numbers per column if they are already loaded.
     """
 
     def spans(side: int) -> Iterator[Span]:
-        width = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
-        for at, size in segments(k, "mn"[side], own[side][0], width):
+        tile_side = (schedule.base_n if side else schedule.base_m) // isa.FRACTAL
+        for at, size in segments(k, "mn"[side], shares[side][0], tile_side):
             yield base[side] + at, size
 
-    with epilogue_emit.held_channels(finish, (base[1], own[1][0]), isa.Affine(), None) as held:
+    # Numbers per column for all columns of the core, if UB has room; else order "nm" loads them
+    # once per n tile, and order "mn" leaves it to each tile.
+    with epilogue_emit.held_channels(
+        finish, (base[1], shares[1][0]), isa.Affine(), None
+    ) as core_channels:
         if schedule.order == "mn":
             for m in spans(0):
                 with keep(0, m) as a:
                     for n in spans(1):
-                        yield (m, n), (a, None), held
+                        yield (m, n), (a, None), core_channels
             return
         for n in spans(1):
             with (
-                epilogue_emit.held_channels(finish, n, isa.Affine(), held) as channels,
+                epilogue_emit.held_channels(
+                    finish, n, isa.Affine(), core_channels
+                ) as tile_channels,
                 keep(1, n) as b,
             ):
                 for m in spans(0):
-                    yield (m, n), (None, b), channels
+                    yield (m, n), (None, b), tile_channels
 
 
 def _after(
     shape: gemm_schedule.GemmShape,
     schedule: gemm_schedule.GemmSchedule,
     chip: Chip,
-    own: Sequence[Share],
+    shares: Sequence[Share],
     area: gemm_schedule.Stretches,
     after: After,
     number: int | None = None,
 ) -> Program:
-    """Return the program of a vector core, or of all: the tiles in the order of the cube core."""
-    rows, cols = own
+    """Return the program of vector core `number`, by default one program that fits them all.
+
+    It takes the tiles in the order in which its cube core makes them.
+    """
+    rows, cols = shares
     k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
     row = k.param("row", rows[2])
     col = k.param("col", cols[2])
-    member = k.param("aiv", chip.vector_cores_per_core) if number is None else number
-    write = VectorWriter(k, after, "c", after.core(row, col), member, (rows[0], cols[0]))
+    vector_core = k.param("aiv", chip.vector_cores_per_core) if number is None else number
+    write = VectorWriter(k, after, "c", after.core(row, col), vector_core, (rows[0], cols[0]))
     m1 = shape.fractals[0]
     base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
-    for (m, n), _, held in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
+    for (m, n), _, channels in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
         tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
-        write.tile(tile, n, Affine(), held)
+        write.tile(tile, n, Affine(), channels)
     return k.finish()
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """A or B: its tensor of `whole` fractals a row, its way through L1 (or not) to L0."""
+    """A or B: its tensor, and its queues in L1 (None where it bypasses L1) and L0.
+
+    The tensor has `row_fractals` fractals for each C0 of k: M1 of A, N1 of B.
+    """
 
     tensor: Buffer
-    whole: int
+    row_fractals: int
     l1: Queue | None
     l0: Queue
     keep: bool
 
 
 def parts_of(shape: gemm_schedule.GemmShape, schedule: gemm_schedule.GemmSchedule) -> int:
-    """Return how many partial results the cores write; 1: the whole one."""
+    """Return how many partial results the cores write: 1 if each sums over all of K."""
     return len(chunks(shape.fractals[1], 1, schedule.split_k))
 
 
 class _Writer:
-    """The program of cores that own equally much of C's rows, columns, and of K; in fractals."""
+    """The program of cores with equal shares of C's rows, of its columns and of K.
+
+    All sizes are in fractals. A share is (size, step from core to core, cores).
+    """
 
     def __init__(
         self,
         shape: gemm_schedule.GemmShape,
         schedule: gemm_schedule.GemmSchedule,
         chip: Chip,
-        own: Sequence[Share],
+        shares: Sequence[Share],
         area: gemm_schedule.Stretches,
         epilogue: Epilogue | None,
         after: After | None = None,
     ) -> None:
-        """Declare tensors, allocate queues for `area`; tiles leave by a ring if work is `after`."""
+        """Declare the tensors; allocate the queues for `area` of C.
+
+        Tiles leave by a ring of slots if vector cores work on them `after` the cube.
+        """
         self.schedule = schedule
-        (rows, cols, *share) = own
+        (rows, cols, *k_share) = shares
         self.rows = rows
         self.cols = cols
-        self.share = share
+        self.k_share = k_share
         m1, all_k, n1 = self.m1, _, self.n1 = shape.fractals
-        self.k1 = k1 = share[0][0] if share else all_k
+        # `k_share` holds one share if the schedule splits K, else it is empty.
+        self.k1 = k1 = k_share[0][0] if k_share else all_k
+        # Elements of a fractal: 16 rows of C0, 256 in fp16 (512 bytes), 512 in int8.
         self.area = FRACTAL * isa.c0_of(shape.dtype)
         sides = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
-        m = min(sides[0], rows[0])
-        n = min(sides[1], cols[0])
+        tile_m = min(sides[0], rows[0])
+        tile_n = min(sides[1], cols[0])
         self.tile_k = min(schedule.base_k // isa.c0_of(shape.dtype), k1)
         self.stage_k = min(self.tile_k * schedule.step_k, k1)
         self.k = k = isa.KernelBuilder(f"gemm_{rows[0] * FRACTAL}x{cols[0] * FRACTAL}", chip)
         sums = ACCUMULATOR[shape.dtype]
-        name = "c"
-        blocks = n1
+        out_name = "c"
+        out_blocks = n1
         out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
-        if share:
+        if k_share:
             out_dtype = sums
-            name = "partial"
-            blocks = parts_of(shape, schedule) * area[1][1]
-        a, b = (k.tensor(x, shape.dtype, y * all_k * self.area) for x, y in (("a", m1), ("b", n1)))
+            out_name = "partial"
+            out_blocks = parts_of(shape, schedule) * area[1][1]
+        # A is (K1, M1, 16, C0), B is (K1, N1, 16, C0): all of K, whatever share of it a core takes.
+        a, b = (
+            k.tensor(name, shape.dtype, side1 * all_k * self.area)
+            for name, side1 in (("a", m1), ("b", n1))
+        )
         row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
         self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
         self.ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
         if not after:
-            self.c = k.tensor(name, out_dtype, blocks * m1 * 256)
-        self.first_k, self.first_c = self._share(*area[1])
+            self.c = k.tensor(out_name, out_dtype, out_blocks * m1 * 256)  # 16 x 16 a fractal
+        self.first_k, self.first_c = self._share_starts(*area[1])
         self.operands = (
-            _Operand(a, m1, self._l1(a, m), self._l0(a, m), schedule.keep == "a"),
-            _Operand(b, n1, self._l1(b, n), self._l0(b, n), schedule.keep == "b"),
+            _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
+            _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
-        self.acc = tiles.sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
-        self.out = tiles.out_queue(k, out_dtype, m, n) if chip.combined and not epilogue else None
-        sizes = epilogue_emit.Sizes(m, n, cols[0], n1, n1 * m1 * 256)
+        self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
+        self.out = (
+            tiles.out_queue(k, out_dtype, tile_m, tile_n)
+            if chip.combined and not epilogue
+            else None
+        )
+        sizes = epilogue_emit.Sizes(tile_m, tile_n, cols[0], n1, n1 * m1 * 256)
         self.finish = epilogue_emit.new_finish(k, epilogue, sums, sizes)
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
-        name = tensor.name
-        s = self.schedule
-        if name in s.bypass:
+        operand = tensor.name
+        schedule = self.schedule
+        if operand in schedule.bypass:
             return None
-        size = (self.k1 if s.keep == name else self.stage_k) * side * self.area
-        slots = s.a_l1_slots if name == "a" else s.b_l1_slots
-        name = f"{name}_l1"
-        return self.k.queue(name, "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots)
+        size = (self.k1 if schedule.keep == operand else self.stage_k) * side * self.area
+        slots = schedule.a_l1_slots if operand == "a" else schedule.b_l1_slots
+        operand = f"{operand}_l1"
+        return self.k.queue(operand, "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots)
 
     def _l0(self, tensor: Buffer, side: int) -> Queue:
         """Allocate slots of tensor a or b in L0A or L0B."""
-        name = tensor.name
-        s = self.schedule
-        pipe = "MTE2" if name in s.bypass else "MTE1"
-        space = "L0" + name.upper()
-        slots = s.a_l0_slots if name == "a" else s.b_l0_slots
-        name = f"{name}_l0"
+        operand = tensor.name
+        schedule = self.schedule
+        pipe = "MTE2" if operand in schedule.bypass else "MTE1"
+        space = "L0" + operand.upper()
+        slots = schedule.a_l0_slots if operand == "a" else schedule.b_l0_slots
+        operand = f"{operand}_l0"
         size = side * self.tile_k * self.area
-        return self.k.queue(name, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
+        return self.k.queue(operand, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
 
-    def _share(self, first: int, columns: int) -> tuple[Affine, Affine]:
-        """Return where their share of K begins, and their sums of `columns` from `first` on."""
-        if not self.share:
+    def _share_starts(self, first: int, columns: int) -> tuple[Affine, Affine]:
+        """Return the first fractal of K of the share, and the first element of its partial sums.
+
+        Each share stores all `columns` of C to compute, which begin at column `first` of C.
+        """
+        if not self.k_share:
             return Affine(), Affine()
-        _, size, count = self.share[0]
-        part = self.k.param("part", count)
-        return part * size, (part * columns - first) * (self.m1 * 256)
+        _, size, count = self.k_share[0]
+        share = self.k.param("part", count)
+        return share * size, (share * columns - first) * (self.m1 * 256)
 
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""
-        own = self.rows, self.cols
-        walk = tiles_in_order(self.finish, self.k, self.schedule, own, self.base, self._kept)
-        for at, kept, held in walk:
-            self._tile(at, kept, held)
+        shares = self.rows, self.cols
+        tiles_of_c = tiles_in_order(
+            self.finish, self.k, self.schedule, shares, self.base, self._kept
+        )
+        for spans, kept, channels in tiles_of_c:
+            self._tile(spans, kept, channels)
         return self.k.finish()
 
-    def _tile(self, at: tuple[Span, Span], kept: Kept, held: epilogue_emit.Channels | None) -> None:
-        """One tile of C; `held` are numbers per column loaded before."""
-        (m_at, m), (n_at, n) = at
-        with epilogue_emit.held_channels(self.finish, at[1], Affine(), held) as channels:
+    def _tile(
+        self, spans: tuple[Span, Span], kept: Kept, loaded: epilogue_emit.Channels | None
+    ) -> None:
+        """Compute and store the tile of C at `spans`; `kept`, `loaded`: of `tiles_in_order`."""
+        (m_at, m), (n_at, n) = spans
+        with epilogue_emit.held_channels(self.finish, spans[1], Affine(), loaded) as channels:
             c = self.acc.alloc()
-            self._reduce(c, at, kept, epilogue_emit.bias_of(self.finish, channels, at[1]))
+            self._reduce(c, spans, kept, epilogue_emit.bias_of(self.finish, channels, spans[1]))
             self.acc.enqueue()
             if self.ring is not None:
                 to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
                 return
+            # C is (N1, M1, 16, 16): a block of 16 columns holds m1 fractals of 256 elements.
             start = self.first_c + n_at * (self.m1 * 256)
             rows = m * FRACTAL
             if self.finish is None:
                 start += m_at * 256
                 tiles.store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
                 return
-            wide = self.finish.width
+            block_channels = self.finish.width
             plane = self.m1 * FRACTAL
             piece = (0, m_at * FRACTAL, rows)
-            n = n * FRACTAL // wide
-            area = Area(start, (piece,), n, plane, 1, m, rows, wide)
+            # An int8 result has blocks of 32 channels: half as many as of 16.
+            n = n * FRACTAL // block_channels
+            area = Area(start, (piece,), n, plane, 1, m, rows, block_channels)
             epilogue_emit.drain(self.finish, self.acc, self.c, area, n_at, channels)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:
         """Bring a piece of A or B to L1: `at` along m or n, `depth` along k."""
         assert operand.l1 is not None
         src = operand.tensor.region(
-            ((self.first_k + depth[0]) * operand.whole + at[0]) * self.area,
+            ((self.first_k + depth[0]) * operand.row_fractals + at[0]) * self.area,
             (depth[1], at[1] * self.area),
-            (operand.whole * self.area, 1),
+            (operand.row_fractals * self.area, 1),
         )
         self.k.copy(operand.l1.alloc().region(0, src.sizes), src)
         operand.l1.enqueue()
@@ -300,25 +343,32 @@ class _Writer:
         yield operand.l1.dequeue()
         operand.l1.free()
 
-    def _reduce(self, c: Tile, at: tuple[Span, Span], kept: Kept, bias: Region | None) -> None:
+    def _reduce(self, c: Tile, spans: tuple[Span, Span], kept: Kept, bias: Region | None) -> None:
         """C tile = sum over k (+ bias): stages GM -> L1, tiles L1 -> L0, mmad."""
-        sides = list(zip(self.operands, at, kept, strict=True))
-        staged = [(o, span) for o, span, tile in sides if tile is None and o.l1 is not None]
+        sides = list(zip(self.operands, spans, kept, strict=True))
+        # What an outer loop keeps, or what bypasses L1, needs no stage of its own.
+        staged = [
+            (o, span) for o, span, kept_tile in sides if kept_tile is None and o.l1 is not None
+        ]
         for stage_at, size in segments(self.k, "stage", self.k1, self.stage_k):
             for operand, span in staged:
                 self._stage(operand, span, (stage_at, size))
             sources = [self._source(*side, stage_at) for side in sides]
             for k_at, depth in segments(self.k, "k", size, self.tile_k):
-                sizes = (at[0][1], depth, at[1][1])
+                sizes = (spans[0][1], depth, spans[1][1])
                 self._multiply(c, [s.down(k_at) for s in sources], sizes, stage_at + k_at, bias)
             for operand, _ in staged:
                 assert operand.l1 is not None
                 operand.l1.free()
 
     def _source(self, operand: _Operand, at: Span, kept: Tile | None, stage_at: Affine) -> Fractals:
-        """Return where the stage at `stage_at` of an operand begins: a slot of L1, or GM."""
+        """Return where the operand's fractals of the stage at `stage_at` begin.
+
+        They lie in GM if it bypasses L1, in the middle of the kept tile if an outer loop loaded
+        all of K, else at the beginning of the stage's slot.
+        """
         if operand.l1 is None:
-            pitch = operand.whole * self.area
+            pitch = operand.row_fractals * self.area
             start = (self.first_k + stage_at) * pitch + at[0] * self.area
             return Fractals(operand.tensor, start, pitch)
         pitch = at[1] * self.area
@@ -334,16 +384,20 @@ class _Writer:
         done: Affine,
         bias: Region | None,
     ) -> None:
-        """Load a tile of A and of B to L0 and add their product to c; the first where done is 0."""
+        """Load a tile of A and of B to L0 and add their product to c.
+
+        `done` counts the fractals of K multiplied before: where it is 0, the product replaces
+        what is in c, plus the bias if there is one.
+        """
         (m, depth, n) = sizes
         c0 = self.area // FRACTAL
-        qa, qb = (operand.l0 for operand in self.operands)
-        feed_a(self.k, qa.alloc(), sources[0], m, depth)
-        qa.enqueue()
-        feed_b(self.k, qb.alloc(), sources[1], n, depth)
-        qb.enqueue()
-        a = qa.dequeue().region(0, (m, depth, FRACTAL, c0))
-        b = qb.dequeue().region(0, (depth, n, FRACTAL, c0))
+        a_queue, b_queue = (operand.l0 for operand in self.operands)
+        feed_a(self.k, a_queue.alloc(), sources[0], m, depth)
+        a_queue.enqueue()
+        feed_b(self.k, b_queue.alloc(), sources[1], n, depth)
+        b_queue.enqueue()
+        a = a_queue.dequeue().region(0, (m, depth, FRACTAL, c0))
+        b = b_queue.dequeue().region(0, (depth, n, FRACTAL, c0))
         self.k.mmad(c.region(0, (n, m, FRACTAL, FRACTAL)), a, b, accumulate=done, bias=bias)
-        qa.free()
-        qb.free()
+        a_queue.free()
+        b_queue.free()

@@ -1,4 +1,7 @@
-"""What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
+"""A matrix product and its tiling: the problem's size, the schedule, the check that it fits.
+
+`Tilings` are many schedules as arrays, for estimates of thousands of candidates at once.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,9 +26,12 @@ CHOICES: dict[str, tuple[int | str, ...]] = {
     "window": ("", "flat", "strip", "stacked"),
     "bypass": ("", "a", "b", "ab"),
 }
-"""What the fields of a schedule beyond its six numbers may be; the default is the first or 2."""
+"""Allowed values of a schedule's fields beyond its six numbers.
+
+The default is the first value, except for the slots of A and B, which default to 2.
+"""
 AHEAD = 4
-"""Slots of L1, at most, that rows and weights of a convolution's stages fill together."""
+"""Most slots of L1 that hold one stage of a convolution each, its rows and weights together."""
 KEEP_ORDER = {"a": "mn", "b": "nm"}
 
 
@@ -33,15 +39,18 @@ KEEP_ORDER = {"a": "mn", "b": "nm"}
 class GemmSchedule:
     """Tiling in elements: base tiles of L0, `step_k` base_k per L1 stage, a grid of cores.
 
-    `order`: "mn" walks the n tiles inside each m tile, "nm" the m tiles inside each n tile (of a
-    convolution m are pixels, n output channels). `keep` (products only): "a" loads all K of an m
-    tile's rows once for all n tiles (order mn), "b" all K of an n tile's columns (order nm).
-    The slots of L1 and L0 are 2 (loads and use overlap) or 1 (they alternate, tiles may be larger);
-    c_l0_slots 0 takes two where they fit. `window` (convolutions only): "flat" or "strip" pixel
-    tiles, "stacked" ones of images together, "" chooses. `bypass` (products only, where the chip
-    has the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an
-    epilogue only): so many grids of cores divide K, and each writes a tensor of partial sums, which
-    a second phase adds.
+    With base_m 128, base_k 64 and step_k 4 an L1 stage of A is 128 x 256. In a convolution m
+    counts pixels and n output channels.
+
+    `order`: "mn" loops over the n tiles inside each m tile, "nm" over the m tiles inside each n
+    tile. `keep` (products only): "a" loads all K of an m tile's rows once for all n tiles (order
+    mn), "b" all K of an n tile's columns (order nm). L1 and L0 have 2 slots for A and for B (loads
+    and use overlap) or 1 (they alternate, and tiles may be larger); c_l0_slots 0 takes two where
+    they fit. `window` (convolutions only): pixel tiles are "flat" (across rows) or "strip" (inside
+    a row), "stacked" ones go across images, "" chooses. `bypass` (products only, where the chip has
+    the path): "a", "b" or "ab" go from GM straight to L0. `split_k` (products without an epilogue
+    only): so many grids of cores divide K; each writes a tensor of partial sums, and a second phase
+    adds them.
     """
 
     base_m: int
@@ -82,8 +91,8 @@ class GemmSchedule:
     @property
     def extras(self) -> dict[str, Any]:
         """Return the fields beyond the tiling that are not the default."""
-        more = [f for f in fields(self) if f.default is not MISSING]
-        return {f.name: v for f in more if (v := getattr(self, f.name)) != f.default}
+        optional = [f for f in fields(self) if f.default is not MISSING]
+        return {f.name: v for f in optional if (v := getattr(self, f.name)) != f.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +111,16 @@ class GemmShape:
         if min(self.m, self.k, self.n) < 1:
             raise InputError("m, n and k of at least 1", sizes, "give three positive sizes")
         if max(self.m, self.k, self.n) > 1 << 24 or self.ops > 1 << 56:
-            wanted = "m, n and k of at most 16777216, and 2 m n k of at most 2^56"
-            raise InputError(wanted, sizes, "split it")
+            needed = "m, n and k of at most 16777216, and 2 m n k of at most 2^56"
+            raise InputError(needed, sizes, "split it")
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", ACCUMULATOR[self.dtype])
-        short = "bf16" if self.dtype == "bf16" else "fp16"
-        if self.out_dtype not in (ACCUMULATOR[self.dtype], short, self.dtype):
+        short_format = "bf16" if self.dtype == "bf16" else "fp16"
+        if self.out_dtype not in (ACCUMULATOR[self.dtype], short_format, self.dtype):
             raise InputError(
-                f"out dtype {ACCUMULATOR[self.dtype]} or {short} for {self.dtype} operands",
+                f"out dtype {ACCUMULATOR[self.dtype]} or {short_format} for {self.dtype} operands",
                 self.out_dtype,
                 "leave it out for the accumulator's own format",
             )
@@ -147,16 +156,16 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         )
     cores = math.prod(grid)
     if cores > chip.core_count:
-        wanted = f"a grid of at most {chip.core_count} cores on {chip.name}"
+        needed = f"a grid of at most {chip.core_count} cores on {chip.name}"
         got = str(cores)
-        raise InputError(wanted, got, "shrink it")
+        raise InputError(needed, got, "shrink it")
     _check_choices(schedule, chip)
-    words = "".join(f" {name} {value}" for name, value in schedule.extras.items())
+    optional_fields = "".join(f" {name} {value}" for name, value in schedule.extras.items())
     for space, size in tile_bytes(shape, schedule).items():
         if size > chip.buffers[space]:
             raise CapacityError(
                 f"{space} for tile m,k,n {schedule.base_m},{schedule.base_k},{schedule.base_n} "
-                f"step {schedule.step_k}{words}: {size} bytes",
+                f"step {schedule.step_k}{optional_fields}: {size} bytes",
                 f"{chip.buffers[space]} on {chip.name}",
                 "halve a side of the tile",
             )
@@ -167,15 +176,15 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
     for name, allowed in CHOICES.items():
         value = getattr(schedule, name)
         if value not in allowed:
-            known = ", ".join(repr(v) for v in allowed)
-            raise InputError(f"{name} of {known}", repr(value), "take one of these")
+            choices = ", ".join(repr(v) for v in allowed)
+            raise InputError(f"{name} of {choices}", repr(value), "take one of these")
     if schedule.keep and schedule.order != KEEP_ORDER[schedule.keep]:
-        wanted = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
-        raise InputError(wanted, repr(schedule.order), "what stays in L1 belongs to the outer loop")
+        needed = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
+        raise InputError(needed, repr(schedule.order), "what stays in L1 belongs to the outer loop")
     if schedule.keep and schedule.keep in schedule.bypass:
-        wanted = "another operand to bypass L1 than the one kept there"
+        needed = "another operand to bypass L1 than the one kept there"
         got = schedule.keep
-        raise InputError(wanted, got, "drop one of both")
+        raise InputError(needed, got, "drop one of both")
     for name in schedule.bypass.upper():
         if ("GM", "L0" + name) not in chip.paths:
             raise InputError(f"a chip with a path from GM to L0{name}", chip.name, "stage it in L1")
@@ -184,19 +193,20 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
 def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     """Bytes each buffer needs: the slots of A and B, one tile of C at least."""
     s = schedule
-    size = DTYPE_BYTES[shape.dtype]
+    element_bytes = DTYPE_BYTES[shape.dtype]
     m = s.base_m
     k = s.base_k
     n = s.base_n
-    whole = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
+    all_k = up(shape.fractals[1], s.split_k) * c0_of(shape.dtype)
+    # Depth of an operand's slot in L1, in elements: all K where it is kept, else one stage.
     depth_a, depth_b = (
-        0 if name in s.bypass else whole if s.keep == name else k * s.step_k for name in "ab"
+        0 if name in s.bypass else all_k if s.keep == name else k * s.step_k for name in "ab"
     )
     return {
-        "L0A": s.a_l0_slots * m * k * size,
-        "L0B": s.b_l0_slots * k * n * size,
-        "L0C": max(s.c_l0_slots, 1) * m * n * 4,
-        "L1": (s.a_l1_slots * m * depth_a + s.b_l1_slots * n * depth_b) * size,
+        "L0A": s.a_l0_slots * m * k * element_bytes,
+        "L0B": s.b_l0_slots * k * n * element_bytes,
+        "L0C": max(s.c_l0_slots, 1) * m * n * 4,  # sums have 4 bytes in every format
+        "L1": (s.a_l1_slots * m * depth_a + s.b_l1_slots * n * depth_b) * element_bytes,
     }
 
 
@@ -207,7 +217,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Tilings:
-    """Candidates as arrays of one length, in fractals: tile sides, K tiles a stage, core grid."""
+    """Candidates as arrays of one length: tile sides in fractals, K tiles a stage, core grid."""
 
     m: Array
     k: Array
@@ -223,12 +233,14 @@ class Tilings:
     def schedule(self, index: int, dtype: str) -> GemmSchedule:
         """Return one candidate as a schedule in elements."""
         values = (int(getattr(self, f.name)[index]) for f in fields(self))
-        m, k, n, step, rows, cols = (v * u for v, u in zip(values, _units(dtype), strict=True))
+        m, k, n, step, rows, cols = (
+            count * unit for count, unit in zip(values, _units(dtype), strict=True)
+        )
         return GemmSchedule(m, k, n, step, rows, cols)
 
 
 def _units(dtype: str) -> tuple[int, ...]:
-    """Elements that the first six fields of a schedule count in."""
+    """Elements in one unit of each of the first six fields: a fractal's sides, else 1."""
     return FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1
 
 
@@ -236,49 +248,62 @@ def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
     names = [f.name for f in fields(GemmSchedule)][: len(fields(Tilings))]
     columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
-    return Tilings(*(c // u for c, u in zip(columns, _units(dtype), strict=True)))
+    return Tilings(*(column // unit for column, unit in zip(columns, _units(dtype), strict=True)))
 
 
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:
-    """Return the share of A and of B read from memory, and all memory bytes, per candidate.
+    """Return, per candidate, which share of A's and B's reads miss L2, and all memory bytes.
 
     The rule of `sim.cost` written out for this nest: the outermost loop whose body fits in L2
     fetches every byte once. Exact for tilings that divide the problem evenly.
     """
     m1, k1, n1 = shape.fractals
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    out = 256 * DTYPE_BYTES[shape.out_dtype]
-    a = m1 * k1 * area
-    b = k1 * n1 * area
-    c = m1 * n1 * out
+    fractal_bytes = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    out_fractal_bytes = 256 * DTYPE_BYTES[shape.out_dtype]
+    a_bytes = m1 * k1 * fractal_bytes
+    b_bytes = k1 * n1 * fractal_bytes
+    c_bytes = m1 * n1 * out_fractal_bytes
+    # In one turn all cores do one tile each. The m loop is outside: its body touches the turn's
+    # rows of A and C and all of B. The n loop inside touches one turn's rows, columns and tiles.
     m_turns = -(-m1 // (t.rows * t.m))
     n_turns = -(-n1 // (t.cols * t.n))
     capacity = chip.l2.size_bytes
-    per_m = t.rows * t.m * (k1 * area + n1 * out) + b
-    per_n = k1 * area * (t.rows * t.m + t.cols * t.n) + t.rows * t.m * t.cols * t.n * out
-    whole = (a + b + c <= capacity) | (per_m <= capacity)
-    by_m = ~whole & (per_n <= capacity)
-    a_missed = np.where(whole | by_m, a, a * n_turns)
-    b_missed = np.where(whole, b, b * m_turns)
-    a_read = a * t.cols * n_turns
-    b_read = b * t.rows * m_turns
-    fresh = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
-    written = c if a + b + c > capacity else 0
+    m_turn_bytes = t.rows * t.m * (k1 * fractal_bytes + n1 * out_fractal_bytes) + b_bytes
+    n_turn_bytes = (
+        k1 * fractal_bytes * (t.rows * t.m + t.cols * t.n)
+        + t.rows * t.m * t.cols * t.n * out_fractal_bytes
+    )
+    # Everything fits in L2, or a turn of m does: A and B come once. Only a turn of n fits: A comes
+    # once, B once per m turn. Else A comes once per n turn as well.
+    all_once = (a_bytes + b_bytes + c_bytes <= capacity) | (m_turn_bytes <= capacity)
+    a_once = ~all_once & (n_turn_bytes <= capacity)
+    a_missed = np.where(all_once | a_once, a_bytes, a_bytes * n_turns)
+    b_missed = np.where(all_once, b_bytes, b_bytes * m_turns)
+    # What cores load, L2 hits included: each column of the grid reads A's rows, each row B's
+    # columns.
+    a_read = a_bytes * t.cols * n_turns
+    b_read = b_bytes * t.rows * m_turns
+    miss_share = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
+    written = c_bytes if a_bytes + b_bytes + c_bytes > capacity else 0
     total = np.minimum(a_missed, a_read) + np.minimum(b_missed, b_read) + written
-    return fresh, total.astype(np.int64)
+    return miss_share, total.astype(np.int64)
 
 
 def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
-    """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.cost`, on arrays."""
-    own = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
-    hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
-    shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
-    mixed: Floats = fresh * np.maximum(own, 1.0 / shared) + (1.0 - fresh) * hit
-    return mixed
+    """Cycles a byte takes from GM to L1, where the share `fresh` of bytes misses L2.
+
+    The rule of `sim.cost` on arrays: all `cores` share the rates of L2 and of memory equally.
+    """
+    path_cycles = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
+    hit_cycles = np.maximum(path_cycles, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    memory_bytes_per_cycle = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
+    miss_cycles = np.maximum(path_cycles, 1.0 / memory_bytes_per_cycle)
+    cycles: Floats = fresh * miss_cycles + (1.0 - fresh) * hit_cycles
+    return cycles
 
 
 def store_cycles_per_byte(chip: Chip, cores: Array) -> Floats:
     """Cycles a byte takes on the last hop to GM."""
-    own = 1.0 / chip.path("UB" if chip.combined else "L0C", "GM").rate_bytes_per_cycle
-    rate: Floats = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
-    return rate
+    path_cycles = 1.0 / chip.path("UB" if chip.combined else "L0C", "GM").rate_bytes_per_cycle
+    cycles: Floats = np.maximum(path_cycles, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    return cycles

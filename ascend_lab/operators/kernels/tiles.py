@@ -22,9 +22,13 @@ Span = tuple[Affine, int]
 
 
 def chunks(total: int, tile: int, cores: int) -> list[int]:
-    """Sizes in fractals per core: whole tiles, equal except for the last core."""
-    each = up(up(total, tile), cores) * tile
-    return [min(each, total - i * each) for i in range(cores) if total > i * each]
+    """Sizes in fractals per core: whole tiles, equal except for the last core.
+
+    10 fractals in tiles of 2 on 3 cores are 5 tiles, two a core: sizes 4, 4 and 2. Cores that
+    would get nothing are left out.
+    """
+    core_size = up(up(total, tile), cores) * tile
+    return [min(core_size, total - i * core_size) for i in range(cores) if total > i * core_size]
 
 
 def by_size(chunks: list[int]) -> dict[int, list[int]]:
@@ -50,16 +54,21 @@ def segments(
 def sum_queue(
     builder: KernelBuilder, name: str, dtype: str, tile_m: int, tile_n: int, slots: int = 0
 ) -> Queue:
-    """Allocate L0C for tiles of sums, drained by V or by the fix pipe; 0 slots: two if they fit."""
+    """Allocate slots of L0C for tiles of sums; with `slots` 0 there are two if two fit, else one.
+
+    The vector unit drains them where the chip joins cube and vector unit in one core, else the
+    fix pipe does.
+    """
+    # 256 = a fractal of 16 x 16 sums; two tiles let the cube begin one while the other is drained.
     size = tile_m * tile_n * 256
-    two = 2 * size * chip.DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
-    drain = "V" if builder.chip.combined else "FIX"
-    depth = slots or 1 + two
-    return builder.queue(name, "L0C", dtype, size, src="M", dst=drain, depth=depth)
+    two_fit = 2 * size * chip.DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
+    drain_pipe = "V" if builder.chip.combined else "FIX"
+    depth = slots or 1 + two_fit
+    return builder.queue(name, "L0C", dtype, size, src="M", dst=drain_pipe, depth=depth)
 
 
 def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
-    """Allocate UB slots for draining C by as many 16-wide columns as fit twice."""
+    """Allocate two slots of UB through which C leaves: as many 16-wide columns as fit twice."""
     column = tile_m * 256 * chip.DTYPE_BYTES[dtype]
     columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column)))
     return builder.queue("c_ub", "UB", dtype, columns * tile_m * 256, src="V", dst="MTE3")
@@ -67,7 +76,10 @@ def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Q
 
 @dataclass(frozen=True, slots=True)
 class Fractals:
-    """Rows of fractals, one per C0 of k: from `start` on, `pitch` elements from row to row."""
+    """An operand as rows of fractals, one row for each C0 of k.
+
+    The first row begins at element `start` of `memory`, the next one `pitch` elements further.
+    """
 
     memory: Tile | Buffer
     start: Affine
@@ -88,6 +100,9 @@ def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> No
     area = FRACTAL * c0_of(dst.buffer.dtype)
     memory = src.memory
     start = src.start
+    # L0A wants the fractals of one row of A side by side, L1 holds those of one C0 of k side by
+    # side. One load2d reads or writes with a stride, so the transposition takes one instruction
+    # per row or per column of fractals: whichever are fewer.
     if depth <= m:
         with repeat(k, "fractal", depth) as i:
             to = dst.region(i * area, (m, area), (depth * area, 1))
@@ -129,17 +144,18 @@ def store_tile(
     m, n = sizes
     c = acc.dequeue()
     if out is None:
-        to = tensor.region(start, (n, m * 256), (pitch * 256, 1))
-        k.fixpipe(to, c.region(0, to.sizes))
+        target = tensor.region(start, (n, m * 256), (pitch * 256, 1))
+        k.fixpipe(target, c.region(0, target.sizes))
         acc.free()
         return
-    columns = out.buffer.elements // (m * 256)
-    for at, size in segments(k, "column", n, min(columns, n)):
-        k.copy(out.alloc().region(0, size * m * 256), c.region(at * (m * 256), size * m * 256))
+    # Without a fix pipe sums leave by UB, as many columns of fractals at a time as a slot holds.
+    slot_columns = out.buffer.elements // (m * 256)
+    for column, size in segments(k, "column", n, min(slot_columns, n)):
+        k.copy(out.alloc().region(0, size * m * 256), c.region(column * (m * 256), size * m * 256))
         out.enqueue()
-        held = out.dequeue()
-        to = tensor.region(start + at * (pitch * 256), (size, m * 256), (pitch * 256, 1))
-        k.copy(to, held.region(0, to.sizes))
+        drained = out.dequeue()
+        target = tensor.region(start + column * (pitch * 256), (size, m * 256), (pitch * 256, 1))
+        k.copy(target, drained.region(0, target.sizes))
         out.free()
     acc.free()
 
@@ -148,10 +164,10 @@ def store_tile(
 class Area:
     """Where a tile of `blocks` output blocks lies in GM, in `pieces` of neighbouring pixels.
 
-    A piece is (first pixel in the tile, its place in the plane, pixels); the first block begins at
-    element `base`. `plane` pixels lie from block to block, `step` from one to the next. A block of
-    the tile is `fractals` high in L0C, its first `pixels` rows are wanted. Blocks have `width`
-    channels: 16, or 32 where bytes are among the tiles.
+    A piece is (first pixel in the tile, its place in the plane, pixels). The first block begins at
+    element `base`; the next block begins `plane` pixels further, the next pixel `step` pixels.
+    In L0C a block of the tile is `fractals` high, and only its first `pixels` rows leave. Blocks
+    have `width` channels: 16, or 32 where an operand or the result is int8.
     """
 
     base: Affine
@@ -163,53 +179,64 @@ class Area:
     pixels: int
     width: int = FRACTAL
 
-    def lines(self, *, alone: bool) -> Iterator[tuple[int, Affine, int, int, tuple[int, int]]]:
-        """Yield pieces, (pixel in the tile, place, pixels), and how many such follow, how far off.
+    def lines(self, *, separate: bool) -> Iterator[tuple[int, Affine, int, int, tuple[int, int]]]:
+        """Yield (first pixel in the tile, place, pixels, pieces, distance): one copy for each.
 
-        Pieces of one length that lie evenly are one copy, in place of blocks, unless `alone`.
+        Neighbouring pieces of one length at one distance (in the tile, in the plane) are one copy,
+        unless `separate`: a copy has a fixed number of axes, and one over several blocks has none
+        left for pieces.
         """
         at = 0
         while at < len(self.pieces):
             done, start, length = self.pieces[at]
             count = 1
-            apart = (0, 0)
-            while not alone and at + count < len(self.pieces):
-                there, place, size = self.pieces[at + count]
-                last = self.pieces[at + count - 1]
-                step = there - last[0], place.const - last[1].const
-                if size != length or place.terms != start.terms or (count > 1 and step != apart):
+            distance = (0, 0)
+            while not separate and at + count < len(self.pieces):
+                next_pixel, next_start, size = self.pieces[at + count]
+                previous = self.pieces[at + count - 1]
+                step = next_pixel - previous[0], next_start.const - previous[1].const
+                # Two pieces define the distance; from the third on it must be the same. Places that
+                # depend on different loop counters (`terms`) have no constant distance.
+                if (
+                    size != length
+                    or next_start.terms != start.terms
+                    or (count > 1 and step != distance)
+                ):
                     break
                 count = count + 1
-                apart = step
-            yield done, start, length, count, apart
+                distance = step
+            yield done, start, length, count, distance
             at += count
 
     def pairs(
         self, tensor: Buffer | Tile | isa.RingTile, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
-        """Yield (region of the tensor, of the tile) for blocks at .. at+count-1, `run` apart.
+        """Yield (region of the tensor, of the tile) for blocks at .. at+count-1.
 
-        A tile with 32 channels a block takes two blocks of a tensor that has 16, as floats do.
+        Blocks lie `run` elements apart in the tile. A tile with 32 channels a block takes two
+        blocks of a tensor that has 16, as float tensors do.
         """
         first = self.base + at * (self.plane * self.width)
-        apart = self.plane * FRACTAL
-        halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
-        for done, start, length, rows, (here, far) in self.lines(alone=count > 1):
+        half_block = self.plane * FRACTAL
+        two_halves = isinstance(tensor, Buffer) and self.width > FRACTAL and tensor.itemsize > 1
+        for pixel, start, length, pieces, (tile_step, plane_step) in self.lines(separate=count > 1):
             sizes: tuple[int, ...] = (count, length, self.width)
-            own: tuple[int, ...] = (run, self.width, 1)
-            strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
-            if rows > 1:
-                sizes = (rows, *sizes[1:])
-                own = (here * self.width, *own[1:])
-                strides = (far * self.width, *strides[1:])
-            if halves:
+            tile_strides: tuple[int, ...] = (run, self.width, 1)
+            tensor_strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
+            # The axis of pieces takes the place of the blocks': there is only one block here.
+            if pieces > 1:
+                sizes = (pieces, *sizes[1:])
+                tile_strides = (tile_step * self.width, *tile_strides[1:])
+                tensor_strides = (plane_step * self.width, *tensor_strides[1:])
+            # 32 channels of a pixel: 16 in one block of the tensor, 16 in the next.
+            if two_halves:
                 sizes = (count, length, 2, FRACTAL)
-                own = (run, self.width, FRACTAL, 1)
-                strides = (2 * apart, self.step * FRACTAL, apart, 1)
-            there = tensor.region(
-                first + start * (FRACTAL if halves else self.width), sizes, strides
+                tile_strides = (run, self.width, FRACTAL, 1)
+                tensor_strides = (2 * half_block, self.step * FRACTAL, half_block, 1)
+            tensor_region = tensor.region(
+                first + start * (FRACTAL if two_halves else self.width), sizes, tensor_strides
             )
-            yield there, tile.region(done * self.width, sizes, own)
+            yield tensor_region, tile.region(pixel * self.width, sizes, tile_strides)
 
 
 def store_area(
@@ -221,19 +248,20 @@ def store_area(
     relu: bool = False,
     scale: float = 1.0,
 ) -> None:
-    """Move a tile's pixels from L0C to GM; `relu`, `scale`: of the fix pipe."""
+    """Move a tile's pixels from L0C to GM; the fix pipe, if any, applies `relu` and `scale`."""
     c = acc.dequeue()
-    n = area.blocks
-    size = area.fractals * FRACTAL * FRACTAL
+    blocks = area.blocks
+    # Sums of a block of 16 channels: 16 x 16 per fractal of pixels.
+    block = area.fractals * FRACTAL * FRACTAL
     if out is None:
-        for to, source in area.pairs(tensor, c, size, Affine(), n):
-            k.fixpipe(to, source, relu=relu, scale=scale)
+        for target, source in area.pairs(tensor, c, block, Affine(), blocks):
+            k.fixpipe(target, source, relu=relu, scale=scale)
         acc.free()
         return
-    for first, columns in segments(k, "column", n, min(out.buffer.elements // size, n)):
-        k.copy(out.alloc().region(0, columns * size), c.region(first * size, columns * size))
+    for first, columns in segments(k, "column", blocks, min(out.buffer.elements // block, blocks)):
+        k.copy(out.alloc().region(0, columns * block), c.region(first * block, columns * block))
         out.enqueue()
-        for to, source in area.pairs(tensor, out.dequeue(), size, first, columns):
-            k.copy(to, source)
+        for target, source in area.pairs(tensor, out.dequeue(), block, first, columns):
+            k.copy(target, source)
         out.free()
     acc.free()
