@@ -1,9 +1,9 @@
 """A program reduced to what time needs, and the plain simulator that steps through it.
 
-What is left are pipes, flags, loops, and what each instruction costs. Every pipe steps through its
-instructions, one event at a time: this is the definition of time in this package; the fast engine
-must equal it to the cycle. The same function runs on Python lists or, compiled by Numba when that
-is installed, on arrays.
+Pipes, flags, loops, and the cycles of each instruction are all that time depends on. The simulator
+lets every pipe step through its instructions, one event at a time. That is the definition of time
+in this package: the fast engine must equal it to the cycle. The same function runs on Python lists
+and, where Numba is installed, compiled on arrays.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from ascend_lab.machine.isa.program import CROSS
 from ascend_lab.machine.sim.cost import Cost, Surroundings, costs_of
 
 BEGIN, END, WORK, SET, WAIT, STOP = range(6)
-"""Kinds of timed step, and what engines put between: of a loop, and of a program."""
+"""Kinds of step: WORK, SET, WAIT; engines add BEGIN and END of a loop, STOP of a pipe's code."""
 MAX_EVENTS = 100_000_000
-"""Above this many steps memory and patience run out."""
+"""Most steps to follow: a record of 100 million, four numbers of 8 bytes each, fills 3.2 GB."""
 
 
 class Step(NamedTuple):
@@ -37,7 +37,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A loop of the compiled tree: number of its trip count, its body, and what that touches."""
+    """A loop of the compiled tree.
+
+    `loop` is the index of its trip count in `Compiled.counts`. The body consists of step numbers
+    and inner loops; it touches `pipes` and the flags of `events`.
+    """
 
     loop: int
     body: "tuple[int | Nest, ...]"
@@ -49,10 +53,11 @@ class Nest:
 class Compiled:
     """Structure (shared by all candidates of one template) plus durations and trip counts.
 
-    `cores` counts the cores whose programs stand here, a nest each at the top of the tree; 0: one
-    program. `cycles[s]` is how long step s takes its pipe; `latency[s]` delays the flag a SET
-    raises; `tail_latency[p]` is the latency of the last work of pipe p, paid at the end unless a
-    flag after it tells someone that the result is there.
+    `cores` is 0 for the program of one core. For several cores it is their number, and the top of
+    the tree has one nest per core. Step s occupies its pipe for `cycles[s]`; if it is a SET, its
+    flag goes up `latency[s]` cycles later. `tail_latency[p]` is what is left of the latency of
+    pipe p's work when its last step ends; the program ends after it. It is 0 if the pipe sets a
+    flag after that work: then the latency delays the flag instead.
     """
 
     pipes: tuple[str, ...]
@@ -68,16 +73,17 @@ class Compiled:
 
     def runs(self) -> list[int]:
         """Return how often each step runs."""
-        out = [0] * len(self.steps)
-        self._count(self.tree, 1, out)
-        return out
+        runs_of_step = [0] * len(self.steps)
+        self._count(self.tree, 1, runs_of_step)
+        return runs_of_step
 
-    def _count(self, nodes: Sequence[int | Nest], times: int, out: list[int]) -> None:
+    def _count(self, nodes: Sequence[int | Nest], passes: int, runs_of_step: list[int]) -> None:
+        """Add the runs of all steps of a nest that is passed `passes` times."""
         for node in nodes:
             if isinstance(node, Nest):
-                self._count(node.body, times * self.counts[node.loop], out)
+                self._count(node.body, passes * self.counts[node.loop], runs_of_step)
             else:
-                out[node] += times
+                runs_of_step[node] += passes
 
 
 class Compiler:
@@ -88,15 +94,17 @@ class Compiler:
         self.chip = chip
         self.costs = costs
         self.names: list[str] = []
-        self.pipes: dict[str, int] = {}
+        self.pipes: dict[str, int] = {}  # of the core that is being compiled: name to number
         self.prefix = ""
         self.events: dict[Event, int] = {}
-        self.known: dict[int, int] = {}
+        self.event_numbers: dict[int, int] = {}  # of that core's events, by identity
         self.steps: list[Step] = []
         self.sources: list[Instruction] = []
         self.cycles: list[int] = []
         self.latency: list[int] = []
         self.counts: list[int] = []
+        # Of each pipe, how long after its last step all its results are visible: to a flag set now,
+        # and to the end of the program.
         self.last_latency: list[int] = []
         self.tail_latency: list[int] = []
 
@@ -106,45 +114,48 @@ class Compiler:
         return self.finish(self.tree(program.body))
 
     def begin(self, pipes: Sequence[str], prefix: str = "") -> None:
-        """Begin the program of a core, whose pipes are called `prefix` and their own name."""
+        """Begin the program of a core; `prefix` stands before the names of its pipes."""
         self.prefix, start = prefix, len(self.names)
         self.pipes = {pipe: start + number for number, pipe in enumerate(pipes)}
         self.names += [prefix + pipe for pipe in pipes]
         self.last_latency += [0] * len(pipes)
         self.tail_latency += [0] * len(pipes)
-        self.known = {}
+        self.event_numbers = {}
 
     def tree(self, nodes: tuple[Node, ...]) -> tuple[int | Nest, ...]:
-        """Add the steps of a nest and return it with their numbers."""
-        out: list[int | Nest] = []
+        """Add the steps of a program's nodes; return the same tree with step numbers as leaves."""
+        compiled_nodes: list[int | Nest] = []
         for node in nodes:
             if isinstance(node, Loop):
-                number = len(self.counts)
-                first = len(self.steps)
+                loop_number = len(self.counts)
+                first_step = len(self.steps)
                 self.counts.append(node.count)
                 body = self.tree(node.body)
-                inside = self.steps[first:]
-                pipes = {s.pipe for s in inside}
-                events = {s.event for s in inside} - {-1}
-                out.append(Nest(number, body, tuple(sorted(pipes)), tuple(sorted(events))))
+                body_steps = self.steps[first_step:]
+                pipes = {s.pipe for s in body_steps}
+                events = {s.event for s in body_steps} - {-1}
+                compiled_nodes.append(
+                    Nest(loop_number, body, tuple(sorted(pipes)), tuple(sorted(events)))
+                )
             elif node.op in CROSS:
-                out += self.cross(node)
+                compiled_nodes += self.cross(node)
             elif node.pipe == "ALL":
-                out += self.barrier(node)
+                compiled_nodes += self.barrier(node)
             else:
-                out.append(self.instruction(node))
-        return tuple(out)
+                compiled_nodes.append(self.instruction(node))
+        return tuple(compiled_nodes)
 
     def number_of(self, event: Event) -> int:
         """Return the number of a flag between pipes of the core."""
         # The flags of a queue share one event object: its identity is found faster than its value.
-        number = self.known.get(id(event))
+        number = self.event_numbers.get(id(event))
         if number is None:
-            named = event
+            full_event = event
             prefix = self.prefix
-            if prefix:
-                named = replace(event, src=prefix + event.src, dst=prefix + event.dst)
-            number = self.known[id(event)] = self.events.setdefault(named, len(self.events))
+            if prefix:  # "AIC." makes M -> FIX the event AIC.M -> AIC.FIX, no other core's
+                full_event = replace(event, src=prefix + event.src, dst=prefix + event.dst)
+            number = self.events.setdefault(full_event, len(self.events))
+            self.event_numbers[id(event)] = number
         return number
 
     def step(self, pipe: int, kind: int, event: int, cycles: int, latency: int) -> int:
@@ -160,50 +171,54 @@ class Compiler:
         pipe = self.pipes[node.pipe]
         if node.event is None:
             cost = self.costs[id(node)]
-            # A flag tells that all before it can be seen, also a slow copy before a fast one.
-            before = self.last_latency[pipe] - cost.occupancy_cycles
-            self.last_latency[pipe] = max(cost.latency_cycles, before)
-            before = self.tail_latency[pipe] - cost.occupancy_cycles
-            self.tail_latency[pipe] = max(cost.latency_cycles, before)
+            # A flag says that all results before it are visible, also those of a slow copy before a
+            # fast one. If 100 cycles of latency were left and this step occupies the pipe for 30,
+            # then 70 are left at its end, or its own latency if that is longer.
+            remaining = self.last_latency[pipe] - cost.occupancy_cycles
+            self.last_latency[pipe] = max(cost.latency_cycles, remaining)
+            remaining = self.tail_latency[pipe] - cost.occupancy_cycles
+            self.tail_latency[pipe] = max(cost.latency_cycles, remaining)
             return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0)
         event = self.number_of(node.event)
         cycles = self.chip.flag_cycles
         if node.op == "set_flag":
+            # Whoever waits for this flag pays the latency, so the end of the program need not.
             self.tail_latency[pipe] = 0
             return self.step(pipe, SET, event, cycles, self.last_latency[pipe])
         return self.step(pipe, WAIT, event, cycles, 0)
 
     def cross(self, node: Instruction) -> list[int]:
-        """What a flag for other cores costs a core by itself: its pipe a slot."""
+        """Add a flag between cores to the program of a single core, where only its issue counts."""
         self.sources.append(node)
         if node.op == "cross_wait":
             return []
         return [self.step(self.pipes[node.pipe], WORK, -1, self.chip.flag_cycles, 0)]
 
     def barrier(self, node: Instruction) -> list[int]:
-        """A barrier on all pipes: everyone tells everyone, then everyone waits for everyone.
+        """Add a barrier on all pipes: each pipe sets a flag for every other, then waits for theirs.
 
-        It waits for results to be visible too, so flags after it add no latency again.
+        The barrier waits for results to be visible too, so flags after it add no latency again.
         """
         self.sources.append(node)
         names = self.names
         pipes = self.pipes.values()
         pairs = [(p, q) for p in pipes for q in pipes if p != q]
+        # Event 1000: hardware has 4 or 8 flags per pair of pipes, so that no program uses it.
         number = {
             pair: self.events.setdefault(
                 Event(names[pair[0]], names[pair[1]], 1000), len(self.events)
             )
             for pair in pairs
         }
-        out = [self.step(p, SET, number[p, q], 0, self.last_latency[p]) for p, q in pairs]
-        out += [self.step(q, WAIT, number[p, q], 0, 0) for p, q in pairs]
+        steps = [self.step(p, SET, number[p, q], 0, self.last_latency[p]) for p, q in pairs]
+        steps += [self.step(q, WAIT, number[p, q], 0, 0) for p, q in pairs]
         cycles = self.chip.barrier_cycles
         for p in pipes:
             self.last_latency[p] = self.tail_latency[p] = 0
-        return out + [self.step(p, WORK, -1, cycles, 0) for p in pipes]
+        return steps + [self.step(p, WORK, -1, cycles, 0) for p in pipes]
 
     def finish(self, tree: tuple[int | Nest, ...], cores: int = 0) -> Compiled:
-        """Return what was collected."""
+        """Return the timed form of all programs added so far."""
         return Compiled(
             tuple(self.names),
             tuple(self.events),
@@ -226,23 +241,28 @@ def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compi
 # -- event by event --------------------------------------------------------------------------------
 # One function on purpose: Numba compiles it as a whole, and the plain version saves the calls.
 def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
-    """Advance every pipe until it stops or waits; return -1 when done, else a stuck pipe."""
+    """Advance every pipe until it stops or waits; return -1 at the end, else a deadlocked pipe."""
+    # Columns of `code`: see _Row. Of each pipe: position in the code, turns left of the loop that
+    # ends at a position, and the cycle from which the pipe is free. The sets of event e stand in
+    # `token` from base[e] on: head[e] of them were waited for, tail[e] were set.
     (op, arg, cycles, latency) = code
     (pc, left, free) = pipes
     head, tail, base, token, token_by = flags
     steps, starts, ends, causes = records
-    last = [-1 for _ in free]
+    last = [-1 for _ in free]  # the last step recorded of each pipe
     count = 0
     while True:
         stuck = -1
-        before = count
+        count_before_round = count
         for p in range(len(free)):
             i = pc[p]
             now = free[p]
             while op[i] != STOP:
                 kind = op[i]
                 e = arg[i]
-                if kind == END:  # of a loop's body: 0 turns are left before the first, and at last
+                if kind == END:
+                    # 0 turns left: this is the end of the first pass, since a loop that has run
+                    # through leaves 0. Of 3 turns, `left` reads 2, 1, 0 after each.
                     left[i] = (left[i] if left[i] > 0 else cycles[i]) - 1
                     i = e if left[i] > 0 else i + 1
                     continue
@@ -252,16 +272,16 @@ def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
                 start = now
                 cause = last[p]
                 if kind == WAIT:
-                    at = base[e] + head[e]
+                    flag = base[e] + head[e]
                     head[e] += 1
-                    if token[at] > now:
-                        now = token[at]
-                        cause = token_by[at]
+                    if token[flag] > now:
+                        now = token[flag]
+                        cause = token_by[flag]
                 now += cycles[i]
                 if kind == SET:
-                    at = base[e] + tail[e]
-                    token[at] = now + latency[i]
-                    token_by[at] = count
+                    flag = base[e] + tail[e]
+                    token[flag] = now + latency[i]
+                    token_by[flag] = count
                     tail[e] += 1
                 if record:
                     steps[count] = i
@@ -273,7 +293,8 @@ def _run(code: Any, pipes: Any, flags: Any, record: bool, records: Any) -> int:
                 i += 1
             pc[p] = i
             free[p] = now
-        if stuck < 0 or count == before:
+        # A pipe that waits is deadlocked only if no other moved in this round.
+        if stuck < 0 or count == count_before_round:
             return stuck
 
 
@@ -305,11 +326,17 @@ class Record:
 
 
 _Row = tuple[int, int, int, int, int]
-"""Of the code: kind, event (or where a loop begins), cycles (or turns), latency, step."""
+"""A row of the code: kind, event, cycles, latency, step number.
+
+In the row of an END the second is the position where the loop begins, the third its turns.
+"""
 
 
 def _assemble(program: Compiled) -> tuple[list[_Row], list[int]]:
-    """Return the pipes' codes laid end to end, and where each begins."""
+    """Return the pipes' codes laid end to end, and where each begins.
+
+    Each pipe gets the loops in which it has work, so that pipes run through them independently.
+    """
     code = list[_Row]()
     entry = list[int]()
 
@@ -364,19 +391,19 @@ def run_reference(
         raise SyncError(needed, got, "run the sanitizer: it names the cycle of events")
     ends = [int(t) for t in pipes[2]]
     finish = [t + tail for t, tail in zip(ends, program.tail_latency, strict=True)]
-    kept = None
+    events_in_time = None
     if record:
         steps, starts, finishes, causes = (list(map(int, c[:events])) for c in records)
-        kept = Record([rows[i][4] for i in steps], starts, finishes, causes)
-    return max(finish, default=0), ends, kept
+        events_in_time = Record([rows[i][4] for i in steps], starts, finishes, causes)
+    return max(finish, default=0), ends, events_in_time
 
 
 def _flags(program: Compiled) -> tuple[list[int], ...]:
-    """Return per event the flags taken and set, where its own begin; per flag its time, cause."""
+    """Return the empty arrays head, tail, base, token and token_by of `_run`, in this order."""
     sets = [0] * len(program.events)
     for step, times in zip(program.steps, program.runs(), strict=True):
         if step.kind == SET:
             sets[step.event] += times
-    base = [0, *accumulate(sets)]
-    room = max(base[-1], 1)
-    return [0] * len(base), [0] * len(base), base, [0] * room, [0] * room
+    base = [0, *accumulate(sets)]  # 3 and 2 sets of two events: tokens 0..2 and 3..4
+    token_count = max(base[-1], 1)
+    return [0] * len(base), [0] * len(base), base, [0] * token_count, [0] * token_count

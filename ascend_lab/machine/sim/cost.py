@@ -1,17 +1,17 @@
-"""What an instruction costs where it runs, and the bytes a launch moves, which decide a part of it.
+"""The cost of an instruction, and the bytes a launch moves, on which the cost of copies depends.
 
     occupancy = startup + work / rate,   result visible `latency` cycles later
 
-Every duration is a whole number of cycles. A published cost that depends on whether the pipe was
-idle (the head of mmad and of vector instructions) is charged every time: that keeps time linear,
+Every duration is a whole number of cycles. Some published costs depend on whether the pipe was idle
+(the head of mmad and of vector instructions). They are charged every time: that keeps time linear,
 and is at most a few percent high.
 
-How many bytes come from device memory rather than from L2 follows one rule: inside one launch the
-first touch of a byte comes from memory; a later touch hits L2 if the data touched in between, by
-all cores, fits. For a loop nest that is decided loop by loop: if one pass of a loop's body fits in
-L2, the whole loop fetches each byte once (neighbouring passes share what they share); otherwise
-every pass fetches again. Nothing is simulated per address, so deciding does not depend on trip
-counts.
+One rule decides how many bytes come from device memory rather than from L2. Within a launch, the
+first touch of a byte comes from memory; a later touch hits L2 if the data that all cores touch in
+between fits in L2. For a loop nest the rule is applied loop by loop. If one pass of a loop's body
+fits in L2, the loop fetches each byte once, also bytes that several passes read. Otherwise every
+pass fetches its bytes again. No address is simulated, so the work of deciding does not grow with
+trip counts.
 """
 
 import math
@@ -38,9 +38,9 @@ from ascend_lab.machine.isa import (
 class Surroundings:
     """What an instruction's time depends on beyond itself.
 
-    `active_cores` share L2 and memory; `fresh` is the share of a tensor's bytes that comes from
-    memory; `memory_slowdown` >= 1 stretches memory time where memory is the limit. In a mix launch
-    `kinds` tells how many cores there are of each; they share with their like.
+    `active_cores` share L2 and memory. `fresh` is the share of a tensor's bytes that comes from
+    memory, by name. `memory_slowdown` >= 1 stretches memory time where memory is the limit. In a
+    mix launch `kinds` counts the cube cores and the vector cores; each shares with its own kind.
     """
 
     active_cores: int = 1
@@ -51,7 +51,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cycles the pipe is taken, extra cycles until the result is visible, energy in pJ."""
+    """Cycles the pipe is occupied, extra cycles until the result is visible, energy in pJ."""
 
     occupancy_cycles: int
     latency_cycles: int = 0
@@ -59,11 +59,11 @@ class Cost:
 
 
 def costs_of(programs: Iterable[Program], chip: Chip, around: Surroundings) -> Mapping[int, Cost]:
-    """Return, by identity, what instructions cost that are no flags."""
+    """Return the cost of every instruction that is not a flag, by the instruction's identity."""
     return {
         id(instruction): instruction_cost(chip, instruction, around)
-        for one in programs
-        for instruction, _ in one.instructions()
+        for core_program in programs
+        for instruction, _ in core_program.instructions()
         if instruction.event is None and instruction.op not in program.CROSS
     }
 
@@ -90,79 +90,90 @@ def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
     """cycles = head + ceil(m/m0) * ceil(k/k0) * ceil(n/n0)   (PTO cost model)."""
     dtype = instruction.srcs[0].buffer.dtype
     shape = mmad_shape(instruction)
-    steps = math.prod(
+    # The cube multiplies 16 x 16 by 16 x 16 a cycle in fp16: 64 x 128 x 32 takes 4 * 8 * 2 = 64.
+    cube_steps = math.prod(
         -(-size // side) for size, side in zip(shape, chip.cube_shape(dtype), strict=True)
     )
-    return Cost(chip.cube_head_cycles + steps, 0, math.prod(shape) * chip.mac_energy_pj[dtype])
+    energy = math.prod(shape) * chip.mac_energy_pj[dtype]
+    return Cost(chip.cube_head_cycles + cube_steps, 0, energy)
 
 
 def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
     """cycles = head + slope * repeats, visible tail later   (PTO cost model).
 
-    Of vbrcb, which writes a block an element, and vtranspose, which writes 16, a repeat is 8 blocks
-    written.
+    vbrcb writes a block per element, and vtranspose 16 blocks. Their repeats are counted by the
+    bytes they write: 256 bytes, 8 blocks, a repeat.
     """
     op = instruction.op
-    main = instruction.out
+    counted = instruction.out
     if op.startswith("vc") and instruction.srcs:
-        main = instruction.srcs[0]
+        # Reductions write less than they read, conversions may: their source sets the time.
+        counted = instruction.srcs[0]
     cost = chip.vector_costs.get(op, chip.vector_costs["default"])
-    whole_blocks = -(-main.size_bytes // chip.vector_bytes_per_repeat)
-    repeats = whole_blocks if op in program.WHOLE_BLOCKS else main.sizes[0]
-    energy = main.size_bytes * chip.vector_energy_pj_per_byte
+    repeats_by_bytes = -(-counted.size_bytes // chip.vector_bytes_per_repeat)
+    repeats = repeats_by_bytes if op in program.WHOLE_BLOCKS else counted.sizes[0]
+    energy = counted.size_bytes * chip.vector_energy_pj_per_byte
     return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
 
 
 def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
-    """The way out of L0C, two bytes an element at least, and that of a bias into it."""
+    """cycles = startup + bytes / rate of L0C -> UB; with a bias, those of UB -> L0C as well."""
     src = instruction.srcs[0]
     dst = instruction.out
-    ways = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
+    # An element takes two bytes at least: one of int8 takes the time of an fp16.
+    transfers = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
     if len(instruction.srcs) > 2:
-        ways.append(("UB", "L0C", src.size_bytes))
+        # The chip has the bias in L0C before the first product, one for each sum; charged here.
+        transfers.append(("UB", "L0C", src.size_bytes))
     cycles = 0
     energy = 0.0
-    for start, end, size in ways:
-        path = chip.path(start, end)
+    for src_space, dst_space, size in transfers:
+        path = chip.path(src_space, dst_space)
         cycles += path.startup_cycles + math.ceil(size / path.rate_bytes_per_cycle - 1e-9)
         energy += size * path.energy_pj_per_byte
     return Cost(cycles, chip.path("L0C", "UB").latency_cycles, energy)
 
 
 def _moved_bytes(region: Region) -> int:
-    """Bytes on the wires: every run is rounded up to whole 32-byte blocks."""
+    """Return the bytes on the wires: every contiguous run fills whole 32-byte blocks."""
+    # 10 rows of 20 fp16 numbers with gaps between: 10 runs of 40 bytes move 10 * 64 bytes.
     run = region.run_bytes
     blocks = -(-run // BLOCK_BYTES)
     return region.size_bytes // run * blocks * BLOCK_BYTES
 
 
 def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Cost:
+    """Return the cost of a copy: of each byte, the slowest of path, L2 and memory it crosses.
+
+    cycles = startup + bytes * (fresh * memory cycles per byte + (1 - fresh) * L2 cycles per byte)
+    """
     src = instruction.srcs[0]
     dst = instruction.out
     path = chip.path(src.space, dst.space)
     size = _moved_bytes(dst)
     if instruction.op == "data_copy":
         size = max(size, _moved_bytes(src))
-    if src.space == "L0C":
+    if src.space == "L0C":  # the path out of L0C converts: what counts is the format it writes
         size = dst.size_bytes
     cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
     energy = path.energy_pj_per_byte
     latency = float(path.latency_cycles)
-    n = around.kinds.get(path.unit, around.active_cores)
+    sharing_cores = around.kinds.get(path.unit, around.active_cores)
     if "GM" in (src.space, dst.space):
-        shared = chip.shared_rate_bytes_per_cycle("L2", n)
-        cycles_per_byte = max(cycles_per_byte, 1.0 / shared)
+        l2_rate = chip.shared_rate_bytes_per_cycle("L2", sharing_cores)
+        cycles_per_byte = max(cycles_per_byte, 1.0 / l2_rate)
         energy += chip.l2.energy_pj_per_byte
         latency += chip.l2.latency_cycles
     if src.space == "GM":
         fresh = around.fresh.get(src.buffer.name, 1.0)
-        memory = max(
+        memory_cycles_per_byte = max(
             1.0 / path.rate_bytes_per_cycle,
-            around.memory_slowdown / chip.shared_rate_bytes_per_cycle("memory", n),
+            around.memory_slowdown / chip.shared_rate_bytes_per_cycle("memory", sharing_cores),
         )
-        cycles_per_byte = fresh * memory + (1.0 - fresh) * cycles_per_byte
+        cycles_per_byte = fresh * memory_cycles_per_byte + (1.0 - fresh) * cycles_per_byte
         energy += fresh * chip.device_memory.energy_pj_per_byte
         latency += fresh * (chip.device_memory.latency_cycles - chip.l2.latency_cycles)
+    # - 1e-9: a product that is 64.0000000001 for rounding errors only takes 64 cycles.
     occupancy = path.startup_cycles + math.ceil(size * cycles_per_byte - 1e-9)
     return Cost(occupancy, round(latency), size * energy)
 
@@ -174,11 +185,11 @@ Footprint = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes of a whole launch, all cores.
+    """Bytes that all cores of a launch move.
 
-    `path_bytes` per (src, dst); `fresh` is the share of each tensor's read bytes that comes from
-    memory; `memory_bytes` is everything that crosses the memory interface. Per tensor: `fetched`
-    counts the bytes from memory, `read_once` and `write_once` the different bytes touched.
+    `path_bytes` are bytes per (src, dst), `memory_bytes` all that cross the memory interface. By
+    tensor: `fresh` is the share of the bytes read that comes from memory, `fetched` counts these
+    bytes, `read_once` and `write_once` count the different bytes that are read and written.
     """
 
     path_bytes: Mapping[tuple[str, str], int]
@@ -201,24 +212,28 @@ class Traffic:
         return fetched > 0 and fetched <= fresh * self.read_once[name]
 
     def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> "Traffic":
-        """Return the traffic if `warm[name]` of a tensor's first touches hit L2.
+        """Return the traffic of the same launch if L2 holds the share `warm[name]` of a tensor.
 
-        `write_back_bytes` is what L2 writes to memory during the launch, default as it stands.
+        That share of its first touches hits. L2 writes `write_back_bytes` to memory during the
+        launch, by default as many bytes as in this traffic.
         Raises `SimulationError` for shares outside 0..1 and negative bytes.
         """
-        wrong = [f"{n}: {w}" for n, w in warm.items() if not 0.0 <= w <= 1.0]
-        if wrong or (write_back_bytes or 0) < 0:
+        bad_shares = [f"{n}: {w}" for n, w in warm.items() if not 0.0 <= w <= 1.0]
+        if bad_shares or (write_back_bytes or 0) < 0:
             needed = "shares of tensors in L2 from 0 to 1, and 0 or more bytes written back"
-            got = ", ".join(wrong) or str(write_back_bytes)
+            got = ", ".join(bad_shares) or str(write_back_bytes)
             raise SimulationError(needed, got, "pass what L2.touch returns")
         fetched = {
             name: size - int(warm.get(name, 0.0) * min(size, self.read_once[name]))
             for name, size in self.fetched.items()
         }
-        left = {name: fetched[name] / size for name, size in self.fetched.items() if size}
+        # 100 bytes fetched by two passes over 50, 40 % of them warm: 80 are left, a share of 0.8.
+        still_fetched = {name: fetched[name] / size for name, size in self.fetched.items() if size}
         return replace(
             self,
-            fresh={name: share * left.get(name, 1.0) for name, share in self.fresh.items()},
+            fresh={
+                name: share * still_fetched.get(name, 1.0) for name, share in self.fresh.items()
+            },
             memory_read_bytes=sum(fetched.values()),
             memory_write_bytes=(
                 self.memory_write_bytes if write_back_bytes is None else write_back_bytes
@@ -230,9 +245,11 @@ class Traffic:
 def unique_elements(dims: list[tuple[int, int]]) -> int:
     """Count distinct addresses of {sum(i_d * stride_d)}: (count, stride) pairs, any order.
 
-    Strides that step inside what is already covered extend it, larger ones multiply it; exact
-    when the pieces do not half-overlap, an upper bound otherwise.
+    A stride that steps inside the span covered so far extends the span; a larger one repeats it as
+    separate pieces. The count is exact unless pieces overlap in part; then it is an upper bound.
     """
+    # (8, 1), (4, 6): runs of 8 that begin every 6 elements cover 8 + 3 * 6 = 26, one span.
+    # (8, 1), (4, 10): 4 separate pieces of 8, that is 32.
     span = 1
     pieces = 1
     for count, stride in sorted(((c, abs(s)) for c, s in dims if c > 1 and s), key=lambda d: d[1]):
@@ -244,29 +261,36 @@ def unique_elements(dims: list[tuple[int, int]]) -> int:
 
 
 def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str, int]) -> int:
-    """Bytes of GM touched; rows picked at run time all differ, until none is left."""
+    """Return the different bytes of GM that an instruction touches as the loops `inside` run.
+
+    Rows that an index picks at run time are taken as different, up to as many as the tensor has.
+    """
     dims = [*zip(region.sizes, region.strides, strict=True)]
-    if any(v in inside for v, _ in region.slot.terms):  # a ring of tiles
+    if any(v in inside for v, _ in region.slot.terms):  # a ring of tiles: the loop uses every slot
         dims.append((region.buffer.slots, region.buffer.elements))
     loops = [(inside[v], c) for v, c in region.offset.terms if v in inside]
     if program.index_of(instruction) is None:
         return unique_elements([*dims, *loops]) * region.buffer.itemsize
     rows = (instruction.number("bound"), instruction.number("pitch"))
-    picked = unique_elements(dims) * math.prod(inside.values())
-    return min(unique_elements([*dims, *loops, rows]), picked) * region.buffer.itemsize
+    picked_elements = unique_elements(dims) * math.prod(inside.values())
+    return min(unique_elements([*dims, *loops, rows]), picked_elements) * region.buffer.itemsize
 
 
 def _gm_regions(instruction: Instruction) -> list[tuple[Region, bool]]:
-    found = [(r, False) for r in instruction.srcs if r.space == "GM"]
+    """Return the regions of GM that an instruction touches, each with whether it is written."""
+    regions = [(r, False) for r in instruction.srcs if r.space == "GM"]
     if instruction.dst is not None and instruction.dst.space == "GM":
-        found.append((instruction.dst, True))
-    return found
+        regions.append((instruction.dst, True))
+    return regions
 
 
 def _footprint(
     nodes: tuple[Node, ...], inside: Mapping[str, int], sizes: Footprint | None = None
 ) -> tuple[Footprint, Footprint]:
-    """Return bytes touched per tensor (read, written) with the loops of `inside` unrolled."""
+    """Return the different bytes touched per tensor (read, written) by all passes of `nodes`.
+
+    `inside` gives the trip counts of the loops around them. `sizes` collects the tensors' sizes.
+    """
     sizes = {} if sizes is None else sizes
     reads: Footprint = {}
     writes: Footprint = {}
@@ -279,18 +303,19 @@ def _footprint(
             continue
         for region, is_write in _gm_regions(node) if node.dst else ():
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
-            part = {region.buffer.name: _touched_bytes(node, region, inside)}
-            _add(writes if is_write else reads, part, sizes)
+            touched = {region.buffer.name: _touched_bytes(node, region, inside)}
+            _add(writes if is_write else reads, touched, sizes)
     return reads, writes
 
 
-def _add(total: Footprint, part: Footprint, sizes: Footprint) -> None:
-    """Add bytes per tensor; overlapping pieces can never exceed the tensor."""
-    for name, size in part.items():
+def _add(total: Footprint, touched: Footprint, sizes: Footprint) -> None:
+    """Add bytes per tensor; two instructions may touch the same bytes, but no more than all."""
+    for name, size in touched.items():
         total[name] = min(total.get(name, 0) + size, sizes[name])
 
 
 def _size(footprint: tuple[Footprint, Footprint]) -> int:
+    """Return the bytes that a footprint takes in L2; a tensor both read and written counts once."""
     reads, writes = footprint
     return sum(reads.values()) + sum(v for k, v in writes.items() if k not in reads)
 
@@ -299,18 +324,19 @@ def _misses(
     nodes: tuple[Node, ...],
     params: Mapping[str, int],
     capacity: int,
-    whole: tuple[Footprint, Footprint],
+    footprint: tuple[Footprint, Footprint],
 ) -> Footprint:
     """Return bytes per tensor read from memory by one run of `nodes` on all cores.
 
-    `whole` is the footprint of `nodes`.
+    `footprint` holds the bytes that this run touches, `capacity` is the size of L2.
     """
-    if _size(whole) <= capacity:
-        return whole[0]
+    if _size(footprint) <= capacity:
+        return footprint[0]
     total = Counter[str]()
     streamed = list[Node]()
     for node in nodes:
         one_pass = _footprint(node.body, params) if isinstance(node, Loop) else ({}, {})
+        # A loop whose pass fits fetches its bytes once; one whose pass does not, in every pass.
         if not isinstance(node, Loop) or _size(one_pass) <= capacity:
             streamed.append(node)
             continue
@@ -321,33 +347,38 @@ def _misses(
 
 
 def analyse(launch: Launch, chip: Chip) -> Traffic:
-    """Return the traffic of a launch, from its loops alone."""
+    """Return the traffic of a launch; only its loops and regions are looked at, no addresses."""
     path_bytes, read = _moved(launch)
     capacity = chip.l2.size_bytes
     fetched_by_all = Counter[str]()
     written = Counter[str]()
-    held = Counter[str]()
-    passes: dict[str, float] = {}
-    known: dict[tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]] = {}
+    read_by_all = Counter[str]()
+    passes: dict[str, float] = {}  # how often the part that fetches a tensor most fetches a byte
+    by_program: dict[
+        tuple[int, frozenset[tuple[str, int]]], tuple[Footprint, Footprint, Footprint]
+    ] = {}
     for part in launch.parts:
-        params = _distinct(part.bindings)
+        params = _value_counts(part.bindings)
         body = part.program.body
         key = id(part.program), frozenset(params.items())  # vector cores of one AI core are alike
-        if key not in known:
-            whole = _footprint(body, params)
-            known[key] = *whole, _misses(body, params, capacity, whole)
-        reads, writes, fetched = known[key]
+        if key not in by_program:
+            footprint = _footprint(body, params)
+            by_program[key] = *footprint, _misses(body, params, capacity, footprint)
+        reads, writes, fetched = by_program[key]
         for name, size in fetched.items():
             passes[name] = max(passes.get(name, 0.0), size / reads[name])
         fetched_by_all.update(fetched)
         written.update(writes)
-        held.update(reads)
+        read_by_all.update(reads)
     if launch.mix:  # a workspace: what one core reads, another has just written
-        held = Counter({name: size for name, size in held.items() if name not in written})
-        fetched_by_all = Counter({n: m for n, m in fetched_by_all.items() if n in held})
+        read_by_all = Counter(
+            {name: size for name, size in read_by_all.items() if name not in written}
+        )
+        fetched_by_all = Counter({n: m for n, m in fetched_by_all.items() if n in read_by_all})
     sizes = {b.name: b.size_bytes for b in launch.tensors}
-    touched = sum(min(held[n] + written[n], s) for n, s in sizes.items())
-    # Parts run side by side and share what they fetch: no tensor is read more often than by one.
+    touched = sum(min(read_by_all[n] + written[n], s) for n, s in sizes.items())
+    # Parts run side by side and share what they fetch: a tensor of 1 MB that every one of 8 parts
+    # fetches twice costs 2 MB, not 16.
     missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in fetched_by_all.items()}
     fetched = {n: min(m, read[n]) for n, m in missed.items() if read.get(n)}
     write_once = {n: min(w, sizes[n]) for n, w in written.items()}
@@ -355,26 +386,27 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
         path_bytes,
         {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
         sum(fetched.values()),
+        # Results that fit in L2 beside all that is read stay there beyond the launch.
         sum(write_once.values()) if touched > capacity else 0,
         fetched,
-        {n: min(r, sizes[n]) for n, r in held.items()},
+        {n: min(r, sizes[n]) for n, r in read_by_all.items()},
         write_once,
     )
 
 
 @lru_cache(4096)
 def lowest_bytes(launch: Launch) -> Mapping[tuple[str, bool], int]:
-    """Return the first byte of each GM tensor that is touched, by (name, written)."""
-    found: dict[tuple[str, bool], int] = {}
-    for one in launch.programs:
-        for instruction, ranges in one.scoped():
+    """Return the first byte that is touched of each GM tensor, by (name, whether written)."""
+    lowest: dict[tuple[str, bool], int] = {}
+    for core_program in launch.programs:
+        for instruction, ranges in core_program.scoped():
             for region, is_write in _gm_regions(instruction):
                 low = (
                     program.reach_of(instruction, region).extent(ranges)[0] * region.buffer.itemsize
                 )
                 key = (region.buffer.name, is_write)
-                found[key] = min(low, found.get(key, low))
-    return found
+                lowest[key] = min(low, lowest.get(key, low))
+    return lowest
 
 
 def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
@@ -384,26 +416,28 @@ def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
     cores = Counter[int]()
     for part in launch.parts:
         cores[id(part.program)] += part.core_count
-    for one in launch.programs:
-        for instruction, times in one.instructions():
+    for core_program in launch.programs:
+        for instruction, times in core_program.instructions():
             if instruction.dst is None or not instruction.srcs or instruction.op == "mmad":
                 continue
             src = instruction.srcs[0]
             dst = instruction.dst
             if src.space == dst.space:
                 continue
-            one_way = src.space == "L0C" or instruction.op == "load3d"
-            moved = dst.size_bytes if one_way else min(src.size_bytes, dst.size_bytes)
-            moved *= times * cores[id(one)]
+            # L0C converts and load3d repeats pixels: here the bytes written count.
+            counts_written = src.space == "L0C" or instruction.op == "load3d"
+            moved = dst.size_bytes if counts_written else min(src.size_bytes, dst.size_bytes)
+            moved *= times * cores[id(core_program)]
             path_bytes[src.space, dst.space] += moved
             if src.space == "GM":
                 read[src.buffer.name] += moved
     return dict(path_bytes), dict(read)
 
 
-def _distinct(bindings: tuple[tuple[tuple[str, int], ...], ...]) -> dict[str, int]:
+def _value_counts(bindings: tuple[tuple[tuple[str, int], ...], ...]) -> dict[str, int]:
+    """Return how many values each parameter takes over the cores: to traffic it is like a loop."""
     values: dict[str, set[int]] = {}
     for binding in bindings:
         for name, value in binding:
             values.setdefault(name, set()).add(value)
-    return {name: len(found) for name, found in values.items()}
+    return {name: len(distinct) for name, distinct in values.items()}

@@ -5,11 +5,12 @@ sums: y_i = max_j (A_ij + x_j). That is a matrix product in the (max, +) semirin
 the n-th power and need about log2(n) products. Nested loops compose from the inside out. All
 arrays carry a last axis of candidates, so a batch costs little more than one.
 
-Short programs, and cores that work together, are walked instead. Every core goes through its
-program as written until it waits for another one; who goes on does not depend on times, and times
-only add up and take maxima. So once the walk stands where it stood before, but for loop counters,
-and all times of what the loops touch have grown by the same number, it will do so again and again:
-as many rounds are left out as no counter runs dry in.
+Short programs, and cores that work together, are walked instead. The walk takes each core through
+its program until it waits for another core. Which core moves next does not depend on times, and
+times only add up and take maxima. So suppose the walk reaches a state it was in before, except that
+loop counters are lower and all times that the loops touch are later by the same number. Then the
+rounds that follow will all do the same, and the walk leaps over as many of them as no loop counter
+runs out in.
 """
 
 from collections import deque
@@ -40,48 +41,51 @@ NEVER = np.int64(-(2**61))
 """Minus infinity: 'does not depend on'. Sums of two stay below every real time."""
 LATEST = 2**60
 Number = int | Array
-"""One number, or one per candidate."""
+"""A number for all candidates, or one per candidate."""
 Numbers = Sequence[int] | Array
 Time = tuple[Array, Number]
-"""Row vector of what a time depends on, and cycles to add to all of it.
+"""Row vector of what a time depends on, and an offset in cycles to add to all of it.
 
-Work adds cycles only, so rows are computed at waits alone.
+Entry j of the row is A_ij of the module's formula. Work changes the offset only, so that rows are
+computed at waits alone.
 """
 
 
-def _times(a: Array, x: Array) -> Array:
-    """(max, +) product of (i, j, b) with (j, k, b)."""
+def _max_plus_product(a: Array, x: Array) -> Array:
+    """Return y_ik = max_j (a_ij + x_jk) for each of the candidates b on the last axis."""
     out: Array = (a[:, :, None, :] + x[None]).max(axis=1)
+    # NEVER + NEVER must stay NEVER: repeated squaring would leave the range of int64.
     return np.maximum(out, NEVER, out=out)
 
 
-def _power_times(a: Array, counts: Sequence[int], x: Array) -> Array:
-    """Return a^counts (x) x by binary powers; counts holds one exponent per candidate."""
-    left = list(counts)
+def _apply_power(a: Array, counts: Sequence[int], x: Array) -> Array:
+    """Return a^counts (x) x by repeated squaring; `counts` holds one exponent per candidate."""
+    # 13 = 0b1101: multiplies x by a, a^4 and a^8, and squares three times
+    exponents = list(counts)
     while True:
-        odd = [n & 1 for n in left]
-        if all(odd):
-            x = _times(a, x)
-        elif any(odd):
-            x = np.where(np.array(odd, bool), _times(a, x), x)
-        left = [n >> 1 for n in left]
-        if not any(left):
+        is_odd = [n & 1 for n in exponents]
+        if all(is_odd):
+            x = _max_plus_product(a, x)
+        elif any(is_odd):
+            x = np.where(np.array(is_odd, bool), _max_plus_product(a, x), x)
+        exponents = [n >> 1 for n in exponents]
+        if not any(exponents):
             return x
-        a = _times(a, a)
+        a = _max_plus_product(a, a)
 
 
 def _stack(times: Sequence[Time]) -> Array:
     """Return the times as one array (times, dependencies, candidates)."""
-    ahead = np.array([ahead for _, ahead in times]).reshape(len(times), 1, -1)
-    stacked: Array = np.array([row for row, _ in times]) + ahead
+    offsets = np.array([offset for _, offset in times]).reshape(len(times), 1, -1)
+    stacked: Array = np.array([row for row, _ in times]) + offsets
     return stacked
 
 
 class _Runner:
-    """Pushes times of pipes and raised flags through a program.
+    """Carries the times of pipes and raised flags through a program.
 
-    `cycles`, `latency` and `counts` hold a number for each step or loop, or an array with one per
-    candidate; `zero` is such a number.
+    `cycles` and `latency` hold an entry for each step and `counts` one for each loop: a number, or
+    an array with one number per candidate. `zero` is 0 in the same form.
     """
 
     def __init__(
@@ -97,10 +101,11 @@ class _Runner:
 
     def ends(self, tail_latency: Array) -> Array:
         """Return when all pipes have ended."""
-        none: Array = np.zeros(np.size(self.zero), np.int64)
+        zeros: Array = np.zeros(np.size(self.zero), np.int64)
         if not self.program.pipes:
-            return none
-        self.pipes = [(none[None], self.zero) for _ in self.program.pipes]
+            return zeros
+        # At the top level a time depends on one thing only: the start, at cycle 0.
+        self.pipes = [(zeros[None], self.zero) for _ in self.program.pipes]
         self.run(self.program.tree)
         out: Array = (_stack(self.pipes)[:, 0] + tail_latency).max(axis=0)
         return out
@@ -112,69 +117,73 @@ class _Runner:
                 self.loop(node)
                 continue
             step = steps[node]
-            row, ahead = self.pipes[step.pipe]
+            row, offset = self.pipes[step.pipe]
             if step.kind == WAIT:
                 if not self.flags[step.event]:
                     raise NotComposableError("each set_flag before its wait_flag", "a wait first")
-                raised, behind = self.flags[step.event].pop(0)
-                row = np.maximum(row, raised + (behind - ahead))
-            ahead = ahead + self.cycles[node]
-            self.pipes[step.pipe] = row, ahead
+                flag_row, flag_offset = self.flags[step.event].pop(0)
+                # max(row + offset, flag_row + flag_offset), with the pipe's offset taken out
+                row = np.maximum(row, flag_row + (flag_offset - offset))
+            offset = offset + self.cycles[node]
+            self.pipes[step.pipe] = row, offset
             if step.kind == SET:
-                self.flags[step.event].append((row, ahead + self.latency[node]))
+                self.flags[step.event].append((row, offset + self.latency[node]))
 
     def loop(self, nest: Nest) -> None:
         """Replace n passes by the n-th power of one pass over the state the body touches.
 
-        A body that touches nothing is skipped; one pipe by itself needs no matrix.
+        A body that touches no pipe is skipped. A pipe that works by itself needs no matrix.
         """
         if not nest.events and len(nest.pipes) < 2:
             for pipe in nest.pipes:
-                row, ahead = self.pipes[pipe]
-                self.pipes[pipe] = row, ahead + self.work(nest)
+                row, offset = self.pipes[pipe]
+                self.pipes[pipe] = row, offset + self.work(nest)
             return
-        times = self.counts[nest.loop]
+        passes = self.counts[nest.loop]
+        # Perfectly nested loops, 8 x 4 passes of one body, are one loop of 32 passes.
         while len(nest.body) == 1 and isinstance(nest.body[0], Nest):
             nest = nest.body[0]
-            times = times * self.counts[nest.loop]
-        counts = np.ravel(times).tolist()
+            passes = passes * self.counts[nest.loop]
+        counts = np.ravel(passes).tolist()
         if max(counts) == 0:
             return
         if max(counts) == min(counts) == 1:
             self.run(nest.body)
             return
-        shape = [len(self.flags[e]) for e in nest.events]
+        flags_up = [len(self.flags[e]) for e in nest.events]
         x = self.state(nest)
-        one_pass = self.matrix(nest, shape, len(x))
-        self.put(nest, shape, _power_times(one_pass, counts, x))
+        one_pass = self.matrix(nest, flags_up, len(x))
+        self.put(nest, flags_up, _apply_power(one_pass, counts, x))
 
     def work(self, nest: Nest) -> Number:
-        """Cycles of all passes of a loop in which one pipe works by itself."""
-        once = [self.work(n) if isinstance(n, Nest) else self.cycles[n] for n in nest.body]
-        return self.counts[nest.loop] * sum(once)
+        """Return the cycles of all passes of a loop in which one pipe works by itself."""
+        body_cycles = [self.work(n) if isinstance(n, Nest) else self.cycles[n] for n in nest.body]
+        return self.counts[nest.loop] * sum(body_cycles)
 
     def state(self, nest: Nest) -> Array:
         """Stack the times a loop touches."""
         flags = [time for event in nest.events for time in self.flags[event]]
         return _stack([self.pipes[p] for p in nest.pipes] + flags)
 
-    def put(self, nest: Nest, shape: list[int], x: Array) -> None:
-        """Take the times a loop touches from a stack; `shape` is the flags up per event."""
+    def put(self, nest: Nest, flags_up: list[int], x: Array) -> None:
+        """Set the times a loop touches from a stack; `flags_up` counts raised flags per event."""
         times = iter([(row, self.zero) for row in x])
         for pipe in nest.pipes:
             self.pipes[pipe] = next(times)
-        for event, size in zip(nest.events, shape, strict=True):
-            self.flags[event] = [next(times) for _ in range(size)]
+        for event, count in zip(nest.events, flags_up, strict=True):
+            self.flags[event] = [next(times) for _ in range(count)]
 
-    def matrix(self, nest: Nest, shape: list[int], size: int) -> Array:
+    def matrix(self, nest: Nest, flags_up: list[int], size: int) -> Array:
         """Return the matrix of one pass: the body applied to unit vectors."""
+        # The unit matrix of (max, +): 0 on the diagonal, minus infinity elsewhere.
         unit = np.full((size * size, np.size(self.zero)), NEVER)
         unit[:: size + 1] = 0
         inner = _Runner(self.program, self.cycles, self.latency, self.counts, self.zero)
         inner.pipes = self.pipes.copy()
-        inner.put(nest, shape, unit.reshape(size, size, -1))
+        inner.put(nest, flags_up, unit.reshape(size, size, -1))
         inner.run(nest.body)
-        if [len(inner.flags[e]) for e in nest.events] != shape:
+        # A body that leaves more flags up than it found has no square matrix, hence no power.
+        if [len(inner.flags[e]) for e in nest.events] != flags_up:
             needed = "as many sets as waits of each flag in a loop body"
             raise NotComposableError(needed, "a surplus")
         return inner.state(nest)
@@ -188,8 +197,8 @@ def run_batch(
     `cycles` and `latency` are (steps, candidates), `tail_latency` (pipes, candidates), `counts`
     (loops, candidates). Raises `NotComposableError` where only the reference engine applies.
     """
-    none = np.zeros(cycles.shape[-1], np.int64)
-    return _Runner(program, cycles, latency, counts, none).ends(tail_latency)
+    zeros = np.zeros(cycles.shape[-1], np.int64)
+    return _Runner(program, cycles, latency, counts, zeros).ends(tail_latency)
 
 
 def run_fast(program: Compiled) -> int:
@@ -200,13 +209,13 @@ def run_fast(program: Compiled) -> int:
 
 
 # -- a walk that leaps ----------------------------------------------------------------------------
-LONG = 12
-KEPT = 6
-"""Turns from which on a loop is watched, and states remembered for each place."""
+WATCHED_TURNS = 12
+KEPT_STATES = 6
+"""Turns from which on a loop is watched for a leap, and states remembered for each position."""
 
 
 class _State(NamedTuple):
-    """What a walk knows between two steps: turns left, times of pipes and raised flags."""
+    """State of a walk between two steps: turns left, times of pipes and raised flags."""
 
     left: list[int]
     free: list[int]
@@ -214,16 +223,18 @@ class _State(NamedTuple):
 
 
 class _Walk:
-    """Where each core stands, what its loops have left, times of pipes and raised flags."""
+    """Where each core stands, the turns its loops have left, times of pipes and raised flags."""
 
     def __init__(self, program: Compiled) -> None:
         self.program = program
+        # Of a step: kind, pipe, event, cycles, latency. Of a BEGIN or END: kind, loop, the position
+        # to jump to, the loop's turns, 0.
         self.code: list[tuple[int, int, int, int, int]] = []
         self.nests: dict[int, Nest] = {}
         self.owner: dict[int, int] = {}
         self.at: list[int] = []
-        alone = [(node,) for node in program.tree] if program.cores else [program.tree]
-        for core, nodes in enumerate(alone):
+        per_core = [(node,) for node in program.tree] if program.cores else [program.tree]
+        for core, nodes in enumerate(per_core):
             self.at.append(len(self.code))
             self.lay(core, nodes)
             self.code.append((STOP, 0, 0, 0, 0))
@@ -232,7 +243,7 @@ class _Walk:
         self.seen: dict[tuple[int, ...], list[_State]] = {}
 
     def lay(self, core: int, nodes: Sequence[int | Nest]) -> None:
-        """Write down a nest as steps, with a begin and an end for each loop."""
+        """Append a nest to the code as steps, with a BEGIN and an END for each loop."""
         program = self.program
         for node in nodes:
             if isinstance(node, Nest):
@@ -242,6 +253,7 @@ class _Walk:
                 self.nests[node.loop] = node
                 self.owner[node.loop] = core
                 self.lay(core, node.body)
+                # Only now the END's position is known, to which a loop of 0 turns jumps.
                 self.code[begin] = (BEGIN, node.loop, len(self.code), count, 0)
                 self.code.append((END, node.loop, begin, count, 0))
             else:
@@ -250,15 +262,16 @@ class _Walk:
                 self.code.append((s.kind, s.pipe, s.event, cycles, program.latency[node]))
 
     def go(self, core: int) -> bool:
-        """Walk one core until it waits in vain or ends; return whether it moved."""
+        """Walk one core until it waits for a flag not yet set, or ends; return whether it moved."""
         code = self.code
         free = self.free
         flags = self.flags
         left = self.left
         i = start = self.at[core]
-        turned = False
+        has_looped = False
         while True:
             kind, pipe, event, cycles, latency = code[i]
+            # Of loops, `pipe` is the loop's number, `event` where it jumps to, `cycles` its turns.
             if kind == BEGIN:
                 left[pipe] = cycles
                 i = i if cycles else event
@@ -266,8 +279,8 @@ class _Walk:
                 left[pipe] -= 1
                 if left[pipe] > 0:
                     i = event
-                    turned = True
-                    if cycles >= LONG and left[pipe] > 1:
+                    has_looped = True
+                    if cycles >= WATCHED_TURNS and left[pipe] > 1:
                         self.at[core] = i
                         self.leap(pipe)
             elif kind == STOP:
@@ -282,56 +295,61 @@ class _Walk:
                     flags[event].append(free[pipe] + latency)
             i += 1
         self.at[core] = i
-        return turned or i != start
+        return has_looped or i != start  # a turn of a loop may end where it began
 
     def leap(self, loop: int) -> None:
-        """Leave out rounds if the walk stands, all times later by one number, where it stood."""
-        where = (loop, *self.at, *map(len, self.flags))
-        states = self.seen.setdefault(where, [])
+        """Leap over rounds if the walk was at this position before, all times equally earlier."""
+        position = (loop, *self.at, *map(len, self.flags))
+        states = self.seen.setdefault(position, [])
         for old in reversed(states):
             if self._repeats(old):
                 states.clear()
                 return
         states.append(_State(self.left.copy(), self.free.copy(), [*map(tuple, self.flags)]))
-        del states[:-KEPT]
+        del states[:-KEPT_STATES]
 
     def _repeats(self, old: _State) -> bool:
-        """Leap if only loop counters and, all by one number, times of what they touch differ."""
-        moved = [n for n, (a, b) in enumerate(zip(old.left, self.left, strict=True)) if a != b]
-        cores = [self.owner[n] for n in moved]
-        falls = [old.left[n] - self.left[n] for n in moved]
-        if not moved or min(falls) < 0 or len(set(cores)) < len(cores):
+        """Leap if nothing but loop counters differs, and times of what they touch, all equally."""
+        loops = [n for n, (a, b) in enumerate(zip(old.left, self.left, strict=True)) if a != b]
+        cores = [self.owner[n] for n in loops]
+        turns_per_round = [old.left[n] - self.left[n] for n in loops]
+        # A counter that grew, or two of one core, show that a loop has begun anew meanwhile.
+        if not loops or min(turns_per_round) < 0 or len(set(cores)) < len(cores):
             return False
-        rounds = min((self.left[n] - 1) // fall for n, fall in zip(moved, falls, strict=True))
-        pipes = {p for n in moved for p in self.nests[n].pipes}
-        events = {e for n in moved for e in self.nests[n].events}
+        # 20 turns left at 3 a round: 6 rounds, which leave 2 turns to walk to the loop's end.
+        rounds = min(
+            (self.left[n] - 1) // turns for n, turns in zip(loops, turns_per_round, strict=True)
+        )
+        pipes = {p for n in loops for p in self.nests[n].pipes}
+        events = {e for n in loops for e in self.nests[n].events}
         if rounds < 1 or not pipes:
             return False
-        later = self.free[min(pipes)] - old.free[min(pipes)]
-        steady = all(
-            now == then + (later if p in pipes else 0)
-            for p, (now, then) in enumerate(zip(self.free, old.free, strict=True))
+        period = self.free[min(pipes)] - old.free[min(pipes)]
+        is_periodic = all(
+            new_free == old_free + (period if p in pipes else 0)
+            for p, (new_free, old_free) in enumerate(zip(self.free, old.free, strict=True))
         ) and all(
-            up == deque(t + (later if e in events else 0) for t in before)
-            for e, (up, before) in enumerate(zip(self.flags, old.flags, strict=True))
+            new_flags == deque(t + (period if e in events else 0) for t in old_flags)
+            for e, (new_flags, old_flags) in enumerate(zip(self.flags, old.flags, strict=True))
         )
-        if steady:
-            for n, fall in zip(moved, falls, strict=True):
-                self.left[n] -= rounds * fall
+        if is_periodic:
+            for n, turns in zip(loops, turns_per_round, strict=True):
+                self.left[n] -= rounds * turns
             for p in pipes:
-                self.free[p] += rounds * later
+                self.free[p] += rounds * period
             for e in events:
-                self.flags[e] = deque(t + rounds * later for t in self.flags[e])
-        return steady
+                self.flags[e] = deque(t + rounds * period for t in self.flags[e])
+        return is_periodic
 
 
 def run_walked(program: Compiled) -> int:
     """Return the cycles of one program, or of cores that work together.
 
-    The builder writes each set before its wait, so a core alone never waits in vain. Raises
-    `NotComposableError` for a standstill.
+    The builder writes each set before its wait, so that a core by itself never meets a flag that
+    is not set. Raises `NotComposableError` if no core can go on.
     """
     walk = _Walk(program)
+    # sum, not any: every core moves in each round, also behind one that has moved.
     while sum(walk.go(core) for core in range(len(walk.at))):
         pass
     if any(walk.code[i][0] != STOP for i in walk.at):
@@ -339,19 +357,24 @@ def run_walked(program: Compiled) -> int:
     return max(map(add, walk.free, program.tail_latency), default=0)
 
 
-SHORT = 30
-TURNS = 16
-MOST = 200_000
-"""Passes of the average step up to which a walk is faster than `run_fast`, if it leaps in any loop
-after so many turns (measured), and passes of all steps that it takes if it never does."""
+PASSES_PER_STEP = 30
+TURNS_BEFORE_LEAP = 16
+MAX_WALKED_PASSES = 200_000
+"""A walk is faster than `run_fast` up to 30 passes of the average step, if it leaps in every loop
+after 16 turns (both measured). If it never leaps, it takes all passes of all steps: at most these.
+"""
 
 
 def run_quickest(program: Compiled) -> int:
     """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
     try:
-        few = replace(program, counts=tuple(min(count, TURNS) for count in program.counts))
-        short = sum(few.runs()) <= SHORT * len(program.steps) and sum(program.runs()) <= MOST
-        return run_walked(program) if program.cores or short else run_fast(program)
+        counts_to_leaps = tuple(min(count, TURNS_BEFORE_LEAP) for count in program.counts)
+        leaping = replace(program, counts=counts_to_leaps)
+        is_short = (
+            sum(leaping.runs()) <= PASSES_PER_STEP * len(program.steps)
+            and sum(program.runs()) <= MAX_WALKED_PASSES
+        )
+        return run_walked(program) if program.cores or is_short else run_fast(program)
     except NotComposableError:
         return run_reference(program)[0]
 
@@ -359,18 +382,20 @@ def run_quickest(program: Compiled) -> int:
 def run_candidates(program: Compiled, cycles: Array) -> Array:
     """Return the cycles of one program under each column of durations (steps, candidates).
 
-    Runs the reference engine where only that one applies.
+    A program of several cores, or one that the (max, +) form cannot express, is timed column by
+    column instead of all at once.
     """
     try:
         if not program.cores:
             return _run_columns(program, cycles)
     except NotComposableError:
         pass
-    each = (replace(program, cycles=tuple(column)) for column in cycles.T.tolist())
-    return np.array(list(map(run_quickest, each)), np.int64)
+    candidates = (replace(program, cycles=tuple(column)) for column in cycles.T.tolist())
+    return np.array(list(map(run_quickest, candidates)), np.int64)
 
 
 def _check_work(program: Compiled, longest: Sequence[int]) -> None:
+    """Refuse a program whose steps, one after another, would take more than LATEST cycles."""
     rows = zip(program.runs(), longest, program.latency, strict=True)
     work = sum(runs * (cycles + latency) for runs, cycles, latency in rows)
     if work > LATEST:
@@ -379,20 +404,24 @@ def _check_work(program: Compiled, longest: Sequence[int]) -> None:
 
 def _run_columns(program: Compiled, cycles: Array) -> Array:
     _check_work(program, cycles.max(axis=1, initial=0).tolist())
-    rows = (program.latency, program.tail_latency, program.counts)
-    same = [np.repeat(np.array(r, np.int64)[:, None], cycles.shape[1], axis=1) for r in rows]
-    return run_batch(program, cycles, *same)
+    # Candidates differ in durations only: the other numbers are repeated for each.
+    shared = (program.latency, program.tail_latency, program.counts)
+    repeated = [np.repeat(np.array(r, np.int64)[:, None], cycles.shape[1], axis=1) for r in shared]
+    return run_batch(program, cycles, *repeated)
 
 
 # -- where device memory is the limit --------------------------------------------------------------
 MAX_SLOWDOWN = 1024.0
-WAYS = 16
+INTERVALS = 16
 ROUNDS = 3
-"""Each round cuts what is left of the last doubling into WAYS pieces and keeps one."""
+"""Each round cuts the interval that holds the slowdown into INTERVALS and keeps one.
+
+Three rounds find it to 1 / 16^3 of its last doubling: 1.0 .. 2.0 becomes 0.00024 wide.
+"""
 
 
 class Stretched(NamedTuple):
-    """How far memory is slowed down, and the slowest part with copies that take so much longer."""
+    """How far memory is slowed down, and the slowest part with its copies stretched as far."""
 
     slowdown: float
     slowest: Compiled
@@ -410,6 +439,7 @@ def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles:
         return np.array([run_candidates(p, d) for p, d in zip(parts, durations, strict=True)])
 
     def fitting(slowdowns: Sequence[float]) -> int:
+        # Times never fall along the list, so that those within `cycles` stand in front.
         return int((times(slowdowns).max(axis=0) <= cycles).sum())
 
     low = 1.0
@@ -417,15 +447,15 @@ def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles:
         low *= 2.0
     width = low
     for _ in range(ROUNDS):
-        width /= WAYS
-        low += width * fitting([low + width * i for i in range(1, WAYS)])
+        width /= INTERVALS
+        low += width * fitting([low + width * i for i in range(1, INTERVALS)])
     slowest = parts[int(times([low])[:, 0].argmax())]
     durations = _slowed(slowest, chip, around, [low])[:, 0].tolist()
     return Stretched(low, replace(slowest, cycles=tuple(durations)))
 
 
 def _slowed(part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]) -> Array:
-    """Return durations (steps, slowdowns): copies that read GM take longer, nothing else."""
+    """Return durations (steps, slowdowns) in which nothing but copies from GM takes longer."""
     cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
     settings = [replace(around, memory_slowdown=s) for s in slowdowns]
     for number, step in enumerate(part.steps):
