@@ -347,11 +347,12 @@ def _activation(
     fp16_atol: float = 0.0,
     **more: Any,
 ) -> None:
-    """Register y = formula(x); exp and divisions round, differences of near numbers lose digits.
+    """Register an activation y = formula(x), computed in fp32 unless `fp16_atol` is given.
 
-    With `short` fp16 is not lifted: a few roundings, and results up to `short` may be lost where
-    e^-x overflows.
+    With `fp16_atol`, fp16 operands stay in fp16. Each of the few instructions rounds once, and
+    where e^-x overflows (x < -11) results up to `fp16_atol` become 0.
     """
+    # exp and division round, and a difference of nearby numbers loses digits: hence the atol
     tolerances = dict(rounded(fp32_ulps=16, atol=2.0**-20))
     if fp16_atol:
         tolerances["fp16"] = Tolerance(4.0, fp16_atol, "four fp16 instructions round once each")
