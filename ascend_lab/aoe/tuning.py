@@ -1,6 +1,7 @@
-"""Tune one operator: search its space, check the winner's values, say how far from optimal.
+"""Tune one operator: search its space, check the winner's values, and bound the gap to the optimum.
 
-What was found goes to the bank as an entry, and comes from there as a result or as a suggestion.
+Results are stored in the bank as entries. A later run takes an entry as a result for the same
+shape, or as a suggestion for a similar one.
 """
 
 import math
@@ -8,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -75,22 +76,22 @@ def job_of(operator: Tunable) -> Job:
 NOT_REACHED = "not reached in the time limit"
 NOT_CHECKED = "no time was left to check the values of a faster candidate"
 CERTAINTIES = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
-"""What may be known of a kernel's time; of the last, nobody asked, or no space was found."""
+"""What is known of a kernel's time. "not tuned": nobody asked for it, or it has no space."""
 NEAR = 3
-"""Schedules of like shapes that a search begins with."""
+"""A search begins with the schedules of this many similar shapes."""
 SIZES = ("base_m", "base_n", "base_k", "step_k", "grid_rows", "grid_cols")
-"""What a tiling must have; the rest of it is checked when it is lowered."""
+"""The fields that must be positive integers; lowering checks the other fields of a tiling."""
 Step = Callable[[str, int, int], None]
-"""Hears of "proof" and "values": done, out of."""
+"""Receives progress: ("proof" or "values", how much is done, out of how much)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one operator.
+    """The result of tuning one operator.
 
-    `choice` is None where the default stays. `bound_cycles` holds for every schedule of the space;
-    `proven` tells that the best one was found. `source`: "tuned", "custom" or "builtin" (found in a
-    bank), "none" (nothing to tune, for the reason in `note`), "failed".
+    `choice` is None where the default stays. `bound_cycles` is a lower bound for every schedule of
+    the space; `proven` says that the best one was found. `source` is "tuned", "custom" or "builtin"
+    (found in one of the banks), "none" (nothing to tune, for the reason in `note`), or "failed".
     """
 
     operator: Tunable
@@ -123,23 +124,32 @@ class Result:
     @property
     def certainty(self) -> str:
         """What is known of the kernel's time: one of `CERTAINTIES`."""
-        missed = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
-        known = (self.proven, self.bound_cycles is not None, not self.operator.unit, missed, True)
-        return CERTAINTIES[known.index(True)]
+        was_cut = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
+        conditions = (
+            self.proven,
+            self.bound_cycles is not None,
+            not self.operator.unit,
+            was_cut,
+            True,
+        )
+        return CERTAINTIES[conditions.index(True)]
 
 
 def tenths_of(results: Sequence[Result]) -> dict[str, int]:
-    """Return thousandths of the time by certainty: the largest has what rounding leaves of 1000."""
+    """Return how many thousandths of the time belong to each certainty; they add up to 1000.
+
+    The largest share absorbs the rounding: thirds become 334, 333 and 333.
+    """
     cycles = dict.fromkeys(CERTAINTIES, 0)
     for result in results:
         cycles[result.certainty] += result.operator.count * result.after_cycles
     total = sum(cycles.values())
     if not total:
         return {}
-    found = {kind: round(1000 * part / total) for kind, part in cycles.items()}
+    thousandths = {kind: round(1000 * kind_cycles / total) for kind, kind_cycles in cycles.items()}
     largest = max(cycles, key=lambda kind: cycles[kind])
-    found[largest] += 1000 - sum(found.values())
-    return found
+    thousandths[largest] += 1000 - sum(thousandths.values())
+    return thousandths
 
 
 def untuned(operator: Tunable, note: str) -> Result:
@@ -163,16 +173,16 @@ def tune_operator(
 ) -> Result:
     """Search the schedules of an operator; the default stays where nothing is faster.
 
-    `time_limit_s` is for search and proof, the `deadline` for the check of the winner's values,
-    too: a candidate that is not checked is not taken. `near` are choices that suited like shapes,
-    tried first; `known` the attempts of an interrupted run; `told` hears of proof and check. An
-    operator without a space keeps its default, and its result says why. Raises `InputError` for an
-    unknown search.
+    `time_limit_s` limits search and proof. The `deadline` also limits the check of the winner's
+    values: a candidate that was not checked is not taken. `near` are schedules that suited similar
+    shapes and are tried first. `known` are the trials of an interrupted run. `told` receives the
+    progress of proof and check. An operator without a space keeps its default, and its result says
+    why. Raises `InputError` for an unknown search.
     """
     settings = settings or Settings()
     started = time.monotonic()
     deadline = deadline or Deadline()
-    own = deadline.within(time_limit_s)
+    search_deadline = deadline.within(time_limit_s)
     try:
         with deadline.cut():
             job = job_of(operator)
@@ -190,7 +200,7 @@ def tune_operator(
         seed=settings.seed,
         start=start,
         executor=workers,
-        time_limit_s=own.limit_s,
+        time_limit_s=search_deadline.limit_s,
         trial_limit_s=settings.trial_limit_s,
         early_stop=settings.early_stop,
         known=known,
@@ -199,25 +209,29 @@ def tune_operator(
         patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
     )
     bound, proven = job.bound(trace.trials)
-    over = proven or trace.failures or trace.end in ("interrupted", "time")
-    if not over and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
-        trace, bound, proven = _proven(job, trace, bound, settings, (own, deadline), told)
-    found = _result(job, trace, settings, (bound, proven), deadline, told)
-    return replace(found, search=name, spent_s=time.monotonic() - started)
+    # branch and bound follows the search only if the user named no search of their own or asked
+    # for proofs (`deeper`), and if no kernel failed that the proof would have to time again
+    is_settled = proven or trace.failures or trace.end in ("interrupted", "time")
+    if not is_settled and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
+        deadlines = _Deadlines(proof=search_deadline, whole=deadline)
+        trace, bound, proven = _proven(job, trace, bound, settings, deadlines, told)
+    result = _result(job, trace, settings, (bound, proven), deadline, told)
+    return replace(result, search=name, spent_s=time.monotonic() - started)
 
 
 def _search(name: str, job: Job, settings: Settings) -> Search:
-    """Return a search by name; before one that the user did not name, a cube's likely tilings."""
+    """Return the named search; a default search of the cube first times its likely tilings."""
     search = search_named(name)
     if isinstance(job, CubeJob) and not settings.search:
-        return _bounded(job, search, settings.budget)
+        return _likely_first(job, search, settings.budget)
     return search
 
 
-def _bounded(job: CubeJob, search: Search, budget: int) -> Search:
-    """Return a search that times all points which may be the quickest, if the budget reaches them.
+def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
+    """Return a search that times every point that may be the quickest, if the budget suffices.
 
-    The points to start with come first; where too many may be quicker than those, `search` follows.
+    It starts with the given points. Where more points have a bound below the best time than the
+    budget allows, it hands over to `search` instead.
     """
 
     def steps(space: Space, rng: np.random.Generator, start: Sequence[Point]) -> Steps:
@@ -225,13 +239,20 @@ def _bounded(job: CubeJob, search: Search, budget: int) -> Search:
         batch = list(dict.fromkeys(completed(space, point) for point in start))
         while batch:
             costs |= zip(batch, (yield batch), strict=True)
-            left = job.hopeful(costs)
-            if len(costs) + len(left) > budget:
+            candidates = job.may_be_quickest(costs)
+            if len(costs) + len(candidates) > budget:
                 yield from search(space, rng, start)
                 return
-            batch = left[:FIRST]
+            batch = candidates[:FIRST]
 
     return steps
+
+
+class _Deadlines(NamedTuple):
+    """When the proof has to stop by itself, and when everything is cut off."""
+
+    proof: Deadline
+    whole: Deadline
 
 
 def _proven(
@@ -239,35 +260,35 @@ def _proven(
     trace: Trace,
     bound: int,
     settings: Settings,
-    ends: tuple[Deadline, Deadline],
+    deadlines: _Deadlines,
     told: Step,
 ) -> tuple[Trace, int, bool]:
-    """Return trials, bound and proof after branch and bound, which ends at its own budget, too.
+    """Return trials, bound, and whether the best is proven, after branch and bound.
 
-    It asks for the first of the `ends` and is cut at the second. Ctrl-C, that cut and candidates
-    that fail end it: what was known stays.
+    Unless `deeper` is set, the proof simulates at most `budget` kernels. Ctrl-C, the deadline of
+    the whole, and a candidate that fails end the proof; trials and bound then stay as they were.
     """
-    most = None if settings.deeper else settings.budget
-    limit_s = ends[0].within(settings.deeper_s if settings.deeper else None).limit_s
-    one_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
+    max_kernels = None if settings.deeper else settings.budget
+    limit_s = deadlines.proof.within(settings.deeper_s if settings.deeper else None).limit_s
+    kernel_limits_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
     costs = {t.point: t.cost for t in trace.trials if not t.note}
 
     def timed(point: Point) -> float:
         """Return the cycles of a point, known or measured; what fails ends the proof."""
         if point not in costs:
-            costs[point], note = attempt(job.measure, point, min(one_s, default=None))
+            costs[point], note = attempt(job.measure, point, min(kernel_limits_s, default=None))
             if note:
                 raise InputError("a kernel that can be timed", note)
         return costs[point]
 
     try:
-        with ends[1].cut():
+        with deadlines.whole.cut():
             proof = prove(
                 job.space,
                 job.measure,
                 timed,
                 job.bounds,
-                most=most,
+                most=max_kernels,
                 time_limit_s=limit_s,
                 told=lambda done, of: told("proof", done, of),
             )
@@ -276,46 +297,56 @@ def _proven(
     except (AscendLabError, TimeUpError):
         return trace, bound, False
     if proof.point not in {t.point for t in trace.trials}:
-        last = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
-        trace = replace(trace, trials=(*trace.trials, last))
-    low = min(proof.lower_bound, job.floor)
-    return trace, int(low), proof.cycles <= low
+        proof_trial = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
+        trace = replace(trace, trials=(*trace.trials, proof_trial))
+    # the space has no schedules that divide K: a proof about the space holds for those only as far
+    # as their own bound
+    lower_bound = min(proof.lower_bound, job.divided_k_bound)
+    return trace, int(lower_bound), proof.cycles <= lower_bound
 
 
 def _result(
     job: Job,
     trace: Trace,
     settings: Settings,
-    known: tuple[int, bool],
+    bound_and_proof: tuple[int, bool],
     deadline: Deadline,
     told: Step,
 ) -> Result:
-    """Return the best trial that beats the default and computes the same; `known`: `Job.bound`."""
+    """Return the best trial that beats the default and computes the same values.
+
+    `bound_and_proof` is the result of `Job.bound`.
+    """
     operator = job.operator
-    (bound, proven) = known
+    (bound, proven) = bound_and_proof
     note = ""
-    before = operator.default_cycles
+    default_cycles = operator.default_cycles
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
-        if not trial.cost < before:
+        if not trial.cost < default_cycles:
             break
         choice = job.choice(trial.point)
-        wrong = ""
+        difference = ""
         told("values", 0, 1)
         try:
             with deadline.cut():
-                wrong = agree(operator, choice, settings.seed) if settings.verify else ""
+                difference = agree(operator, choice, settings.seed) if settings.verify else ""
         except TimeUpError:
             return replace(untuned(operator, NOT_CHECKED), trace=trace)
         told("values", 1, 1)
-        if not wrong:
-            after = int(trial.cost)
-            return Result(operator, choice, before, after, bound, proven, note=note, trace=trace)
-        note = f"a faster candidate was refused: {wrong}"
+        if not difference:
+            cycles = int(trial.cost)
+            return Result(
+                operator, choice, default_cycles, cycles, bound, proven, note=note, trace=trace
+            )
+        # the optimum of the space computes something else: the next one is not proven the best
+        note = f"a faster candidate was refused: {difference}"
         proven = False
-    bound = min(bound, before)
-    return Result(operator, None, before, before, bound, proven, note=note, trace=trace)
+    bound = min(bound, default_cycles)
+    return Result(
+        operator, None, default_cycles, default_cycles, bound, proven, note=note, trace=trace
+    )
 
 
 # -- between tuning and the bank ------------------------------------------------------------------
@@ -334,7 +365,7 @@ def features_of(operator: Tunable) -> tuple[float, ...]:
 
 
 def entry_of(result: Result, settings: Settings) -> BankEntry:
-    """Return what the bank keeps of a result; without a schedule the default is the best known."""
+    """Return the bank's entry of a result; an empty schedule says that the default is the best."""
     choice = result.choice.as_dict() if result.choice else {}
     return BankEntry(
         key_of(result.operator),
@@ -351,35 +382,42 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
 
 
 def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
-    """Return a bank's entry timed again here; one that no longer fits or helps is not used."""
-    before = operator.default_cycles
+    """Return the result of a bank's entry, timed again: one that does not fit or help is dropped.
+
+    The bound stays valid. The proof does only if the time is still the one that was proven.
+    """
+    default_cycles = operator.default_cycles
     choice = None
     note = ""
-    after = before
+    best_cycles = default_cycles
     if entry.schedule:
         try:
             choice = _choice(entry, operator)
-            found = operator.cycles_of(choice)
-            choice, after = (choice, found) if found < before else (None, before)
+            cycles = operator.cycles_of(choice)
+            choice, best_cycles = (
+                (choice, cycles) if cycles < default_cycles else (None, default_cycles)
+            )
         except AscendLabError as error:
             choice = None
             note = f"the bank's schedule does not fit: {error}"
-    bound = min(entry.bound_cycles, after) if entry.bound_cycles is not None else None
-    proven = entry.proven and after == entry.after_cycles
-    return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)
+    bound = min(entry.bound_cycles, best_cycles) if entry.bound_cycles is not None else None
+    proven = entry.proven and best_cycles == entry.after_cycles
+    return Result(
+        operator, choice, default_cycles, best_cycles, bound, proven, origin, note, entry.search
+    )
 
 
 def suggestions(operator: Tunable, knowledge: Knowledge) -> list[Choice]:
     """Return the schedules of the nearest shapes that a bank knows."""
-    found = []
+    choices = []
     for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
         with suppress(AscendLabError):  # a bank that others wrote may hold anything
-            found += [_choice(entry, operator)] if entry.schedule else []
-    return found
+            choices += [_choice(entry, operator)] if entry.schedule else []
+    return choices
 
 
 def _choice(entry: BankEntry, operator: Tunable) -> Choice:
-    """Return the choice an entry keeps; raise `InputError` if it is none."""
+    """Return the choice in an entry; raise `InputError` if its tiling is not made of integers."""
     choice = choice_of(entry.schedule, operator.chip.name)
     numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []
     if any(type(n) is not int or n < 1 for n in numbers):

@@ -1,4 +1,4 @@
-"""Operators of the cube as jobs: how long a tiling takes, what to try first, the proven best."""
+"""Tuning jobs for operators of the cube: the cycles of a tiling, first candidates, and proofs."""
 
 import heapq
 import math
@@ -45,7 +45,8 @@ def cube_space(
 ) -> CubeSpace:
     """Return the space of a product or a convolution, thinned out to about `most` points.
 
-    Without `default` it is not added: between the sizes of a coarse space no search could find it.
+    `default` adds the default schedule: a thinned space may skip its sizes, and then no search
+    could find it.
     """
     return _kind(shape).space(shape, chip, demand, most, default=default)
 
@@ -63,27 +64,28 @@ def point_of(space: CubeSpace, schedule: gemm_schedule.GemmSchedule) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class CubeMeasure(CubeProblem):
-    """Point -> cycles of one launch, host overhead included; convolutions fill NC1HWC0 planes.
+    """Maps a point to the cycles of one launch, host overhead included.
 
-    `own` is the default where it is not the one of the closed form.
+    Images of convolutions fill NC1HWC0 planes. `own` is the operator's default schedule where that
+    is not the one of the closed form.
     """
 
     own: gemm_schedule.GemmSchedule | None = None
 
     @property
     def demand(self) -> Demand | None:
-        """What the epilogue needs."""
+        """The room that the epilogue needs."""
         return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
 
     @property
     def default(self) -> gemm_schedule.GemmSchedule:
-        """The tiling that is taken without a search."""
+        """The tiling that is used without a search."""
         return self.own or _kind(self.shape).default(self.shape, self.chip, self.epilogue)
 
     def space(self) -> CubeSpace:
         """Return all tilings."""
-        whole = self.own if self.own and self.own.split_k == 1 else True
-        return cube_space(self.shape, self.chip, self.demand, default=whole)
+        default_row = self.own if self.own and self.own.split_k == 1 else True
+        return cube_space(self.shape, self.chip, self.demand, default=default_row)
 
     def launch(self, point: Point) -> Launch:
         """Return the kernel of a point."""
@@ -97,8 +99,8 @@ class CubeMeasure(CubeProblem):
         """Return the cycles of a point."""
         kernel = as_kernel(self.launch(point))
         roles = _kind(self.shape).roles
-        held = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
-        return warm_cycles(kernel, self.chip, held)
+        in_l2 = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
+        return warm_cycles(kernel, self.chip, in_l2)
 
     def bound(self, point: Point) -> float:
         """Return cycles that the point does not go below, without building its kernel."""
@@ -108,17 +110,17 @@ class CubeMeasure(CubeProblem):
 
 
 FIRST = 16
-"""Points with the least bounds, tried before the search breeds its own."""
+"""So many points with the lowest bounds are timed before the search breeds others."""
 WALKED = 1024
-"""Tilings whose bounds are made tight to find those."""
+"""The bounds of so many tilings are tightened by a walk, to find those points."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMeasure(CubeMeasure):
-    """Where what follows reads an operand of the cube again: cycles of the lowered piece.
+    """A measure for epilogues that read an operand of the cube again, as in y = x + conv(x).
 
-    Such a tensor is fetched once for both, so that bounds hold if they count none of it: `warm` has
-    it for them.
+    It times the lowered piece. The tensor is fetched once for both uses, and for the bounds it is
+    in `warm`: they count no fetch of it, and so remain lower bounds.
     """
 
     operator: operators.Tunable | None = None
@@ -130,7 +132,7 @@ class SharedMeasure(CubeMeasure):
 
 
 class CubeJob:
-    """A convolution, or a product of two matrices, with what follows it."""
+    """A convolution, or a product of two matrices, with its epilogue."""
 
     search = "genetic"
 
@@ -144,38 +146,46 @@ class CubeJob:
             self.measure = self._measure(shape, epilogue)
         else:
             self.measure = self._measure(*lower.matmul.product_job(piece, chip))
-        self.floor = self._floor()
+        self.divided_k_bound = self._divided_k_bound()
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
         self.low = self.bounds.closed.copy()
-        near = np.argsort(self.low, kind="stable")[:WALKED]
-        self.low[near] = self.bounds.walked(near)
+        nearest = np.argsort(self.low, kind="stable")[:WALKED]
+        self.low[nearest] = self.bounds.walked(nearest)
 
     def _measure(self, shape: Shape, epilogue: Epilogue | None) -> CubeMeasure:
-        """Return the measure, on what L2 holds: operands of the epilogue bear their own names."""
+        """Return the measure on the contents of L2; the cube's operands are called "a" and "b"."""
         operator = self.operator
         a, b = operator.piece.graph.nodes[0].inputs[:2]
         sides = (a, "a"), (b, "b")
         warm = operator.warm.union(side for name, side in sides if name in operator.warm)
-        again = {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
-        shared = frozenset(n for pair in sides if pair[0] in again for n in pair)
-        own = tasks.lowered_once(operator.piece, operator.chip).tiling
+        epilogue_tensors = (
+            {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
+        )
+        shared = frozenset(n for pair in sides if pair[0] in epilogue_tensors for n in pair)
+        default_tiling = tasks.lowered_once(operator.piece, operator.chip).tiling
         if not shared:
-            return CubeMeasure(shape, operator.chip, epilogue, warm, own)
-        return SharedMeasure(shape, operator.chip, epilogue, warm | shared, own, operator)
+            return CubeMeasure(shape, operator.chip, epilogue, warm, default_tiling)
+        return SharedMeasure(
+            shape, operator.chip, epilogue, warm | shared, default_tiling, operator
+        )
 
-    def _floor(self) -> float:
-        """Return cycles below which no division of K gets; the space has none.
+    def _divided_k_bound(self) -> float:
+        """Return a lower bound for schedules that divide K, which the space does not contain.
 
-        Infinite where the default is one launch.
+        It is infinite where the default does not divide K: then none is considered.
         """
         shape = self.measure.shape
         operator = self.operator
-        own = self.measure.own
-        if not (isinstance(shape, gemm_schedule.GemmShape) and own and own.split_k > 1):
+        default_tiling = self.measure.own
+        if not (
+            isinstance(shape, gemm_schedule.GemmShape)
+            and default_tiling
+            and default_tiling.split_k > 1
+        ):
             return math.inf
-        least = least_cycles(shape, operator.chip, self.measure.warm)
-        return start_cycles(operator.chip, "cold") + least
+        least_cycles_of_product = least_cycles(shape, operator.chip, self.measure.warm)
+        return start_cycles(operator.chip, "cold") + least_cycles_of_product
 
     @property
     def default(self) -> Point:
@@ -191,39 +201,39 @@ class CubeJob:
         return lower.Choice(tiling=schedule_of(self.measure.shape, point))
 
     def start(self) -> Sequence[Point]:
-        """Return the default and the points with the least bounds."""
+        """Return the default and the points with the lowest bounds."""
         least = np.argsort(self.low, kind="stable")[:FIRST]
         return [self.default, *map(self.space.point, least)]
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return cycles that no tiling of the space beats, and whether the best one was found."""
-        low, best = self._left({t.point: t.cost for t in trials if t.cost < np.inf})
-        least = min(float(low.min()), self.floor)
+        low, best = self._untimed_bounds({t.point: t.cost for t in trials if t.cost < np.inf})
+        least = min(float(low.min()), self.divided_k_bound)
         return int(min(best, least)), best <= least
 
-    def hopeful(self, costs: Mapping[Point, float]) -> list[Point]:
-        """Return the points without a cost that may be quicker than all others, as they promise."""
-        low, best = self._left(costs)
+    def may_be_quickest(self, costs: Mapping[Point, float]) -> list[Point]:
+        """Return the untimed points whose bound is below the best time, the lowest bound first."""
+        low, best = self._untimed_bounds(costs)
         rows = np.flatnonzero(low < best)
         if len(rows) <= 2 * WALKED:
             self.low[rows] = low[rows] = self.bounds.walked(rows)
             rows = rows[low[rows] < best]
         return [self.space.point(row) for row in rows[np.argsort(low[rows], kind="stable")]]
 
-    def _left(self, costs: Mapping[Point, float]) -> tuple[gemm_schedule.Floats, float]:
-        """Return the bounds of points without a cost, of others infinity, and the least cost."""
+    def _untimed_bounds(self, costs: Mapping[Point, float]) -> tuple[gemm_schedule.Floats, float]:
+        """Return the bounds of all points, infinite for timed ones, and the best time so far."""
         low = self.low.copy()
         low[[self.space.row(point) for point in costs]] = np.inf
         return low, min(float(self.operator.default_cycles), *costs.values(), np.inf)
 
 
 CHUNK = 512
-"""Bounds are made tighter for so many tilings at once at first, twice as many each time."""
+"""The first walk tightens the bounds of so many tilings at once, each later one twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The best point found, its cycles, a bound that no point is below, and kernels simulated."""
+    """The best point, its cycles, a lower bound for all points, and the kernels simulated."""
 
     point: Point
     cycles: float
@@ -241,8 +251,12 @@ class Proof:
         return self.cycles / self.lower_bound - 1.0
 
 
-class _Search:
-    """Branch and bound: rows by their bounds, closed forms in `order`, tighter ones in a heap."""
+class _BranchAndBound:
+    """Branch and bound over the rows of a table.
+
+    Rows wait in `order`, sorted by their closed-form bounds, until a walk tightens the bounds and
+    moves the rows to `heap`. A row at the top of the heap is simulated.
+    """
 
     def __init__(self, space: CubeSpace, bounds: Bounds, timed: workers.Measure) -> None:
         self.space = space
@@ -258,13 +272,13 @@ class _Search:
 
     @property
     def least(self) -> tuple[float, float]:
-        """The least bound in the heap, and the least outside."""
+        """The lowest bound in the heap, and the lowest outside."""
         inside = self.heap[0][0] if self.heap else math.inf
         outside = self.sorted[self.walked] if self.walked < len(self.sorted) else math.inf
         return inside, float(outside)
 
     def step(self) -> None:
-        """Simulate the row of the least bound, or make more bounds tighter."""
+        """Simulate the row with the lowest bound, or tighten more bounds."""
         inside, outside = self.least
         # the first kernel is simulated at once, so that hopeless bounds are never walked
         if self.heap and (inside <= outside or not self.trials):
@@ -273,11 +287,11 @@ class _Search:
             self.trials += 1
             self.best = min(self.best, (self.timed(point), point))
             return
-        stop = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
-        rows = self.order[self.walked : stop]
+        end = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
+        rows = self.order[self.walked : end]
         for bound, row in zip(self.bounds.walked(rows).tolist(), rows.tolist(), strict=True):
             heapq.heappush(self.heap, (bound, row))
-        self.walked, self.chunk = stop, 2 * self.chunk
+        self.walked, self.chunk = end, 2 * self.chunk
 
 
 def prove(
@@ -290,12 +304,13 @@ def prove(
     time_limit_s: float | None = None,
     told: Callable[[int, int], None] = lambda trials, most: None,
 ) -> Proof:
-    """Return the best point of `most` kernels or of the time, and a bound; `told` hears of them.
+    """Return the best point and a lower bound, after at most `most` kernels or `time_limit_s`.
 
-    `timed` measures instead of `measure`; `bounds` are those of the space where they are known.
+    `timed` measures instead of `measure`. `bounds` are those of the space if the caller has them.
+    `told` is called after each step with the kernels simulated and `most`.
     """
     deadline = workers.Deadline.of(time_limit_s)
-    search = _Search(space, bounds or Bounds(measure, space.genes), timed or measure)
+    search = _BranchAndBound(space, bounds or Bounds(measure, space.genes), timed or measure)
     most = most or space.size
     while min(search.least) < search.best[0] and search.trials < most:
         if search.trials and deadline.over:
@@ -318,16 +333,17 @@ def tiled_cycles(operator: operators.Tunable, dtype: str, point: Point) -> float
 def tiling_of(dtype: str, point: Point) -> gemm_schedule.GemmSchedule:
     """Return the schedule of a point: a tiling, its window, and the order of its loops."""
     *sizes, window, order = point
-    found = gemm_schedule.Tilings(
+    tilings = gemm_schedule.Tilings(
         **{n: np.array([size]) for n, size in zip(TILING_NAMES, sizes, strict=True)}
     )
-    return replace(found.schedule(0, dtype), window=str(window), order=str(order))
+    return replace(tilings.schedule(0, dtype), window=str(window), order=str(order))
 
 
 class TableJob:
-    """Tilings by the rule of the default, in one order of loops or both; the cubes' peak bounds.
+    """A job whose space is a list of tilings, those that the default is chosen from.
 
-    `found` holds those of each window.
+    `found` holds the tilings of each kind of window, each tried in every loop order of `orders`.
+    The only lower bound is that of the cubes' peak rate.
     """
 
     search = "genetic"
@@ -340,7 +356,7 @@ class TableJob:
         found: Mapping[str, gemm_schedule.Tilings],
         orders: Sequence[str],
     ) -> None:
-        """Take what is done `times` times, and the tilings for it."""
+        """Take a product or convolution that is done `times` times, and the tilings for it."""
         self.operator = operator
         self.shape = shape
         self.macs = times * shape.ops // 2
@@ -356,8 +372,8 @@ class TableJob:
 
     def point(self, schedule: gemm_schedule.GemmSchedule) -> Point:
         """Return the point of a schedule."""
-        one = gemm_schedule.tilings_of([schedule], self.shape.dtype)
-        sizes = (int(getattr(one, name)[0]) for name in TILING_NAMES)
+        table = gemm_schedule.tilings_of([schedule], self.shape.dtype)
+        sizes = (int(getattr(table, name)[0]) for name in TILING_NAMES)
         return (*sizes, schedule.window, schedule.order)
 
     def choice(self, point: Point) -> lower.Choice:
@@ -365,7 +381,7 @@ class TableJob:
         return lower.Choice(tiling=tiling_of(self.shape.dtype, point))
 
     def points(self, choices: Sequence[lower.Choice]) -> list[Point]:
-        """Return nothing: few shapes are alike."""
+        """Return nothing: schedules of other shapes are rarely in the table."""
         return []
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
@@ -377,7 +393,7 @@ class TableJob:
 
 
 class ProductJob(TableJob):
-    """A batch of products by the schedule language: each tiled alike, on the cores it shares."""
+    """A batch of products in the schedule language: equal tilings, each on its share of cores."""
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a batch of products; raises what its space raises."""
@@ -398,26 +414,28 @@ class ProductJob(TableJob):
 
 
 class JointJob(TableJob):
-    """Two convolutions whose sums are added, and what follows."""
+    """Two convolutions whose sums are added, with their epilogue."""
 
     def __init__(self, operator: operators.Tunable) -> None:
         """Take a piece with two convolutions; raises what its space raises."""
         shape, epilogue, _ = lower.conv.conv_job(operator.piece, operator.chip)
         demand = demand_of(epilogue, operator.chip, ACCUMULATOR[shape.dtype])
         chip = chip_left(operator.chip, demand)
-        found = {}
-        near = [conv_schedule(shape, operator.chip, epilogue)]
-        for one, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
-            some = conv_candidates(one, chip)
-            some = some.take(fitting(demand, chip, some.tilings))
-            cycles = conv_estimate(one, chip, some, demand)
-            found[window] = some.tilings
+        by_window = {}
+        first_tilings = [conv_schedule(shape, operator.chip, epilogue)]
+        for image, window in {conv_shape.stacked(shape): "stacked", shape: ""}.items():
+            tilings_that_fit = conv_candidates(image, chip)
+            tilings_that_fit = tilings_that_fit.take(
+                fitting(demand, chip, tilings_that_fit.tilings)
+            )
+            cycles = conv_estimate(image, chip, tilings_that_fit, demand)
+            by_window[window] = tilings_that_fit.tilings
             least = np.argsort(cycles, kind="stable")[:FIRST].tolist()
-            tilings = (some.tilings.schedule(index, shape.dtype) for index in least)
-            near += [replace(tiling, window=window) for tiling in tilings]
-        super().__init__(operator, shape, 1, found, ORDERS)
-        self.near = dict.fromkeys(map(self.point, near))
+            tilings = (tilings_that_fit.tilings.schedule(index, shape.dtype) for index in least)
+            first_tilings += [replace(tiling, window=window) for tiling in tilings]
+        super().__init__(operator, shape, 1, by_window, ORDERS)
+        self.first_points = dict.fromkeys(map(self.point, first_tilings))
 
     def start(self) -> Sequence[Point]:
-        """Return the default, and what is about as quick by the closed form, in both orders."""
-        return [(*point[:-1], order) for order in ORDERS for point in self.near]
+        """Return the default and the best tilings by the closed form, in both loop orders."""
+        return [(*point[:-1], order) for order in ORDERS for point in self.first_points]

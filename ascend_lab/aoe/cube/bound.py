@@ -1,13 +1,13 @@
 """Certified lower bounds on the simulated cycles of every tiling of a space.
 
-Three of them, each tighter and dearer than the last: closed forms for the whole table; a walk
-through the kernels of some tilings, side by side; the simulator itself. None ends before memory has
-moved its bytes, and the host's launch is counted.
+There are three, each tighter and more expensive than the one before: closed forms for the whole
+table; a walk through the kernels of some tilings at once; and the simulator itself. All include the
+time that memory needs for its bytes, and the host's launch.
 
-The walk goes one turn of the cube at a time, as arrays. What is kept are the waits and durations of
-a kernel's pipes; where a detail is left out (room in UB between pieces of a tile, the latency of
-numbers per channel), a wait is missing and never one too many. So the times are at most those of
-the simulator, and in most kernels equal to them.
+The walk advances all kernels by one turn of the cube at a time, as NumPy arrays. It models the
+waits and durations of a kernel's pipes. Where it leaves out a detail (room in UB between pieces of
+a tile, the latency of operands per channel), a wait is missing and none is added. So its times are
+at most those of the simulator, and in most kernels equal to them.
 
 Of 60 products and convolutions of random shapes, chips and epilogues, 57 are proven optimal within
 200 trials with the walk and 32 with closed forms alone, which take 4.7 times as long to tune.
@@ -20,7 +20,13 @@ from functools import cached_property
 import numpy as np
 
 from ascend_lab.aoe.cube import pipe_work
-from ascend_lab.aoe.cube.pipe_work import BLOCK, After, copied, fed, near
+from ascend_lab.aoe.cube.pipe_work import (
+    BLOCK,
+    DrainWork,
+    copy_cycles,
+    l1_to_l0_cycles,
+    weights_stay_in_l0b,
+)
 from ascend_lab.aoe.cube.space import Array, Columns, Floats, Mask, Shape, up
 from ascend_lab.aoe.cube.work import CubeWork, conv_work, gemm_work, rows_of
 from ascend_lab.machine import isa
@@ -35,16 +41,19 @@ LOOPS = ("k", "stage", "inner", "outer", "bundle")
 
 
 class Slots:
-    """When the slots of a queue are free again: `count` of them, the one freed last first."""
+    """The times at which the slots of a queue become free, one array for each slot.
+
+    `times[0]` belongs to the slot that was freed last, so `times[count - 1]` to the next in turn.
+    """
 
     def __init__(self, count: Array) -> None:
         """Start with all of them free."""
         self.count, self.times = count, [np.zeros_like(count)] * int(count.max())
 
-    def wait(self, at: Array) -> Array:
+    def wait(self, time: Array) -> Array:
         """Return the time from which the next slot is free."""
-        free: Array = np.maximum(at, np.choose(self.count - 1, self.times))
-        return free
+        free_time: Array = np.maximum(time, np.choose(self.count - 1, self.times))
+        return free_time
 
     def free(self, times: Array, where: Mask) -> None:
         """Give a slot back at `times`."""
@@ -53,32 +62,35 @@ class Slots:
 
 
 class Walk:
-    """Kernels that go turn by turn through their loops, and drain their tiles from L0C to GM.
+    """Kernels of many tilings that run turn by turn through their loops, one array entry each.
 
-    Times per pipe in `at`, work done per pipe in `done`, slots, and turns of the loops.
+    `free_at` holds the time at which each pipe is free, `done` the cycles of work it has done,
+    `slots` the queues, and `loop_index` the position in each loop.
     """
 
-    def __init__(self, job: CubeWork, after: After) -> None:
-        """Start all kernels; `after` is what follows a tile."""
+    def __init__(self, job: CubeWork, drain_work: DrainWork) -> None:
+        """Start all kernels; `drain_work` says how a finished tile leaves L0C."""
         self.job = job
-        self.after = after
+        self.drain_work = drain_work
         self.flag = job.chip.flag_cycles
         w = job.work
         f = self.flag
         zero = np.zeros(len(w.m), np.int64)
-        # consumers give their slots to the producers first, a flag each
-        ahead = pipe_work.shared_slots(job)
-        self.joint = ahead > 0
+        # at the start each consumer raises a flag for every slot of its queue: "this one is free"
+        shared_slots = pipe_work.shared_slots(job)
+        self.joint = shared_slots > 0
         l1 = np.where(w.by_a, 0, w.a_l1) + np.where(w.by_b | self.joint, 0, w.b_l1)
-        starts = (zero + f, f * l1, f * (w.a_l0 + w.b_l0), zero + 2 * f, zero + 2 * f)
-        self.at = dict(zip(PIPES, starts, strict=True))
+        start_times = (zero + f, f * l1, f * (w.a_l0 + w.b_l0), zero + 2 * f, zero + 2 * f)
+        self.free_at = dict(zip(PIPES, start_times, strict=True))
         self.done = {name: zero.copy() for name in PIPES}
-        self.place = {name: zero.copy() for name in LOOPS}
-        self.ends = zero.copy()
-        size = w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
-        counts = {"a1": np.maximum(w.a_l1, ahead), "b1": np.maximum(w.b_l1, ahead)}
+        self.loop_index = {name: zero.copy() for name in LOOPS}
+        self.end_cycles = zero.copy()
+        tile_bytes = (
+            w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[isa.ACCUMULATOR[job.dtype]]
+        )
+        counts = {"a1": np.maximum(w.a_l1, shared_slots), "b1": np.maximum(w.b_l1, shared_slots)}
         counts |= {
-            "c": 1 + (2 * size <= job.chip.buffers["L0C"]),
+            "c": 1 + (2 * tile_bytes <= job.chip.buffers["L0C"]),
             "out": zero + 2,
             "tile": zero + 2,
         }
@@ -89,173 +101,199 @@ class Walk:
         self.stages = up(w.units, w.stage)
         self._load_channels()
 
-    def _spend(self, pipe: str, where: Mask, until: Array, cycles: Array | int) -> None:
-        """Let a pipe be busy `until`, `cycles` of the time with work."""
-        self.at[pipe] = np.where(where, until, self.at[pipe])
+    def _spend(self, pipe: str, where: Mask, end: Array, cycles: Array | int) -> None:
+        """Let a pipe be busy until `end`, of which `cycles` are work and the rest is waiting."""
+        self.free_at[pipe] = np.where(where, end, self.free_at[pipe])
         self.done[pipe] += np.where(where, cycles, 0)
 
     # -- from L0C to GM ----------------------------------------------------------------------------
     def _load_channels(self) -> None:
-        """Load the numbers per channel that stay for all tiles."""
-        after = self.after
+        """Load the epilogue's operands per channel, where they stay on the core for all tiles."""
+        drain_work = self.drain_work
         w = self.job.work
         chip = self.job.chip
         f = self.flag
-        if not after.channel_loads:
+        if not drain_work.channel_loads:
             return
-        held = after.channel_blocks >= w.n_own
+        stays = drain_work.channel_blocks >= w.n_own
         path = chip.path("GM", "UB" if chip.combined else "L1")
-        moved = w.n_own * after.channel_bytes * after.channel_cycles_per_byte
-        cost = after.channel_loads * path.startup_cycles + moved.astype(np.int64) + 2 * f
-        self._spend("load", held, self.at["load"] + cost, cost)
+        moved_cycles = w.n_own * drain_work.channel_bytes * drain_work.channel_cycles_per_byte
+        cycles = (
+            drain_work.channel_loads * path.startup_cycles + moved_cycles.astype(np.int64) + 2 * f
+        )
+        self._spend("load", stays, self.free_at["load"] + cycles, cycles)
         if chip.combined:
             return
-        table = copied(chip.path("L1", "BT"), w.n_own * isa.FRACTAL * 4)
-        full = self.at["load"] + after.channel_latency
-        fed = np.maximum(self.at["feed"], full) + 4 * f + table
-        # bounds of MTE1 and the cube do not count this work, so it is not noted as done
-        self._spend("feed", held, fed, 0)
-        self._spend("cube", held, np.maximum(self.at["cube"], fed) + f, 0)
+        table_cycles = copy_cycles(chip.path("L1", "BT"), w.n_own * isa.FRACTAL * 4)
+        loaded_at = self.free_at["load"] + drain_work.channel_latency
+        table_ready = np.maximum(self.free_at["feed"], loaded_at) + 4 * f + table_cycles
+        # the closed forms of MTE1 and the cube leave this work out, so it must not count as done:
+        # `run` adds what the closed forms have left
+        self._spend("feed", stays, table_ready, 0)
+        self._spend("cube", stays, np.maximum(self.free_at["cube"], table_ready) + f, 0)
 
     def _drain(self, where: Mask, m_at: Array, n: Array) -> None:
         """Send finished tiles on their way to GM."""
         f = self.flag
         chip = self.job.chip
         job = self.job
-        self._spend("cube", where, self.at["cube"] + f, f)
+        self._spend("cube", where, self.free_at["cube"] + f, f)
         index = np.flatnonzero(where)
-        at = job.work.first[index] + m_at[index]
-        run = job.sides.pixels[at] * isa.FRACTAL
-        fractals = job.sides.fractals[at]
-        more = job.sides.runs[at] - 1
-        start = np.maximum(self.at["drain"][index], self.at["cube"][index]) + f
+        tile = job.work.first[index] + m_at[index]
+        run = job.sides.pixels[tile] * isa.FRACTAL
+        fractals = job.sides.fractals[tile]
+        extra_copies = job.sides.runs[tile] - 1
+        start = np.maximum(self.free_at["drain"][index], self.free_at["cube"][index]) + f
         if chip.combined:
-            self._by_vector(where, index, start, (run, fractals, n[index], more))
+            self._by_vector(where, index, start, (run, fractals, n[index], extra_copies))
             return
-        after = self.after
+        drain_work = self.drain_work
         path = chip.path("L0C", "GM")
-        size = run * n[index] * DTYPE_BYTES[after.out_dtype]
-        copy = copied(path, size, after.out_cycles_per_byte[index]) + more * path.startup_cycles
-        self.at["drain"][index] = start + copy + f
+        size = run * n[index] * DTYPE_BYTES[drain_work.out_dtype]
+        copy = (
+            copy_cycles(path, size, drain_work.out_cycles_per_byte[index])
+            + extra_copies * path.startup_cycles
+        )
+        self.free_at["drain"][index] = start + copy + f
         self.done["drain"][index] += copy + 2 * f
-        times = self.at["drain"] + path.latency_cycles + chip.l2.latency_cycles
-        self.slots["c"].free(times, where)
+        released = self.free_at["drain"] + path.latency_cycles + chip.l2.latency_cycles
+        self.slots["c"].free(released, where)
 
     def _by_vector(
         self, where: Mask, index: Array, drain: Array, sizes: tuple[Array, Array, Array, Array]
     ) -> None:
-        """Move tiles piece by piece through UB.
+        """Drain tiles piece by piece through UB, where the vector unit computes the epilogue.
 
-        `sizes`: elements and fractals high, blocks, copies to GM beside the first.
+        `sizes` are the elements and fractals of a tile's height, its blocks, and the copies to GM
+        beyond the first.
         """
         f = self.flag
-        after = rows_of(self.after, index)
-        (run, fractals, n, more) = sizes
-        stride = fractals * BLOCK if after.plan is None else run
-        most = after.blocks(stride, n)
-        # an epilogue gives L0C back as soon as its only piece has left it
-        early = (most == n) & (after.plan is not None)
-        freed = drain
-        for piece in range(int(up(n, most).max())):
-            count = np.clip(n - piece * most, 0, most)
+        drain_work = rows_of(self.drain_work, index)
+        (run, fractals, n, extra_copies) = sizes
+        stride = fractals * BLOCK if drain_work.plan is None else run
+        piece_blocks = drain_work.blocks(stride, n)
+        # with an epilogue and a single piece, L0C is free as soon as the piece is in UB; the cube
+        # need not wait for the epilogue
+        released_early = (piece_blocks == n) & (drain_work.plan is not None)
+        l0c_free = drain
+        for piece in range(int(up(n, piece_blocks).max())):
+            count = np.clip(n - piece * piece_blocks, 0, piece_blocks)
             mask = np.zeros(len(where), bool)
             mask[index] = count > 0
-            loaded = self._operands(mask, index, after, (count * run, more))
-            drain, freed = self._piece(
-                (mask, index), after, (drain, freed), loaded, (count, run, stride, more), early
+            loaded = self._operands(mask, index, drain_work, (count * run, extra_copies))
+            drain, l0c_free = self._piece(
+                (mask, index),
+                drain_work,
+                (drain, l0c_free),
+                loaded,
+                (count, run, stride, extra_copies),
+                released_early,
             )
-        self.at["drain"][index] = np.where(early, drain, drain + f)
-        times = self.at["drain"].copy()
-        times[index] = np.where(early, freed, drain + f)
-        self.slots["c"].free(times, where)
+        self.free_at["drain"][index] = np.where(released_early, drain, drain + f)
+        released = self.free_at["drain"].copy()
+        released[index] = np.where(released_early, l0c_free, drain + f)
+        self.slots["c"].free(released, where)
 
     def _operands(
-        self, mask: Mask, index: Array, after: After, sizes: tuple[Array, Array]
+        self, mask: Mask, index: Array, drain_work: DrainWork, sizes: tuple[Array, Array]
     ) -> Array:
-        """Load the operands of a piece, elements and more copies; return when they are there."""
-        elements, more = sizes
-        tiles = after.epilogue.of_kind("tile") if after.epilogue else ()
-        if not tiles:
+        """Load the elementwise operands of a piece; return the time at which they are in UB."""
+        elements, extra_copies = sizes
+        tile_operands = drain_work.epilogue.of_kind("tile") if drain_work.epilogue else ()
+        if not tile_operands:
             return np.zeros_like(elements)
         path = self.job.chip.path("GM", "UB")
-        rate = after.in_cycles_per_byte
+        rate = drain_work.in_cycles_per_byte
         cycles = np.full_like(elements, 2 * self.flag)
-        for operand in tiles:
-            cycles += copied(path, elements * DTYPE_BYTES[operand.dtype], rate)
-            cycles += more * path.startup_cycles
-        done = self.slots["tile"].wait(self.at["load"])[index] + cycles
-        self.at["load"][index] = np.where(mask[index], done, self.at["load"][index])
+        for operand in tile_operands:
+            cycles += copy_cycles(path, elements * DTYPE_BYTES[operand.dtype], rate)
+            cycles += extra_copies * path.startup_cycles
+        loaded_at = self.slots["tile"].wait(self.free_at["load"])[index] + cycles
+        self.free_at["load"][index] = np.where(mask[index], loaded_at, self.free_at["load"][index])
         self.done["load"][index] += np.where(mask[index], cycles, 0)
-        return done + after.in_latency
+        return loaded_at + drain_work.in_latency
 
     def _piece(
         self,
-        at: tuple[Mask, Array],
-        after: After,
+        selection: tuple[Mask, Array],
+        drain_work: DrainWork,
         times: tuple[Array, Array],
         loaded: Array,
         sizes: tuple[Array, Array, Array, Array],
-        early: Mask,
+        released_early: Mask,
     ) -> tuple[Array, Array]:
-        """One piece: out of L0C, through the steps, to GM; return times of V and of L0C free."""
-        (mask, index) = at
-        (drain, freed) = times
-        (count, run, stride, more) = sizes
+        """Move a piece from L0C through the epilogue to GM; return when V and L0C are free."""
+        (mask, index) = selection
+        (drain, l0c_free) = times
+        (count, run, stride, extra_copies) = sizes
         f = self.flag
         chip = self.job.chip
-        on = mask[index]
-        size = DTYPE_BYTES[after.out_dtype]
-        arrives = size if after.plan is None else DTYPE_BYTES[after.plan.tiles[after.plan.start]]
-        work = copied(chip.path("L0C", "UB"), count * stride * arrives)
+        active = mask[index]
+        element_bytes = DTYPE_BYTES[drain_work.out_dtype]
+        element_bytes_in = (
+            element_bytes
+            if drain_work.plan is None
+            else DTYPE_BYTES[drain_work.plan.tiles[drain_work.plan.start]]
+        )
+        work = copy_cycles(chip.path("L0C", "UB"), count * stride * element_bytes_in)
         end = np.maximum(drain, self.slots["out"].times[1][index]) + f + work
-        if after.plan is not None and after.epilogue is not None:
-            end = np.where(early, end + f, end)
-            freed = np.where(on & early, end, freed)
-            steps = pipe_work.vector_cycles(after, chip, count, run)
-            tiles = after.epilogue.of_kind("tile")
-            end = (np.maximum(end, loaded) + f if tiles else end) + steps
+        if drain_work.plan is not None and drain_work.epilogue is not None:
+            end = np.where(released_early, end + f, end)
+            l0c_free = np.where(active & released_early, end, l0c_free)
+            steps = pipe_work.vector_cycles(drain_work, chip, count, run)
+            tile_operands = drain_work.epilogue.of_kind("tile")
+            end = (np.maximum(end, loaded) + f if tile_operands else end) + steps
             work = work + steps
-            if tiles:
+            if tile_operands:
                 end = end + f
-                self._free("tile", at, end)
+                self._free("tile", selection, end)
         end = end + f
         path = chip.path("UB", "GM")
-        copy = copied(path, count * run * size, after.out_cycles_per_byte) + 2 * f
-        copy += more * path.startup_cycles
-        store = np.maximum(self.at["store"][index], end + pipe_work.tail_cycles(after, chip)) + copy
-        self.at["store"][index] = np.where(on, store, self.at["store"][index])
-        self.done["drain"][index] += np.where(on, work + 4 * f, 0)
-        self.done["store"][index] += np.where(on, copy, 0)
-        self._free("out", at, store + path.latency_cycles + chip.l2.latency_cycles)
-        return np.where(on, end, drain), freed
+        copy = (
+            copy_cycles(path, count * run * element_bytes, drain_work.out_cycles_per_byte) + 2 * f
+        )
+        copy += extra_copies * path.startup_cycles
+        store = (
+            np.maximum(self.free_at["store"][index], end + pipe_work.tail_cycles(drain_work, chip))
+            + copy
+        )
+        self.free_at["store"][index] = np.where(active, store, self.free_at["store"][index])
+        self.done["drain"][index] += np.where(active, work + 4 * f, 0)
+        self.done["store"][index] += np.where(active, copy, 0)
+        self._free("out", selection, store + path.latency_cycles + chip.l2.latency_cycles)
+        return np.where(active, end, drain), l0c_free
 
-    def _free(self, queue: str, at: tuple[Mask, Array], times: Array) -> None:
-        """Give slots of some kernels back."""
-        (mask, index) = at
-        every = np.zeros_like(self.at["load"])
-        every[index] = times
-        self.slots[queue].free(every, mask)
+    def _free(self, queue: str, selection: tuple[Mask, Array], times: Array) -> None:
+        """Give slots of the selected kernels back."""
+        (mask, index) = selection
+        all_times = np.zeros_like(self.free_at["load"])
+        all_times[index] = times
+        self.slots[queue].free(all_times, mask)
 
     # -- turn by turn ------------------------------------------------------------------------------
-    def run(self, most: int) -> Array:
-        """Return the cycles to the end; behind `most` turns, those of the busiest pipe."""
-        for _ in range(most):
+    def run(self, max_turns: int) -> Array:
+        """Return the cycles of each kernel; one that needs more than `max_turns` gets a bound.
+
+        The bound of a pipe is the time it has reached, plus the work that the closed form says is
+        left; the busiest pipe counts.
+        """
+        for _ in range(max_turns):
             self._turn()
-            if (self.ends > 0).all():
-                return self.ends
-        totals = pipe_work.busy_of(self.job, self.after).pipes
-        left = [
-            self.at[pipe] + np.maximum(np.floor(total).astype(np.int64) - self.done[pipe], 0)
+            if (self.end_cycles > 0).all():
+                return self.end_cycles
+        totals = pipe_work.busy_of(self.job, self.drain_work).pipes
+        remaining = [
+            self.free_at[pipe] + np.maximum(np.floor(total).astype(np.int64) - self.done[pipe], 0)
             for pipe, total in zip(PIPES, totals, strict=True)
         ]
-        return np.where(self.ends > 0, self.ends, np.maximum.reduce(left))
+        return np.where(self.end_cycles > 0, self.end_cycles, np.maximum.reduce(remaining))
 
     def _turn(self) -> None:
-        """One product of L0 tiles in every kernel that has not ended."""
+        """Advance every kernel that has not ended by one product of L0 tiles."""
         w = self.job.work
-        p = self.place
+        p = self.loop_index
         f = self.flag
-        going = self.ends == 0
+        active = self.end_cycles == 0
         m_at = np.where(w.outer_n, p["inner"], p["outer"])
         n_at = np.where(w.outer_n, p["outer"], p["inner"])
         m = self.job.sides.fractals[w.first + m_at]
@@ -268,91 +306,102 @@ class Walk:
         end_stage = (p["k"] + 1) * w.k >= depth_all
         begin_tile = begin_stage & (p["stage"] == 0)
         end_tile = end_stage & last_stage
-        cube = self.at["cube"]
-        self._spend("cube", going & begin_tile, self.slots["c"].wait(cube) + f, f)
-        if (going & begin_stage).any():
-            self._stage(going & begin_stage, begin_tile, m_at, n, units, depth_all)
-        self._multiply(going, m, n, depth)
-        self._free_l1(going & end_stage, end_tile)
-        if (going & end_tile).any():
-            self._drain(going & end_tile, m_at, n)
-        self._step(going, end_stage, end_tile)
+        cube = self.free_at["cube"]
+        self._spend("cube", active & begin_tile, self.slots["c"].wait(cube) + f, f)
+        if (active & begin_stage).any():
+            self._stage(active & begin_stage, begin_tile, m_at, n, units, depth_all)
+        self._multiply(active, m, n, depth)
+        self._free_l1(active & end_stage, end_tile)
+        if (active & end_tile).any():
+            self._drain(active & end_tile, m_at, n)
+        self._step(active, end_stage, end_tile)
 
     def _stage(
-        self, going: Mask, begin_tile: Mask, m_at: Array, n: Array, units: Array, depth: Array
+        self, active: Mask, begin_tile: Mask, m_at: Array, n: Array, units: Array, depth: Array
     ) -> None:
-        """Load what a stage needs, or an outer loop keeps, to L1; MTE1 waits for it."""
+        """Load to L1 what this stage needs, or what an outer loop keeps; MTE1 waits for it."""
         w = self.job.work
-        p = self.place
+        p = self.loop_index
         job = self.job
         first = begin_tile & (p["inner"] == 0)
-        a = going & ~w.by_a & (~w.hold_a | first)
-        b = going & ~w.by_b & (~w.hold_b | (first & (~w.hold_all | (p["outer"] == 0))))
+        a = active & ~w.by_a & (~w.hold_a | first)
+        b = active & ~w.by_b & (~w.hold_b | (first & (~w.hold_all | (p["outer"] == 0))))
         a_size = job.sides.unit_bytes[w.first + m_at] * np.where(w.hold_a, w.units, units)
         b_depth = np.where(w.hold_b, w.units * job.taps, depth)
         b_size = n * b_depth * job.area_bytes
         path = job.chip.path("GM", "L1")
-        a_cycles = copied(path, a_size, job.a.cycles_per_byte)
-        b_cycles = copied(path, b_size, job.b.cycles_per_byte)
-        before = b & w.hold_b
-        if before.any():
-            self._bring("b", before, b_cycles, job.b.latency_cycles)
-            once = copied(job.chip.path("L1", "L0B"), b_size)
-            self._spend("feed", before & near(job), self.at["feed"] + once, once)
+        a_cycles = copy_cycles(path, a_size, job.a.cycles_per_byte)
+        b_cycles = copy_cycles(path, b_size, job.b.cycles_per_byte)
+        weights_first = b & w.hold_b
+        if weights_first.any():
+            self._bring("b", weights_first, b_cycles, job.b.latency_cycles)
+            to_l0b_cycles = copy_cycles(job.chip.path("L1", "L0B"), b_size)
+            self._spend(
+                "feed",
+                weights_first & weights_stay_in_l0b(job),
+                self.free_at["feed"] + to_l0b_cycles,
+                to_l0b_cycles,
+            )
         self._bring("a", a, a_cycles, job.a.latency_cycles)
-        carried = np.where(a, job.a.latency_cycles - b_cycles, 0)
-        self._bring("b", b & ~w.hold_b, b_cycles, np.maximum(job.b.latency_cycles, carried))
+        latency_left = np.where(a, job.a.latency_cycles - b_cycles, 0)
+        self._bring("b", b & ~w.hold_b, b_cycles, np.maximum(job.b.latency_cycles, latency_left))
 
     def _bring(self, name: str, where: Mask, cycles: Array, latency: Array) -> None:
-        """Copy to a slot of L1 and tell MTE1, which waits: once for what shares slots."""
+        """Copy to a slot of L1 and raise a flag for MTE1; A and B in a shared slot need one."""
         f = np.where(self.joint & (name == "b"), 0, self.flag)
-        done = self.slots[f"{name}1"].wait(self.at["load"]) + 2 * f + cycles
-        self._spend("load", where, done, 2 * f + cycles)
-        self._spend("feed", where, np.maximum(self.at["feed"], done + latency) + f, 0)
+        loaded_at = self.slots[f"{name}1"].wait(self.free_at["load"]) + 2 * f + cycles
+        self._spend("load", where, loaded_at, 2 * f + cycles)
+        self._spend("feed", where, np.maximum(self.free_at["feed"], loaded_at + latency) + f, 0)
 
     def _free_l1(self, end: Mask, end_tile: Mask) -> None:
         w = self.job.work
-        p = self.place
+        p = self.loop_index
         last = end_tile & (p["inner"] == self.inner - 1)
         a = end & ~w.by_a & (~w.hold_a | last)
         b = end & ~w.by_b & (~w.hold_b | (last & (~w.hold_all | (p["outer"] == self.outer - 1))))
-        # what an outer loop keeps is given back last
-        early = b & w.hold_a & ~w.hold_b
-        for name, where in (("b1", early), ("a1", a), ("b1", b & ~early)):
+        # the operand that an outer loop keeps is given back last: where A is kept, B goes first
+        b_first = b & w.hold_a & ~w.hold_b
+        for name, where in (("b1", b_first), ("a1", a), ("b1", b & ~b_first)):
             f = np.where(self.joint & (name == "b1"), 0, self.flag)
-            self._spend("feed", where, self.at["feed"] + f, 0)
-            self.slots[name].free(self.at["feed"], where)
+            self._spend("feed", where, self.free_at["feed"] + f, 0)
+            self.slots[name].free(self.free_at["feed"], where)
 
-    def _multiply(self, going: Mask, m: Array, n: Array, depth: Array) -> None:
-        """Feed L0A and L0B, multiply, give the slots back."""
+    def _multiply(self, active: Mask, m: Array, n: Array, depth: Array) -> None:
+        """Feed L0A and L0B from L1, multiply, and give the slots back."""
         job = self.job
         chip = self.job.chip
         f = self.flag
-        cube = self.at["cube"]
-        a_cycles, b_cycles = fed(job, m, n, depth)
-        stays = near(job)
-        for name, cycles, by in (("a", a_cycles, job.work.by_a), ("b", b_cycles, job.work.by_b)):
+        cube = self.free_at["cube"]
+        a_cycles, b_cycles = l1_to_l0_cycles(job, m, n, depth)
+        stays = weights_stay_in_l0b(job)
+        for name, cycles, bypasses_l1 in (
+            ("a", a_cycles, job.work.by_a),
+            ("b", b_cycles, job.work.by_b),
+        ):
             moves = ~stays if name == "b" else np.ones(len(stays), bool)
             slots = self.slots[f"{name}0"]
-            full = slots.wait(self.at["feed"]) + 2 * f + cycles
-            if by.any():
-                full = self._straight(name, going, full, m, n, depth)
-            self._spend("feed", going & moves & ~by, full, 2 * f + cycles)
-            cube = np.where(moves, np.maximum(cube, full) + f, cube)
+            loaded_at = slots.wait(self.free_at["feed"]) + 2 * f + cycles
+            if bypasses_l1.any():
+                loaded_at = self._straight(name, active, loaded_at, m, n, depth)
+            self._spend("feed", active & moves & ~bypasses_l1, loaded_at, 2 * f + cycles)
+            cube = np.where(moves, np.maximum(cube, loaded_at) + f, cube)
         product = chip.cube_head_cycles + m * depth * n * pipe_work.macs_per_fractal(job)
         cube = cube + product
-        raised = np.where(stays, f, 2 * f)
-        self._spend("cube", going, cube + raised, product + 2 * raised)
-        self.slots["a0"].free(cube + f, going)
-        self.slots["b0"].free(cube + 2 * f, going)
+        flag_cycles = np.where(stays, f, 2 * f)
+        self._spend("cube", active, cube + flag_cycles, product + 2 * flag_cycles)
+        self.slots["a0"].free(cube + f, active)
+        self.slots["b0"].free(cube + 2 * f, active)
 
     def _straight(
-        self, name: str, going: Mask, full: Array, m: Array, n: Array, depth: Array
+        self, name: str, active: Mask, staged_at: Array, m: Array, n: Array, depth: Array
     ) -> Array:
-        """Load what bypasses L1 from GM to L0; return when it is there, or `full` elsewhere."""
+        """Load operands that bypass L1 from GM to L0; return when they are there.
+
+        For kernels whose operand comes through L1 the result is `staged_at`.
+        """
         job = self.job
         f = self.flag
-        load, by = (job.a, job.work.by_a) if name == "a" else (job.b, job.work.by_b)
+        load, bypasses_l1 = (job.a, job.work.by_a) if name == "a" else (job.b, job.work.by_b)
         path = job.chip.path("GM", f"L0{name.upper()}")
         area = job.area_bytes
         if name == "a":
@@ -361,37 +410,38 @@ class Walk:
         else:
             size = n * area
             times = depth
-        cycles = times * copied(path, size, load.cycles_per_byte)
-        done = self.slots[f"{name}0"].wait(self.at["load"]) + 2 * f + cycles
-        self._spend("load", going & by, done, 2 * f + cycles)
-        return np.where(by, done + load.latency_cycles, full)
+        cycles = times * copy_cycles(path, size, load.cycles_per_byte)
+        loaded_at = self.slots[f"{name}0"].wait(self.free_at["load"]) + 2 * f + cycles
+        self._spend("load", active & bypasses_l1, loaded_at, 2 * f + cycles)
+        return np.where(bypasses_l1, loaded_at + load.latency_cycles, staged_at)
 
-    def _step(self, going: Mask, end_stage: Mask, end_tile: Mask) -> None:
-        """Go to the next turn of every loop; note the kernels that have ended."""
-        p = self.place
+    def _step(self, active: Mask, end_stage: Mask, end_tile: Mask) -> None:
+        """Advance the loop counters like an odometer; record the end times of kernels."""
+        p = self.loop_index
         w = self.job.work
         end_inner = end_tile & (p["inner"] == self.inner - 1)
         end_outer = end_inner & (p["outer"] == self.outer - 1)
-        over = going & end_outer & (p["bundle"] == w.bundles - 1)
-        done = self.slots["out" if self.job.chip.combined else "c"].times[0] + self.flag
-        self.ends = np.where(over, done, self.ends)
-        ends = (end_stage, end_tile, end_inner, end_outer, over)
-        step = going
-        for name, end in zip(LOOPS, ends, strict=True):
+        finished = active & end_outer & (p["bundle"] == w.bundles - 1)
+        end_time = self.slots["out" if self.job.chip.combined else "c"].times[0] + self.flag
+        self.end_cycles = np.where(finished, end_time, self.end_cycles)
+        loop_ends = (end_stage, end_tile, end_inner, end_outer, finished)
+        step = active
+        for name, end in zip(LOOPS, loop_ends, strict=True):
             p[name] = np.where(step, np.where(end, 0, p[name] + 1), p[name])
             step = step & end
 
 
 # -- the bounds ------------------------------------------------------------------------------------
 TURNS = 1024
-"""Turns of the cube that a walk follows; what remains then counts by the busiest pipe."""
+"""A walk follows this many turns of the cube; the busiest pipe bounds the remaining ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class CubeProblem:
-    """A product or a convolution on a chip, what follows it, and what L2 holds at the start.
+    """A product or a convolution on a chip, with its epilogue and the contents of L2 at the start.
 
-    `warm`: "a" (rows, pixels), "b" (columns, weights), or names of operands of the epilogue.
+    `warm` names the tensors in L2: "a" (rows of A or pixels), "b" (columns of B or weights), or
+    operands of the epilogue.
     """
 
     shape: Shape
@@ -401,7 +451,7 @@ class CubeProblem:
 
 
 class Bounds:
-    """Lower bounds for the rows of a table; the loads and sums are computed once."""
+    """Lower bounds for the tilings in the rows of a table."""
 
     def __init__(self, problem: CubeProblem, table: Columns) -> None:
         """Prepare the rows of `table`."""
@@ -412,29 +462,34 @@ class Bounds:
             self.job: CubeWork = conv_work(shape, chip, table, warm)
         else:
             self.job = gemm_work(shape, chip, table, warm)
-        self.after: After = pipe_work.after_of(self.job, problem.epilogue, shape.out_dtype, warm)
-        self.least = _memory_cycles(self.job, self.after, warm)
+        self.drain_work: DrainWork = pipe_work.drain_work_of(
+            self.job, problem.epilogue, shape.out_dtype, warm
+        )
+        self.least = _memory_cycles(self.job, self.drain_work, warm)
         self.launch_cycles = start_cycles(chip, "cold")
 
     @cached_property
     def closed(self) -> Floats:
         """The bounds in closed form, for all rows."""
-        core = pipe_work.closed_bounds(self.job, self.after)
+        core = pipe_work.closed_bounds(self.job, self.drain_work)
         return np.maximum(core, self.least) + self.launch_cycles
 
     @cached_property
     def tight(self) -> Floats:
-        """The tighter bounds that are known, of other rows 0."""
+        """The tighter bounds of the rows that were walked; 0 for other rows."""
         return np.zeros_like(self.closed)
 
     def walked(self, rows: Array) -> Floats:
-        """Return tighter bounds of some rows, by walking once through the kernels of each."""
-        new = rows[self.tight[rows] == 0]
-        order = np.argsort(self.turns[new], kind="stable")
-        for part in np.array_split(new[order], max(1, len(new) // 2048)) if len(new) else ():
-            walk = Walk(rows_of(self.job, part), rows_of(self.after, part))
-            out = walk.run(TURNS) + self.launch_cycles
-            self.tight[part] = np.maximum(out, self.closed[part])
+        """Return the tighter bounds of some rows; each row is walked once and then remembered."""
+        unwalked = rows[self.tight[rows] == 0]
+        # batches of about 2048 kernels of similar length: a batch walks until its longest has ended
+        order = np.argsort(self.turns[unwalked], kind="stable")
+        for batch in (
+            np.array_split(unwalked[order], max(1, len(unwalked) // 2048)) if len(unwalked) else ()
+        ):
+            walk = Walk(rows_of(self.job, batch), rows_of(self.drain_work, batch))
+            cycles = walk.run(TURNS) + self.launch_cycles
+            self.tight[batch] = np.maximum(cycles, self.closed[batch])
         return self.tight[rows]
 
     @cached_property
@@ -444,16 +499,19 @@ class Bounds:
         return pipe_work.turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
 
 
-def _memory_cycles(job: CubeWork, after: After, warm: Collection[str]) -> Floats:
-    """Cycles memory needs for what is read once and not in L2, and for what L2 cannot keep."""
+def _memory_cycles(job: CubeWork, drain_work: DrainWork, warm: Collection[str]) -> Floats:
+    """Return the cycles device memory needs: each cold operand read once, results beyond L2's size.
+
+    (cold bytes + max(0, result bytes - L2 bytes)) / memory rate
+    """
     chip = job.chip
     elements = job.out_pixels * job.out_blocks * isa.FRACTAL
-    operands = after.epilogue.of_kind("tile") if after.epilogue else ()
-    cold = [o for o in operands if o.name.partition(".")[0] not in warm]
-    width = sum(DTYPE_BYTES[o.dtype] for o in cold) if chip.combined else 0
-    more = np.where(job.work.ragged, 0, elements * width)
-    read = job.a.fetched_bytes + job.b.fetched_bytes + more
-    written = elements * DTYPE_BYTES[after.out_dtype]
-    total = read + max(0, written - chip.l2.size_bytes)
+    operands = drain_work.epilogue.of_kind("tile") if drain_work.epilogue else ()
+    cold_operands = [o for o in operands if o.name.partition(".")[0] not in warm]
+    bytes_per_element = sum(DTYPE_BYTES[o.dtype] for o in cold_operands) if chip.combined else 0
+    operand_bytes = np.where(job.work.ragged, 0, elements * bytes_per_element)
+    read_bytes = job.a.fetched_bytes + job.b.fetched_bytes + operand_bytes
+    written_bytes = elements * DTYPE_BYTES[drain_work.out_dtype]
+    total = read_bytes + max(0, written_bytes - chip.l2.size_bytes)
     cycles: Floats = np.ceil(total / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)
     return cycles

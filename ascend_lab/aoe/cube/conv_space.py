@@ -1,11 +1,13 @@
 """The space of a convolution's tilings.
 
-Genes in the order of decision: core grid, kind of window, tile of pixels and of output channels,
-loop order, channel blocks a stage, K tile, slots of L1 and of L0. Sizes are in fractals.
+The genes in the order of decision: core grid, kind of window, tile of pixels and of output
+channels, loop order, channel blocks in a stage, K tile, slots of L1 and of L0. Sizes are in
+fractals.
 
-Pixel tiles cut the image as evenly as can be or hold whole rows of it. Of the tiles of output
-channels that give every core as many of them the smallest stands for all, as in a product; two
-slots stand for one where both fit. Stages and K tiles cut the depth as evenly as can be.
+Pixel tiles divide the image as evenly as possible or hold whole rows of it. As in a product, the
+smallest of the channel tiles that give every core the same number of tiles represents the others,
+and two slots represent one where both fit. Stages and K tiles divide the depth as evenly as
+possible.
 """
 
 from collections.abc import Callable
@@ -44,8 +46,8 @@ def conv_space(
 ) -> CubeSpace:
     """Return all tilings of a convolution; raises `InputError` if none fits.
 
-    Where there are more than `most`, only some sizes are left: each some ratio above the last.
-    With `default`, the default schedule is among them all the same.
+    A space of more than `most` points is thinned out: sizes keep one of `space.RATIOS` between
+    them. `default` adds a schedule that thinning must not drop.
     """
     chip = chip_left(chip, demand)
     row = {}
@@ -60,77 +62,84 @@ def conv_space(
         table = crossed(table, {"order": np.arange(2)})
         table = taken(table, canonical_order(shape, table) == table["order"])
         table = space.with_l1_slots(table, chip, table["a"], table["b"])
-        # K tiles fit L1 as those of a product, too: `check_conv` wants that
+        # `check_conv` also asks that the K tiles of all slots fit L1, as those of a product do
         tiles = (table["a_l1"] * table["m"] + table["b_l1"] * table["n"]) * table["k"]
         table = taken(table, tiles * area_of(shape.dtype) <= chip.buffers["L1"])
         if len(table["m"]) < most:
             break
-    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in CONV_NAMES}
-    return CubeSpace(shape, chip, demand, CONV_NAMES, whole)
+    all_rows = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in CONV_NAMES}
+    return CubeSpace(shape, chip, demand, CONV_NAMES, all_rows)
 
 
 def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Array:
     """Return the heights of pixel tiles, in fractals."""
     oh, ow = shape.out_hw
     if strip:
-        found = space.evens(-(-ow // FRACTAL))
-        return space.spaced(found[found <= most], ratio)
+        heights = space.evens(-(-ow // FRACTAL))
+        return space.spaced(heights[heights <= most], ratio)
+    # tiles of whole rows: a multiple of `period` fractals ends at the end of a row. With 24 columns
+    # that is 3 fractals, 48 pixels, 2 rows.
     pixels = -(-oh * ow // FRACTAL)
     period = ow * shape.mixed // gcd(ow * shape.mixed, FRACTAL)
-    found = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
-    return space.spaced(found[found <= most], ratio)
+    heights = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
+    return space.spaced(heights[heights <= most], ratio)
 
 
 def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
-    found = set()
-    possible = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
-    for window in (kind for kind, is_one in possible.items() if is_one):
-        own, strip = seen_as(shape, window)
-        for m in pixel_tiles(own, most, ratio, strip=strip):
-            tiles = own.n * conv_windows.tiles_per_image(own, int(m), strip=strip)
+    options = set()
+    kinds = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
+    for window in (kind for kind, is_possible in kinds.items() if is_possible):
+        seen, strip = seen_as(shape, window)
+        for m in pixel_tiles(seen, most, ratio, strip=strip):
+            tiles = seen.n * conv_windows.tiles_per_image(seen, int(m), strip=strip)
             counts = space.core_counts(chip.core_count, ratio)
             rows = {-(-tiles // -(-tiles // c)) for c in counts}
-            found |= {(window, int(m), r) for r in rows}
-    columns = np.array(sorted(found), np.int64).T
+            options |= {(window, int(m), r) for r in rows}
+    columns = np.array(sorted(options), np.int64).T
     return dict(zip(("window", "m", "rows"), columns, strict=True))
 
 
 def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
     bundle = bundles_of(shape)
-    found = set()
+    options = set()
     for cols in space.core_counts(chip.core_count, ratio):
-        _, inside = column_shares(bundle, cols)
-        tiles = np.unique(up(bundle.n1, inside * np.arange(1, -(-bundle.n1 // inside) + 1)))
+        _, columns_per_share = column_shares(bundle, cols)
+        tiles = np.unique(
+            up(bundle.n1, columns_per_share * np.arange(1, -(-bundle.n1 // columns_per_share) + 1))
+        )
         for tile in space.spaced(tiles[tiles <= most], ratio):
-            found.add((used_columns(bundle, cols, int(tile)), int(tile)))
-    columns = np.array(sorted(found), np.int64).T
+            options.add((used_columns(bundle, cols, int(tile)), int(tile)))
+    columns = np.array(sorted(options), np.int64).T
     return dict(zip(("cols", "n"), columns, strict=True))
 
 
 def column_shares(bundle: Bundles, cols: int) -> tuple[int, int]:
-    """Return over how many shares the bundles go, and how many columns divide each bundle."""
+    """Return how many shares the bundles are divided into, and the columns that divide each bundle.
+
+    8 columns for 2 bundles: 2 shares, and 4 columns divide the channels of a bundle.
+    """
     shares = len(chunks(bundle.count, 1, min(cols, bundle.count)))
     return shares, max(1, cols // shares)
 
 
 def shares_of(bundle: Bundles, cols: Array) -> tuple[Array, Array]:
     """Return `column_shares` of many numbers of columns."""
-    found = [column_shares(bundle, c) for c in range(1, int(cols.max(initial=0)) + 1)]
-    table = np.array([(0, 0), *found], np.int64)[cols]
+    by_columns = [column_shares(bundle, c) for c in range(1, int(cols.max(initial=0)) + 1)]
+    table = np.array([(0, 0), *by_columns], np.int64)[cols]
     return table[:, 0], table[:, 1]
 
 
 def used_columns(bundle: Bundles, cols: int, tile: int) -> int:
-    """Return the least number of columns that gives the same kernel."""
+    """Return the smallest number of columns that gives the same kernel as `cols`."""
 
     def kernel(count: int) -> tuple[int, int]:
-        shares, inside = column_shares(bundle, count)
-        return shares, len(chunks(bundle.n1, tile, inside))
+        shares, columns_per_share = column_shares(bundle, count)
+        return shares, len(chunks(bundle.n1, tile, columns_per_share))
 
-    same = kernel(cols)
-    return next(c for c in range(1, cols + 1) if kernel(c) == same)
+    wanted_kernel = kernel(cols)
+    return next(c for c in range(1, cols + 1) if kernel(c) == wanted_kernel)
 
 
 def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
@@ -159,19 +168,21 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
 
 
 def seen_as(shape: ConvShape, window: int) -> tuple[ConvShape, bool]:
-    """Return what a kind of window makes of a convolution, and whether its tiles are strips."""
+    """Return the convolution as a kind of window sees it, and whether its tiles are strips."""
     return stacked(shape) if window == STACKED else shape, window == STRIP
 
 
 def _by_window(shape: ConvShape, t: Columns, value: Callable[[ConvShape, bool, int], int]) -> Array:
     """Return the value of each row's tile of pixels, by its height and kind of window."""
-    ways, _, which = space.same_rows([t["window"], t["m"]])
-    values = [value(*seen_as(shape, window), m) for window, m in np.stack(ways, axis=1).tolist()]
-    return np.array(values, np.int64)[which]
+    distinct, _, row = space.same_rows([t["window"], t["m"]])
+    values = [
+        value(*seen_as(shape, window), m) for window, m in np.stack(distinct, axis=1).tolist()
+    ]
+    return np.array(values, np.int64)[row]
 
 
 def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
-    """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
+    """Return the bytes of one slot of rows and one of weights, and their sum: the least L1."""
     pixel = shape.pixel_bytes
     area = area_of(shape.dtype)
     window = _by_window(
@@ -183,23 +194,23 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
 
 
 def canonical_order(shape: ConvShape, t: Columns) -> Array:
-    """Return the loop order that stands for the same kernel: 0 where the order makes none."""
+    """Return the canonical loop order: 0 where both orders give the same kernel."""
     bundle = bundles_of(shape)
     tiles = _by_window(
         shape, t, lambda s, strip, m: s.n * conv_windows.tiles_per_image(s, m, strip=strip)
     )
-    _, inside = shares_of(bundle, t["cols"])
-    alone = (up(tiles, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), inside) == 1)
-    return np.where(alone, 0, t["order"])
+    _, columns_per_share = shares_of(bundle, t["cols"])
+    one_tile = (up(tiles, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), columns_per_share) == 1)
+    return np.where(one_tile, 0, t["order"])
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
-    found = conv_schedules.conv_candidates(shape, chip)
-    if not len(found.stages):
+    tilings = conv_schedules.conv_candidates(shape, chip)
+    if not len(tilings.stages):
         return {}
-    found = found.take(fitting(demand, chip, found.tilings))
-    best = int(np.argmin(conv_schedules.conv_estimate(shape, chip, found, demand)))
-    return conv_row(shape, chip, found.tilings.schedule(best, shape.dtype))
+    tilings = tilings.take(fitting(demand, chip, tilings.tilings))
+    best = int(np.argmin(conv_schedules.conv_estimate(shape, chip, tilings, demand)))
+    return conv_row(shape, chip, tilings.tilings.schedule(best, shape.dtype))
 
 
 def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule) -> Columns:
@@ -207,12 +218,15 @@ def conv_row(shape: ConvShape, chip: Chip, schedule: gemm_schedule.GemmSchedule)
     bundle = bundles_of(shape)
     strip = conv_schedules.takes_strips(shape, schedule, chip)
     window = schedule.window or ("strip" if strip else "flat")
-    own, _ = seen_as(shape, space.number_of("window", window))
-    oh, ow = own.out_hw
+    seen, _ = seen_as(shape, space.number_of("window", window))
+    oh, ow = seen.out_hw
     m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
-    tiles = own.n * conv_windows.tiles_per_image(own, m, strip=strip)
-    _, inside = column_shares(bundle, schedule.grid_cols)
-    n = min(schedule.base_n // FRACTAL, chunks(bundle.n1, schedule.base_n // FRACTAL, inside)[0])
+    tiles = seen.n * conv_windows.tiles_per_image(seen, m, strip=strip)
+    _, columns_per_share = column_shares(bundle, schedule.grid_cols)
+    n = min(
+        schedule.base_n // FRACTAL,
+        chunks(bundle.n1, schedule.base_n // FRACTAL, columns_per_share)[0],
+    )
     stage = conv_schedules.c1_stage(shape, schedule)
     genes: dict[str, int | str] = {
         "rows": len(chunks(tiles, 1, schedule.grid_rows)),

@@ -1,13 +1,18 @@
 """Tables of genes, and the space of a matrix product's tilings that grows gene by gene.
 
-Genes in the order of decision: core grid, L0 tile, loop order, what stays in L1, what bypasses it,
-K tile, K tiles a stage, slots of L1 and of L0. Sizes are in fractals.
+A table has a column for each gene and a row for each tiling. The genes in the order of decision:
+core grid, L0 tile, loop order, which operand stays in L1, which bypasses L1, K tile, K tiles in a
+stage, slots of L1 and of L0. Sizes are in fractals.
 
-Left out is only what cannot win: of the tiles that give every core as many of them the smallest
-stands for all (each of its instructions is as short or shorter), and two slots stand for one where
-both fit (no wait gets longer; the flags of the second slot cost a few cycles at most); and the loop
-order alone changes nothing where nothing stays, all tiles are alike and everything fits L2. K tiles
-and stages cut K as evenly as can be, one size for each number of parts.
+The space leaves out only tilings that cannot win:
+- Of all tile sizes that give every core the same number of tiles, the smallest represents the
+  others, because each of its instructions is as short or shorter. 10 fractals on 2 cores: tiles of
+  3 and of 4 both give 2 tiles to a core, so 4 is left out.
+- Two slots represent one where both fit: no wait gets longer, and the flags of the second slot
+  cost a few cycles at most.
+- The loop order changes nothing where no operand stays in L1, all tiles are equal, and everything
+  fits L2.
+- K tiles and stages divide K as evenly as possible, with one size for each number of parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,11 +47,12 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
     "bypass": ("", "a", "ab", "b"),
     "window": ("flat", "strip", "stacked"),
 }
-"""Genes that are words; a table holds their places in these tuples."""
+"""Genes that are words; a table holds their index in these tuples: "nm" is order 1."""
 MOST = 1 << 19
-"""Points of a space at most; larger tables are thinned out."""
+"""A space has at most this many points, 524,288; larger tables are thinned out."""
 RATIOS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
-"""Least ratios between neighbouring sizes of tiles, tried until a table is small enough."""
+"""The smallest ratio between neighbouring tile sizes; the first that makes a table small enough
+is taken, and 1.0 keeps every size."""
 
 
 def up(value: Array | int, unit: Array | int) -> Array:
@@ -55,12 +61,18 @@ def up(value: Array | int, unit: Array | int) -> Array:
 
 
 def evens(total: int) -> Array:
-    """Return the sizes that cut `total` as evenly as can be: the least for each number of parts."""
+    """Return the smallest size for each number of parts of `total`: 1, 2, 3, 5 for 5.
+
+    5 in 1 part is 5, in 2 parts 3 + 2, in 3 parts 2 + 2 + 1, in 5 parts 1 each.
+    """
     return np.unique(up(total, np.arange(1, total + 1)))
 
 
 def spaced(values: Array, ratio: float) -> Array:
-    """Return ascending values thinned out: the least, then each `ratio` times the last kept."""
+    """Return ascending values thinned out: each is at least `ratio` times the one before.
+
+    1, 2, 3, 5, 8 with ratio 2 become 1, 2, 5.
+    """
     kept: list[int] = []
     for value in values.tolist():
         if not kept or value >= ratio * kept[-1]:
@@ -68,25 +80,31 @@ def spaced(values: Array, ratio: float) -> Array:
     return np.array(kept, np.int64)
 
 
-def core_counts(most: int, ratio: float) -> list[int]:
+def core_counts(core_count: int, ratio: float) -> list[int]:
     """Return how many cores may share a side, thinned out; 1 and all of them are there."""
-    counts: list[int] = np.union1d(spaced(np.arange(1, most + 1), ratio), [most]).tolist()
+    counts: list[int] = np.union1d(
+        spaced(np.arange(1, core_count + 1), ratio), [core_count]
+    ).tolist()
     return counts
 
 
 def coded(column: Array) -> tuple[Array, Array]:
-    """Return the distinct values in order, and the place of each entry among them."""
-    there = np.bincount(column.astype(np.intp)) > 0
-    return np.flatnonzero(there), (np.cumsum(there) - 1)[column]
+    """Return the distinct values in ascending order, and each entry's index among them."""
+    occurs = np.bincount(column.astype(np.intp)) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[column]
 
 
 def same_rows(columns: Sequence[Array]) -> tuple[list[Array], Array, Array]:
-    """Return distinct rows in order, as columns; the first place of each; which one each row is."""
+    """Return the distinct rows in order (as columns), the first index of each, and row numbers.
+
+    The row number tells for every row of the input which of the distinct rows it equals.
+    """
+    # one integer for each row: digits in mixed radix, as 10 * tens + ones
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column
-    _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    return [column[first] for column in columns], first, which
+    _, first, row_number = np.unique(key, return_index=True, return_inverse=True)
+    return [column[first] for column in columns], first, row_number
 
 
 def taken(table: Columns, index: Array | Mask) -> Columns:
@@ -103,7 +121,10 @@ def crossed(table: Columns, more: Columns) -> Columns:
 
 
 def grown(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Columns:
-    """Return each row once for every value of list number `which[row]`, as column `name`."""
+    """Return each row once for every value of list number `which[row]`, as column `name`.
+
+    Rows (r0, r1) with lists ([1, 2], [3]) and `which` (0, 1) become (r0, 1), (r0, 2), (r1, 3).
+    """
     lengths = np.array([len(values) for values in lists], np.intp)
     starts = np.cumsum(lengths) - lengths
     times = lengths[which]
@@ -116,40 +137,40 @@ def grown(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Co
 class CubeSpace(TableSpace):
     """All tilings of one cube operator on one chip; `genes` are the columns by name, as numbers.
 
-    `chip` has the L1 that is left to the operands; `demand` is what the epilogue needs.
+    `chip.buffers` are those left to the operands after the epilogue has taken its `demand`.
     """
 
     def __init__(
         self, shape: Shape, chip: Chip, demand: Demand | None, names: Sequence[str], table: Columns
     ) -> None:
-        """Sort the rows and drop those that are there twice; raise `InputError` without any."""
+        """Sort the rows and drop duplicates; raise `InputError` for an empty table."""
         if not len(table[names[0]]):
             raise InputError("a tiling that fits", f"none of {shape} on {chip.name}", "split it")
         self.shape = shape
         self.chip = chip
         self.demand = demand
-        found = [coded(table[name]) for name in names]
-        _, first, _ = same_rows([code for _, code in found])
+        coded_columns = [coded(table[name]) for name in names]
+        _, first, _ = same_rows([code for _, code in coded_columns])
         self.genes: Columns = {name: table[name][first] for name in names}
-        pairs = zip(names, found, strict=True)
+        pairs = zip(names, coded_columns, strict=True)
         values = tuple(tuple(word_of(n, int(v)) for v in numbers) for n, (numbers, _) in pairs)
-        codes = np.stack([code[first] for _, code in found], axis=1)
+        codes = np.stack([code[first] for _, code in coded_columns], axis=1)
         self._take(names, values, codes.astype(np.int32))
 
 
 def word_of(name: str, number: int) -> int | str:
-    """Return the value of a gene whose place a table holds."""
+    """Return the value of a gene from its number in a table: 1 of "order" is "nm"."""
     return TEXTS[name][number] if name in TEXTS else number
 
 
 def number_of(name: str, value: int | str) -> int:
-    """Return how a table writes the value of a gene."""
+    """Return the number that stands for the value of a gene in a table."""
     return TEXTS[name].index(str(value)) if name in TEXTS else int(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What products, and what convolutions do in a way of their own; `roles` of their tensors."""
+    """The functions in which products and convolutions differ; `roles` maps tensors to "a", "b"."""
 
     names: tuple[str, ...]
     space: Callable[..., CubeSpace]
@@ -172,7 +193,8 @@ WAYS = tuple(
     for bypass, word in enumerate(TEXTS["bypass"])
     if not keep or TEXTS["keep"][keep] not in word
 )
-"""Loop order, what stays and what bypasses, as far as they go together."""
+"""Compatible (order, keep, bypass), as numbers: the outer loop's operand may stay in L1 (A in order
+"mn", B in "nm"), and an operand that stays there does not bypass it."""
 
 
 def gemm_space(
@@ -183,23 +205,24 @@ def gemm_space(
     *,
     default: bool | GemmSchedule = True,
 ) -> CubeSpace:
-    """Return all tilings of a product; raises `CapacityError` if not even the least fits.
+    """Return all tilings of a product; raises `CapacityError` if not even the smallest fits.
 
-    Where there are more than `most`, only some sizes are left: each some ratio above the last.
-    With `default`, the schedule of the closed form, or that one, is among them all the same.
+    A space of more than `most` points is thinned out: tile sizes keep one of `RATIOS` between
+    them. `default` adds a schedule that thinning must not drop: True for the best in closed form.
     """
     chip = chip_left(chip, demand)
     row = _default_row(shape, chip, demand) if default is True else {}
     row = gemm_row(shape, chip, default) if isinstance(default, GemmSchedule) else row
     for ratio in RATIOS:
         table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
+        # loop orders, kept operands and slots multiply the rows by 4 or more: do not even try
         if 4 * len(table["m"]) > most and ratio < RATIOS[-1]:
             continue
-        table = _walks(shape, chip, demand, table)
+        table = _orders_and_slots(shape, chip, demand, table)
         if len(table["m"]) < most:
             break
-    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in GEMM_NAMES}
-    return CubeSpace(shape, chip, demand, GEMM_NAMES, whole)
+    all_rows = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in GEMM_NAMES}
+    return CubeSpace(shape, chip, demand, GEMM_NAMES, all_rows)
 
 
 def area_of(dtype: str) -> int:
@@ -208,7 +231,7 @@ def area_of(dtype: str) -> int:
 
 
 def sides(total: int, most: int, cores: int, ratio: float) -> Array:
-    """Return (cores used, tile) pairs for one side: the least tile for each number a core gets."""
+    """Return (cores used, tile) pairs for one side: the smallest tile for each number of tiles."""
     found = set()
     for count in core_counts(cores, ratio):
         tiles = np.unique(up(total, count * np.arange(1, -(-total // count) + 1)))
@@ -223,9 +246,9 @@ def tile_fits(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -
     if demand is None:
         column = t["m"] * FRACTAL * FRACTAL * DTYPE_BYTES[shape.out_dtype]
         return fits & (2 * column <= chip.buffers["UB"]) if chip.combined else fits
-    one = np.ones_like(t["m"])
-    places = fitting(demand, chip, Tilings(t["m"], one, t["n"], one, one, one))
-    return fits & np.isin(np.arange(len(one)), places)
+    ones = np.ones_like(t["m"])
+    fitting_rows = fitting(demand, chip, Tilings(t["m"], ones, t["n"], ones, ones, ones))
+    return fits & np.isin(np.arange(len(ones)), fitting_rows)
 
 
 def _tiles(shape: GemmShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
@@ -255,39 +278,41 @@ def with_l0_slots(table: Columns, chip: Chip, area: int) -> Columns:
     return taken(table, (table["a_l0"] > 0) & (table["b_l0"] > 0))
 
 
-def _walks(shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns) -> Columns:
-    """Add loop order, what stays and what bypasses L1, and the slots of L1."""
+def _orders_and_slots(
+    shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns
+) -> Columns:
+    """Add loop order, the operands that stay in or bypass L1, and the slots of L1."""
     parts = []
-    alike = _order_is_nothing(shape, chip, demand, table)
-    for way in WAYS:
-        words = TEXTS["bypass"][way[2]].upper()
+    alike = _order_is_irrelevant(shape, chip, demand, table)
+    for choice in WAYS:
+        words = TEXTS["bypass"][choice[2]].upper()
         if any(("GM", f"L0{name}") not in chip.paths for name in words):
             continue
-        own = {n: np.full_like(table["m"], v) for n, v in zip(WORDS, way, strict=True)}
-        t = table | own
-        same = [t[name] == column for name, column in _canonical(shape, t).items()]
-        same += [~alike] if way[0] and not way[1] else []
-        part = taken(t, np.all(same, axis=0))
-        parts.append(with_l1_slots(part, chip, *slot_bytes(shape, part)))
+        genes = {n: np.full_like(table["m"], v) for n, v in zip(WORDS, choice, strict=True)}
+        t = table | genes
+        agreements = [t[name] == column for name, column in _canonical(shape, t).items()]
+        agreements += [~alike] if choice[0] and not choice[1] else []
+        canonical_rows = taken(t, np.all(agreements, axis=0))
+        parts.append(with_l1_slots(canonical_rows, chip, *slot_bytes(shape, canonical_rows)))
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
 
-def _order_is_nothing(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
-    """Tell where all tiles of the largest core are alike, if everything fits L2."""
+def _order_is_irrelevant(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
+    """Tell where the loop order changes nothing: equal tiles on the largest core, all in L2."""
     m1, k1, n1 = shape.fractals
     stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
-    most = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
+    total_bytes = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
     even_m = (t["rows"] > 1) | (m1 % t["m"] == 0)
     even_n = (t["cols"] > 1) | (n1 % t["n"] == 0)
-    alike: Mask = even_m & even_n & (most <= chip.l2.size_bytes)
+    alike: Mask = even_m & even_n & (total_bytes <= chip.l2.size_bytes)
     return alike
 
 
 def uses(table: Columns, gene: str, name: str) -> Mask:
     """Tell where the word of a gene names operand "a" or "b"."""
-    has = np.array([name in word for word in TEXTS[gene]])
-    found: Mask = has[table[gene]]
-    return found
+    word_names_it = np.array([name in word for word in TEXTS[gene]])
+    mask: Mask = word_names_it[table[gene]]
+    return mask
 
 
 def slot_bytes(shape: GemmShape, t: Columns) -> tuple[Array, Array]:
@@ -295,52 +320,61 @@ def slot_bytes(shape: GemmShape, t: Columns) -> tuple[Array, Array]:
     k1 = shape.fractals[1]
     area = area_of(shape.dtype)
     stage = t["k"] * t["step"]
-    found = []
+    sizes = []
     for side, name in (("m", "a"), ("n", "b")):
         depth = np.where(uses(t, "keep", name), k1, stage)
-        found.append(np.where(uses(t, "bypass", name), 0, t[side] * depth * area))
-    return found[0], found[1]
+        sizes.append(np.where(uses(t, "bypass", name), 0, t[side] * depth * area))
+    return sizes[0], sizes[1]
 
 
 def with_l1_slots(table: Columns, chip: Chip, a: Array, b: Array) -> Columns:
-    """Return the rows that fit L1, once for each choice of slots that leaves no room for more."""
-    room = chip.buffers["L1"]
-    both = 2 * (a + b) <= room
-    more_a = ~both & (2 * a + b <= room)
-    more_b = ~both & (a + 2 * b <= room)
+    """Return the rows that fit L1, once for each maximal choice of slots.
+
+    If two slots fit for A or for B, but not for both, the row occurs twice.
+    """
+    l1_bytes = chip.buffers["L1"]
+    two_of_each = 2 * (a + b) <= l1_bytes
+    two_of_a = ~two_of_each & (2 * a + b <= l1_bytes)
+    two_of_b = ~two_of_each & (a + 2 * b <= l1_bytes)
     table |= {
-        "a_l1": np.where(both | more_a, 2, 1),
-        "b_l1": np.where(both | (more_b & ~more_a), 2, 1),
+        "a_l1": np.where(two_of_each | two_of_a, 2, 1),
+        "b_l1": np.where(two_of_each | (two_of_b & ~two_of_a), 2, 1),
     }
-    either = taken(table, more_a & more_b)
-    either |= {"a_l1": np.ones_like(either["m"]), "b_l1": np.full_like(either["m"], 2)}
-    fitting_rows = taken(table, a + b <= room)
-    return {name: np.concatenate([c, either[name]]) for name, c in fitting_rows.items()}
+    second_choice = taken(table, two_of_a & two_of_b)
+    second_choice |= {
+        "a_l1": np.ones_like(second_choice["m"]),
+        "b_l1": np.full_like(second_choice["m"], 2),
+    }
+    fitting_rows = taken(table, a + b <= l1_bytes)
+    return {name: np.concatenate([c, second_choice[name]]) for name, c in fitting_rows.items()}
 
 
 def _canonical(shape: GemmShape, t: Columns) -> Columns:
-    """Return the genes that stand for the same kernels, those changed only."""
+    """Return the genes keep, order and step that represent all tilings with the same kernel.
+
+    With one stage and one tile of n on a core, A is loaded once anyway: "keep a" equals "".
+    """
     m1, k1, n1 = shape.fractals
-    down, across = (up(up(s, t[x]), t[c]) for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols")))
+    m_tiles, n_tiles = (up(up(s, t[x]), t[c]) for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols")))
     one_stage = t["k"] * t["step"] >= k1
-    keep = np.where(one_stage & (t["keep"] == 1) & (across == 1), 0, t["keep"])
-    keep = np.where(one_stage & (t["keep"] == 2) & (down == 1), 0, keep)
-    held = {n: uses(t | {"keep": keep}, "keep", n) | uses(t, "bypass", n) for n in "ab"}
-    alone = (down == 1) | (across == 1)
+    keep = np.where(one_stage & (t["keep"] == 1) & (n_tiles == 1), 0, t["keep"])
+    keep = np.where(one_stage & (t["keep"] == 2) & (m_tiles == 1), 0, keep)
+    stays = {n: uses(t | {"keep": keep}, "keep", n) | uses(t, "bypass", n) for n in "ab"}
+    one_tile = (m_tiles == 1) | (n_tiles == 1)
     return {
         "keep": keep,
-        "order": np.where(alone & (keep == 0), 0, t["order"]),
-        "step": np.where(held["a"] & held["b"], 1, t["step"]),
+        "order": np.where(one_tile & (keep == 0), 0, t["order"]),
+        "step": np.where(stays["a"] & stays["b"], 1, t["step"]),
     }
 
 
 def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns:
-    found = candidates(shape, chip)
-    found = found.take(fitting(demand, chip, found))
-    if not len(found.m):
+    tilings = candidates(shape, chip)
+    tilings = tilings.take(fitting(demand, chip, tilings))
+    if not len(tilings.m):
         raise no_room(chip)
-    best = int(np.argmin(estimate(shape, chip, found, demand)))
-    return gemm_row(shape, chip, found.schedule(best, shape.dtype))
+    best = int(np.argmin(estimate(shape, chip, tilings, demand)))
+    return gemm_row(shape, chip, tilings.schedule(best, shape.dtype))
 
 
 def gemm_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:

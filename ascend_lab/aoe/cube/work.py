@@ -1,7 +1,7 @@
-"""What one core does under every tiling of a table, as arrays: sizes, trip counts, load costs.
+"""The work of one core under every tiling of a table, as arrays: sizes, trip counts, load costs.
 
-The core is one that owns as much as any. Its tiles of pixels (or rows of A) are listed one after
-another in `Sides`; `first` is where a tiling's list begins.
+The core is one with the most work. Its tiles of pixels (or rows of A) are listed one after another
+in `Sides`; `first` is the index at which a tiling's list begins.
 """
 
 from collections.abc import Collection
@@ -23,23 +23,24 @@ _Record = TypeVar("_Record")
 
 
 def rows_of(record: _Record, index: Array) -> _Record:
-    """Return a record's entries of some tilings: every array at `index`, all else as it is."""
+    """Return a record with the entries of some tilings: arrays are indexed, other fields kept."""
     assert is_dataclass(record) and not isinstance(record, type)
-    found: dict[str, Any] = {}
-    for f in fields(record):
-        value = getattr(record, f.name)
+    sliced: dict[str, Any] = {}
+    for column in fields(record):
+        value = getattr(record, column.name)
         if isinstance(value, np.ndarray):
-            found[f.name] = value[index]
+            sliced[column.name] = value[index]
         elif isinstance(value, CoreWork | Load):
-            found[f.name] = rows_of(value, index)
-    return replace(record, **found)
+            sliced[column.name] = rows_of(value, index)
+    return replace(record, **sliced)
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """Tiles along m, lists of many tilings end to end: fractals, pixels, bytes a unit of depth.
+    """Tiles along m, the lists of many tilings end to end.
 
-    `runs` are the stretches of neighbouring pixels in memory: each is a copy of its own.
+    A tile has `fractals`, `pixels`, and `unit_bytes` to load for each unit of depth. `runs` counts
+    its stretches of contiguous pixels in memory, each of which takes a copy of its own.
     """
 
     fractals: Array
@@ -59,12 +60,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class CoreWork:
-    """One core's work, one entry per tiling.
+    """The work of one core, an array entry for each tiling.
 
-    Tiles along m and n, `bundles` times; depth in units of `taps` fractals of K, `stage` units a
-    stage; `hold_a` / `hold_b`: what an outer loop keeps in L1 (`hold_all`: B for all m tiles, in
-    order mn); `outer_n`: order nm. `n_own` blocks a core, in tiles of `n`, the last `n_last`.
-    `ragged`: cores begin at various places of several images.
+    The core computes `m_tiles` x `n_tiles` tiles, `bundles` times. Its `n_own` blocks of columns
+    are in tiles of `n`, the last of `n_last`. The depth has `units` of `taps` fractals of K, with
+    `stage` units in a stage and `k` fractals in a K tile. `outer_n` means order nm. `hold_a` and
+    `hold_b` tell which operand an outer loop keeps in L1, `hold_all` that B stays for all m tiles
+    in order mn; `by_a` and `by_b` tell which operand bypasses L1. `a_l1` .. `b_l0` are numbers of
+    slots. `ragged` cores begin at various positions of several images.
     """
 
     rows: Array
@@ -118,18 +121,28 @@ class CubeWork:
 
 
 def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
-    """Return the cost of `reads` bytes, `once` different ones: as in the simulator."""
+    """Return the cost of loading `reads` bytes of which `once` are distinct, as the simulator does.
+
+    The first read of a byte comes from device memory and all others from L2, so the mean cost of a
+    byte is f * memory + (1 - f) * L2 with f = once / reads. All cores share both rates.
+    """
     path = chip.path("GM", "L1")
-    n = cores.astype(np.float64)
-    fresh = np.minimum(1.0, once / np.maximum(reads, 1))
-    own = 1.0 / path.rate_bytes_per_cycle
-    hit = np.maximum(own, n * chip.clock_hz / chip.l2.rate_bytes_per_s)
-    memory = np.maximum(own, n * chip.clock_hz / chip.device_memory.rate_bytes_per_s)
-    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-    latency = path.latency_cycles + chip.l2.latency_cycles + fresh * extra
-    least = np.minimum(reads, once)
-    per_byte = fresh * memory + (1.0 - fresh) * hit
-    return Load(per_byte, np.rint(latency).astype(np.int64), least.astype(np.int64))
+    core_count = cores.astype(np.float64)
+    first_read_share = np.minimum(1.0, once / np.maximum(reads, 1))
+    path_cycles_per_byte = 1.0 / path.rate_bytes_per_cycle
+    l2_cycles_per_byte = np.maximum(
+        path_cycles_per_byte, core_count * chip.clock_hz / chip.l2.rate_bytes_per_s
+    )
+    memory_cycles_per_byte = np.maximum(
+        path_cycles_per_byte, core_count * chip.clock_hz / chip.device_memory.rate_bytes_per_s
+    )
+    memory_latency = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    latency = path.latency_cycles + chip.l2.latency_cycles + first_read_share * memory_latency
+    fetched_bytes = np.minimum(reads, once)
+    cycles_per_byte = (
+        first_read_share * memory_cycles_per_byte + (1.0 - first_read_share) * l2_cycles_per_byte
+    )
+    return Load(cycles_per_byte, np.rint(latency).astype(np.int64), fetched_bytes.astype(np.int64))
 
 
 def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
@@ -148,7 +161,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     sides, first = _listed(m_own, t["m"], area)
     reads_a = m1 * k1 * area * np.where(keep_a, t["cols"], n_all)
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
-    no = np.zeros(len(cores), bool)
+    nowhere = np.zeros(len(cores), bool)
     work = CoreWork(
         t["rows"],
         cores,
@@ -169,28 +182,31 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
         t["order"] == 1,
         keep_a,
         keep_b,
-        no,
+        nowhere,
         uses(t, "bypass", "a"),
         uses(t, "bypass", "b"),
         t["a_l1"],
         t["b_l1"],
         t["a_l0"],
         t["b_l0"],
-        no,
+        nowhere,
     )
     a = load_of(chip, reads_a, 0 if "a" in warm else m1 * k1 * area, cores)
     b = load_of(chip, reads_b, 0 if "b" in warm else n1 * k1 * area, cores)
     return CubeWork(chip, shape.dtype, 1, False, sides, work, a, b, m1 * FRACTAL, n1)
 
 
-def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
-    """List the tiles of every (own, tile) pair: full ones, then the tail."""
-    (owns, tiles), _, which = same_rows([own, tile])
-    counts = up(owns, tiles).astype(np.intp)
+def _listed(owned_fractals: Array, tile: Array, area: int) -> tuple[Sides, Array]:
+    """List the tiles of every (own, tile) pair: full ones, then the tail.
+
+    10 fractals in tiles of 4 are listed as 4, 4, 2.
+    """
+    (owned, tiles), _, row = same_rows([owned_fractals, tile])
+    counts = up(owned, tiles).astype(np.intp)
     starts = np.cumsum(counts) - counts
     sizes = np.repeat(tiles, counts)
-    sizes[starts + counts - 1] = owns - (counts - 1) * tiles
-    return Sides(sizes, sizes * FRACTAL, sizes * area, np.ones_like(sizes)), starts[which]
+    sizes[starts + counts - 1] = owned - (counts - 1) * tiles
+    return Sides(sizes, sizes * FRACTAL, sizes * area, np.ones_like(sizes)), starts[row]
 
 
 def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
@@ -198,29 +214,31 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     bundle = bundles_of(shape)
     pixel = shape.pixel_bytes
     area = area_of(shape.dtype)
-    shares, inside = shares_of(bundle, t["cols"])
+    shares, columns_per_share = shares_of(bundle, t["cols"])
     # the first share has no bundle of another size, unless it is the only one
     uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1) and bundle.count > 1
-    alone = max(1, bundle.count - uneven)
-    bundles = np.where(shares > 1, up(bundle.count, shares), alone)
+    bundles_of_one_share = max(1, bundle.count - uneven)
+    bundles = np.where(shares > 1, up(bundle.count, shares), bundles_of_one_share)
     n_all = up(bundle.n1, t["n"])
-    n_own = np.minimum(up(n_all, inside) * t["n"], bundle.n1)
+    n_own = np.minimum(up(n_all, columns_per_share) * t["n"], bundle.n1)
     n_tiles = up(n_own, t["n"])
-    cores = t["rows"] * _columns_used(bundle, t["n"], shares, inside)
-    inside = up(n_all, up(n_all, inside))
+    cores = t["rows"] * _columns_used(bundle, t["n"], shares, columns_per_share)
+    columns_per_share = up(n_all, up(n_all, columns_per_share))
     sides, m = _pixels(shape, t)
-    once = t["stage"] >= bundle.c1
+    one_stage = t["stage"] >= bundle.c1
     nm = (t["order"] == 1) & (m["tiles"] > 1)
-    hold_a = once & ~nm
-    hold_all = once & ~nm & (n_tiles == 1)
+    hold_a = one_stage & ~nm
+    hold_all = one_stage & ~nm & (n_tiles == 1)
     c1 = (bundle.count - 1) * bundle.c1 + bundle.last_c1
-    reads_x = m["read"] * c1 * pixel * np.where(once & (t["order"] == 0), inside, n_all)
+    reads_x = (
+        m["read"] * c1 * pixel * np.where(one_stage & (t["order"] == 0), columns_per_share, n_all)
+    )
     weights = ((bundle.count - 1) * bundle.c1 * bundle.n1 + bundle.last_c1 * bundle.last_n1) * (
         shape.taps * area
     )
-    held_w = hold_all | (once & nm)
-    reads_w = weights * np.where(held_w, t["rows"], m["all"])
-    no = np.zeros(len(cores), bool)
+    weights_held = hold_all | (one_stage & nm)
+    reads_w = weights * np.where(weights_held, t["rows"], m["all"])
+    nowhere = np.zeros(len(cores), bool)
     work = CoreWork(
         t["rows"],
         cores,
@@ -240,10 +258,10 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
         t["k"],
         nm,
         hold_a,
-        hold_all | (once & nm),
+        hold_all | (one_stage & nm),
         hold_all,
-        no,
-        no,
+        nowhere,
+        nowhere,
         t["a_l1"],
         t["b_l1"],
         t["a_l0"],
@@ -258,12 +276,14 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     return CubeWork(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
 
 
-def _columns_used(bundle: Bundles, n: Array, shares: Array, inside: Array) -> Array:
-    """Return the columns of cores with work; a last share of a smaller bundle may use less."""
-    used, last = (up(up(b, n), up(up(b, n), inside)) for b in (bundle.n1, bundle.last_n1))
-    each = up(bundle.count, shares)
-    smaller = (shares > 1) & (bundle.count - (shares - 1) * each == 1)
-    return (shares - 1) * used + np.where(smaller, last, used)
+def _columns_used(bundle: Bundles, n: Array, shares: Array, columns_per_share: Array) -> Array:
+    """Return how many columns of cores have work; the last bundle may be smaller and use fewer."""
+    columns, last_columns = (
+        up(up(b, n), up(up(b, n), columns_per_share)) for b in (bundle.n1, bundle.last_n1)
+    )
+    bundles_per_share = up(bundle.count, shares)
+    last_is_small = (shares > 1) & (bundle.count - (shares - 1) * bundles_per_share == 1)
+    return (shares - 1) * columns + np.where(last_is_small, last_columns, columns)
 
 
 PIXEL_COLUMNS = (
@@ -277,57 +297,73 @@ PIXEL_COLUMNS = (
     "pixels",
     "windows",
 )
-"""Of the tiles of one row of cores: where its list begins, their number, and sums."""
+"""Columns about the tiles of one row of cores: start and length of its list, then sums."""
 
 
 def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
-    """List the tiles of one row of cores, that with most to load, for each way to divide pixels."""
-    ways, _, which = same_rows([t["window"], t["m"], t["rows"]])
+    """List the tiles of the row of cores with most to load, for each division of the pixels."""
+    distinct, _, row = same_rows([t["window"], t["m"], t["rows"]])
     table: list[list[int]] = []
     lists: list[list[Array]] = []
     length = 0
     images: dict[tuple[int, int], tuple[Array, Array, Array, Array, int]] = {}
-    for window, m, rows in np.stack(ways, axis=1).tolist():
-        own, strip = seen_as(shape, window)
+    for window, m, rows in np.stack(distinct, axis=1).tolist():
+        seen, strip = seen_as(shape, window)
         if (window, m) not in images:
-            images[window, m] = image_tiles(own, m, strip=strip)
+            images[window, m] = image_tiles(seen, m, strip=strip)
         *listed, touched = images[window, m]
-        every = [np.tile(column, own.n) for column in listed]
-        sizes = np.array(chunks(len(every[0]), 1, rows), np.intp)
-        ends: Array = np.cumsum(sizes)
-        loads: Array = np.add.reduceat(every[2], ends - sizes)
+        all_tiles = [np.tile(column, seen.n) for column in listed]
+        tile_counts = np.array(chunks(len(all_tiles[0]), 1, rows), np.intp)
+        ends: Array = np.cumsum(tile_counts)
+        loads: Array = np.add.reduceat(all_tiles[2], ends - tile_counts)
         best = int(np.argmax(loads))
-        part = slice(int(ends[best] - sizes[best]), int(ends[best]))
-        lists.append([column[part] for column in every])
+        busiest = slice(int(ends[best] - tile_counts[best]), int(ends[best]))
+        lists.append([column[busiest] for column in all_tiles])
         # cores that begin at various places of various images: what all of them touch is counted
         # by the simulator as if their places were evenly spaced, which may be less
-        each = len(listed[0])
-        ragged = own.n > 1 and each % sizes[0] > 0 and sizes[0] % each > 0
-        once = listed[2].max() if ragged else touched * own.n
-        values = [length, sizes[best], len(every[0]), every[2].sum(), once, ragged]
-        table.append([*values, every[0][part].sum(), every[1][part].sum(), loads[best]])
-        length += int(sizes[best])
+        image_tile_count = len(listed[0])
+        ragged = (
+            seen.n > 1
+            and image_tile_count % tile_counts[0] > 0
+            and tile_counts[0] % image_tile_count > 0
+        )
+        fetched_pixels = listed[2].max() if ragged else touched * seen.n
+        values = [
+            length,
+            tile_counts[best],
+            len(all_tiles[0]),
+            all_tiles[2].sum(),
+            fetched_pixels,
+            ragged,
+        ]
+        table.append(
+            [*values, all_tiles[0][busiest].sum(), all_tiles[1][busiest].sum(), loads[best]]
+        )
+        length += int(tile_counts[best])
     fractals, pixels, windows, runs = map(np.concatenate, zip(*lists, strict=True))
-    columns = np.array(table, np.int64)[which].T
-    found = dict(zip(PIXEL_COLUMNS, columns, strict=True))
-    return Sides(fractals, pixels, windows * shape.pixel_bytes, runs), found
+    columns = np.array(table, np.int64)[row].T
+    by_name = dict(zip(PIXEL_COLUMNS, columns, strict=True))
+    return Sides(fractals, pixels, windows * shape.pixel_bytes, runs), by_name
 
 
 def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, Array, int]:
-    """Return per tile its fractals, pixels, image pixels loaded and runs; and pixels of all."""
+    """Return each tile's fractals, pixels, loaded pixels and runs; and the distinct pixels of all.
+
+    Neighbouring tiles load overlapping pixels, of which `touched` counts each once.
+    """
     (oh, ow) = shape.out_hw
-    side = m * FRACTAL
+    tile_pixels = m * FRACTAL
     t = np.arange(tiles_per_image(shape, m, strip=strip))
     if strip:
-        each = -(-ow // side)
-        row = t // each
-        at = t % each * side
-        pixels = np.minimum(side, ow - at)
+        strips_per_row = -(-ow // tile_pixels)
+        row = t // strips_per_row
+        first_column = t % strips_per_row * tile_pixels
+        pixels = np.minimum(tile_pixels, ow - first_column)
         rows = (row, row)
-        columns = (at, at + pixels - 1)
+        columns = (first_column, first_column + pixels - 1)
     else:
-        pixels = np.minimum(side, oh * ow - t * side)
-        rows = (t * side // ow, (t * side + pixels - 1) // ow)
+        pixels = np.minimum(tile_pixels, oh * ow - t * tile_pixels)
+        rows = (t * tile_pixels // ow, (t * tile_pixels + pixels - 1) // ow)
         columns = (np.zeros_like(t), np.full_like(t, ow - 1))
     mixed = shape.mixed
     down = spans(shape, 0, *(row // mixed for row in rows))
@@ -338,7 +374,7 @@ def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array,
 
 
 def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:
-    """Return (first, count) of what outputs first..last look at: `window_of` on arrays."""
+    """Return (first, count) of the inputs that outputs first..last read: `window_of` on arrays."""
     size = (shape.h, shape.w)[axis]
     stride = shape.strides[axis]
     low = first * stride - shape.pads[2 * axis]
@@ -350,7 +386,8 @@ def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array
 
 
 def _covered(first: Array, count: Array) -> int:
-    """Count the places that spans cover together."""
+    """Return how many positions at least one span covers."""
+    # +1 where a span begins, -1 behind its end: the running sum counts the spans that cover a place
     change = np.zeros(int((first + count).max()) + 1, np.int64)
     np.add.at(change, first, 1)
     np.add.at(change, first + count, -1)

@@ -1,11 +1,12 @@
-"""The pieces of attention: scaled scores, masked softmax, weighted sum; and all three at once.
+"""The parts of attention (scaled scores, masked softmax, weighted sum), and attention as a whole.
 
-q is (..., s, d), k (..., t, d), v (..., t, e); masks are added to the scores: 0 keeps a position,
+q is (..., s, d), k (..., t, d), v (..., t, e). A mask is added to the scores: 0 keeps a position,
 a large negative number such as -10000 drops it.
 
-`flash_attention` also takes grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
-h / g heads of q in a row share a head of k and v. With `causal` query i sees the keys up to number
-i + t - s: queries are the last ones of the sequence, of which the last sees all.
+`flash_attention` also accepts grouped heads, q (b, h, s, d) with k (b, g, t, d) and v (b, g, t, e):
+h / g consecutive heads of q share a head of k and v. With `causal`, query i sees the keys up to
+number i + t - s. The queries are thus the last s positions of the sequence, and the last query sees
+every key.
 """
 
 import math
@@ -182,12 +183,12 @@ def grouped_heads(q: Shape, k: Shape, v: Shape) -> int:
 
 
 def has_groups(q: Shape, k: Shape, v: Shape) -> bool:
-    """Tell whether heads of k belong to several of q each, which no broadcast does."""
+    """Tell whether each head of k serves several heads of q, which broadcasting cannot express."""
     return grouped_heads(q, k, v) > 1 and k[-3] > 1
 
 
 def _stacked(q: Shape, heads: int) -> Shape:
-    """Return the shape of q with the heads of a group as rows: (..., h / heads, s heads, d)."""
+    """Return the shape of q with the heads of a group as rows: (..., h / heads, s * heads, d)."""
     if heads == 1:
         return q
     return (*q[:-3], q[-3] // heads, q[-2] * heads, q[-1])
@@ -245,15 +246,15 @@ def _values(
 
 def seen_keys(queries: int, keys: int) -> Values:
     """Return where a causal query sees a key: key j <= query i + keys - queries."""
-    last = np.arange(queries)[:, None] + (keys - queries)
-    found: Values = np.arange(keys)[None] <= last
-    return found
+    last_key = np.arange(queries)[:, None] + (keys - queries)
+    mask: Values = np.arange(keys)[None] <= last_key
+    return mask
 
 
 def _attention(
     q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, scale: float | None
 ) -> te.Tensor:
-    """Scores and softmax in fp32; probabilities are rounded to the cube's input format."""
+    """Return attention with scores and softmax in fp32, probabilities rounded for the cube."""
     scores = _scores(q, k, scale)
     if mask:
         scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
@@ -268,7 +269,7 @@ def _flash_expression(
     scale: float | None,
     causal: bool,
 ) -> te.Tensor:
-    """Return what computes the operator where its kernel does not apply."""
+    """Return the expression that is scheduled where the hand-written kernel does not apply."""
     if causal or has_groups(q.shape, k.shape, v.shape):
         needed = "a kernel of flash_attention for causal or grouped heads, on separate cores"
         got = f"q {q.shape}, k {k.shape} in {q.dtype}"
@@ -278,7 +279,11 @@ def _flash_expression(
 
 
 def _attention_slopes(s: gradients.Site) -> Grads:
-    """Return the gradients of q, k, v: the probabilities are computed again, not kept."""
+    """Return the gradients of q, k, v and the mask; the probabilities are recomputed, not kept.
+
+    With P = softmax(S), S = scale Q K^T + mask, and the gradient G of the output:
+    dV = P^T G, dP = G V^T, dS = P (dP - rowsum(dP P)), dQ = scale dS K, dK = scale dS^T Q.
+    """
     if s.attrs.get("causal") or has_groups(s.shape(0), s.shape(1), s.shape(2)):
         needed = "attention with a gradient: a mask, and a head of k for each of q"
         got = f"causal={s.attrs.get('causal')}, q {s.shape(0)}, k {s.shape(1)}"
@@ -292,18 +297,19 @@ def _attention_slopes(s: gradients.Site) -> Grads:
     scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
     masked = len(s.inputs) > 3
     scores = net.add(scores, s.x(3)) if masked else scores
-    shares = net.wide(net.softmax(scores, axis=-1))
-    dv = net.batch_matmul(net.in_format(shares, dtype), s.g, trans_a=True)
-    dshares = net.wide(net.batch_matmul(s.g, v, trans_b=True))
+    probabilities = net.wide(net.softmax(scores, axis=-1))
+    dv = net.batch_matmul(net.in_format(probabilities, dtype), s.g, trans_a=True)
+    dprobabilities = net.wide(net.batch_matmul(s.g, v, trans_b=True))
     dscores = net.in_format(
-        reduction.softmax_grad(s, dshares, shares, len(shares.shape) - 1), dtype
+        reduction.softmax_grad(s, dprobabilities, probabilities, len(probabilities.shape) - 1),
+        dtype,
     )
     dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
-    inner = net.scaled(dscores, scale)
-    dq = net.batch_matmul(inner, k)
-    dk = net.batch_matmul(inner, q, trans_a=True)
-    found = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
-    return [*found, dmask] if masked else found
+    dproduct = net.scaled(dscores, scale)
+    dq = net.batch_matmul(dproduct, k)
+    dk = net.batch_matmul(dproduct, q, trans_a=True)
+    input_grads = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
+    return [*input_grads, dmask] if masked else input_grads
 
 
 def _attention_slices(
@@ -315,24 +321,33 @@ def _attention_slices(
     scores = product_shape(q, k, False, True)
     out = product_shape(scores, v, False, False)
     batch = slicing.following((q[:-2], k[:-2], v[:-2]), out[:-2])
-    found = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
+    axis_sources = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
-        extra = slicing.following((mask,), scores)[:-1]
-        for axis, sources in enumerate(extra):
-            found[axis] = (*found[axis], *(slicing.Source(3, s.axis) for s in sources))
-    return slicing.axis_rules("CubeMatmul", found)
+        mask_sources = slicing.following((mask,), scores)[:-1]
+        for axis, sources in enumerate(mask_sources):
+            axis_sources[axis] = (
+                *axis_sources[axis],
+                *(slicing.Source(3, s.axis) for s in sources),
+            )
+    return slicing.axis_rules("CubeMatmul", axis_sources)
 
 
 def _causal_slices(shapes: tuple[Shape, ...], *, causal: bool) -> slicing.SliceRules:
-    """Only batches that all tensors have are free: heads share keys, rows see unlike many."""
+    """Return rules for grouped heads or `causal`: only batch axes of all tensors are free.
+
+    Heads cannot be split, because they share keys; nor can causal rows, because each sees another
+    number of keys.
+    """
     out = _flash_shape(*shapes, scale=None, causal=causal)
-    found: list[tuple[slicing.Source, ...] | str] = []
+    axis_sources: list[tuple[slicing.Source, ...] | str] = []
     for axis in range(len(out)):
-        sources = tuple(slicing.Source(place, axis) for place in range(len(shapes)))
-        alike = all(len(s) == len(out) and s[axis] == out[axis] for s in shapes)
+        sources = tuple(slicing.Source(number, axis) for number in range(len(shapes)))
+        all_have_axis = all(len(s) == len(out) and s[axis] == out[axis] for s in shapes)
         is_batch = axis < len(out) - 3
-        found.append(sources if is_batch and alike else "queries share or count keys")
-    return slicing.axis_rules("CubeMatmul", found)
+        axis_sources.append(
+            sources if is_batch and all_have_axis else "queries share or count keys"
+        )
+    return slicing.axis_rules("CubeMatmul", axis_sources)
 
 
 define(
@@ -362,35 +377,36 @@ define(
 # Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
 # Awareness".
 def flash_shape(call: Call) -> FlashShape:
-    """Return a call as the kernel's description: batch axes joined into one.
+    """Return a call as the kernel describes it, with all batch axes joined into one.
 
-    Beside attributes a call may have `views` of its matrices, whose heads are then told apart.
+    A call may also have an attribute `views`, which says where its matrices lie in larger tensors;
+    then the number of heads matters and is kept.
     """
     q, k, v = call.shapes[:3]
-    together = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
-    kind = ""
-    shared = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
+    group_heads = grouped_heads(q, k, v)  # heads whose rows are one matrix, query by query
+    mask_kind = ""
+    shared_tensors = [n for n, s in zip("qkv", (q, k, v), strict=True) if _single(s)]
     if len(call.shapes) > 3:
         mask = call.shapes[3]
         one_row = len(mask) < 2 or mask[-2] == 1
-        one_head = together == 1 or len(mask) < 3 or mask[-3] == 1
-        kind = "rows" if one_row and one_head else "full"
-        shared += ["mask"] * _single(mask)
+        one_head = group_heads == 1 or len(mask) < 3 or mask[-3] == 1
+        mask_kind = "rows" if one_row and one_head else "full"
+        shared_tensors += ["mask"] * _single(mask)
     views = call.attrs.get("views", ())
     heads = call.outputs[0][-3] if views and len(call.outputs[0]) > 2 else 1
     return FlashShape(
-        math.prod(call.outputs[0][:-2]) // together,
-        q[-2] * together,
+        math.prod(call.outputs[0][:-2]) // group_heads,
+        q[-2] * group_heads,
         k[-2],
         q[-1],
         v[-1],
         _scale(call.attrs["scale"], q[-1]),
-        kind,
-        tuple(shared),
+        mask_kind,
+        tuple(shared_tensors),
         heads,
         views,
         call.dtypes[0],
-        together if call.attrs.get("causal") else 0,
+        group_heads if call.attrs.get("causal") else 0,
     )
 
 
@@ -400,9 +416,10 @@ def _single(shape: Shape) -> bool:
 
 
 def applies(call: Call, chip: Chip) -> bool:
-    """Tell whether the kernel can run: the smallest blocks fit, and an ordinary scale.
+    """Tell whether the kernel can run: the smallest blocks fit, and the scale is in range.
 
-    bf16 and `causal` need separate vector cores. Elsewhere the operator is computed as `attention`.
+    bf16 and `causal` need separate vector cores. Where the kernel cannot run, the expression of
+    `attention` is scheduled.
     """
     shape = flash_shape(call)
     if chip.combined:
@@ -414,34 +431,36 @@ def applies(call: Call, chip: Chip) -> bool:
 
 
 def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = None) -> isa.Kernel:
-    """Return the kernel of coupled cores, or the pipeline of separate ones.
+    """Return the kernel for coupled cores, or the pipeline of separate cube and vector cores.
 
-    `tiling` belongs to the former. Raises `CapacityError` where blocks do not fit.
+    `tiling` applies to coupled cores only. Raises `CapacityError` where blocks do not fit.
     """
     if chip.combined:
         return isa.as_kernel(flash.flash_launch(shape, chip, tiling))
-    own = None if max(shape.fractals[2:]) <= NARROW else quickest_tiling(shape, chip)
-    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip, own))
+    tiling_of_wide_heads = (
+        None if max(shape.fractals[2:]) <= NARROW else quickest_tiling(shape, chip)
+    )
+    return isa.as_kernel(flash_split.flash_pipeline_launch(shape, chip, tiling_of_wide_heads))
 
 
 NARROW = 8
-"""Fractals of the widest heads whose default needs no trial: those of the published kernel."""
+"""Heads of up to 8 x 16 = 128 elements, as in the published kernel, use its tiling untried."""
 
 
 @lru_cache(64)
 def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
-    """Return the quickest tiling for wide heads, tried on the same matrices without a mask.
+    """Return the quickest tiling for wide heads, simulated on the same matrices without a mask.
 
-    High blocks multiply more numbers for each that is loaded, low ones leave room for more keys in
-    a tile, whose sums go to the vector cores less often.
+    High blocks do more multiplications for each element that is loaded. Low blocks leave room for
+    more keys in a tile, so that fewer partial sums go to the vector cores.
     """
-    some = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
+    plain = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
     quickest: flash_split.SplitTiling | None = None
     fewest_cycles = math.inf
     for tiling in flash_split.split_tilings(shape, chip):
-        if _key_cycles(some, tiling, chip) >= fewest_cycles:
-            continue  # no trial: its copies alone take longer
-        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(some, chip, tiling))
+        if _key_cycles(plain, tiling, chip) >= fewest_cycles:
+            continue  # loading k and v alone would take longer than the best kernel
+        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(plain, chip, tiling))
         cycles = simulate_kernel(kernel, chip, DeviceMemory.of(chip)).cycles
         if cycles < fewest_cycles:
             quickest = tiling
@@ -452,9 +471,9 @@ def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
 
 
 def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) -> float:
-    """Return the least cycles of bringing k and v to L1, once for each block of rows.
+    """Return a lower bound: the cycles of loading k and v to L1 once for each block of rows.
 
-    blocks * keys * (depth + width) * 2 bytes / (cores * rate), as if all cores had the same.
+    blocks * keys * (depth + width) * 2 bytes / (cores * rate), evenly divided over the cores.
     """
     rows, keys, depth, width = shape.fractals
     blocks = shape.batch * isa.up(rows, tiling.rows // isa.FRACTAL)
@@ -464,19 +483,19 @@ def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     shape = flash_shape(call)
-    together = grouped_heads(*call.shapes[:3])
+    group_heads = grouped_heads(*call.shapes[:3])
     batch = call.outputs[0][:-2]
-    if together > 1:
-        batch = (*batch[:-1], batch[-1] // together)
+    if group_heads > 1:
+        batch = (*batch[:-1], batch[-1] // group_heads)
     q, k, v = arrays[:3]
-    given = {"q": _by_query(q, together), "k": k, "v": v}
-    feed = {name: _fractals(_whole(x, batch, x.shape[-2:])) for name, x in given.items()}
+    matrices = {"q": _by_query(q, group_heads), "k": k, "v": v}
+    feed = {name: _fractals(_as_matrices(x, batch, x.shape[-2:])) for name, x in matrices.items()}
     if len(arrays) > 3:
         mask = arrays[3]
-        if together > 1:
-            mask = _grouped_mask(mask, call, together, one_row=shape.mask == "rows")
+        if group_heads > 1:
+            mask = _grouped_mask(mask, call, group_heads, one_row=shape.mask == "rows")
         rows = 1 if shape.mask == "rows" else shape.rows
-        mask = _whole(mask, batch, (rows, shape.keys))
+        mask = _as_matrices(mask, batch, (rows, shape.keys))
         feed["mask"] = _padded(mask) if shape.mask == "rows" else _fractals(mask)
     return feed
 
@@ -486,17 +505,17 @@ def _by_query(x: Values, heads: int) -> Values:
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
-    apart = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
-    return apart.reshape(*lead, count // heads, rows * heads, columns)
+    heads_last = x.reshape(*lead, count // heads, heads, rows, columns).swapaxes(-3, -2)
+    return heads_last.reshape(*lead, count // heads, rows * heads, columns)
 
 
 def _by_head(x: Values, heads: int) -> Values:
-    """Return what `_by_query` made into one."""
+    """Return the inverse of `_by_query`: (..., h / heads, s * heads, d) as (..., h, s, d)."""
     if heads == 1:
         return x
     *lead, count, rows, columns = x.shape
-    apart = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
-    return apart.reshape(*lead, count * heads, rows // heads, columns)
+    heads_first = x.reshape(*lead, count, rows // heads, heads, columns).swapaxes(-3, -2)
+    return heads_first.reshape(*lead, count * heads, rows // heads, columns)
 
 
 def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Values:
@@ -505,25 +524,29 @@ def _grouped_mask(mask: Values, call: Call, heads: int, *, one_row: bool) -> Val
     if one_row:
         return mask
     if _single(mask.shape):
-        alike = np.broadcast_to(mask.reshape(mask.shape[-2:]), (heads, rows, mask.shape[-1]))
-        return _by_query(alike, heads)
+        for_every_head = np.broadcast_to(
+            mask.reshape(mask.shape[-2:]), (heads, rows, mask.shape[-1])
+        )
+        return _by_query(for_every_head, heads)
     return _by_query(np.broadcast_to(mask, (*batch, count, rows, mask.shape[-1])), heads)
 
 
-def _whole(x: Values, batch: Shape, matrix: Shape) -> Values:
-    """Return x with whole matrices: one where it has one for the batch, else one each."""
+def _as_matrices(x: Values, batch: Shape, matrix: Shape) -> Values:
+    """Return x as (count, rows, columns): one matrix for the whole batch, or one for each entry."""
     count = 1 if _single(x.shape) else math.prod(batch)
-    target = matrix if count == 1 else (*batch, *matrix)
-    return np.broadcast_to(x.reshape(x.shape[-2:]) if count == 1 else x, target).reshape(
+    full_shape = matrix if count == 1 else (*batch, *matrix)
+    return np.broadcast_to(x.reshape(x.shape[-2:]) if count == 1 else x, full_shape).reshape(
         (count, *matrix)
     )
 
 
 def _padded(mask: Values) -> Values:
-    """Return rows of a mask filled up with zeros to whole fractals."""
-    wide = np.zeros((mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype)
-    wide[:, : mask.shape[-1]] = mask[:, 0]
-    return wide
+    """Return the rows of a mask padded with zeros to whole fractals."""
+    filled = np.zeros(
+        (mask.shape[0], isa.up(mask.shape[-1], isa.FRACTAL) * isa.FRACTAL), mask.dtype
+    )
+    filled[:, : mask.shape[-1]] = mask[:, 0]
+    return filled
 
 
 def _fractals(x: Values) -> Values:
@@ -534,10 +557,10 @@ def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     (out,) = call.outputs
     shape = flash_shape(call)
     matrices = (shape.batch, shape.rows, shape.width)
-    where = layout.address_map("FRACTAL_NZ", matrices, shape.dtype)
-    values = layout.unpack(where, memory["y"].reshape(-1))
-    together = grouped_heads(*call.shapes[:3])
-    return (_by_head(values, together).reshape(out),)
+    fractal_map = layout.address_map("FRACTAL_NZ", matrices, shape.dtype)
+    values = layout.unpack(fractal_map, memory["y"].reshape(-1))
+    group_heads = grouped_heads(*call.shapes[:3])
+    return (_by_head(values, group_heads).reshape(out),)
 
 
 register(

@@ -1,7 +1,7 @@
-"""Batch normalisation over channels (axis 1): with given statistics, or with those of the batch.
+"""Batch normalisation over channels (axis 1), with given statistics or with those of the batch.
 
-The activations may be narrow; statistics, scale and bias are fp32, as the hardware's operators
-keep them.
+Activations may have a narrow format; statistics, scale and bias are fp32, as in the vendor's
+operators.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _column(values: Values, rank: int) -> Values:
     return values.reshape((1, -1, *(1,) * (rank - 2)))
 
 
-def _others(x: Shape) -> tuple[int, ...]:
+def _all_but_channels(x: Shape) -> tuple[int, ...]:
     """Return every axis but the channels."""
     return (0, *range(2, len(x)))
 
@@ -58,7 +58,10 @@ def _others(x: Shape) -> tuple[int, ...]:
 def _scaled(
     x: te.Tensor, scale: te.Tensor, bias: te.Tensor, mean: te.Tensor, rate: te.Tensor
 ) -> te.Tensor:
-    """Return (x - mean) * rate * scale + bias as x * a + b with a, b per channel."""
+    """Return (x - mean) * rate * scale + bias, rewritten as x * a + b with a, b per channel.
+
+    a = scale * rate and b = bias - mean * a are small; x is touched by two instructions only.
+    """
     slope = te.vmul(scale, rate)
     offset = te.vsub(bias, te.vmul(mean, slope))
     return te.vadd(te.vmul(x, along(slope, 1, x.shape)), along(offset, 1, x.shape))
@@ -81,14 +84,14 @@ _CHANNELS = (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
 
 
 def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRules:
-    rest = map(every_input, range(2, len(shapes[0])))
-    return axis_rules("ElemwiseBroadcast", [every_input(0), _CHANNELS, *rest])
+    pixel_axes = map(every_input, range(2, len(shapes[0])))
+    return axis_rules("ElemwiseBroadcast", [every_input(0), _CHANNELS, *pixel_axes])
 
 
 # -- training -------------------------------------------------------------------------------------
 def _moments(x: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     """Return the mean of each channel, x without it, and the biased variance."""
-    axes = _others(x.shape)
+    axes = _all_but_channels(x.shape)
     share = x.shape[1] / elements(x.shape)
     mean = te.vmuls(te.reduce_sum(x, axes), share)
     centred = te.vsub(x, along(mean, 1, x.shape))
@@ -99,30 +102,30 @@ def _training(
     x: te.Tensor, *parameters: te.Tensor, epsilon: float, momentum: float
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
     scale, bias, mean, variance = parameters
-    now, centred, spread = _moments(wide(x))
-    slope = te.vmul(scale, te.vrsqrt(te.vadds(spread, epsilon)))
+    batch_mean, centred, batch_variance = _moments(wide(x))
+    slope = te.vmul(scale, te.vrsqrt(te.vadds(batch_variance, epsilon)))
     y = te.vadd(te.vmul(centred, along(slope, 1, x.shape)), along(bias, 1, x.shape))
 
     def averaged(old: te.Tensor, new: te.Tensor) -> te.Tensor:
         return te.vadd(te.vmuls(old, momentum), te.vmuls(new, 1.0 - momentum))
 
-    return narrow(y, x.dtype), averaged(mean, now), averaged(variance, spread)
+    return narrow(y, x.dtype), averaged(mean, batch_mean), averaged(variance, batch_variance)
 
 
 def _training_values(
     x: Values, *parameters: Values, epsilon: float, momentum: float
 ) -> tuple[Values, ...]:
-    axes = _others(x.shape)
-    batch = x.mean(axis=axes), x.var(axis=axes)
-    y = _inference_values(x, *parameters[:2], *batch, epsilon=epsilon)
-    pairs = zip(parameters[2:], batch, strict=True)
-    return (y, *(momentum * old + (1 - momentum) * now for old, now in pairs))
+    axes = _all_but_channels(x.shape)
+    statistics = x.mean(axis=axes), x.var(axis=axes)
+    y = _inference_values(x, *parameters[:2], *statistics, epsilon=epsilon)
+    pairs = zip(parameters[2:], statistics, strict=True)
+    return (y, *(momentum * old + (1 - momentum) * new for old, new in pairs))
 
 
 def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     rank = len(shapes[0])
-    why = "batch statistics need every image and pixel"
-    rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
+    reason = "batch statistics need every image and pixel"
+    rules = [AxisRule(axis, "reduce", reason=reason, joins=(axis, 0, 0)) for axis in range(rank)]
     rules[1] = AxisRule(1, "free", _CHANNELS, (1, 0, 0))
     return SliceRules("Reduce", tuple(rules))
 
@@ -134,13 +137,18 @@ def _as_column(s: Site, channels: Any) -> Any:
 
 
 def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
-    """Return the gradients of scale and bias, and 1 / sqrt(variance + epsilon), as columns."""
+    """Return dscale, dbias and r = 1 / sqrt(variance + epsilon), each shaped (1, c, 1, 1).
+
+    dscale = sum(g (x - mean)) r and dbias = sum(g).
+    """
     net = s.net
     narrow = replace(s, wide=False)
     epsilon = s.attrs["epsilon"]
-    if len(s.shape()) == 4:  # first the sums, which have the column's layout converted for all
-        given = narrow.g, narrow.x(), mean, variance
-        dscale, dbias = net.bn_training_update_grad(*given, epsilon=epsilon)
+    # for images one kernel computes both sums; it comes first, because it also converts mean and
+    # variance to the layout in which the rest reads them
+    if len(s.shape()) == 4:
+        operands = narrow.g, narrow.x(), mean, variance
+        dscale, dbias = net.bn_training_update_grad(*operands, epsilon=epsilon)
         return dscale, dbias, net.rsqrt(net.adds(variance, number=epsilon))
     rate = net.rsqrt(net.adds(variance, number=epsilon))
     moment = net.channel_sums(net.mul(s.g, net.sub(s.x(), mean)))
@@ -148,7 +156,11 @@ def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
 
 
 def _of_batch(s: Site, place: int) -> Any:
-    """Return a statistic of the batch: with momentum 0 the operator's average, else taken out."""
+    """Return a statistic of the batch, recovered from the running average that the operator wrote.
+
+    average = momentum * old + (1 - momentum) * batch, so batch = (average - momentum * old) /
+    (1 - momentum). With momentum 0 the average is the batch's statistic.
+    """
     net = s.net
     average = s.y(place)
     momentum = s.attrs["momentum"]
@@ -159,9 +171,10 @@ def _of_batch(s: Site, place: int) -> Any:
 
 
 def _training_slopes(s: Site) -> Grads:
-    """Return a r (g - mean(g) - n mean(g n)), sum(g n), sum(g); a = scale, n = normalised x.
+    """Return dx = a r (g - mean(g) - n mean(g n)), dscale = sum(g n) and dbias = sum(g).
 
-    Numbers per channel keep all axes: they lie beside the image in any layout.
+    Here a = scale, r = 1 / sqrt(variance + epsilon), and n is the normalised x. Numbers per channel
+    keep the shape (1, c, 1, 1), so that they have the same layout as the image.
     """
     net = s.net
     shape = s.shape()
@@ -178,7 +191,11 @@ def _training_slopes(s: Site) -> Grads:
 
 
 def _inference_slopes(s: Site) -> Grads:
-    """Return the gradients where the statistics are given; those of frozen ones are not wanted."""
+    """Return the gradients where the statistics are given: dx, dscale, dbias, dmean, dvariance.
+
+    dx = g a r, dmean = -dbias a r, and dvariance = -dscale a r^2 / 2. The last two are None for
+    frozen statistics.
+    """
     net = s.net
     channels = (s.shape()[1],)
     dscale, dbias, rate = _norm_gradients(s, _as_column(s, s.x(3)), _as_column(s, s.x(4)))
@@ -189,8 +206,8 @@ def _inference_slopes(s: Site) -> Grads:
     if s.wanted[3]:
         dmean = net.shaped(net.muls(net.mul(dbias, slope), number=-1.0), channels)
     if s.wanted[4]:
-        spread = net.mul(net.mul(dscale, slope), rate)
-        dvariance = net.shaped(net.muls(spread, number=-0.5), channels)
+        moment = net.mul(net.mul(dscale, slope), rate)
+        dvariance = net.shaped(net.muls(moment, number=-0.5), channels)
     return dx, net.shaped(dscale, channels), net.shaped(dbias, channels), dmean, dvariance
 
 
@@ -267,8 +284,8 @@ def _grad_shape(
     grad: Shape, x: Shape, mean: Shape, variance: Shape, *, epsilon: float
 ) -> tuple[Shape, ...]:
     check_rank("x (n, c, h, w)", x, 4)
-    wanted = (x, _channels(x), _channels(x))
-    if (grad, mean, variance) != wanted:
+    needed_shapes = (x, _channels(x), _channels(x))
+    if (grad, mean, variance) != needed_shapes:
         got = f"grad {grad}, mean {mean}, variance {variance}"
         raise errors.ShapeError(f"grad {x}, mean and variance {_channels(x)}", got, "reshape them")
     return (_channels(x),) * 2
@@ -277,12 +294,12 @@ def _grad_shape(
 def _grad(
     grad: te.Tensor, x: te.Tensor, mean: te.Tensor, variance: te.Tensor, *, epsilon: float
 ) -> tuple[te.Tensor, te.Tensor]:
-    slope = wide(grad)
-    kept = _channels(x.shape)
+    wide_grad = wide(grad)
+    column_shape = _channels(x.shape)
     centred = te.vsub(wide(x), te.broadcast(mean, x.shape))
-    moment = te.reshape(te.reduce_sum(te.vmul(slope, centred), PIXELS), kept)
+    moment = te.reshape(te.reduce_sum(te.vmul(wide_grad, centred), PIXELS), column_shape)
     rate = te.vrsqrt(te.vadds(variance, epsilon))
-    return te.vmul(moment, rate), te.reshape(te.reduce_sum(slope, PIXELS), kept)
+    return te.vmul(moment, rate), te.reshape(te.reduce_sum(wide_grad, PIXELS), column_shape)
 
 
 def _grad_values(
@@ -306,8 +323,8 @@ def _template(*names: str) -> Template:
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    why = "sums over every image and pixel"
-    sources: list[Any] = [why, every_input(1, len(shapes)), why, why]
+    reason = "sums over every image and pixel"
+    sources: list[Any] = [reason, every_input(1, len(shapes)), reason, reason]
     return axis_rules("Reduce", sources, kind="reduce", outputs=2)
 
 

@@ -1,16 +1,16 @@
-"""Numbers in another format: casts, and whole numbers that stand for others.
+"""Conversions of number formats: casts, and quantised integers.
 
-A cast rounds once, as the vector unit's vconv does. Quantised: q = clip(round(x / s) + o),
-x = (q - o) s.
+A cast rounds once, as the vector unit's instruction vconv does. Quantisation with scale s and
+offset o is q = clip(round(x / s) + o), and back x = (q - o) s.
 
     quantise(x)              q of a float                      AscendQuant
     dequantise(q)            a float of q                      AscendDequant, AscendAntiQuant
     requantise(sums)         q of int32 sums of products       AscendRequant
     add_dequantised(x, q)    x + (q - o) s, a residual         the vendor's fused vadd
 
-One scale serves a tensor, as an attribute, or `scales` serve its channels, as an input; a `bias`
-is whole and added to sums first, as the cube does; `small_bias` says that the cube itself can, in
-one step of depth (`kernels.epilogue_plan`), and changes no value.
+The scale of a whole tensor is an attribute; `scales` of its channels are an input. A `bias` is an
+integer that is added to the sums before they are scaled, as the cube does. `small_bias` promises
+that the cube can add it as one more step of K (`kernels.epilogue_plan`); it changes no value.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 
@@ -47,15 +47,17 @@ ROUNDINGS = {"rint": np.rint, "floor": np.floor, "ceil": np.ceil, "trunc": np.tr
 
 
 def _path(source: str, target: str) -> tuple[str, ...]:
-    """Return the formats to pass through from source to target, both left out.
+    """Return the formats between source and target, for casts that vconv cannot do at once.
 
-    Chosen so that only one step rounds; int32 -> bf16 rounds twice beyond 2^24.
+    They are chosen so that only one step rounds: bf16 -> fp32 -> int32 -> fp16 -> int8 rounds in
+    fp32 -> int32. The exception is int32 -> bf16, which rounds twice for numbers beyond 2^24.
     """
     if target == source or target in DIRECT[source]:
         return ()
     if source == "bf16":
         return ("fp32", *_path("fp32", target))
-    if source == "fp32":  # to int8: round to a whole number first, fp16 would round before that
+    # fp32 -> int8: a cast to fp16 first would round twice, e.g. 2.5001 -> 2.5 -> 2 instead of 3
+    if source == "fp32":
         return ("int32", "fp16")
     if target == "bf16":
         return (*_path(source, "fp32"), "fp32")
@@ -71,18 +73,18 @@ def _cast_result(main: str, attrs: Mapping[str, Any]) -> str:
     if mode not in ROUNDINGS:
         raise errors.InputError(f"cast: round in {', '.join(ROUNDINGS)}", repr(mode), "choose one")
     if mode != "rint" and forms.is_float(dtype):
-        what = f"cast: round={mode} only to a whole format"
-        raise errors.TypeMismatchError(what, f"{main} -> {dtype}", "leave round out")
+        needed = f"cast: round={mode} only to a whole format"
+        raise errors.TypeMismatchError(needed, f"{main} -> {dtype}", "leave round out")
     return str(dtype)
 
 
 def _cast_values(x: Values, *, dtype: str, round: str) -> Values:  # noqa: A002 - the attribute's name
-    """Round and saturate in a whole format; the caller's final cast rounds floats."""
+    """Return x rounded and saturated for an integer format; floats are rounded by the caller."""
     if forms.is_float(dtype):
         return x.astype(np.float64)
     info = np.iinfo(forms.numpy_type(dtype))
-    whole = np.nan_to_num(ROUNDINGS[round](x.astype(np.float64)))
-    result: Values = np.clip(whole, info.min, info.max).astype(np.int64)
+    integers = np.nan_to_num(ROUNDINGS[round](x.astype(np.float64)))
+    result: Values = np.clip(integers, info.min, info.max).astype(np.int64)
     return result
 
 
@@ -91,13 +93,13 @@ def _cast(x: te.Tensor, *, dtype: str, round: str) -> te.Tensor:  # noqa: A002
         for step in (*_path(x.dtype, dtype), dtype):
             x = te.cast_to(x, step)
         return x
-    wide = te.cast_to(x, "fp32")
+    in_fp32 = te.cast_to(x, "fp32")
     if round == "trunc":  # toward zero: floor above, ceil below
-        above = te.cast_to(te.floor(te.vrelu(wide)), "fp32")
-        whole = te.vadd(above, te.cast_to(te.ceil(te.vmins(wide, 0.0)), "fp32"))
+        above = te.cast_to(te.floor(te.vrelu(in_fp32)), "fp32")
+        integers = te.vadd(above, te.cast_to(te.ceil(te.vmins(in_fp32, 0.0)), "fp32"))
     else:
-        whole = te.floor(wide) if round == "floor" else te.ceil(wide)
-    return _cast(whole, dtype=dtype, round="rint")
+        integers = te.floor(in_fp32) if round == "floor" else te.ceil(in_fp32)
+    return _cast(integers, dtype=dtype, round="rint")
 
 
 _CASTS = (
@@ -141,11 +143,11 @@ define(
 # -- quantised -------------------------------------------------------------------------------------
 BYTES = ("int8", "uint8")
 QUANTISED = ("quantise", "dequantise", "requantise", "add_dequantised")
-"""Operators on bytes, which lie in blocks of 32 channels on a chip, floats in blocks of 16."""
+"""Operators on bytes. On a chip bytes lie in blocks of 32 channels, floats in blocks of 16."""
 SCALES: Range = (1.2e-38, 3.4e38)
 OFFSETS: Range = (-128, 255)
 NEAR_OFFSETS = 512.0
-"""Offsets up to which q - o has the size of a byte; larger ones would drown it in halves."""
+"""Up to this offset q - o is computed in fp16; next to a larger one the byte would lose digits."""
 HALF_FACTORS = 2.0**-14, 65504.0
 """The least and the largest normal number of fp16."""
 _ATTRS = {"scale": 1.0, "offset": 0}
@@ -171,12 +173,12 @@ _PAIRS = (
 )
 
 
-def _kind(key: str, *able: str) -> Any:
+def _result_format(key: str, *allowed: str) -> Any:
     """Return the result's format: an attribute, one of `able`."""
 
     def result(main: str, attrs: Mapping[str, Any]) -> str:
-        if attrs[key] not in able:
-            needed = f"{key} {' or '.join(able)}"
+        if attrs[key] not in allowed:
+            needed = f"{key} {' or '.join(allowed)}"
             raise errors.TypeMismatchError(needed, str(attrs[key]), "choose one")
         return str(attrs[key])
 
@@ -184,16 +186,16 @@ def _kind(key: str, *able: str) -> Any:
 
 
 def _saturated(x: te.Tensor, offset: int, dtype: str) -> te.Tensor:
-    """Return round(x) + offset in a byte: halves count exactly as far as bytes reach."""
-    whole = te.cast_to(x, "int32") if x.dtype == "fp32" else x
-    half = narrow(whole, "fp16")
-    return te.cast_to(te.vadds(half, float(offset)) if offset else half, dtype)
+    """Return round(x) + offset as a byte, added in fp16: it holds integers up to 2048 exactly."""
+    integers = te.cast_to(x, "int32") if x.dtype == "fp32" else x
+    in_fp16 = narrow(integers, "fp16")
+    return te.cast_to(te.vadds(in_fp16, float(offset)) if offset else in_fp16, dtype)
 
 
 def is_half(number: float) -> bool:
-    """Tell whether fp16 holds a factor to its full 11 bits: neither infinite nor subnormal there.
+    """Tell whether fp16 holds a factor with its full 11 bits, neither infinite nor subnormal.
 
-    Bytes times such a factor are off by 255 / 2048 of a step at most.
+    The product of a byte and such a factor is off by at most 255 / 2048 of a quantisation step.
     """
     return HALF_FACTORS[0] <= abs(number) <= HALF_FACTORS[1]
 
@@ -213,8 +215,8 @@ def _quantise(x: te.Tensor, *, scale: float, offset: int, dtype: str) -> te.Tens
 def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) -> te.Tensor:
     """Return q - offset in a float that holds it: fp32 for sums, else fp16 unless asked for."""
     if bias:
-        whole = x if x.dtype == "int32" else te.cast_to(te.cast_to(x, "fp16"), "int32")
-        x = te.vadd(*stretch(whole, bias[0]))
+        sums = x if x.dtype == "int32" else te.cast_to(te.cast_to(x, "fp16"), "int32")
+        x = te.vadd(*stretch(sums, bias[0]))
     x = te.cast_to(x, "fp32" if x.dtype == "int32" else "fp16")
     x = te.vadds(x, float(-offset)) if offset else x
     return narrow(x, dtype) if dtype == "fp32" else x
@@ -223,10 +225,13 @@ def _wide(x: te.Tensor, bias: tuple[te.Tensor, ...], offset: int, dtype: str) ->
 def _dequantise(
     x: te.Tensor, *others: te.Tensor, scale: float, offset: int, dtype: str, small_bias: bool
 ) -> te.Tensor:
-    """Scale in fp32 where the scales are, or where fp16 does not hold one: rounded at the end."""
-    half = dtype == "fp16" and not others and is_half(scale)
-    wide = _wide(x, others[1:], offset, "fp16" if half else "fp32")
-    return narrow(_scaled(wide, scale, *others[:1]), dtype)
+    """Return (x + bias - offset) scale, scaled in fp16 if it can hold the scale, else in fp32.
+
+    `scales` per channel are fp32, so they always ask for fp32.
+    """
+    in_fp16 = dtype == "fp16" and not others and is_half(scale)
+    shifted = _wide(x, others[1:], offset, "fp16" if in_fp16 else "fp32")
+    return narrow(_scaled(shifted, scale, *others[:1]), dtype)
 
 
 def _requantise(
@@ -237,14 +242,15 @@ def _requantise(
 
 
 def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
-    half = te.cast_to(q, "fp16")
+    q_fp16 = te.cast_to(q, "fp16")
     narrow_factors = x.dtype == "fp16" and is_half(scale)
-    other = half if narrow_factors else te.cast_to(half, "fp32")
-    if abs(offset) <= NEAR_OFFSETS:  # bytes less a zero point are exact in halves
-        other = _scaled(te.vadds(other, -offset) if offset else other, scale)
+    summand = q_fp16 if narrow_factors else te.cast_to(q_fp16, "fp32")
+    # q minus an integer of up to 512 is an integer of up to 640, which fp16 holds exactly
+    if abs(offset) <= NEAR_OFFSETS:
+        summand = _scaled(te.vadds(summand, -offset) if offset else summand, scale)
     else:
-        other = te.vadds(_scaled(other, scale), -offset * scale)
-    return narrow(te.vadd(*stretch(narrow(x, other.dtype), other)), x.dtype)
+        summand = te.vadds(_scaled(summand, scale), -offset * scale)
+    return narrow(te.vadd(*stretch(narrow(x, summand.dtype), summand)), x.dtype)
 
 
 def _rounded(x: Values, scale: float, offset: int) -> Values:
@@ -274,7 +280,7 @@ define(
     outputs=("q",),
     attrs={**_ATTRS, "dtype": "int8"},
     ranges=_RANGES,
-    types=TypeRule(FLOATS, result=_kind("dtype", *BYTES)),
+    types=TypeRule(FLOATS, result=_result_format("dtype", *BYTES)),
     traits=("lanes",),
     tolerances=_STEP,
     examples=_CASES,
@@ -289,7 +295,7 @@ define(
     attrs={**_ATTRS, "dtype": "fp32", "small_bias": False},
     ranges=_RANGES,
     optional=2,
-    types=TypeRule((*BYTES, "int32"), _OTHERS, _kind("dtype", *FLOATS)),
+    types=TypeRule((*BYTES, "int32"), _OTHERS, _result_format("dtype", *FLOATS)),
     domains={"scales": Domain(0.01, 0.1)},
     traits=("lanes",),
     tolerances=rounded(ulps=2.0),

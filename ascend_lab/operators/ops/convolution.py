@@ -26,10 +26,10 @@ from ascend_lab.operators.ops.operator import Call, Example, Grads, Template, de
 from ascend_lab.operators.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
 CONV_INPUTS = tuple(d for d in forms.CUBE_INPUTS if d in isa.ACCUMULATOR)
-"""Formats that both the cubes and the hand-written kernels take."""
+"""Formats that both the cube and the hand-written kernels accept."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), matmul.cube_result, "cube")
 COLUMN_BYTES = 2**26
-"""Most bytes of windows written out as columns at once."""
+"""The reference writes out at most 64 MiB of windows as columns at once (im2col)."""
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
@@ -43,7 +43,7 @@ def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair,
 
 
 def _groups(x: Shape, attrs: Mapping[str, Any]) -> int:
-    """Return the groups; a depthwise convolution, which has no such attribute, has a channel's."""
+    """Return the number of groups; a depthwise convolution has one group for each channel."""
     groups: int = attrs.get("groups", x[1])
     return groups
 
@@ -87,35 +87,38 @@ def grouped(values: Values, groups: int, axis: int) -> Values:
 def conv_values(
     x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int, value: int = 0
 ) -> Values:
-    """Return the convolution: weights times windows as columns, some output rows at a time.
+    """Return the convolution as a product, weights times im2col columns, some output rows at once.
 
-    `value` pads the image: what stands for 0 in a quantised one.
+    `value` pads the image: in a quantised image the zero point, which stands for 0.
     """
     kernel = (weight.shape[2], weight.shape[3])
-    own = grouped(weight, groups, 0)
-    own = own.reshape((*own.shape[:2], -1))
-    seen = windows(padded(x, pads, value), kernel, step, spread)
-    n, _, high, wide = seen.shape[:4]
-    out = np.empty((n, groups, own.shape[1], high, wide), np.result_type(x, weight))
-    row_bytes = groups * own.shape[2] * wide * seen.itemsize
+    matrices = grouped(weight, groups, 0)
+    matrices = matrices.reshape((*matrices.shape[:2], -1))
+    window_view = windows(padded(x, pads, value), kernel, step, spread)
+    n, _, out_h, out_w = window_view.shape[:4]
+    out = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
+    row_bytes = groups * matrices.shape[2] * out_w * window_view.itemsize
     rows = max(1, COLUMN_BYTES // max(1, row_bytes))
     for image in range(n):
-        for top in range(0, high, rows):
-            part = seen[image, :, top : top + rows].transpose(0, 3, 4, 1, 2)
-            columns = part.reshape((groups, own.shape[2], -1))
-            found = own @ columns
-            out[image, :, :, top : top + rows] = found.reshape((*found.shape[:2], -1, wide))
-    return out.reshape((n, weight.shape[0], high, wide))
+        for top in range(0, out_h, rows):
+            strip = window_view[image, :, top : top + rows].transpose(0, 3, 4, 1, 2)
+            # (groups, features / groups, taps) @ (groups, taps, pixels)
+            columns = strip.reshape((groups, matrices.shape[2], -1))
+            products = matrices @ columns
+            out[image, :, :, top : top + rows] = products.reshape((*products.shape[:2], -1, out_w))
+    return out.reshape((n, weight.shape[0], out_h, out_w))
 
 
 def conv_weight_slope(
     grad: Values, x: Values, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
 ) -> Values:
     """Return d/dweight: windows times output gradients, summed over images and pixels."""
-    seen = windows(padded(x, pads), kernel, step, spread)
-    seen = grouped(seen[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
-    out: Values = np.einsum("ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), seen, optimize=True)
-    return out.reshape((grad.shape[1], *out.shape[2:]))
+    window_view = windows(padded(x, pads), kernel, step, spread)
+    window_view = grouped(window_view[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
+    slope: Values = np.einsum(
+        "ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), window_view, optimize=True
+    )
+    return slope.reshape((grad.shape[1], *slope.shape[2:]))
 
 
 def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
@@ -126,10 +129,10 @@ def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
 
 # -- gradients ------------------------------------------------------------------------------------
 def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
-    """Return the rows and columns below and on the right that no window of conv2d starts at.
+    """Return how many last rows and columns no window reads: (size + pads - reach) mod stride.
 
-    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
-    of `size`.
+    conv_transpose2d needs them as `output_padding` to produce an image of `size`. With size 8, a
+    3 x 3 kernel, stride 2 and no padding, windows start at rows 0, 2 and 4; row 7 is never read.
     """
     step, pads, spread = geometry(stride, pad, dilation)
     spans = reach(kernel, spread)
@@ -139,33 +142,33 @@ def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: A
 
 def window_attrs(s: gradients.Site) -> dict[str, Any]:
     """Return stride, padding, dilation and groups."""
-    own = {key: s.attrs[key] for key in ("stride", "pad", "dilation")}
-    return {"groups": _groups(s.shape(), s.attrs), **own}
+    window = {key: s.attrs[key] for key in ("stride", "pad", "dilation")}
+    return {"groups": _groups(s.shape(), s.attrs), **window}
 
 
 def bias_slope(s: gradients.Site) -> list[Any | None]:
-    """Return places for the gradients; that of a bias is the sum per channel."""
-    found: list[Any | None] = [None] * len(s.inputs)
-    if len(found) > 2 and s.wanted[2]:
+    """Return a list of gradients, all None except that of a bias: the sum of each channel."""
+    grads: list[Any | None] = [None] * len(s.inputs)
+    if len(grads) > 2 and s.wanted[2]:
         sums = s.net.channel_sums(s.net.wide(s.g))
-        found[2] = s.net.shaped(sums, s.shape(2))
-    return found
+        grads[2] = s.net.shaped(sums, s.shape(2))
+    return grads
 
 
 def conv_slopes(s: gradients.Site) -> Grads:
-    """Return dx: the transposed convolution of the gradient; dw; db."""
+    """Return dx, the transposed convolution of the gradient with the weights; dw; and db."""
     net = s.net
     attrs = window_attrs(s)
-    found = bias_slope(s)
+    grads = bias_slope(s)
     grad = net.in_format(s.g, s.kind().dtype)
     kernel = (s.shape(1)[2], s.shape(1)[3])
     if s.wanted[1]:
-        found[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
+        grads[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
     if s.wanted[0]:
         size = (s.shape()[2], s.shape()[3])
-        extra = input_remainder(size, kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
-        found[0] = net.conv_transpose2d(grad, s.x(1), output_padding=extra, **attrs)
-    return found
+        remainder = input_remainder(size, kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
+        grads[0] = net.conv_transpose2d(grad, s.x(1), output_padding=remainder, **attrs)
+    return grads
 
 
 # -- tensor expression and slices -----------------------------------------------------------------
@@ -211,8 +214,8 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
             return {"groups": (piece[1] - piece[0]) // features}
         return expressions.piece_pads(rules, pads, axis, piece, ranges)
 
-    summed = () if groups > 1 or biased else (Reduction(((0, 1), (1, 1)), "sum"),)
-    return SliceRules("SlidingWindow", rules, summed, adjust)
+    reductions = () if groups > 1 or biased else (Reduction(((0, 1), (1, 1)), "sum"),)
+    return SliceRules("SlidingWindow", rules, reductions, adjust)
 
 
 # -- kernel ----------------------------------------------------------------------------------------
@@ -240,7 +243,9 @@ def conv_shape(call: Call) -> kernels.ConvShape:
     )
 
 
-# -- a bias: sums stay wide in memory, (n, k1, pixels, 16), a vector phase adds and rounds once --
+# -- a bias ----------------------------------------------------------------------------------------
+# The cube's phase stores its sums unrounded as (n, k1, pixels, 16); a second phase on the vector
+# unit adds the bias and rounds once.
 def conv_template(
     describe: Callable[[Call], Any],
     launch: Callable[[Any, Chip], Any],
@@ -253,12 +258,12 @@ def conv_template(
         if len(call.shapes) == 2:
             return isa.as_kernel(launch(describe(call), chip))
         main = call.dtypes[0]
-        without = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
-        wide = isa.as_kernel(launch(describe(without), chip))
-        phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in wide.phases)
-        pixels = next(t.elements for t in wide.tensors if t.name == "y")
+        wide_call = replace(call, attrs={**call.attrs, "out_dtype": isa.ACCUMULATOR[main]})
+        sums_kernel = isa.as_kernel(launch(describe(wide_call), chip))
+        phases = tuple(isa.renamed(phase, {"y": "sums"}) for phase in sums_kernel.phases)
+        pixels = next(t.elements for t in sums_kernel.tensors if t.name == "y")
         added = _bias_kernel(call, chip, pixels, matmul.cube_result(main, call.attrs))
-        return isa.Kernel(f"{wide.name}_bias", (*phases, *added.phases))
+        return isa.Kernel(f"{sums_kernel.name}_bias", (*phases, *added.phases))
 
     def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
         packed = pack(describe(call), *arrays[:2])
@@ -278,9 +283,9 @@ def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> isa.Kerne
     n, channels = call.outputs[0][:2]
     blocks = -(-channels // isa.FRACTAL)
     pixels = elements // (n * blocks * isa.FRACTAL)
-    wide = isa.ACCUMULATOR[call.dtypes[0]]
-    sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), wide, "sums")
-    bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), wide)
+    sums_dtype = isa.ACCUMULATOR[call.dtypes[0]]
+    sums = te.placeholder((n, blocks, pixels, isa.FRACTAL), sums_dtype, "sums")
+    bias = narrow(te.placeholder((blocks, isa.FRACTAL), call.dtypes[2], "bias"), sums_dtype)
     column = te.reshape(bias, (1, blocks, 1, isa.FRACTAL))
     total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
     return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))
@@ -316,8 +321,9 @@ define(
 
 
 # -- depthwise, on the vector unit ----------------------------------------------------------------
-# The cube would multiply mostly zeros. The vector unit multiplies and adds tap by tap in fp16: it
-# rounds twice a tap, and is faster and less exact than conv2d with as many groups as channels.
+# On the cube a block of 16 channels needs a 16 x 16 fractal of weights for each tap, of which only
+# the diagonal is not 0. The vector unit multiplies and adds tap by tap in fp16 instead: it rounds
+# twice for each tap, and so is faster but less exact than conv2d with a group for each channel.
 def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
     forms.check_rank("x (n, c, h, w)", x, 4)
     if weight[:2] != (x[1], 1):

@@ -1,4 +1,4 @@
-"""Operators element by element: of one operand, of two or three that broadcast, activations."""
+"""Elementwise operators: of one operand, of two or three that broadcast, and activations."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ PAIRS = (
 )
 POSITIVE = {"x": Domain(0.05, 4.0)}
 DIVISORS = Domain(0.25, 3.0)
-TIES = Domain(-2.0, 2.0, step=0.5)
+TIES = Domain(-2.0, 2.0, step=0.5)  # nine values only, so that comparisons meet equal operands
 LANES = ("lanes", "pointwise")
 WHOLE = TypeRule(("int32",))
 MOVED = exact("one selection or sign change, no rounding")
@@ -45,12 +45,18 @@ def unary(
     lift: tuple[str, ...] = ("bf16",),
     **more: Any,
 ) -> None:
-    """Register y = formula(x, **attrs); `slope(site)` is the gradient of x, `more` other fields.
+    """Register y = formula(x, **attrs); `slope(site)` returns the gradient of x.
 
-    Formats in `lift` compute in fp32: bf16 always, fp16 where several roundings would add up.
+    Operands whose format is in `lift` are computed in fp32: always bf16, and fp16 where several
+    roundings would add up. `more` are other fields of the `Operator`.
     """
     backward = (lambda s: (slope(s),)) if slope else None
-    usual = {"traits": LANES, "tolerances": rounded(), "examples": EXAMPLES, "allows_empty": True}
+    defaults = {
+        "traits": LANES,
+        "tolerances": rounded(),
+        "examples": EXAMPLES,
+        "allows_empty": True,
+    }
     define(
         name,
         ("x",),
@@ -58,12 +64,12 @@ def unary(
         in_fp32(compute, lift),
         summary,
         backward=backward,
-        **{**usual, **more},
+        **{**defaults, **more},
     )
 
 
 def flat(s: Site) -> None:
-    """Return no gradient: the result stands still between its jumps."""
+    """Return no gradient: a step function has slope 0 between its jumps."""
 
 
 def inside(s: Site, x: Any, low: float, high: float) -> Any:
@@ -78,6 +84,8 @@ def _whole(rounding: Callable[[te.Tensor], te.Tensor]) -> Callable[[te.Tensor], 
 
 
 def _signs(x: te.Tensor) -> te.Tensor:
+    """Return (x > 0) - (x < 0)."""
+    # an expression has no constant tensors: zeros of x's shape are x limited to [0, 0]
     zero = te.vmuls(te.vmaxs(te.vmins(x, 0.0), 0.0), 0.0)
     return te.vsub(te.vcmp(x, zero, "gt"), te.vcmp(x, zero, "lt"))
 
@@ -116,6 +124,7 @@ unary("not", "every bit turned", np.invert, te.vnot, None, types=WHOLE, toleranc
 
 # -- one operand and a number ---------------------------------------------------------------------
 def _leaky(x: te.Tensor, *, alpha: float) -> te.Tensor:
+    # for alpha <= 1 the larger of x and alpha x is x above 0 and alpha x below: no comparison
     scaled = te.vmuls(x, alpha)
     return te.vmax(x, scaled) if alpha <= 1 else te.vmin(x, scaled)
 
@@ -159,7 +168,7 @@ def binary(
     **more: Any,
 ) -> None:
     """Register z = formula(x, y), both operands broadcast; `more` are other fields."""
-    usual = {
+    defaults = {
         "types": TypeRule(forms.NUMBERS),
         "tolerances": rounded(fp32_ulps=1),
         "examples": PAIRS,
@@ -173,7 +182,7 @@ def binary(
         outputs=("z",),
         backward=backward,
         allows_empty=True,
-        **{**usual, **more},
+        **{**defaults, **more},
     )
 
 
@@ -199,9 +208,12 @@ def _div(s: Site) -> Grads:
     return _back(s, share, s.net.muls(s.net.mul(share, s.y()), number=-1.0))
 
 
-def _chosen(s: Site, left: Any) -> Grads:
-    """Return the gradient where the mask is 1 for the left operand, else for the right."""
-    return _back(s, s.net.mul(s.g, left), s.net.mul(s.g, s.net.one_minus(left)))
+def _chosen(s: Site, left_wins: Any) -> Grads:
+    """Return the gradients of max or min: `left_wins` is 1 where the left operand is the result.
+
+    Where both are equal the right operand receives the gradient.
+    """
+    return _back(s, s.net.mul(s.g, left_wins), s.net.mul(s.g, s.net.one_minus(left_wins)))
 
 
 def _pow(s: Site) -> Grads:
@@ -217,27 +229,28 @@ LARGEST_EXPONENT = 2.0**31 - 128
 
 
 def _power(x: te.Tensor, y: te.Tensor) -> te.Tensor:
-    """Return x^y = s e^(y ln |x|), s the sign, of fp32; NaN for fractional powers below 0.
+    """Return x^y = s e^(y ln |x|) in fp32, where s is the sign; NaN for fractional y below x = 0.
 
     A zero counts as positive, whatever its sign.
     """
-    one = te.vmaxs(te.vcmp(x, x, "eq"), 1.0)
-    zero = te.vmuls(one, 0.0)
+    # x == x is 1, or 0 for NaN; the maximum with 1 makes a tensor of ones in every case
+    ones = te.vmaxs(te.vcmp(x, x, "eq"), 1.0)
+    zeros = te.vmuls(ones, 0.0)
     exponent = te.vmaxs(te.vmins(y, LARGEST_EXPONENT), -LARGEST_EXPONENT)
-    size = te.vabs(x)
-    power = te.vexp(te.vmul(exponent, te.vlog(size)))
-    # Below 0 the sign is 1 for even exponents and -1 for odd ones; ln x is the NaN of the others,
-    # which minus infinity alone does without: its powers are those of infinity.
-    half = te.vmuls(exponent, 0.5)
+    magnitude = te.vabs(x)
+    power = te.vexp(te.vmul(exponent, te.vlog(magnitude)))
+    # For x < 0 the sign s is 1 for even exponents and -1 for odd ones. For fractional exponents
+    # ln x provides the NaN. Minus infinity is the exception: (-inf)^0.5 is infinity, not NaN.
+    half_exponent = te.vmuls(exponent, 0.5)
     is_whole = te.vcmp(te.cast_to(te.floor(exponent), x.dtype), exponent, "eq")
-    is_even = te.vcmp(te.cast_to(te.floor(half), x.dtype), half, "eq")
+    is_even = te.vcmp(te.cast_to(te.floor(half_exponent), x.dtype), half_exponent, "eq")
     even_or_odd = te.vadds(te.vmuls(is_even, 2.0), -1.0)
-    is_finite = te.vcmp(te.vmuls(size, 0.0), zero, "eq")
-    sign = te.select(is_whole, even_or_odd, te.select(is_finite, te.vlog(x), one))
-    signed = te.select(te.vcmp(x, zero, "lt"), te.vmul(power, sign), power)
-    # x^0 = 1^y = 1, even where the other is NaN.
-    is_one = te.vmax(te.vcmp(y, zero, "eq"), te.vcmp(x, one, "eq"))
-    return te.select(is_one, one, signed)
+    is_finite = te.vcmp(te.vmuls(magnitude, 0.0), zeros, "eq")
+    sign = te.select(is_whole, even_or_odd, te.select(is_finite, te.vlog(x), ones))
+    signed = te.select(te.vcmp(x, zeros, "lt"), te.vmul(power, sign), power)
+    # x^0 = 1 and 1^y = 1, even where the other operand is NaN.
+    is_one = te.vmax(te.vcmp(y, zeros, "eq"), te.vcmp(x, ones, "eq"))
+    return te.select(is_one, ones, signed)
 
 
 # fmt: off
@@ -315,10 +328,10 @@ define(
 
 
 # -- activation functions: several vector instructions, most in fp32 -------------------------------
-# Sigmoid, SiLU and GELU stay in fp16 where their operands are, as Ascend C's do unless asked for
-# high precision: fp32 halves the lanes and adds two casts, for SiLU 22 cycles for 128 lanes instead
-# of 7, and their few roundings are relative.
-# Source: Ascend C API, Gelu: `highPrecision`, of halves only, is false unless it is given.
+# Sigmoid, SiLU and GELU of fp16 operands are computed in fp16, as in Ascend C unless the caller
+# asks for high precision. fp32 would halve the lanes and add two casts: SiLU of 128 lanes would
+# take 22 cycles instead of 7. Their few roundings are relative, so little is lost.
+# Source: Ascend C API, Gelu: `highPrecision` exists for half only and is false by default.
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBE = 0.044715
 
@@ -331,26 +344,27 @@ def _activation(
     slope: Callable[[Site], Any],
     *,
     reach: float = 6.0,
-    short: float = 0.0,
+    fp16_atol: float = 0.0,
     **more: Any,
 ) -> None:
-    """Register y = formula(x); exp and divisions round, differences of near numbers lose digits.
+    """Register an activation y = formula(x), computed in fp32 unless `fp16_atol` is given.
 
-    With `short` fp16 is not lifted: a few roundings, and results up to `short` may be lost where
-    e^-x overflows.
+    With `fp16_atol`, fp16 operands stay in fp16. Each of the few instructions rounds once, and
+    where e^-x overflows (x < -11) results up to `fp16_atol` become 0.
     """
+    # exp and division round, and a difference of nearby numbers loses digits: hence the atol
     tolerances = dict(rounded(fp32_ulps=16, atol=2.0**-20))
-    if short:
-        tolerances["fp16"] = Tolerance(4.0, short, "four fp16 instructions round once each")
-    usual = {"wide": True, "domains": {"x": Domain(-reach, reach)}, "tolerances": tolerances}
-    lift = ("bf16",) if short else NARROW
-    unary(name, summary, formula, compute, slope, lift=lift, **{**usual, **more})
+    if fp16_atol:
+        tolerances["fp16"] = Tolerance(4.0, fp16_atol, "four fp16 instructions round once each")
+    defaults = {"wide": True, "domains": {"x": Domain(-reach, reach)}, "tolerances": tolerances}
+    lift = ("bf16",) if fp16_atol else NARROW
+    unary(name, summary, formula, compute, slope, lift=lift, **{**defaults, **more})
 
 
 def sigmoid_values(x: Values) -> Values:
     """Return 1 / (1 + e^-x) without overflow."""
-    small = np.exp(-np.abs(x))
-    result: Values = np.where(x >= 0, 1.0, small) / (1.0 + small)
+    decay = np.exp(-np.abs(x))
+    result: Values = np.where(x >= 0, 1.0, decay) / (1.0 + decay)
     return result
 
 
@@ -361,21 +375,27 @@ def sigmoid(x: te.Tensor) -> te.Tensor:
 
 def _tanh(x: te.Tensor) -> te.Tensor:
     """Return (e^2x - 1) / (e^2x + 1); beyond |x| = 10 the result is 1 in fp32, so x is limited."""
-    power = te.vexp(te.vmuls(te.vmins(te.vmaxs(x, -10.0), 10.0), 2.0))
-    return te.vdiv(te.vadds(power, -1.0), te.vadds(power, 1.0))
+    e_to_2x = te.vexp(te.vmuls(te.vmins(te.vmaxs(x, -10.0), 10.0), 2.0))
+    return te.vdiv(te.vadds(e_to_2x, -1.0), te.vadds(e_to_2x, 1.0))
 
 
 def _gelu(x: te.Tensor) -> te.Tensor:
-    """Return x / (1 + e^(x (-a - a b x^2))): three passes fewer than a cube and a sigmoid."""
+    """Return x / (1 + e^(x (-a - a b x^2))), a = GELU_SCALE, b = GELU_CUBE.
+
+    Factored like this it takes three instructions fewer than a cube x^3 and a sigmoid.
+    """
     slope = te.vadds(te.vmuls(te.vmul(x, x), -GELU_SCALE * GELU_CUBE), -GELU_SCALE)
     return te.vmul(x, te.vrec(te.vadds(te.vexp(te.vmul(slope, x)), 1.0)))
 
 
-def _swish_slope(s: Site, x: Any, part: Any, slope: Any = None) -> Any:
-    """Return p (1 + x (1 - p) u')."""
-    rest = s.net.mul(x, s.net.one_minus(part))
-    rest = rest if slope is None else s.net.mul(rest, slope)
-    return s.net.mul(part, s.net.adds(rest, number=1.0))
+def _swish_slope(s: Site, x: Any, p: Any, u_slope: Any = None) -> Any:
+    """Return d(x p)/dx = p (1 + x (1 - p) u') for p = sigmoid(u(x)); `u_slope` is u', None for 1.
+
+    It follows from dp/dx = p (1 - p) u'.
+    """
+    second_term = s.net.mul(x, s.net.one_minus(p))
+    second_term = second_term if u_slope is None else s.net.mul(second_term, u_slope)
+    return s.net.mul(p, s.net.adds(second_term, number=1.0))
 
 
 def _silu_slope(s: Site) -> Any:
@@ -395,8 +415,8 @@ def _gelu_slope(s: Site) -> Any:
 
 def _softplus(x: te.Tensor) -> te.Tensor:
     """Return max(x, 0) + ln(1 + e^-|x|): no overflow."""
-    small = te.vexp(te.vmuls(te.vabs(x), -1.0))
-    return te.vadd(te.vrelu(x), te.vlog(te.vadds(small, 1.0)))
+    decay = te.vexp(te.vmuls(te.vabs(x), -1.0))
+    return te.vadd(te.vrelu(x), te.vlog(te.vadds(decay, 1.0)))
 
 
 def _elu(x: te.Tensor, *, alpha: float) -> te.Tensor:
@@ -427,16 +447,16 @@ def _hard_swish_slope(s: Site) -> Any:
 # fmt: off
 _activation("sigmoid", "1 / (1 + e^-x)", sigmoid_values, sigmoid,
             lambda s: s.net.mul(s.g, s.net.mul(s.y(), s.net.one_minus(s.y()))),
-            traits=(*LANES, "nonnegative", "busy"), short=2.0**-15)
+            traits=(*LANES, "nonnegative", "busy"), fp16_atol=2.0**-15)
 _activation("tanh", "(e^x - e^-x) / (e^x + e^-x)", np.tanh, _tanh,
             lambda s: s.net.mul(s.g, s.net.one_minus(s.net.square(s.y()))),
             traits=(*LANES, "busy"))
 _activation("gelu", "x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form",
             lambda x: x * sigmoid_values(GELU_SCALE * (x + GELU_CUBE * x * x * x)),
-            _gelu, _gelu_slope, traits=(*LANES, "busy"), short=2.0**-12)
+            _gelu, _gelu_slope, traits=(*LANES, "busy"), fp16_atol=2.0**-12)
 _activation("silu", "x sigmoid(x), also called swish",
             lambda x: x * sigmoid_values(x), lambda x: te.vmul(x, sigmoid(x)),
-            _silu_slope, traits=(*LANES, "busy"), short=2.0**-12)
+            _silu_slope, traits=(*LANES, "busy"), fp16_atol=2.0**-12)
 _activation("softplus", "ln(1 + e^x)",
             lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), _softplus,
             lambda s: s.net.mul(s.g, s.net.sigmoid(s.x())))
@@ -453,23 +473,24 @@ _activation("hard_swish", "x hard_sigmoid(x)", lambda x: x * np.clip(x / 6 + 0.5
 
 
 # -- the error function ---------------------------------------------------------------------------
-# NumPy has none: the reference takes Python's, element by element. The expression is approximation
-# 7.1.26 of Abramowitz and Stegun (1964), off by at most 1.5e-7.
+# NumPy has no erf: the reference calls Python's, element by element. The expression is
+# approximation 7.1.26 of Abramowitz and Stegun (1964), with an error of at most 1.5e-7.
 _P = 0.3275911
 _A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
 def _erf(x: te.Tensor) -> te.Tensor:
     """Return sign(x) (1 - (a1 t + ... + a5 t^5) e^(-x^2)), t = 1 / (1 + p |x|)."""
-    size = te.vmins(te.vabs(x), 6.0)  # erf(6) is 1 to 16 digits
-    t = te.vrec(te.vadds(te.vmuls(size, _P), 1.0))
+    magnitude = te.vmins(te.vabs(x), 6.0)  # erf(6) is 1 to 16 digits
+    t = te.vrec(te.vadds(te.vmuls(magnitude, _P), 1.0))
+    # Horner's scheme: ((((a5 t + a4) t + a3) t + a2) t + a1) t
     total = te.vmuls(t, _A[-1])
     for factor in reversed(_A[:-1]):
         total = te.vmul(te.vadds(total, factor), t)
-    power = te.vexp(te.vmuls(te.vmul(size, size), -1.0))
-    value = te.vadds(te.vmuls(te.vmul(total, power), -1.0), 1.0)
-    zero = te.vmuls(size, 0.0)
-    return te.vmul(value, te.vsub(te.vcmp(x, zero, "gt"), te.vcmp(x, zero, "lt")))
+    power = te.vexp(te.vmuls(te.vmul(magnitude, magnitude), -1.0))
+    erf_of_magnitude = te.vadds(te.vmuls(te.vmul(total, power), -1.0), 1.0)
+    zero = te.vmuls(magnitude, 0.0)
+    return te.vmul(erf_of_magnitude, te.vsub(te.vcmp(x, zero, "gt"), te.vcmp(x, zero, "lt")))
 
 
 def _erf_slope(s: Site) -> Any:

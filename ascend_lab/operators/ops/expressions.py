@@ -1,7 +1,8 @@
-"""Words that operators are written with, and the way from an operator to a kernel.
+"""From an operator to a kernel, with the helpers that operators' tensor expressions share.
 
-The words: fp32 inside, broadcasting, sliding windows. The way: check, express, schedule, lower;
-then values and time.
+The helpers cover fp32 inside narrow operators, broadcasting, and sliding windows. The way to a
+kernel is: check the arguments, express the operator on placeholders, schedule, and lower. `run`
+then computes values on the simulated chip, and `time` computes cycles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +47,10 @@ def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Call
         main = tensors[0].dtype
         if main not in only:
             return compute(*tensors, **attrs)
-        out = compute(*(wide(t) for t in tensors), **attrs)
-        if isinstance(out, tuple):
-            return tuple(narrow(t, main) for t in out)
-        return narrow(out, main)
+        results = compute(*(wide(t) for t in tensors), **attrs)
+        if isinstance(results, tuple):
+            return tuple(narrow(t, main) for t in results)
+        return narrow(results, main)
 
     return lifted
 
@@ -66,12 +67,17 @@ def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
     return te.broadcast(te.reshape(tensor, column), shape)
 
 
-# -- sliding windows in NumPy: the view that reads them, and its transpose that adds them up -------
+# -- sliding windows in NumPy ----------------------------------------------------------------------
+# `windows` is a view in which a pixel occurs once for each window that covers it. `add_windows` is
+# its transpose: it adds all those occurrences back to the pixel.
 Pair = tuple[int, int]
 
 
 def reach(kernel: Pair, dilation: Pair) -> Pair:
-    """Return the input rows and columns a dilated kernel spans: (k - 1) d + 1."""
+    """Return the input rows and columns that a dilated kernel spans: (k - 1) d + 1.
+
+    A 3 x 3 kernel with dilation 2 spans 5 x 5 pixels.
+    """
     return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
 
 
@@ -95,23 +101,28 @@ def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> V
 
 def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Values:
     """Return each window of a padded image folded by a ufunc: (n, c, oh, ow)."""
-    seen = windows(x, kernel, stride)
-    limits.refuse_above("elements in all windows", seen.size, limits.WINDOWS, "use smaller ones")
-    if kernel[0] * kernel[1] > seen.shape[2] * seen.shape[3]:
-        whole: Values = combine.reduce(seen, axis=(4, 5))
-        return whole
-    result: Values = seen[..., 0, 0].copy()
+    window_view = windows(x, kernel, stride)
+    limits.refuse_above(
+        "elements in all windows", window_view.size, limits.WINDOWS, "use smaller ones"
+    )
+    # One NumPy call per tap (r, s) of the kernel is quick as long as there are more windows than
+    # taps. Global pooling has one window of many taps: there one reduction is quicker.
+    if kernel[0] * kernel[1] > window_view.shape[2] * window_view.shape[3]:
+        folded: Values = combine.reduce(window_view, axis=(4, 5))
+        return folded
+    result: Values = window_view[..., 0, 0].copy()
     for tap in range(1, kernel[0] * kernel[1]):
-        combine(result, seen[..., tap // kernel[1], tap % kernel[1]], out=result)
+        combine(result, window_view[..., tap // kernel[1], tap % kernel[1]], out=result)
     return result
 
 
 def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 1)) -> Values:
-    """Return an image (n, c, h, w) with windows (n, c, oh, ow, r, s) added where they were read."""
+    """Return an image (n, c, h, w): windows (n, c, oh, ow, r, s) added where they were read."""
     image = np.zeros(shape, parts.dtype)
     _, _, oh, ow, kernel_h, kernel_w = parts.shape
     for r in range(kernel_h):
         for s in range(kernel_w):
+            # tap (r, s) of all windows touches a grid of distinct pixels: one += is safe
             top = r * dilation[0]
             left = s * dilation[1]
             rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
@@ -137,10 +148,10 @@ def window_rules(
     """Return the rules of height and width: output o reads o*stride - pad ... + reach - 1."""
 
     def rule(i: int) -> AxisRule:
-        after = (kernel[i] - 1) * dilation[i] - pads[i][0]
-        source = Source(0, 2 + i, Window(pads[i][0], after, stride[i], dilation[i]))
-        plain = kernel[i] == 1 and not sum(pads[i])
-        return AxisRule(2 + i, "free" if plain else "halo", (source,), (2 + i,))
+        reach_after = (kernel[i] - 1) * dilation[i] - pads[i][0]
+        source = Source(0, 2 + i, Window(pads[i][0], reach_after, stride[i], dilation[i]))
+        reads_one_pixel = kernel[i] == 1 and not sum(pads[i])
+        return AxisRule(2 + i, "free" if reads_one_pixel else "halo", (source,), (2 + i,))
 
     return rule(0), rule(1)
 
@@ -148,7 +159,11 @@ def window_rules(
 def piece_pads(
     rules: Sequence[AxisRule], pads: Pairs, axis: int, piece: Range, ranges: Ranges
 ) -> dict[str, Any]:
-    """Return the `pad` of a piece of rows or columns: what its windows reach beyond its part."""
+    """Return the `pad` attribute of a piece: how far its windows reach beyond its input range.
+
+    A 3 x 3 kernel with pad 1, cut into two halves: the upper half pads 1 row above and none below,
+    where it reads a real row of the lower half.
+    """
     if axis < 2:
         return {}
     if pads[axis - 2][0] == 0 and rules[axis].kind == "free":
@@ -169,8 +184,8 @@ def check(
 
 def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple[str, ...]:
     """Return the names of the outputs' GM tensors, different from each other and the inputs'."""
-    own = operator.outputs
-    names = own if len(own) == count else tuple(f"{own[0]}{i}" for i in range(count))
+    declared = operator.outputs
+    names = declared if len(declared) == count else tuple(f"{declared[0]}{i}" for i in range(count))
     return tuple(f"{name}_out" if name in inputs else name for name in names)
 
 
@@ -187,8 +202,8 @@ def express(
         te.placeholder(tuple(shape) or (1,), dtype, name)
         for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
     ]
-    found = op.expression(*tensors, **attrs)
-    outputs = found if isinstance(found, tuple) else (found,)
+    expressed = op.expression(*tensors, **attrs)
+    outputs = expressed if isinstance(expressed, tuple) else (expressed,)
     titles = output_names(op, names, len(outputs))
     return tuple(
         te.renamed(own_tensor(t, names), title) for t, title in zip(outputs, titles, strict=True)
@@ -196,9 +211,10 @@ def express(
 
 
 def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
-    """Return the tensor to store: row-major memory knows no shape, so a last reshape is dropped.
+    """Return the tensor to store in the output's memory.
 
-    An input is copied: outputs have memory of their own.
+    A reshape at the end is dropped, because row-major memory has no shape. An input that is itself
+    the output is copied, because outputs have memory of their own.
     """
     while tensor.hint == "reshape" and tensor.inputs[0].body is not None:
         tensor = tensor.inputs[0]
@@ -261,27 +277,30 @@ def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any)
 def _scheduled(
     op: Operator, schedule: te.Schedule, arrays: Sequence[Values], call: Call
 ) -> Prepared:
-    """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
+    """Return the prepared kernel of a schedule; matrices for the cube are packed into fractals."""
     kernel = te.lower(schedule)
-    stored = fractals.matrices(schedule.state)
+    fractal_kinds = fractals.matrices(schedule.state)
     names = op.names(len(arrays))
-    known = {t.name for t in kernel.tensors}
-    feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
-    for name in feed.keys() & stored.keys():
-        where = fractals.matrix_map(feed[name].shape, stored[name], forms.format_of(feed[name]))
-        feed[name] = layout.pack(where, feed[name])
+    kernel_tensors = {t.name for t in kernel.tensors}
+    feed = {n: a for n, a in zip(names, arrays, strict=True) if n in kernel_tensors}
+    for name in feed.keys() & fractal_kinds.keys():
+        fractal_map = fractals.matrix_map(
+            feed[name].shape, fractal_kinds[name], forms.format_of(feed[name])
+        )
+        feed[name] = layout.pack(fractal_map, feed[name])
     titles = output_names(op, names, len(call.outputs))
 
     def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
-        found = []
+        arrays = []
         for title, shape in zip(titles, call.outputs, strict=True):
             values = memory[title]
-            if title in stored:
+            if title in fractal_kinds:
                 values = layout.unpack(
-                    fractals.matrix_map(shape, stored[title], forms.format_of(values)), values
+                    fractals.matrix_map(shape, fractal_kinds[title], forms.format_of(values)),
+                    values,
                 )
-            found.append(values.reshape(shape))
-        return tuple(found)
+            arrays.append(values.reshape(shape))
+        return tuple(arrays)
 
     return Prepared(kernel, feed, fetch)
 
@@ -289,17 +308,17 @@ def _scheduled(
 def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Any:
     """Return the output array (a tuple of several) that the kernel computes on the chip.
 
-    Without elements nothing is launched: the result is the reference's, empty or an identity.
-    Raises as `prepare`.
+    Empty tensors launch nothing: the result is that of the reference, which is empty or the
+    identity of a reduction (0 for a sum). Raises as `prepare`.
     """
     op = resolve(operator)
-    given = [np.asarray(a) for a in arrays]
-    shapes = [a.shape for a in given]
-    op.check(shapes, [forms.format_of(a) for a in given], attrs, chip)
+    input_arrays = [np.asarray(a) for a in arrays]
+    shapes = [a.shape for a in input_arrays]
+    op.check(shapes, [forms.format_of(a) for a in input_arrays], attrs, chip)
     if any(forms.elements(shape) == 0 for shape in (*shapes, *op.infer(*shapes, **attrs))):
-        return op.reference(*given, **attrs)
-    ready = prepare(op, *given, chip=chip, **attrs)
-    results = ready.fetch(sim.execute(ready.kernel, ready.tensors, chip))
+        return op.reference(*input_arrays, **attrs)
+    prepared = prepare(op, *input_arrays, chip=chip, **attrs)
+    results = prepared.fetch(sim.execute(prepared.kernel, prepared.tensors, chip))
     return results if len(results) > 1 else results[0]
 
 
@@ -315,9 +334,9 @@ def time(
 ) -> sim.KernelTimeline:
     """Return the timeline of the operator's kernel, phase by phase; raises as `compile`.
 
-    `tiling` is a matrix product's, by default the best in closed form. With `warm_l2` the operands
-    lie in L2 as far as they fit, phases find there what others left, and the kernel waits in the
-    device's queue behind the one that brought the operands.
+    `tiling` is the schedule of a matrix product, by default the best one in closed form. With
+    `warm_l2` the operands lie in L2 as far as they fit, each phase finds there what earlier phases
+    wrote, and the kernel starts from the device's queue, behind the one that brought the operands.
     """
     kernel = compile(operator, shapes, dtypes, chip, **attrs)
     if tiling:
@@ -326,6 +345,7 @@ def time(
     if not warm_l2:
         return sim.simulate_kernel(kernel, chip)
     traffic = [sim.analyse(phase, chip) for phase in kernel.phases]
+    # a tensor that one phase writes and the next reads is no operand: it is not warm at the start
     written = {name for t in traffic for name in t.write_once}
     operands = {name for t in traffic for name in t.read_once} - written
     memory = sim.DeviceMemory.holding(chip, kernel.tensors, operands)

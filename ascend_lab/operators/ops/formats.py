@@ -1,6 +1,7 @@
-"""Number formats, shapes and attributes of operators: what is allowed where, and what comes out.
+"""The rules of number formats, shapes and attributes that all operators share.
 
-One check for all, with numbers in the error; and how far a result may be off.
+One check serves all operators and shows the offending numbers in its error. Tolerances say how far
+a result may be from the reference.
 """
 
 import math
@@ -24,7 +25,7 @@ FLOATS = ("fp16", "fp32", "bf16")
 NUMBERS = (*FLOATS, "int32")
 CUBE_INPUTS = ("fp16", "bf16", "int8", "fp32")
 CUBE_LAYOUTS = ("NC1HWC0", "C1NHWC0", "FRACTAL_NZ")
-"""Layouts in which the cube's results lie."""
+"""Layouts of the cube's results: L0C holds fractals of 16 columns in any format."""
 _NAMES = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float64": "fp64"}
 _MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
 _LEAST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
@@ -32,10 +33,13 @@ _LEAST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
 
 @lru_cache(4096)
 def map_of(layout: str, shape: tuple[int, ...], dtype: str) -> AddressMap:
-    """Return the map of a layout; `:4` ends one with blocks of 4, the cube's of 4 bytes have 16."""
+    """Return the address map of a layout; a suffix such as `:4` sets the channels of a block.
+
+    The cube writes 4-byte results in blocks of 16, although 32 bytes hold only 8 of them.
+    """
     name, _, lanes = layout.partition(":")
-    wide = "16" if DTYPE_BYTES[dtype] == 4 and name in CUBE_LAYOUTS else lanes
-    return address_map(name, shape, dtype, c0=int(wide) if wide else None)
+    block_lanes = "16" if DTYPE_BYTES[dtype] == 4 and name in CUBE_LAYOUTS else lanes
+    return address_map(name, shape, dtype, c0=int(block_lanes) if block_lanes else None)
 
 
 def numpy_type(dtype: str) -> np.dtype[Any]:
@@ -43,10 +47,10 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
     if dtype == "fp64":
         return np.dtype(np.float64)
     if dtype not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
-        raise TypeMismatchError("a number format", repr(dtype), f"use one of {known}")
-    found: np.dtype[Any] = np.dtype(chip_type(dtype))
-    return found
+        format_names = ", ".join(DTYPE_BYTES)
+        raise TypeMismatchError("a number format", repr(dtype), f"use one of {format_names}")
+    numpy_format: np.dtype[Any] = np.dtype(chip_type(dtype))
+    return numpy_format
 
 
 def format_of(array: Values) -> str:
@@ -87,8 +91,12 @@ def round_to(values: Values, dtype: str) -> Values:
 
 
 def spacing(values: Values, dtype: str) -> Values:
-    """Distance of neighbouring numbers of a float format at |values|: 2^(exponent - mantissa)."""
+    """Return the distance of neighbouring numbers at |values|: 2^(exponent - mantissa bits).
+
+    For fp16, which has 10 mantissa bits, it is 2^-10 in [1, 2) and 2^-9 in [2, 4).
+    """
     size = np.abs(np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0))
+    # frexp returns a mantissa in [0.5, 1), the formats count from 1: hence the - 1
     exponent = np.frexp(np.maximum(size, 2.0 ** _LEAST_EXPONENT[dtype]))[1] - 1
     step: Values = np.ldexp(1.0, exponent - _MANTISSA_BITS[dtype])
     return step
@@ -96,7 +104,7 @@ def spacing(values: Values, dtype: str) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a result may be off: ulps * spacing(reference) + atol, and why not less."""
+    """The allowed error, ulps * spacing(reference) + atol, and the reason why it is not smaller."""
 
     ulps: float
     atol: float
@@ -123,19 +131,20 @@ def rounded(*, ulps: float = 1.0, fp32_ulps: float = 4.0, atol: float = 0.0) -> 
     Narrow formats compute in fp32 and round once; rounding twice (wide, then narrow) may end on
     the neighbour, hence one unit in the last place.
     """
-    once = Tolerance(ulps, atol, "computed in fp32, then rounded once")
+    narrow = Tolerance(ulps, atol, "computed in fp32, then rounded once")
     wide = Tolerance(fp32_ulps, atol, "each fp32 instruction rounds once")
-    whole = Tolerance(0.0, 0.0, "whole numbers are exact")
-    return {"fp16": once, "bf16": once, "fp32": wide, "int32": whole, "int8": whole}
+    integers = Tolerance(0.0, 0.0, "whole numbers are exact")
+    return {"fp16": narrow, "bf16": narrow, "fp32": wide, "int32": integers, "int8": integers}
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRule:
-    """Formats an operator takes and gives.
+    """The number formats of an operator's inputs and outputs.
 
-    All inputs share one `allowed` format, the main one, but those in `fixed`, which have a format
-    of their own ("result": that of the first output). `result` maps the main format and the
-    attributes to the output formats; None: every output has the main format.
+    All inputs share one format out of `allowed`, the main format. Inputs named in `fixed` have a
+    format of their own, where "result" stands for that of the first output. `result` maps the main
+    format and the attributes to the output formats; if it is None, all outputs have the main one.
+    `unit` is the unit that computes: "vector" or "cube".
     """
 
     allowed: tuple[str, ...] = FLOATS
@@ -145,19 +154,19 @@ class TypeRule:
 
     def outputs(self, main: str, attrs: Attrs, count: int) -> tuple[str, ...]:
         """Return the formats of `count` outputs for the main input format."""
-        given = main if self.result is None else self.result(main, attrs)
-        return (given,) * count if isinstance(given, str) else given
+        formats = main if self.result is None else self.result(main, attrs)
+        return (formats,) * count if isinstance(formats, str) else formats
 
     def inputs(self, names: tuple[str, ...], main: str, attrs: Attrs) -> tuple[str, ...]:
         """Return the format each named input must have when the main one is `main`."""
-        own = dict(self.fixed)
-        kinds = (own.get(name, main) for name in names)
-        return tuple(self.outputs(main, attrs, 1)[0] if k == "result" else k for k in kinds)
+        fixed_formats = dict(self.fixed)
+        declared = (fixed_formats.get(name, main) for name in names)
+        return tuple(self.outputs(main, attrs, 1)[0] if k == "result" else k for k in declared)
 
     def main(self, names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
         """Return the main format among the inputs' formats."""
-        own = dict(self.fixed)
-        shared = [d for name, d in zip(names, dtypes, strict=True) if name not in own]
+        fixed_formats = dict(self.fixed)
+        shared = [d for name, d in zip(names, dtypes, strict=True) if name not in fixed_formats]
         return shared[0] if shared else self.allowed[0]
 
     def on_chip(self, chip: Chip) -> tuple[str, ...]:
@@ -174,20 +183,22 @@ def check_types(
     main = rule.main(names, dtypes)
     if main not in rule.allowed:
         raise TypeMismatchError(f"{where}: {' or '.join(rule.allowed)}", main, "cast the inputs")
-    for name, wanted, given in zip(names, rule.inputs(names, main, attrs), dtypes, strict=True):
-        if wanted != given:
-            others = f", because the operator's format is {main}" if wanted == main else ""
-            needed = f"{where}: input {name} in {wanted}{others}"
-            raise TypeMismatchError(needed, given, f"cast {name} to {wanted}")
+    for name, needed_dtype, got_dtype in zip(
+        names, rule.inputs(names, main, attrs), dtypes, strict=True
+    ):
+        if needed_dtype != got_dtype:
+            because = f", because the operator's format is {main}" if needed_dtype == main else ""
+            needed = f"{where}: input {name} in {needed_dtype}{because}"
+            raise TypeMismatchError(needed, got_dtype, f"cast {name} to {needed_dtype}")
     return main
 
 
 def check_chip(where: str, rule: TypeRule, main: str, chip: Chip) -> None:
     """Raise `TypeMismatchError` unless the chip's unit computes the main format."""
-    able = rule.on_chip(chip)
-    if main not in able:
-        known = " or ".join(able) or "no format"
-        needed = f"{where} on the {rule.unit} unit of {chip.name}: {known}"
+    supported = rule.on_chip(chip)
+    if main not in supported:
+        supported_names = " or ".join(supported) or "no format"
+        needed = f"{where} on the {rule.unit} unit of {chip.name}: {supported_names}"
         raise TypeMismatchError(needed, main, "cast the inputs or choose another chip")
 
 
@@ -208,10 +219,10 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check_attribute(where: str, value: Any, default: Any, limits: Range | None = None) -> None:
-    """Raise `InputError` unless a value is of the default's kind: flag, text or number.
+    """Raise `InputError` unless a value is of the same kind as the default: flag, text or number.
 
-    Numbers lie in `limits` (whole ones if those are), by default they are finite in fp32; an
-    attribute whose default is None may be None. Sizes, axes and the like are the rules' affair.
+    A number must lie in `limits`, by default in the finite range of fp32; integer limits ask for
+    an integer. An attribute whose default is None may be None. Shape rules check sizes and axes.
     """
     if isinstance(default, bool):
         needed = "" if isinstance(value, bool | np.bool_) or is_flag(value) else "True or False"
@@ -233,13 +244,19 @@ def is_flag(value: object) -> bool:
 
 
 def _wrong_number(value: Any, low: float, high: float) -> str:
-    """Return what was needed, or "" if the value is a number in the range."""
-    whole = isinstance(low, int)
-    fine = is_whole(value) or (isinstance(value, float | np.floating) and not whole)
-    if fine and low <= value <= high and (whole or abs(value) <= LARGEST or abs(value) == math.inf):
+    """Return a description of the number that is needed, or "" if the value is such a number."""
+    needs_integer = isinstance(low, int)
+    is_right_kind = is_whole(value) or (
+        isinstance(value, float | np.floating) and not needs_integer
+    )
+    if (
+        is_right_kind
+        and low <= value <= high
+        and (needs_integer or abs(value) <= LARGEST or abs(value) == math.inf)
+    ):
         return ""
-    word = "a whole number" if whole else "a number"
-    return word if math.isinf(high) else f"{word} from {low:g} to {high:g}"
+    kind_name = "a whole number" if needs_integer else "a number"
+    return kind_name if math.isinf(high) else f"{kind_name} from {low:g} to {high:g}"
 
 
 # -- shapes: broadcasting, axes, windows; errors show the shapes -----------------------------------
@@ -259,10 +276,10 @@ def check_shape(where: str, shape: Any) -> Shape:
     """Return a shape as a tuple of ints; raise `ShapeError` if it is none or too large."""
     try:
         dims = tuple(int(n) for n in shape)
-        whole = all(int(n) == n for n in shape)
+        all_integers = all(int(n) == n for n in shape)
     except (TypeError, ValueError):
         raise ShapeError(f"{where}: a shape", repr(shape), "pass a tuple of ints") from None
-    if not whole or any(n < 0 for n in dims):
+    if not all_integers or any(n < 0 for n in dims):
         raise ShapeError(f"{where}: whole sizes of at least 0", str(shape), "check the shape")
     if elements(dims) > MAX_ELEMENTS:
         got = f"{elements(dims)} in {dims}"
@@ -276,21 +293,24 @@ def broadcast_shape(where: str, *shapes: Shape) -> Shape:
     Raises `ShapeError` with all shapes and the axis that clashes.
     """
     rank = max((len(s) for s in shapes), default=0)
-    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]  # (5,) against (3, 5) becomes (1, 5)
     out = []
     for axis, sizes in enumerate(zip(*padded, strict=True)):
-        wanted = {n for n in sizes if n != 1}
-        if len(wanted) > 1:
+        stretched_sizes = {n for n in sizes if n != 1}
+        if len(stretched_sizes) > 1:
             needed = f"{where}: shapes that broadcast (equal sizes or 1, aligned right)"
             clash = f"{' against '.join(map(str, sizes))} at axis {axis - rank}"
             got = f"{' and '.join(map(str, shapes))}: {clash}"
             raise ShapeError(needed, got, "reshape one of them")
-        out.append(wanted.pop() if wanted else 1)
+        out.append(stretched_sizes.pop() if stretched_sizes else 1)
     return tuple(out)
 
 
 def span(shape: Shape, axis: int, low: int, high: int) -> tuple[Shape, Shape]:
-    """Return where the part low .. high - 1 of one axis begins and ends, other axes whole."""
+    """Return the begin and end corners of the slice low .. high - 1 of one axis.
+
+    For shape (4, 6) and columns 2 .. 4 the corners are (0, 2) and (4, 5).
+    """
     begin = tuple(low if i == axis else 0 for i in range(len(shape)))
     return begin, tuple(high if i == axis else n for i, n in enumerate(shape))
 
@@ -308,8 +328,8 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
     """Return sorted axes counted from 0; None means all; raise `ShapeError` on repeats."""
     if axis is None:
         return tuple(range(len(shape)))
-    given = axis if isinstance(axis, tuple | list) else (axis,)
-    axes = tuple(sorted(axis_of(where, a, shape) for a in given))
+    axis_list = axis if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(sorted(axis_of(where, a, shape) for a in axis_list))
     if len(set(axes)) < len(axes):
         raise ShapeError(f"{where}: each axis once", str(axis), f"shape {shape}: drop the repeat")
     return axes
@@ -347,5 +367,5 @@ def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence
 def check_rank(where: str, shape: Shape, *ranks: int) -> None:
     """Raise `ShapeError` unless the shape has one of the given ranks."""
     if len(shape) not in ranks:
-        wanted = " or ".join(map(str, ranks))
-        raise ShapeError(f"{where}: {wanted} axes", f"{len(shape)} in {shape}", "reshape it")
+        allowed = " or ".join(map(str, ranks))
+        raise ShapeError(f"{where}: {allowed} axes", f"{len(shape)} in {shape}", "reshape it")

@@ -1,9 +1,10 @@
-"""Gradients: each operator has one rule, which says in operators what its inputs' gradients are.
+"""Gradients: each operator has one rule that writes its inputs' gradients in terms of operators.
 
-A rule reads a `Site`, writes operators, and returns one gradient, or None, per input, those of
-weights before those of activations: a weight's is wanted as soon as it can be. Who carries the
-operators out is left open: a training graph appends them as nodes, `gradient` computes them at
-once on arrays. Rules marked wide compute in fp32 whatever the format of the tensors.
+A rule reads a `Site`, applies operators, and returns one gradient (or None) for each input. It
+writes the gradients of weights before those of activations, so that the update of a weight can
+begin early. The rule does not know who executes its operators: a training graph appends them as
+nodes, while `gradient` computes them at once on arrays. Rules marked `wide` compute in fp32
+whatever the format of the tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +20,10 @@ from ascend_lab.operators.ops.operator import OPERATORS, Grads, Operator, get, r
 
 
 class Writer:
-    """What rules are written with: every operator as a method, and a few words of their own."""
+    """The language of gradient rules: every operator is a method, and a few helpers are added."""
 
     def add_node(self, op: str, *inputs: Any, **attrs: Any) -> Any:
-        """Carry out an operator; return its output, or a tuple of several."""
+        """Execute or record an operator; return its output, or a tuple of several."""
         raise NotImplementedError
 
     def __getattr__(self, op: str) -> Callable[..., Any]:
@@ -71,9 +72,10 @@ class Writer:
         return self.shaped(x, shape)
 
     def channel_sums(self, x: Any) -> Any:
-        """Return the sum of each channel of (n, c, h, w) as (1, c, 1, 1): columns, then the rest.
+        """Return the sum of each channel of (n, c, h, w) as (1, c, 1, 1), in two steps.
 
-        In the first step rows of pixels, of which every core has some, are added to each other.
+        The first step adds the rows of pixels to each other, (n, c, h, w) -> (n, c, 1, w). Its
+        n * c * w sums are independent, so every core gets some. The second adds what is left.
         """
         inner = tuple(range(2, len(x.shape)))
         if inner[:-1]:
@@ -99,7 +101,10 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One use of an operator seen from backward: its tensors, their gradients, all attributes."""
+    """One use of an operator, as the backward pass sees it: tensors, their gradients, attributes.
+
+    `wanted` tells for each input whether anybody needs its gradient.
+    """
 
     net: Writer
     op: str
@@ -115,11 +120,11 @@ class Site:
         return self.net.wide(value) if self.wide else value
 
     def x(self, place: int = 0) -> Any:
-        """Return an input: kept, or computed again."""
+        """Return an input, kept from the forward pass or recomputed."""
         return self._seen(self.net.kept(self.inputs[place]))
 
     def y(self, place: int = 0) -> Any:
-        """Return an output: kept, or computed again."""
+        """Return an output, kept from the forward pass or recomputed."""
         return self._seen(self.net.kept(self.outputs[place]))
 
     @property
@@ -145,9 +150,10 @@ class Site:
 
 
 def written(operator: Operator, site: Site) -> list[Any]:
-    """Write the gradients of an operator's inputs; None where none is wanted or is.
+    """Return the gradients of an operator's inputs, each in the format of its input.
 
-    Each has the format of its input. Raises `UnsupportedError` for an operator without a rule.
+    An entry is None where the gradient is not wanted or does not exist. Raises `UnsupportedError`
+    for an operator without a rule.
     """
     if operator.backward is None:
         raise UnsupportedError(
@@ -155,31 +161,36 @@ def written(operator: Operator, site: Site) -> list[Any]:
             f"rules for {sum(o.backward is not None for o in OPERATORS.values())} operators",
             "rewrite the graph, or give the operator a rule: backward=",
         )
-    found: Grads = operator.backward(site)
+    input_grads: Grads = operator.backward(site)
     return [
         site.net.in_format(grad, site.kind(i).dtype) if want and grad is not None else None
-        for i, (grad, want) in enumerate(zip(found, site.wanted, strict=True))
+        for i, (grad, want) in enumerate(zip(input_grads, site.wanted, strict=True))
     ]
 
 
 def added(s: Site, grad: Any, indices: Any, axis: int, size: int) -> Any:
-    """Return zeros of `size` along an axis, to which gradients are added where indices say."""
+    """Return the gradient of a gather: zeros of `size` along `axis`, plus `grad` at the indices.
+
+    Equal indices add up: a row that was gathered twice receives both gradients.
+    """
     net = s.net
     width = len(indices.shape)
     rank = len(grad.shape)
+    # scatter_add works on axis 0 only: bring the axes of the indices to the front, and the result
+    # back at the end
     if axis:
-        front = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
-        grad = net.transpose(grad, perm=front)
+        indexed_first = (*range(axis, axis + width), *range(axis), *range(axis + width, rank))
+        grad = net.transpose(grad, perm=indexed_first)
     shape: formats.Shape = (size, *grad.shape[width:])
     zeros = net.number(0.0, shape, grad.type.dtype)
-    found: Any = net.scatter_add(zeros, indices, grad)
+    total: Any = net.scatter_add(zeros, indices, grad)
     if axis:
         perm = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
-        found = net.transpose(found, perm=perm)
-    return found
+        total = net.transpose(total, perm=perm)
+    return total
 
 
-# -- at once, on arrays ---------------------------------------------------------------------------
+# -- gradients computed immediately on NumPy arrays ------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Kind:
     shape: formats.Shape
@@ -202,17 +213,21 @@ class _Array:
 
 
 class _Arrays(Writer):
-    """Operators computed at once: by their formulas on fp64, which needs no cast, or references."""
+    """Computes each operator immediately: fp64 arrays by the formula, others by the reference."""
 
     def add_node(self, op: str, *inputs: _Array, **attrs: Any) -> Any:
         operator = get(op)
         arrays = [x.values for x in inputs]
         if any(a.dtype == np.float64 for a in arrays):
-            wide = (a if a.dtype == np.float64 else formats.widen(a) for a in arrays)
-            found = operator.formula(*wide, **{**operator.attrs, **attrs})
+            wide_arrays = (a if a.dtype == np.float64 else formats.widen(a) for a in arrays)
+            results = operator.formula(*wide_arrays, **{**operator.attrs, **attrs})
         else:
-            found = operator.reference(*arrays, **attrs)
-        return tuple(map(_Array, found)) if isinstance(found, tuple) else _Array(np.asarray(found))
+            results = operator.reference(*arrays, **attrs)
+        return (
+            tuple(map(_Array, results))
+            if isinstance(results, tuple)
+            else _Array(np.asarray(results))
+        )
 
     def constant(self, data: formats.Values, *, name: str = "const") -> _Array:
         return _Array(data)
@@ -233,11 +248,23 @@ def gradient(
     Raises `UnsupportedError` for an operator without a rule.
     """
     op = resolve(operator)
-    given = tuple(map(_Array, inputs))
-    outs = tuple(map(_Array, outputs))
-    slopes = tuple(None if g is None else _Array(g) for g in grads)
+    input_tensors = tuple(map(_Array, inputs))
+    output_tensors = tuple(map(_Array, outputs))
+    output_grads = tuple(None if g is None else _Array(g) for g in grads)
     wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
-    full = op.settings(attrs)
-    site = Site(_Arrays(), op.name, op.name, given, outs, slopes, wanted, full, op.wide)
+    settings = op.settings(attrs)
+    site = Site(
+        _Arrays(),
+        op.name,
+        op.name,
+        input_tensors,
+        output_tensors,
+        output_grads,
+        wanted,
+        settings,
+        op.wide,
+    )
     with np.errstate(all="ignore"):
-        return tuple(None if one is None else one.values for one in written(op, site))
+        return tuple(
+            None if input_grad is None else input_grad.values for input_grad in written(op, site)
+        )

@@ -1,7 +1,7 @@
-"""Operators that read at run-time addresses: gather, embedding; and one_hot, which marks them.
+"""Operators with addresses known only at run time: gather, embedding, one_hot and scatter.
 
-Indices are int32 and count from 0, those of a gather also from the end where it is asked to; one
-outside its tensor is an error, not a wrap-around.
+Indices are int32 and count from 0. With `from_end`, a gather also accepts negative indices, which
+count from the end. An index outside its tensor is an error; it does not wrap around.
 """
 
 from typing import Any
@@ -22,25 +22,27 @@ INDICES = (("indices", "int32"),)
 
 
 def _gather_kernel(call: Call, chip: Chip) -> isa.Kernel:
-    """Return the kernel of rows picked from a table; another axis is turned to the front first."""
+    """Return the kernel that picks rows of a table; another axis is transposed to the front."""
     (x, indices) = call.shapes
     dtype = call.dtypes[0]
-    at = forms.axis_of("gather", call.attrs.get("axis", 0), x)
-    picks = forms.elements(indices)
-    columns = forms.elements(x) // x[at]
+    gather_axis = forms.axis_of("gather", call.attrs.get("axis", 0), x)
+    index_count = forms.elements(indices)
+    columns = forms.elements(x) // x[gather_axis]
     from_end = call.attrs.get("from_end", False)  # an embedding has no such attribute
-    rows = rearrange.gather_launch(chip, x[at], columns, picks, dtype, from_end=from_end)
-    if forms.elements(x[:at]) == 1:
-        return isa.as_kernel(rows)
+    gather_rows = rearrange.gather_launch(
+        chip, x[gather_axis], columns, index_count, dtype, from_end=from_end
+    )
+    if forms.elements(x[:gather_axis]) == 1:
+        return isa.as_kernel(gather_rows)
     # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
-    before = forms.elements(x[:at])
-    after = forms.elements(x[at + 1 :])
-    front = transpose.transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
-    back = transpose.transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
+    outer = forms.elements(x[:gather_axis])
+    inner = forms.elements(x[gather_axis + 1 :])
+    to_front = transpose.transpose_launch(chip, (outer, x[gather_axis], inner), (1, 0, 2), dtype)
+    to_back = transpose.transpose_launch(chip, (index_count, outer, inner), (1, 0, 2), dtype)
     phases = (
-        isa.renamed(front, {"y": "front"}),
-        isa.renamed(rows, {"x": "front", "y": "picked"}),
-        isa.renamed(back, {"x": "picked"}),
+        isa.renamed(to_front, {"y": "front"}),
+        isa.renamed(gather_rows, {"x": "front", "y": "picked"}),
+        isa.renamed(to_back, {"x": "picked"}),
     )
     return isa.Kernel("gather", phases)
 
@@ -52,26 +54,29 @@ GATHER = Template(_gather_kernel, ("x", "index"))
 def _gather_shape(x: Shape, indices: Shape, *, axis: int, from_end: bool) -> Shape:
     if not isinstance(from_end, bool):
         raise errors.InputError("from_end True or False", repr(from_end), "choose one")
-    at = forms.axis_of("gather", axis, x)
-    return (*x[:at], *indices, *x[at + 1 :])
+    gather_axis = forms.axis_of("gather", axis, x)
+    return (*x[:gather_axis], *indices, *x[gather_axis + 1 :])
 
 
 def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0, **attrs: Any) -> SliceRules:
     x, indices = shapes
-    at = forms.axis_of("gather", axis, x)
-    named = [(Source(1, i),) for i in range(len(indices))]
-    before, after = ([every_input(i) for i in part] for part in (range(at), range(at + 1, len(x))))
-    return axis_rules("Segment", [*before, *named, *after])
+    gather_axis = forms.axis_of("gather", axis, x)
+    index_axes = [(Source(1, i),) for i in range(len(indices))]
+    outer, inner = (
+        [every_input(i) for i in axes]
+        for axes in (range(gather_axis), range(gather_axis + 1, len(x)))
+    )
+    return axis_rules("Segment", [*outer, *index_axes, *inner])
 
 
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int, from_end: bool) -> te.Tensor:
-    """Gather rows; another axis comes to the front first and goes back after."""
-    at = forms.axis_of("gather", axis, x.shape)
+    """Return a gather of rows, with transposes before and after for an axis other than 0."""
+    gather_axis = forms.axis_of("gather", axis, x.shape)
     width = len(indices.shape)
-    order = (at, *(i for i in range(len(x.shape)) if i != at))
+    order = (gather_axis, *(i for i in range(len(x.shape)) if i != gather_axis))
     rows = te.gather(te.transpose(x, order), indices, 0, from_end=from_end)
-    behind = range(width + at, len(rows.shape))
-    return te.transpose(rows, (*range(width, width + at), *range(width), *behind))
+    inner_axes = range(width + gather_axis, len(rows.shape))
+    return te.transpose(rows, (*range(width, width + gather_axis), *range(width), *inner_axes))
 
 
 def _gather_slope(s: gradients.Site) -> Grads:
@@ -79,11 +84,12 @@ def _gather_slope(s: gradients.Site) -> Grads:
     indices = s.x(1)
     size = s.shape()[axis]
     if s.attrs["from_end"]:
-        # Comparisons take floats only: 1 where an index is below 0 is -index limited to 0..1.
+        # Negative indices get `size` added. Comparisons exist for floats only, so the mask of
+        # negative indices is -index limited to [0, 1]: 1 for -3, 0 for 0 and for 5.
         zero = s.net.like(0, indices)
         one = s.net.like(1, indices)
-        below = s.net.min(s.net.max(s.net.neg(indices), zero), one)
-        indices = s.net.add(indices, s.net.mul(below, s.net.like(size, indices)))
+        is_negative = s.net.min(s.net.max(s.net.neg(indices), zero), one)
+        indices = s.net.add(indices, s.net.mul(is_negative, s.net.like(size, indices)))
     return gradients.added(s, s.g, indices, axis, size), None
 
 
@@ -148,9 +154,9 @@ define(
 def _one_hot_values(
     indices: Values, *, depth: int, on_value: float, off_value: float, dtype: str
 ) -> Values:
-    hit = indices[..., None] == np.arange(depth)
+    is_index = indices[..., None] == np.arange(depth)
     kind = np.float64 if forms.is_float(dtype) else np.int64
-    return np.where(hit, on_value, off_value).astype(kind)
+    return np.where(is_index, on_value, off_value).astype(kind)
 
 
 def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
@@ -160,16 +166,16 @@ def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
 
 
 def _one_hot_kernel(call: Call, chip: Chip) -> isa.Kernel:
-    """Return the kernel that marks with 1 and 0, and behind it the scaling to other values."""
-    picks = forms.elements(call.shapes[0])
+    """Return the kernel that writes ones and zeros, with a second phase for other values."""
+    index_count = forms.elements(call.shapes[0])
     attrs = call.attrs
-    marks = rearrange.one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
+    marks = rearrange.one_hot_launch(chip, index_count, attrs["depth"], attrs["dtype"])
     on = attrs["on_value"]
     off = attrs["off_value"]
     if (on, off) == (1, 0):
         return isa.as_kernel(marks)
-    hot = te.placeholder((picks, attrs["depth"]), attrs["dtype"], "hot")
-    scaled = te.renamed(te.vadds(te.vmuls(hot, on - off), off), "y")
+    marks_tensor = te.placeholder((index_count, attrs["depth"]), attrs["dtype"], "hot")
+    scaled = te.renamed(te.vadds(te.vmuls(marks_tensor, on - off), off), "y")
     phases = te.lower(te.auto_schedule(scaled, chip)).phases
     return isa.Kernel("one_hot", (isa.renamed(marks, {"y": "hot"}), *phases))
 
@@ -210,9 +216,9 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
     rank = len(shapes[0])
     shift = len(shapes[1]) - 1
-    why = "any index may hit any row: a piece must look at all indices and keep its own"
-    rest = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
-    return axis_rules("Scatter", [why, *rest], kind="indices")
+    reason = "any index may hit any row: a piece must look at all indices and keep its own"
+    row_axes = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
+    return axis_rules("Scatter", [reason, *row_axes], kind="indices")
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
@@ -221,15 +227,15 @@ def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) ->
     return te.scatter(x, flat, te.reshape(updates, (count, *x.shape[1:])), mode)
 
 
-def _updated(x: Values, indices: Values, updates: Values) -> Values:
-    """Replace rows one after the other, so that the last of equal indices wins."""
+def _replaced_rows(x: Values, indices: Values, updates: Values) -> Values:
+    """Return x with rows replaced one after the other: the last of equal indices wins."""
     result = x.copy()
     for index, row in zip(indices.ravel(), updates.reshape(-1, *x.shape[1:]), strict=True):
         result[index] = row
     return result
 
 
-def _added(x: Values, indices: Values, updates: Values) -> Values:
+def _added_rows(x: Values, indices: Values, updates: Values) -> Values:
     result = x.copy()
     np.add.at(result, indices, updates)
     return result
@@ -239,8 +245,8 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
     def build(call: Call, chip: Chip) -> isa.Launch:
         x, indices, _ = call.shapes
         columns = forms.elements(x[1:])
-        picks = forms.elements(indices)
-        table = x[0], columns, picks, call.dtypes[0]
+        index_count = forms.elements(indices)
+        table = x[0], columns, index_count, call.dtypes[0]
         return rearrange.scatter_launch(chip, *table, mode=mode, method="auto")
 
     define(
@@ -268,7 +274,7 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
 
 _register_scatter(
     "update",
-    _updated,
+    _replaced_rows,
     None,
     "x with row indices[i] replaced by updates[i]; of equal indices the last wins",
     types=TypeRule(moving.ANY, INDICES),
@@ -276,7 +282,7 @@ _register_scatter(
 )
 _register_scatter(
     "add",
-    _added,
+    _added_rows,
     lambda s: (s.g, None, s.net.gather(s.g, s.x(1), axis=0)),
     "x with updates[i] added to row indices[i]; equal indices add up",
     types=TypeRule(("fp16", "fp32", "int32"), INDICES),

@@ -1,14 +1,15 @@
 """Matrix products on the cube: matmul, batched matmul with broadcast batches, gemm; their kernel.
 
-The kernel written by hand shares K out where that is quicker. A small product has fewer tiles of C
-than the chip has cores, or every core reads much of A and B for its few tiles. Then grids of cores
-take a part of K each: the cube's phase stores partial sums, a phase of the vector unit adds them
-and does what follows.
+The hand-written kernel divides K over grids of cores where that is quicker (split-K). A small
+product has fewer tiles of C than the chip has cores, or every core reads much of A and B for its
+few tiles. Then each grid of cores multiplies a part of K: the cube's phase stores partial sums, and
+a second phase on the vector unit adds them and computes the epilogue.
 
-Cores seldom end together: what is left behind the last turn in which all have a tile goes to some
-of them, as whole tiles. Stream-K (CUTLASS, CATLASS) shares K of those tiles out over all cores.
+Cores seldom finish together: with 40 tiles on 32 cores, 8 cores compute a second tile while 24
+wait. This kernel leaves it at that. Stream-K (CUTLASS, CATLASS) would divide K of those last 8
+tiles over all cores.
 
-The default times what the closed form thinks best, and takes the quickest.
+The default schedule is the quickest of a few that look best in closed form, timed by simulation.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -40,10 +41,10 @@ SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
 
 def cube_result(main: str, attrs: Mapping[str, Any]) -> str:
     """Return the output format: out_dtype, else the operands' (int32 for int8)."""
-    able = ("int32",) if main == "int8" else (main, "fp32")
-    out = attrs.get("out_dtype") or able[0]
-    if out not in able:
-        needed = f"out_dtype {' or '.join(able)} for {main} operands"
+    allowed = ("int32",) if main == "int8" else (main, "fp32")
+    out = attrs.get("out_dtype") or allowed[0]
+    if out not in allowed:
+        needed = f"out_dtype {' or '.join(allowed)} for {main} operands"
         raise TypeMismatchError(needed, str(out), "cast the result")
     return str(out)
 
@@ -87,29 +88,30 @@ def product(a: Values, b: Values, *, trans_a: bool, trans_b: bool, **attrs: Any)
 
 
 def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
-    """Return dA = G B^T and dB = A^T G as the same operator writes them, as A and B lie.
+    """Return dA = G B^T and dB = A^T G, each in the orientation in which A and B are stored.
 
-    B is the weight: its gradient comes first.
+    If B is stored as B^T, its gradient is G^T A. No transpose operator is needed: operator `op`
+    itself reads transposed operands. B is usually the weight, so its gradient is written first.
     """
     net = s.net
-    left = None
-    right = None
+    grad_a = None
+    grad_b = None
     grad = net.in_format(grad, s.kind().dtype)
     if s.wanted[1]:
         b = (grad, s.x(0)) if turn_b else (s.x(0), grad)
-        turns = (True, turn_a) if turn_b else (not turn_a, False)
-        right = net.add_node(op, *b, trans_a=turns[0], trans_b=turns[1])
-        right = net.summed_to(right, s.shape(1))
+        transposed = (True, turn_a) if turn_b else (not turn_a, False)
+        grad_b = net.add_node(op, *b, trans_a=transposed[0], trans_b=transposed[1])
+        grad_b = net.summed_to(grad_b, s.shape(1))
     if s.wanted[0]:
         a = (s.x(1), grad) if turn_a else (grad, s.x(1))
-        turns = (turn_b, True) if turn_a else (False, not turn_b)
-        left = net.add_node(op, *a, trans_a=turns[0], trans_b=turns[1])
-        left = net.summed_to(left, s.shape(0))
-    return left, right
+        transposed = (turn_b, True) if turn_a else (False, not turn_b)
+        grad_a = net.add_node(op, *a, trans_a=transposed[0], trans_b=transposed[1])
+        grad_a = net.summed_to(grad_a, s.shape(0))
+    return grad_a, grad_b
 
 
 def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool, **others: Any) -> SliceRules:
-    """Batch axes, rows and columns are free; the inner axis needs a sum across cores."""
+    """Return rules: batch axes, rows and columns are free; pieces of the inner axis are summed."""
     out = product_shape(a, b, trans_a, trans_b)
     batch = following((a[:-2], b[:-2]), out[:-2])
     row, inner_a = (len(a) - 1, len(a) - 2) if trans_a else (len(a) - 2, len(a) - 1)
@@ -198,11 +200,11 @@ def _gemm_values(
 def _gemm(
     a: Tensor, b: Tensor, bias: Tensor, *, alpha: float, beta: float, trans_a: bool, trans_b: bool
 ) -> Tensor:
-    """Scale and add in fp32, round once."""
+    """Return alpha a b + beta bias, scaled and added in fp32 and rounded once."""
     total = te.matmul(a, b, trans_a, trans_b, "fp32")
-    added = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
+    wide_bias = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
     scaled = total if alpha == 1 else te.vmuls(total, alpha)
-    return narrow(te.vadd(scaled, added if beta == 1 else te.vmuls(added, beta)), a.dtype)
+    return narrow(te.vadd(scaled, wide_bias if beta == 1 else te.vmuls(wide_bias, beta)), a.dtype)
 
 
 def _gemm_slices(
@@ -220,7 +222,7 @@ def _gemm_slices(
 
 
 def _gemm_slopes(s: gradients.Site) -> Grads:
-    """Return the product's gradients times alpha, and the bias's: the rows' sum times beta."""
+    """Return alpha dA, alpha dB and dbias = beta times the sum of g over its broadcast axes."""
     net = s.net
     alpha = s.attrs["alpha"]
     beta = s.attrs["beta"]
@@ -254,18 +256,18 @@ define(
 
 # -- the kernel ------------------------------------------------------------------------------------
 Finish = Callable[[Tensor], Tensor]
-"""From whole sums (N1, M1, 16, 16) in the accumulator's format to what is stored."""
+"""The epilogue of a divided K: from sums (N1, M1, 16, 16) in the accumulator's format to C."""
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-"""Shares of K that are tried."""
+"""Numbers of parts of K that are tried."""
 ABOVE = 1.25
-"""A product so many times above its bound may gain from a division of K."""
+"""Dividing K is tried for products whose time is more than 1.25 times their lower bound."""
 LEAST = 8
-"""Fractals of K that a share has at least."""
+"""The smallest part of K, in fractals: 8 x 16 = 128 elements in fp16."""
 ADDING = 500
-"""Cycles before the first sums are added, and behind the last, about."""
+"""Estimated cycles of the summing phase beyond its loads: its start, and its end."""
 DEPTHS = ((5, 1), (5, 2), (6, 3), (3, 3))
-"""K tiles in fractals, and how many a stage has, that are tried for the quickest tile of C: no
-closed form says well what the first load and the last drain cost."""
+"""(K tile in fractals, K tiles in a stage) to try with the quickest tile of C. They are simulated
+because no closed form predicts well what the first load and the last drain cost."""
 TIMED = 3
 """Divisions of K that are timed."""
 
@@ -278,27 +280,27 @@ def product_kernel(
     epilogue: Epilogue | None = None,
     finish: Finish | None = None,
 ) -> isa.Kernel:
-    """Return the kernel of a product, its output "c": a phase, others that add where K is divided.
+    """Return the kernel of a product with output "c".
 
-    What follows is `epilogue`, where K is divided `finish`, by default the output's format only.
-    Raises as `gemm_launch`.
+    It has one phase with the `epilogue`. Where K is divided, further phases add the partial sums
+    and apply `finish` instead, by default a cast to the output's format. Raises as `gemm_launch`.
     """
     if schedule.split_k == 1:
         launch = gemm.gemm_launch(shape, chip, schedule, epilogue)
         return isa.Kernel(launch.name, (launch,))
     launch = gemm.gemm_launch(shape, chip, schedule)
-    return isa.Kernel(launch.name, (launch, *_added(shape, chip, schedule, finish)))
+    return isa.Kernel(launch.name, (launch, *_summing_phases(shape, chip, schedule, finish)))
 
 
-def _added(
+def _summing_phases(
     shape: GemmShape, chip: Chip, schedule: GemmSchedule, finish: Finish | None
 ) -> tuple[isa.Launch, ...]:
     """Return the phases that add the partial sums of C."""
     m1, _, n1 = shape.fractals
-    stored = (gemm.parts_of(shape, schedule), n1, m1, isa.FRACTAL, isa.FRACTAL)
-    sums = te.reduce_sum(te.placeholder(stored, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
-    last = finish or partial(narrow, dtype=shape.out_dtype)
-    return te.lower(te.auto_schedule(te.renamed(last(sums), "c"), chip)).phases
+    partial_shape = (gemm.parts_of(shape, schedule), n1, m1, isa.FRACTAL, isa.FRACTAL)
+    sums = te.reduce_sum(te.placeholder(partial_shape, isa.ACCUMULATOR[shape.dtype], "partial"), 0)
+    finish_sums = finish or partial(narrow, dtype=shape.out_dtype)
+    return te.lower(te.auto_schedule(te.renamed(finish_sums(sums), "c"), chip)).phases
 
 
 def default_product(
@@ -309,40 +311,45 @@ def default_product(
     warm: frozenset[str] = frozenset(),
     start: Start = "cold",
 ) -> GemmSchedule:
-    """Return the quickest schedule of those that look best, on an L2 that holds tensors `warm`.
+    """Return the quickest of the schedules that look best, on an L2 that holds tensors `warm`.
 
-    Where cores are of two kinds, a kernel that divides K needs both: `start` says at what price.
-    Without a `finish` for an epilogue K is not divided. Raises as `default_schedule`.
+    On chips with separate cube and vector cores a kernel that divides K needs both kinds, which
+    costs more cycles at its `start`. K is not divided if there is an epilogue but no `finish` that
+    could apply it to the summed parts. Raises as `default_schedule`.
     """
 
     def cycles(schedule: GemmSchedule) -> int:
         kernel = product_kernel(shape, chip, schedule, epilogue, finish)
         return warm_cycles(kernel, chip, warm, start)
 
-    found = default_schedules.promising(shape, chip, epilogue, warm)
-    timed = {s: cycles(s) for _, s in found}
+    estimates = default_schedules.promising(shape, chip, epilogue, warm)
+    timed = {s: cycles(s) for _, s in estimates}
     best = min(timed, key=timed.__getitem__)
     for fractals, step in DEPTHS:
-        one = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
+        deeper = replace(best, base_k=fractals * isa.c0_of(shape.dtype), step_k=step)
         with suppress(CapacityError):
-            timed[one] = cycles(one)
+            timed[deeper] = cycles(deeper)
+    # K is divided only if the bound leaves something to gain, and if even a divided product at the
+    # bound, with one synchronisation of all cores between its phases, would win
     quickest = min(timed.values())
     least = least_cycles(shape, chip, warm)
     if quickest - start_cycles(chip, start) <= ABOVE * least:
         return min(timed, key=timed.__getitem__)
-    both = 0 if chip.combined else round(chip.mix_start_s * chip.clock_hz)
-    in_two = start_cycles(chip, start, both) + least + chip.all_cores_cycles
-    if (epilogue is None or finish is not None) and in_two < quickest:
-        for _, schedule in divided(shape, chip, found[0][0], warm):
+    vector_start_cycles = 0 if chip.combined else round(chip.mix_start_s * chip.clock_hz)
+    least_divided_cycles = (
+        start_cycles(chip, start, vector_start_cycles) + least + chip.all_cores_cycles
+    )
+    if (epilogue is None or finish is not None) and least_divided_cycles < quickest:
+        for _, schedule in divided(shape, chip, estimates[0][0], warm):
             try:
                 timed[schedule] = cycles(schedule)
-            except AscendLabError:  # the sums or what follows have no schedule: K stays whole
+            except AscendLabError:  # the summing phase or `finish` has no schedule: keep K whole
                 break
     return min(timed, key=timed.__getitem__)
 
 
 def _share(chip: Chip, parts: int) -> Chip:
-    """Return what one of `parts` grids has of the cores and of the memories."""
+    """Return a chip with one of `parts` shares of the cores and of the memories' rates."""
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
         for m in (chip.l2, chip.device_memory)
@@ -353,22 +360,29 @@ def _share(chip: Chip, parts: int) -> Chip:
 def divided(
     shape: GemmShape, chip: Chip, below: float, warm: frozenset[str] = frozenset()
 ) -> tuple[tuple[float, GemmSchedule], ...]:
-    """Return the `TIMED` least estimates with K divided, if `below`, with the schedules."""
+    """Return the best `TIMED` (estimated cycles, schedule) with K divided, those under `below`."""
     m1, k1, n1 = shape.fractals
     loads = chip.path("GM", "UB").rate_bytes_per_cycle * chip.cores_of("vector")
-    adding = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads
-    found = []
+    # each part stores C once in fp32, 4 bytes an element, and the summing phase loads it again
+    adding_cycles = m1 * n1 * isa.FRACTAL * isa.FRACTAL * 4 / loads
+    estimates = []
     for parts in SPLITS:
         if parts <= min(chip.core_count, k1 // LEAST):
-            part = replace(shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype])
-            cycles, own = default_schedules.promising(part, _share(chip, parts), None, warm, 1)[0]
-            found.append((cycles + parts * adding + ADDING, replace(own, split_k=parts)))
-    found.sort(key=lambda pair: pair[0])
-    return tuple(pair for pair in found[:TIMED] if pair[0] < below)
+            share_shape = replace(
+                shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype]
+            )
+            cycles, schedule = default_schedules.promising(
+                share_shape, _share(chip, parts), None, warm, 1
+            )[0]
+            estimates.append(
+                (cycles + parts * adding_cycles + ADDING, replace(schedule, split_k=parts))
+            )
+    estimates.sort(key=lambda pair: pair[0])
+    return tuple(pair for pair in estimates[:TIMED] if pair[0] < below)
 
 
 def least_cycles(shape: GemmShape, chip: Chip, warm: Collection[str] = ()) -> float:
-    """Return cycles no schedule goes below: the cubes' peak, and memory for what L2 lacks."""
+    """Return a lower bound on cycles: max(macs / peak macs per cycle, cold bytes / memory rate)."""
     sizes = {"a": shape.m * shape.k, "b": shape.k * shape.n}
     cold = sum(size for name, size in sizes.items() if name not in warm)
     memory = cold * DTYPE_BYTES[shape.dtype] / chip.device_memory.rate_bytes_per_s * chip.clock_hz
@@ -381,11 +395,11 @@ def warm_cycles(
 ) -> int:
     """Return the cycles of a kernel, start included, on an L2 that has read the `warm` tensors."""
     tensors = kernel.tensors
-    held = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
-    timeline = simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, held))
+    in_l2 = {b.name for b in tensors if not {b.name, base_name(b)}.isdisjoint(warm)}
+    timeline = simulate_kernel(kernel, chip, DeviceMemory.holding(chip, tensors, in_l2))
     return replace(timeline, start=start).total_cycles
 
 
 def base_name(buffer: isa.Buffer) -> str:
-    """Return the name a tensor has in its piece: kernels may store it in several forms."""
+    """Return the part of a name before its dot: a kernel may store one tensor in several forms."""
     return buffer.name.partition(".")[0]

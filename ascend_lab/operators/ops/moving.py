@@ -1,4 +1,4 @@
-"""Operators that move data and compute nothing: turn, view, repeat, cut, pad and join tensors."""
+"""Operators that move data and compute nothing: transpose, reshape, expand, slice, pad, concat."""
 
 import math
 from itertools import accumulate, pairwise
@@ -92,11 +92,11 @@ def _target(x: Shape, *, shape: Any) -> Shape:
         needed = "shape: sizes, 0 to keep one, at most one -1"
         raise ShapeError(needed, str(tuple(shape)), "mend it")
     if -1 in sizes:
-        rest = -elements(tuple(sizes))
-        if rest == 0 or elements(x) % rest:
+        known_elements = -elements(tuple(sizes))  # the product has the factor -1
+        if known_elements == 0 or elements(x) % known_elements:
             needed = f"shape: sizes that divide the {elements(x)} elements of {x}"
             raise ShapeError(needed, str(tuple(shape)), "choose others")
-        sizes[sizes.index(-1)] = elements(x) // rest
+        sizes[sizes.index(-1)] = elements(x) // known_elements
     if elements(tuple(sizes)) != elements(x):
         needed = f"shape: {elements(x)} elements, as in {x}"
         got = f"{elements(tuple(sizes))} in {tuple(sizes)}"
@@ -105,30 +105,37 @@ def _target(x: Shape, *, shape: Any) -> Shape:
 
 
 def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
-    """Return the outermost axis of each part of `out` that whole axes of x make up.
+    """Return the axes of `out` along which a reshape may be cut: axis -> (axis of x, two grains).
 
-    Its value is the outermost axis of x there, and the grains in which both may be cut: (b, s, k)
-    as (b s, k) may be cut behind every s rows.
+    A reshape splits into groups of axes with equal products: (b, s, k) -> (b s, k) has the groups
+    (b, s) -> (b s) and (k) -> (k). The outermost axis of a group may be cut, in pieces that are
+    whole grains of x and of `out`: here (b s) behind every s rows, which is one entry of b.
     """
-    found: dict[int, tuple[int, int, int]] = {}
+    groups: dict[int, tuple[int, int, int]] = {}
     i = j = 0
     while i < len(x) and j < len(out):
         first = (i, j)
         ends = [i + 1, j + 1]
+        # extend the side with the smaller product until both products are equal
         while math.prod(x[i : ends[0]]) != math.prod(out[j : ends[1]]):
-            short = math.prod(x[i : ends[0]]) > math.prod(out[j : ends[1]])
-            if ends[short] >= len((x, out)[short]):
-                return found
-            ends[short] += 1
+            out_is_shorter = math.prod(x[i : ends[0]]) > math.prod(out[j : ends[1]])
+            if ends[out_is_shorter] >= len((x, out)[out_is_shorter]):
+                return groups
+            ends[out_is_shorter] += 1
+        # leading axes of size 1 cannot be cut: the outermost axis is the first larger one
         while first[0] + 1 < ends[0] and x[first[0]] == 1:
             first = first[0] + 1, first[1]
         while first[1] + 1 < ends[1] and out[first[1]] == 1:
             first = first[0], first[1] + 1
-        rests = math.prod(x[first[0] + 1 : ends[0]]), math.prod(out[first[1] + 1 : ends[1]])
-        both = math.lcm(*rests)
-        found[first[1]] = first[0], both // rests[0] if both else 1, both // rests[1] if both else 1
+        inner = math.prod(x[first[0] + 1 : ends[0]]), math.prod(out[first[1] + 1 : ends[1]])
+        common = math.lcm(*inner)
+        groups[first[1]] = (
+            first[0],
+            common // inner[0] if common else 1,
+            common // inner[1] if common else 1,
+        )
         i, j = ends
-    return found
+    return groups
 
 
 def _reshaped(out: Shape) -> Adjust:
@@ -146,9 +153,9 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     groups = _axis_groups(x, out) if elements(x) else {}
     axes = []
     for i, size in enumerate(out):
-        source, taken, grain = groups.get(i, (0, 1, size + 1))
+        source, source_grain, grain = groups.get(i, (0, 1, size + 1))
         if grain < size or grain == size == 1:
-            rule = AxisRule(i, "free", (Source(0, source, grain=taken),), (i,), grain)
+            rule = AxisRule(i, "free", (Source(0, source, grain=source_grain),), (i,), grain)
         else:
             rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
         axes.append(rule)
@@ -189,12 +196,14 @@ def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
 
 
 def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
-    """Return a copy whose source stands still along the repeated axes."""
+    """Return a copy kernel; the source has step 0 along repeated axes, so it is read again."""
     x = call.shapes[0]
     out = call.outputs[0]
-    wide = (1,) * (len(out) - len(x)) + x
+    aligned = (1,) * (len(out) - len(x)) + x
     dtype = call.dtypes[0]
-    steps = [0 if n == 1 else step for n, step in zip(wide, layout.row_major(wide), strict=True)]
+    steps = [
+        0 if n == 1 else step for n, step in zip(aligned, layout.row_major(aligned), strict=True)
+    ]
     views = out, steps, layout.row_major(out)
     return layout.copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
 
@@ -223,8 +232,11 @@ define(
 
 
 # -- slice ----------------------------------------------------------------------------------------
-def _taken(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]:
-    """Return what is taken of each axis; negative bounds count back, bounds beyond are cut."""
+def _axis_slices(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]:
+    """Return the slice of each axis: negative bounds count from the end, others are clipped.
+
+    The end is moved behind the last element that is taken: 0:10:4 becomes 0:9:4.
+    """
     steps = (1,) * len(x) if step is None else tuple(step)
     if not len(begin) == len(end) == len(steps) == len(x):
         needed = f"begin, end and step for each of the {len(x)} axes of {x}"
@@ -243,18 +255,18 @@ def _taken(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]:
 
 
 def _slice(x: te.Tensor, **attrs: Any) -> te.Tensor:
-    parts = _taken(x.shape, **attrs)
+    parts = _axis_slices(x.shape, **attrs)
     return te.slice(x, [p.start for p in parts], [p.stop for p in parts], [p.step for p in parts])
 
 
 def _slice_kernel(call: Call, chip: Chip) -> isa.Launch:
-    parts = _taken(call.shapes[0], **call.attrs)
+    parts = _axis_slices(call.shapes[0], **call.attrs)
     begin, end, step = zip(*((p.start, p.stop, p.step) for p in parts), strict=True)
     return rearrange.slice_launch(chip, call.shapes[0], begin, end, call.dtypes[0], step=step)
 
 
 def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    parts = _taken(shapes[0], **attrs)
+    parts = _axis_slices(shapes[0], **attrs)
     axes = tuple(
         AxisRule(i, "halo", (Source(0, i, Window(-p.start, p.start, p.step)),), (i,))
         for i, p in enumerate(parts)
@@ -270,7 +282,10 @@ def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 def _slice_slope(s: Site) -> Grads:
-    """Return the gradient with zeros around it; where the slice skips, added into zeros."""
+    """Return the gradient padded with zeros to the input's shape; axes with a step are scattered.
+
+    A slice 0:9:4 takes elements 0, 4 and 8: their gradients are added to zeros at those places.
+    """
     shape = s.shape()
     grad = s.g
     steps = s.attrs["step"] or (1,) * len(shape)
@@ -278,8 +293,8 @@ def _slice_slope(s: Site) -> Grads:
     bounds = [slice(b, e).indices(n)[:2] for b, e, n in ranges]
     for axis, step in enumerate(steps):
         if step > 1:
-            places = np.arange(*bounds[axis], step, dtype=np.int32)
-            grad = added(s, grad, s.net.constant(places, name="places"), axis, shape[axis])
+            positions = np.arange(*bounds[axis], step, dtype=np.int32)
+            grad = added(s, grad, s.net.constant(positions, name="places"), axis, shape[axis])
             bounds[axis] = (0, shape[axis])
     pads = tuple((low, n - high) for (low, high), n in zip(bounds, shape, strict=True))
     return (s.net.pad(grad, pads=pads) if any(map(any, pads)) else grad,)
@@ -288,12 +303,12 @@ def _slice_slope(s: Site) -> Grads:
 define(
     "slice",
     ("x",),
-    lambda x, **attrs: x[_taken(x.shape, **attrs)],
+    lambda x, **attrs: x[_axis_slices(x.shape, **attrs)],
     _slice,
     "x[begin:end:step] on every axis; negative bounds count from the end",
     attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
     shape_rule=lambda x, **attrs: tuple(
-        len(range(p.start, p.stop, p.step)) for p in _taken(x, **attrs)
+        len(range(p.start, p.stop, p.step)) for p in _axis_slices(x, **attrs)
     ),
     types=TypeRule(ANY),
     slicing=_slice_slices,
@@ -327,9 +342,10 @@ def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceR
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        # the piece in coordinates of x: what lies below 0 or beyond the size is padding
         low, high = (n - pads[axis][0] for n in piece)
-        own = max(0, -low), max(0, high - x[axis])
-        return {"pads": tuple(own if i == axis else p for i, p in enumerate(pads))}
+        piece_pads = max(0, -low), max(0, high - x[axis])
+        return {"pads": tuple(piece_pads if i == axis else p for i, p in enumerate(pads))}
 
     return SliceRules("SlidingWindow", axes, adjust=adjust)
 
@@ -370,18 +386,21 @@ define(
 # -- concat and split ------------------------------------------------------------------------------
 def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     first = shapes[0]
-    at = axis_of("concat", axis, first)
+    joined_axis = axis_of("concat", axis, first)
     for other in shapes[1:]:
-        if (other[:at], other[at + 1 :]) != (first[:at], first[at + 1 :]):
-            needed = f"inputs equal but for axis {at}"
+        if (other[:joined_axis], other[joined_axis + 1 :]) != (
+            first[:joined_axis],
+            first[joined_axis + 1 :],
+        ):
+            needed = f"inputs equal but for axis {joined_axis}"
             raise ShapeError(needed, f"{first} and {other}", "reshape or pad one")
-    return (*first[:at], sum(s[at] for s in shapes), *first[at + 1 :])
+    return (*first[:joined_axis], sum(s[joined_axis] for s in shapes), *first[joined_axis + 1 :])
 
 
-def _segments(x: Shape, axis: int, why: str, inputs: int = 1, outputs: int = 1) -> SliceRules:
-    """Return free axes but for the one along which tensors are joined or cut."""
-    at = axis_of("axis", axis, x)
-    sources = [why if i == at else slicing.every_input(i, inputs) for i in range(len(x))]
+def _segments(x: Shape, axis: int, reason: str, inputs: int = 1, outputs: int = 1) -> SliceRules:
+    """Return rules with every axis free except the one along which tensors are joined or cut."""
+    cut_axis = axis_of("axis", axis, x)
+    sources = [reason if i == cut_axis else slicing.every_input(i, inputs) for i in range(len(x))]
     return slicing.axis_rules("Segment", sources, outputs=outputs)
 
 
@@ -427,24 +446,24 @@ define(
 
 def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
     """Return the piece sizes: as given, or a number of equal pieces."""
-    at = axis_of("split", axis, x)
+    split_axis = axis_of("split", axis, x)
     if is_whole(sizes):
-        sizes = (x[at] // sizes,) * sizes if 0 < sizes <= x[at] else ()
-    if min(sizes, default=0) < 1 or sum(sizes) != x[at]:
-        needed = f"sizes >= 1 that add up to {x[at]}, axis {at} of {x}"
+        sizes = (x[split_axis] // sizes,) * sizes if 0 < sizes <= x[split_axis] else ()
+    if min(sizes, default=0) < 1 or sum(sizes) != x[split_axis]:
+        needed = f"sizes >= 1 that add up to {x[split_axis]}, axis {split_axis} of {x}"
         raise ShapeError(needed, str(sizes), "give the sizes, or a number that divides the axis")
     return tuple(sizes)
 
 
 def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
-    at = axis_of("split", axis, x)
-    return tuple((*x[:at], n, *x[at + 1 :]) for n in _split_sizes(x, sizes, axis))
+    split_axis = axis_of("split", axis, x)
+    return tuple((*x[:split_axis], n, *x[split_axis + 1 :]) for n in _split_sizes(x, sizes, axis))
 
 
 def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
-    at = axis_of("split", axis, x.shape)
+    split_axis = axis_of("split", axis, x.shape)
     bounds = accumulate(_split_sizes(x.shape, sizes, axis))
-    return tuple(te.slice(x, *span(x.shape, at, *ends)) for ends in pairwise((0, *bounds)))
+    return tuple(te.slice(x, *span(x.shape, split_axis, *ends)) for ends in pairwise((0, *bounds)))
 
 
 def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceRules:

@@ -1,4 +1,8 @@
-"""An operator in one place: formula, expression, types, shapes, slices, gradient, tests."""
+"""One record says everything about an operator, from its formula to the examples that test it.
+
+The record holds the NumPy formula, the tensor expression that schedules are made of, and the rules
+of number formats, shapes, slices and gradients. `OPERATORS` lists all of them by name.
+"""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,15 +43,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kernel written by hand: what builds it, and where its inputs and outputs lie.
+    """A kernel written by hand: the function that builds it, and the layouts of its tensors.
 
-    `reads` names its tensors in the order of the inputs (none: x0, x1, ...), which lie in `layout`
-    ("": row-major; NC1HWC0:16 has blocks of 16 in any format), outputs y or y0, y1, ... in
-    `result`. `extra(call)` are small tensors of its own; `feed` and `fetch` replace all that.
-    Where `applies` says no, the operator's expression is scheduled instead.
+    `reads` names the kernel's input tensors in the order of the operator's inputs; without names
+    they are x0, x1, ... Inputs lie in `layout` and outputs (y, or y0, y1, ...) in `result`, where
+    "" means row-major and "NC1HWC0:16" means blocks of 16 channels in any number format.
+    `extra(call)` returns small constant tensors that the kernel reads besides its inputs. `feed`
+    and `fetch` replace these rules altogether. Where `applies` returns False, the operator's tensor
+    expression is scheduled instead.
 
-    Bringing operands into layouts is the work of conversion operators between kernels, not of the
-    kernel, so `run` packs and unpacks on the host and `time` does not count it.
+    Conversion operators between kernels bring operands into layouts; that is not the kernel's work.
+    So `run` packs and unpacks on the host, and `time` does not count it.
     """
 
     build: Callable[[Call, Chip], Kernel | Launch]
@@ -79,12 +85,13 @@ class Template:
         if self.fetch is not None:
             return self.fetch(call, memory)
         shapes = call.outputs
+        # one output is called y, several are called y0, y1, ...
         names = ("y",) if "y" in memory else tuple(f"y{i}" for i in range(len(shapes)))
-        found = [memory[name].reshape(-1) for name in names]
+        flat_outputs = [memory[name].reshape(-1) for name in names]
         if self.result:
-            pairs = zip(found, shapes, strict=True)
+            pairs = zip(flat_outputs, shapes, strict=True)
             return tuple(unpack(_map(self.result, a, shape), a) for a, shape in pairs)
-        return tuple(a.reshape(shape) for a, shape in zip(found, shapes, strict=True))
+        return tuple(a.reshape(shape) for a, shape in zip(flat_outputs, shapes, strict=True))
 
 
 def _map(layout: str, array: Values, shape: Shape) -> AddressMap:
@@ -142,16 +149,21 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """What an operator is; the methods check their arguments and fill in default attributes.
+    """Everything the package knows of an operator; methods check arguments and fill in defaults.
 
-    Needed: `name`, `inputs`, the NumPy `formula` (on fp64 or int64 arrays) and, to run it, the
-    tensor expression `compute`. Everything else has the default of an elementwise operator.
-    `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
-    **attrs)` the slice rules; `backward(site)` the gradients (see `ops.gradients`), computed in
-    fp32 if `wide`; `template` is a hand-written kernel instead of the default schedule.
-    `traits` says what passes ask about (see `TRAITS`), `weights` where trained inputs stand.
-    `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
-    attributes that are one number to the least and the largest (finite ones by default).
+    An operator needs a `name`, `inputs`, the NumPy `formula` on fp64 or int64 arrays and, if it is
+    to run on a chip, the tensor expression `compute`. All other fields default to the rules of an
+    elementwise operator.
+
+    `shape_rule(*shapes, **attrs)` returns the output shape, or a tuple of shapes.
+    `slicing(shapes, **attrs)` returns the slice rules.
+    `backward(site)` returns the gradients (see `ops.gradients`), computed in fp32 if `wide`.
+    `template` is a hand-written kernel that replaces the default schedule.
+    `traits` are the properties that compiler passes ask about (see `TRAITS`).
+    `weights` are the positions of the inputs that training changes.
+    `index_bounds` maps each input of indices to a function that returns the first invalid index.
+    `ranges` maps an attribute that is one number to its smallest and largest value; without an
+    entry any finite number is allowed.
     """
 
     name: str
@@ -187,13 +199,13 @@ class Operator:
     # -- arguments ------------------------------------------------------------------------------
     def names(self, count: int) -> tuple[str, ...]:
         """Return one name per input; raise `InputError` if the operator takes no `count` inputs."""
-        most = len(self.inputs)
-        if self.variadic and count > most:
-            return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(most, count)))
-        if not most - self.optional <= count <= most:
-            few = f"{most - self.optional} to " if self.optional else ""
+        input_count = len(self.inputs)
+        if self.variadic and count > input_count:
+            return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(input_count, count)))
+        if not input_count - self.optional <= count <= input_count:
+            few = f"{input_count - self.optional} to " if self.optional else ""
             more = " or more" if self.variadic else ""
-            needed = f"{self.name}: {few}{most}{more} inputs ({', '.join(self.inputs)})"
+            needed = f"{self.name}: {few}{input_count}{more} inputs ({', '.join(self.inputs)})"
             raise InputError(needed, str(count), "pass every tensor, attributes by name")
         return self.inputs[:count]
 
@@ -206,9 +218,11 @@ class Operator:
         """Return all attributes, defaults filled in; raise `InputError` for wrong or missing."""
         for key, value in attrs.items():
             if key not in self.attrs:
-                near = difflib.get_close_matches(key, self.attrs, 1)
+                close_names = difflib.get_close_matches(key, self.attrs, 1)
                 needed = f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}"
-                raise InputError(needed, key, f"did you mean {near[0]}?" if near else "drop it")
+                raise InputError(
+                    needed, key, f"did you mean {close_names[0]}?" if close_names else "drop it"
+                )
             where = f"{self.name}: attribute {key}"
             forms.check_attribute(where, value, self.attrs[key], self.ranges.get(key))
         full = {**self.attrs, **attrs}
@@ -219,35 +233,46 @@ class Operator:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Put the operator's name in front of what a rule complains about."""
+        """Put the operator's name in front of the error message of a rule."""
         try:
             yield
         except AscendLabError as error:
             if error.needed.startswith(f"{self.name}:"):
-                raise
-            what = f"{self.name}: {error.needed}"
-            raise type(error)(what, error.got, error.remedy) from None
+                raise  # a nested call has put the name there already
+            needed_by = f"{self.name}: {error.needed}"
+            raise type(error)(needed_by, error.got, error.remedy) from None
         except (TypeError, ValueError, IndexError, OverflowError) as error:
-            own = (f"{n}={'...' if v is REQUIRED else v}" for n, v in self.attrs.items())
-            needed = f"{self.name}: attributes of the kind of {', '.join(own) or '(none)'}"
+            attribute_kinds = (
+                f"{n}={'...' if v is REQUIRED else v}" for n, v in self.attrs.items()
+            )
+            needed = (
+                f"{self.name}: attributes of the kind of {', '.join(attribute_kinds) or '(none)'}"
+            )
             raise InputError(needed, f"values that say: {error}", "mend their kind") from error
 
     # -- what the operator means ----------------------------------------------------------------
     def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
         """Return the output shapes; raise `ShapeError` that shows the shapes."""
         names = self.names(len(shapes))
-        given = [
+        checked_shapes = [
             forms.check_shape(f"{self.name}: {n}", s) for n, s in zip(names, shapes, strict=True)
         ]
         settings = self.settings(attrs)
-        empty = [s for s in given if forms.elements(s) == 0]
-        if empty and not self.allows_empty:
+        empty_shapes = [s for s in checked_shapes if forms.elements(s) == 0]
+        if empty_shapes and not self.allows_empty:
             remedy = "give sizes of at least 1"
-            raise ShapeError(f"{self.name}: tensors that are not empty", str(empty[0]), remedy)
+            raise ShapeError(
+                f"{self.name}: tensors that are not empty", str(empty_shapes[0]), remedy
+            )
+        # a rule returns one shape, such as (3, 4), or a tuple of shapes, such as ((3, 4), (3,))
         with self._named():
-            out = self.shape_rule(*given, **settings)
-        many = out if out and isinstance(out[0], tuple) else (out,)
-        return tuple(forms.check_shape(f"{self.name}: output", shape) for shape in many)
+            output_shapes = self.shape_rule(*checked_shapes, **settings)
+        shape_list = (
+            output_shapes
+            if output_shapes and isinstance(output_shapes[0], tuple)
+            else (output_shapes,)
+        )
+        return tuple(forms.check_shape(f"{self.name}: output", shape) for shape in shape_list)
 
     def dtypes(self, *dtypes: str, **attrs: Any) -> tuple[str, ...]:
         """Return the output formats; raise `TypeMismatchError` naming the input at fault."""
@@ -263,25 +288,30 @@ class Operator:
         return self.types.inputs(self.names(count), main, self.settings(attrs))
 
     def reference(self, *arrays: Values, **attrs: Any) -> Any:
-        """Return the output array (a tuple of several): computed wide, cast once at the end.
+        """Return the output array (a tuple of several), computed wide and cast once at the end.
 
-        Floats compute in fp64, whole numbers in int64. fp64 inputs, for gradient tests, give
-        fp64 outputs. Raises as `infer`, `dtypes` and `check_indices`.
+        Floats are computed in fp64 and whole numbers in int64, so the one cast at the end is the
+        only rounding. Gradient tests pass fp64 inputs and receive fp64 outputs. Raises as `infer`,
+        `dtypes` and `check_indices`.
         """
         settings = self.settings(attrs)
-        given = [np.asarray(a) for a in arrays]
-        self.infer(*(a.shape for a in given), **attrs)
-        self.check_indices(given, settings)
-        formats = tuple(forms.format_of(a) for a in given)
-        results = None if "fp64" in formats else self.dtypes(*formats, **attrs)
+        input_arrays = [np.asarray(a) for a in arrays]
+        self.infer(*(a.shape for a in input_arrays), **attrs)
+        self.check_indices(input_arrays, settings)
+        formats = tuple(forms.format_of(a) for a in input_arrays)
+        output_dtypes = None if "fp64" in formats else self.dtypes(*formats, **attrs)
         with np.errstate(all="ignore"):
-            wide = self.formula(*(forms.widen(a) for a in given), **settings)
-        many = wide if isinstance(wide, tuple) else (wide,)
-        cast = tuple(np.asarray(values) for values in many)
-        if results is not None:
-            kinds = results if len(results) == len(many) else results[:1] * len(many)
-            cast = tuple(map(forms.round_to, cast, kinds))
-        return cast if len(cast) > 1 else cast[0]
+            wide_results = self.formula(*(forms.widen(a) for a in input_arrays), **settings)
+        result_list = wide_results if isinstance(wide_results, tuple) else (wide_results,)
+        results = tuple(np.asarray(values) for values in result_list)
+        if output_dtypes is not None:
+            output_formats = (
+                output_dtypes
+                if len(output_dtypes) == len(result_list)
+                else output_dtypes[:1] * len(result_list)
+            )
+            results = tuple(map(forms.round_to, results, output_formats))
+        return results if len(results) > 1 else results[0]
 
     def expression(self, *tensors: Any, **attrs: Any) -> Any:
         """Return the operator on DSL tensors: one tensor or a tuple."""
@@ -290,7 +320,7 @@ class Operator:
         return self.compute(*tensors, **self.settings(attrs))
 
     def slice_rules(self, shapes: Shapes, attrs: Attrs | None = None) -> SliceRules:
-        """Return how the output may be cut at these input shapes."""
+        """Return the rules by which the output may be split at these input shapes."""
         outs = self.infer(*shapes, **(attrs or {}))
         if self.slicing is None:
             return elementwise_rules(shapes, outs[0], outputs=len(outs))
@@ -308,8 +338,8 @@ class Operator:
             needed = f"{self.name}: a number format for each of {len(shapes)} inputs"
             raise InputError(needed, str(len(dtypes)), "pass as many dtypes as shapes")
         for dtype in set(dtypes) - DTYPE_BYTES.keys():
-            known = ", ".join(DTYPE_BYTES)
-            raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
+            format_names = ", ".join(DTYPE_BYTES)
+            raise TypeMismatchError(f"{self.name}: one of {format_names}", str(dtype), "cast it")
         self.dtypes(*dtypes, **attrs)
         main = self.types.main(self.names(len(dtypes)), tuple(dtypes))
         forms.check_chip(self.name, self.types, main, chip)
@@ -329,21 +359,23 @@ class Operator:
         """Return, for each input that holds indices, the first index that is too large."""
         names = self.names(len(shapes))
         settings = self.settings(attrs)
-        places = [(i, name) for i, name in enumerate(names) if name in self.index_bounds]
-        return {i: self.index_bounds[name](*shapes, **settings) for i, name in places}
+        index_inputs = [(i, name) for i, name in enumerate(names) if name in self.index_bounds]
+        return {i: self.index_bounds[name](*shapes, **settings) for i, name in index_inputs}
 
     def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
         """Raise `InputError` naming the first index that points outside its tensor."""
         for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
-            least = -limit if attrs.get("from_end") else 0
-            wrong = np.argwhere((arrays[i] < least) | (arrays[i] >= limit))
-            if len(wrong):
-                at = tuple(int(n) for n in wrong[0])
-                needed = f"{self.name}: {self.names(len(arrays))[i]} from {least} to {limit - 1}"
+            first_index = -limit if attrs.get("from_end") else 0
+            bad_positions = np.argwhere((arrays[i] < first_index) | (arrays[i] >= limit))
+            if len(bad_positions):
+                position = tuple(int(n) for n in bad_positions[0])
+                needed = (
+                    f"{self.name}: {self.names(len(arrays))[i]} from {first_index} to {limit - 1}"
+                )
                 remedy = "check them first"
-                if not least:
+                if not first_index:
                     remedy = f"the hardware does not wrap negative indices; {remedy}"
-                raise InputError(needed, f"{arrays[i][at]} at {at}", remedy)
+                raise InputError(needed, f"{arrays[i][position]} at {position}", remedy)
 
 
 OPERATORS: dict[str, Operator] = {}
@@ -367,9 +399,11 @@ def get(name: str) -> Operator:
     """Return an operator by name; raise `InputError` with the nearest names."""
     if name in OPERATORS:
         return OPERATORS[name]
-    near = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
-    known = ", ".join(sorted(OPERATORS))
-    remedy = f"did you mean {' or '.join(near)}?" if near else f"give one of {known}"
+    close_names = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
+    all_names = ", ".join(sorted(OPERATORS))
+    remedy = (
+        f"did you mean {' or '.join(close_names)}?" if close_names else f"give one of {all_names}"
+    )
     raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
 
 

@@ -34,11 +34,14 @@ from ascend_lab.operators.ops.slicing import AxisRule, Reduction, SliceRules, So
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0, bytes aside."""
 MOST_TAPS = 25
-"""Elements of a window that the cube adds: a fractal of weights for each, and channel block."""
+"""The cube adds windows of up to 5 x 5 elements: each takes a 16 x 16 fractal of weights."""
 
 
 def geometry(kernel: Any, stride: Any, pad: Any, **others: Any) -> tuple[Pair, Pair, Pairs]:
-    """Return kernel, stride (default: the kernel) and padding as pairs; padding < kernel."""
+    """Return kernel, stride (by default the kernel) and padding as pairs.
+
+    Raises `ShapeError` if the padding is not smaller than the kernel.
+    """
     size = forms.pair("kernel", kernel)
     step = size if stride is None else forms.pair("stride", stride)
     pads = forms.pad_pairs("pool", pad)
@@ -64,10 +67,14 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
-    """Return how many elements each window averages, (oh, ow)."""
+    """Return how many elements each window averages, (oh, ow); padding counts with `include`.
+
+    A window's count is the product of its counts along rows and along columns.
+    """
     axes = []
     for n, width, stride, (before, after) in zip(size, kernel, step, pads, strict=True):
         real = np.pad(np.ones(n), (before, after), constant_values=float(include))
+        # a difference of prefix sums is the sum of a window
         sums = np.append(0, np.cumsum(real))
         axes.append((sums[width:] - sums[:-width])[::stride])
     counts: Values = np.multiply.outer(*axes)
@@ -77,8 +84,8 @@ def window_counts(size: Shape, kernel: Pair, step: Pair, pads: Pairs, include: b
 # -- values and expressions -----------------------------------------------------------------------
 def _max_values(x: Values, **attrs: Any) -> Values:
     size, step, pads = geometry(**attrs)
-    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    return expressions.fold_windows(padded(x, pads, least), size, step, np.maximum)
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    return expressions.fold_windows(padded(x, pads, lowest), size, step, np.maximum)
 
 
 def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Values:
@@ -89,7 +96,7 @@ def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Valu
 
 
 def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
-    """Pool in NC1HWC0, the layout of the operation: channels padded to blocks of 16."""
+    """Pool in NC1HWC0, the layout of the instruction, with channels padded to blocks of 16."""
     n, c, h, w = x.shape
     c1 = -(-c // C0)
     blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
@@ -100,23 +107,27 @@ def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.
     return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
 
 
-def _largest(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
-    """Compare bytes as fp16, which the vector unit can."""
+def _max_expression(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
+    """Return the maximum of each window; bytes are compared as fp16, which holds them exactly."""
     if x.dtype != "int8":
         return _pooled(x, size, step, pads, "max")
     return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, step, pads, "max"), "int8")
 
 
 def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
-    """Average with zeros counted; without them divide by the average of an image of ones."""
+    """Return the mean of each window.
+
+    The pooling instruction counts padding zeros. To leave them out, divide by the mean of an image
+    of ones, which is the share of real elements: 4/9 in the corner of a 3 x 3 window with pad 1.
+    """
     size, step, pads = geometry(**attrs)
     mean = _pooled(x, size, step, pads, "avg")
     if count_include_pad or not any(map(any, pads)):
         return mean
-    row = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
-    ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(row, 0.0), 0.0), 0.0), 1.0)
-    share = _pooled(ones, size, step, pads, "avg")
-    return te.vdiv(mean, te.broadcast(share, mean.shape))
+    one_channel = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
+    ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(one_channel, 0.0), 0.0), 0.0), 1.0)
+    real_share = _pooled(ones, size, step, pads, "avg")
+    return te.vdiv(mean, te.broadcast(real_share, mean.shape))
 
 
 # -- kernels: images lie as NC1HWC0, so that every window element is one contiguous block ---------
@@ -140,7 +151,7 @@ def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> Co
     return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c, **formats)
 
 
-def _image(call: Call) -> te.Tensor:
+def _image_tensor(call: Call) -> te.Tensor:
     shape = call.shapes[0]
     dtype = call.dtypes[0]
     lanes = None if dtype == "int8" else C0
@@ -151,16 +162,16 @@ def _image(call: Call) -> te.Tensor:
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads) = geometry(**call.attrs)
-    x = _image(call)
+    x = _image_tensor(call)
     if x.dtype == "fp16":  # the expression takes every window by itself
         with suppress(errors.CapacityError):
             return as_kernel(
                 pooling.max_pool_launch(as_convolution(call.attrs, call.shapes[0]), chip)
             )
-    values = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
-    image = te.pad(values, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
-    values = wide(image) if x.dtype == "bf16" else image
-    y = te.cast_to(_windows(values, size, step, te.max), x.dtype)
+    numbers = te.cast_to(x, "fp16") if x.dtype == "int8" else x  # the vector unit compares floats
+    image = te.pad(numbers, ((0, 0), (0, 0), *pads, (0, 0)), rows.LEAST)
+    numbers = wide(image) if x.dtype == "bf16" else image
+    y = te.cast_to(_windows(numbers, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 
 
@@ -171,14 +182,16 @@ def _counts(call: Call) -> Values:
 
 
 def _average_kernel(call: Call, chip: Chip) -> Kernel:
-    """Divide by a number of the program where all counts are equal, else multiply by `rate`.
+    """Return the kernel of the mean of windows.
 
-    The cube adds, as a depthwise convolution with weights of 1, where the window is small.
+    Where all windows average the same count, the sums are multiplied by an immediate 1 / count,
+    else by a tensor `rate`. Small windows are summed by the cube, as a depthwise convolution with
+    weights of 1.
     """
     (size, step, pads) = geometry(**call.attrs)
-    x = _image(call)
+    x = _image_tensor(call)
     counts = _counts(call)
-    if shape := _summed(call):
+    if shape := _sum_convolution(call):
         return _cube_kernel(call, shape, chip)
     total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, step, te.sum)
     if np.ptp(counts) == 0:
@@ -190,23 +203,23 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
 
 
 def _rates(call: Call) -> dict[str, Values]:
-    """Return what the kernel reads beside the image: 1 / count of each window, weights of 1.
+    """Return the tensors that the kernel reads besides the image: `rate`, 1 / count; and weights.
 
-    Lanes that pad the last block have weights too: in C1NHWC0 the kernel, which counts blocks image
-    by image, meets whole blocks where it expects the last one.
+    The lanes that pad the last channel block have weights of 1 too. The kernel counts blocks image
+    by image; in the layout C1NHWC0 it meets full blocks where it expects the padded last one.
     """
     counts = _counts(call)
-    shape = _summed(call)
-    found = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
+    shape = _sum_convolution(call)
+    tensors = {"rate": (1.0 / counts).astype(np.float32)} if np.ptp(counts) else {}
     if shape:
         lanes = up(shape.c, C0) * C0
         every_lane = replace(shape, c=lanes, k=lanes, groups=lanes)
         ones = np.ones((lanes, 1, shape.r, shape.s), forms.numpy_type(shape.dtype))
-        found["weight"] = pack_weights(every_lane, ones)
-    return found
+        tensors["weight"] = pack_weights(every_lane, ones)
+    return tensors
 
 
-def _summed(call: Call) -> ConvShape | None:
+def _sum_convolution(call: Call) -> ConvShape | None:
     """Return the depthwise convolution that adds the windows; None for large ones, and in fp32."""
     size = geometry(**call.attrs)[0]
     dtype = call.dtypes[0]
@@ -217,21 +230,23 @@ def _summed(call: Call) -> ConvShape | None:
 
 
 def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
-    """Return the mean of each window: sums times a number, or in a second phase times `rate`."""
+    """Return the kernel on the cube: sums times 1 / count, or times `rate` in a second phase."""
     counts = _counts(call)
-    place = conv_windows.dense_placement(shape)
+    placement = conv_windows.dense_placement(shape)
     if shape.out_dtype != "fp32":
         scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
         steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))
         return as_kernel(
-            conv.conv_launch(shape, chip, None, place, epilogue.Epilogue((), steps, shape.dtype))
+            conv.conv_launch(
+                shape, chip, None, placement, epilogue.Epilogue((), steps, shape.dtype)
+            )
         )
-    first = renamed(conv.conv_launch(shape, chip, None, place), {"y": "sums"})
+    sums_phase = renamed(conv.conv_launch(shape, chip, None, placement), {"y": "sums"})
     total = te.placeholder((shape.n, shape.blocks[1], *shape.out_hw, C0), "fp32", "sums")
     rate = te.placeholder((*counts.shape, 1), "fp32", "rate")
     mean = narrow(te.vmul(total, te.broadcast(rate, total.shape)), shape.dtype)
-    last = as_kernel(te.lower(te.auto_schedule(te.renamed(mean, "y"), chip)))
-    return Kernel("avg_pool2d", (first, *last.phases))
+    mean_kernel = as_kernel(te.lower(te.auto_schedule(te.renamed(mean, "y"), chip)))
+    return Kernel("avg_pool2d", (sums_phase, *mean_kernel.phases))
 
 
 # -- registration ---------------------------------------------------------------------------------
@@ -248,7 +263,7 @@ define(
     "max_pool2d",
     ("x",),
     _max_values,
-    in_fp32(lambda x, **attrs: _largest(x, *geometry(**attrs)), ("bf16",)),
+    in_fp32(lambda x, **attrs: _max_expression(x, *geometry(**attrs)), ("bf16",)),
     "largest element of each window; padding never wins",
     attrs=_ATTRS,
     shape_rule=_shape,
@@ -288,18 +303,21 @@ def _global_shape(x: Shape) -> Shape:
     return (*x[:2], 1, 1)
 
 
-def _global_slices(*ways: Reduction) -> Any:
+def _global_slices(*reductions: Reduction) -> Any:
     free = tuple(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2))
     single = tuple(AxisRule(i, "whole", reason="size 1", joins=(i,)) for i in (2, 3))
-    return lambda shapes: SliceRules("Reduce", (*free, *single), ways)
+    return lambda shapes: SliceRules("Reduce", (*free, *single), reductions)
 
 
 def _by_cube(call: Call, chip: Chip) -> bool:
-    """Tell whether the cube adds the pixels: it has the format, and planes for most cores."""
+    """Tell whether the cube adds the pixels: it supports the format, and most cores get a plane.
+
+    There are n * c1 planes; the cube is used from a quarter of the number of cores on.
+    """
     (n, c, h, w) = call.shapes[0]
     dtype = call.dtypes[0]
-    many = 4 * n * up(c, C0) >= chip.core_count and h * w > 1
-    return many and dtype in chip.cube and dtype in NARROW
+    fills_most_cores = 4 * n * up(c, C0) >= chip.core_count and h * w > 1
+    return fills_most_cores and dtype in chip.cube and dtype in NARROW
 
 
 def _means_kernel(call: Call, chip: Chip) -> Kernel:

@@ -1,4 +1,4 @@
-"""Reductions over axes, and what reduces, then rescales: softmax, layer norm and its kin."""
+"""Reductions over axes, and normalisations that are built of them: softmax, layer norm, LRN."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _EMPTY = Example(((3, 0),), {"axis": 1})
 
 
 def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
-    """Return the shape left after folding the axes; folded ones have size 1 with `keepdims`."""
+    """Return the shape after the reduction; reduced axes are dropped, or have size 1."""
     axes = forms.axes_of("reduce", axis, x)
     return tuple(1 if i in axes else n for i, n in enumerate(x) if keepdims or i not in axes)
 
@@ -46,16 +46,19 @@ def _fold_slices(
 ) -> slicing.SliceRules:
     x = shapes[0]
     folded = forms.axes_of("reduce", axis, x)
-    kept = [own for own in range(len(x)) if keepdims or own not in folded]
+    kept_axes = [dim for dim in range(len(x)) if keepdims or dim not in folded]
     rules = slicing.axis_rules(
-        "Reduce", ["size 1" if a in folded else (slicing.Source(0, a),) for a in kept]
+        "Reduce", ["size 1" if a in folded else (slicing.Source(0, a),) for a in kept_axes]
     )
-    ways = tuple(slicing.Reduction(((0, a),), combine) for a in folded) if combine else ()
-    return replace(rules, reductions=ways)
+    reductions = tuple(slicing.Reduction(((0, a),), combine) for a in folded) if combine else ()
+    return replace(rules, reductions=reductions)
 
 
 def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
-    """Return the reduced shape of a fold without an identity: it needs an element."""
+    """Return the reduced shape of a reduction without an identity, such as max.
+
+    It needs at least one element: the maximum of nothing does not exist.
+    """
     if 0 in (x[a] for a in forms.axes_of("reduce", axis, x)):
         raise errors.ShapeError("axes that are not empty", str(x), "there is no value to return")
     return reduced_shape(x, axis=axis, keepdims=keepdims)
@@ -83,7 +86,7 @@ def _reduction(
     def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
         return compute(x, forms.axes_of("reduce", axis, x.shape), keepdims)
 
-    base: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "types": TypeRule(forms.NUMBERS),
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
     }
@@ -100,14 +103,14 @@ def _reduction(
         traits=("reduction",),
         allows_empty=True,
         examples=(*EXAMPLES, _EMPTY) if identity else EXAMPLES,
-        **{**base, **more},
+        **{**defaults, **more},
     )
 
 
 def _restored(s: gradients.Site, value: Any) -> tuple[Any, Shape]:
     """Return a reduced tensor with its folded axes back as size 1, and the input's shape."""
-    kept = reduced_shape(s.shape(), axis=s.attrs["axis"], keepdims=True)
-    return s.net.shaped(value, kept), s.shape()
+    kept_shape = reduced_shape(s.shape(), axis=s.attrs["axis"], keepdims=True)
+    return s.net.shaped(value, kept_shape), s.shape()
 
 
 def _reduce_mean(s: gradients.Site) -> Grads:
@@ -117,11 +120,14 @@ def _reduce_mean(s: gradients.Site) -> Grads:
 
 
 def shared(s: gradients.Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
-    """Return the gradient shared equally by the elements that are the extreme one."""
+    """Return the gradient of a maximum or minimum, shared equally by the elements that attain it.
+
+    For x = (1, 3, 3) and gradient 1 of the maximum the result is (0, 1/2, 1/2).
+    """
     net = s.net
-    hits = net.equal(s.x(), y)
-    count = net.reduce_sum(hits, axis=axes, keepdims=True)
-    return net.mul(hits, net.div(grad, count))
+    is_extreme = net.equal(s.x(), y)
+    count = net.reduce_sum(is_extreme, axis=axes, keepdims=True)
+    return net.mul(is_extreme, net.div(grad, count))
 
 
 def _reduce_extreme(s: gradients.Site) -> Grads:
@@ -179,7 +185,8 @@ _reduction(
 
 
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
-"""exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""
+"""An error of one ulp in x - max is |x - max| ulps of exp(x - max); a sum of n terms adds up to n/2
+ulps; and for results near 0 only `atol` is a meaningful bound."""
 
 
 def _same_shape(x: Shape, *, axis: int) -> Shape:
@@ -188,15 +195,17 @@ def _same_shape(x: Shape, *, axis: int) -> Shape:
 
 
 def _keep_axis(shapes: tuple[Shape, ...], *, axis: int) -> slicing.SliceRules:
-    at = axis_of("axis", axis, shapes[0])
+    reduced_axis = axis_of("axis", axis, shapes[0])
     return slicing.elementwise_rules(
-        shapes, shapes[0], whole={at: "each element needs the maximum and sum of the whole axis"}
+        shapes,
+        shapes[0],
+        whole={reduced_axis: "each element needs the maximum and sum of the whole axis"},
     )
 
 
 # -- softmax --------------------------------------------------------------------------------------
 def _shifted(x: te.Tensor, axis: int) -> te.Tensor:
-    """Return x - max(x): no exponential can overflow then."""
+    """Return x - max(x) along an axis, which is at most 0: no exponential of it can overflow."""
     return te.vsub(x, te.broadcast(te.reduce_max(x, axis, keepdims=True), x.shape))
 
 
@@ -289,10 +298,10 @@ def _tail_axes(x: Shape, axis: int) -> tuple[int, ...]:
 
 
 def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
-    wanted = tuple(x[a] for a in _tail_axes(x, axis))
+    scale_shape = tuple(x[a] for a in _tail_axes(x, axis))
     for scale in scales:
-        if scale != wanted:
-            needed = f"scale and bias of shape {wanted}, the axes of x {x} from {axis} on"
+        if scale != scale_shape:
+            needed = f"scale and bias of shape {scale_shape}, the axes of x {x} from {axis} on"
             raise errors.ShapeError(needed, str(scale), "reshape them or change axis")
     return x
 
@@ -316,16 +325,16 @@ def _row_mean(x: te.Tensor) -> te.Tensor:
     return te.broadcast(te.vmuls(total, 1.0 / x.shape[1]), x.shape)
 
 
-def _beside(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
-    """Return a vector as long as a row of x, repeated for every row."""
+def _for_every_row(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
+    """Return `factor`, a vector as long as a row of x, repeated for every row."""
     return te.broadcast(te.reshape(factor, (1, x.shape[1])), x.shape)
 
 
 def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: float) -> te.Tensor:
-    """Return the layer norm, or without a bias the root-mean-square norm, which is not centred.
+    """Return the layer norm or, without a bias, the root-mean-square norm, which is not centred.
 
-    All that is computed is folded to rows, casts as well: only views stand at both ends, so that
-    x (16, 256, n) is one nest as x (4096, n) is.
+    All computation, casts included, happens on x reshaped to rows, and only reshapes stand at both
+    ends. So x (16, 256, n) is scheduled as the same loop nest as x (4096, n).
     """
     rows = expressions.in_fp32(_norm_of_rows)
     return te.reshape(rows(_rows(x, axis), scale, *bias, epsilon=epsilon), x.shape)
@@ -335,8 +344,8 @@ def _norm_of_rows(rows: te.Tensor, scale: te.Tensor, *bias: te.Tensor, epsilon: 
     centred = te.vsub(rows, _row_mean(rows)) if bias else rows
     variance = _row_mean(te.vmul(centred, centred))
     normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
-    y = te.vmul(normal, _beside(rows, scale))
-    return te.vadd(y, _beside(rows, bias[0])) if bias else y
+    y = te.vmul(normal, _for_every_row(rows, scale))
+    return te.vadd(y, _for_every_row(rows, bias[0])) if bias else y
 
 
 def _norm_values(x: Values, scale: Values, *bias: Values, axis: int, epsilon: float) -> Values:
@@ -348,30 +357,31 @@ def _norm_values(x: Values, scale: Values, *bias: Values, axis: int, epsilon: fl
 
 
 def _norm_slopes(s: gradients.Site) -> Grads:
-    """Return r (h - mean(h) - n mean(h n)), sum(g n), sum(g); h = g scale, n = normalised x.
+    """Return dx = r (h - mean(h) - n mean(h n)), dscale = sum(g n) and dbias = sum(g).
 
-    Without a bias nothing was centred: there is no mean(h), and no sum(g).
+    Here r = 1 / sqrt(var + epsilon), h = g scale, and n is the normalised x. Without a bias x was
+    not centred: dx has no mean(h), and there is no dbias.
     """
     net = s.net
-    centre = len(s.inputs) > 2
+    is_centred = len(s.inputs) > 2
     axes = _tail_axes(s.shape(), s.attrs["axis"])
 
     def mean(x: Any) -> Any:
         return net.reduce_mean(x, axis=axes, keepdims=True)
 
-    def over(x: Any) -> Any:
+    def sum_over_rows(x: Any) -> Any:
         return net.reduce_sum(x, axis=tuple(range(axes[0])), keepdims=False) if axes[0] else x
 
-    centred = net.sub(s.x(), mean(s.x())) if centre else s.x()
-    rate = net.rsqrt(net.adds(mean(net.square(centred)), number=s.attrs["epsilon"]))
+    centred = net.sub(s.x(), mean(s.x())) if is_centred else s.x()
+    inverse_std = net.rsqrt(net.adds(mean(net.square(centred)), number=s.attrs["epsilon"]))
     grad = s.g
-    normal = net.mul(centred, rate)
-    dscale = over(net.mul(grad, normal))
-    dbias = (over(grad),) if centre else ()
+    normal = net.mul(centred, inverse_std)
+    dscale = sum_over_rows(net.mul(grad, normal))
+    dbias = (sum_over_rows(grad),) if is_centred else ()
     scaled = net.mul(grad, s.x(1))
-    share = mean(net.mul(scaled, normal))
-    rest = net.sub(scaled, mean(scaled)) if centre else scaled
-    return net.mul(rate, net.sub(rest, net.mul(normal, share))), dscale, *dbias
+    projection = mean(net.mul(scaled, normal))
+    centred_grad = net.sub(scaled, mean(scaled)) if is_centred else scaled
+    return net.mul(inverse_std, net.sub(centred_grad, net.mul(normal, projection))), dscale, *dbias
 
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
@@ -411,10 +421,11 @@ define(
 )
 
 
-# -- local response: divided by a power of the mean of neighbour channels --------------------------
+# -- local response normalisation ------------------------------------------------------------------
+# y = x / (bias + alpha / size * sum of x^2 over `size` neighbouring channels)^beta
 # Source: Krizhevsky et al. 2012, ImageNet Classification with Deep Convolutional Neural Networks.
 def _sides(size: int) -> tuple[int, int]:
-    """Return how many channels in front and behind count as neighbours."""
+    """Return how many channels before and behind count as neighbours: (2, 2) for size 5."""
     return (size - 1) // 2, size // 2
 
 
@@ -425,35 +436,35 @@ def _lrn_shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
     return x
 
 
-def _total(x: Values, size: int, alpha: float, bias: float) -> Values:
+def _lrn_base(x: Values, size: int, alpha: float, bias: float) -> Values:
     """Return bias + alpha / size times the sum of x^2 over the neighbour channels."""
-    around = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
-    square = np.pad(x * x, around)
-    near = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
-    found: Values = near * (alpha / size) + bias
-    return found
+    padding = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
+    square = np.pad(x * x, padding)
+    window_sums = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
+    base: Values = window_sums * (alpha / size) + bias
+    return base
 
 
 def _lrn_values(x: Values, *, size: int, alpha: float, beta: float, bias: float) -> Values:
-    found: Values = x / _total(x, size, alpha, bias) ** beta
-    return found
+    result: Values = x / _lrn_base(x, size, alpha, bias) ** beta
+    return result
 
 
 def _lrn(x: te.Tensor, *, size: int, alpha: float, beta: float, bias: float) -> te.Tensor:
-    """Return x e^(-beta ln(total)); the sum of a window of channels is a fold."""
+    """Return x e^(-beta ln(total)); a reduction axis r runs over the window of channels."""
     n, c = x.shape[:2]
     inner = int(np.prod(x.shape[2:], dtype=np.int64))
     flat = te.reshape(x, (n, c, inner))
     square = te.pad(te.vmul(flat, flat), ((0, 0), _sides(size), (0, 0)))
     r = te.reduce_axis(size, "r")
-    near = te.compute((n, c, inner), lambda b, k, i: te.sum(square[b, k + r, i], r))
-    total = te.vadds(te.vmuls(near, alpha / size), bias)
+    window_sums = te.compute((n, c, inner), lambda b, k, i: te.sum(square[b, k + r, i], r))
+    total = te.vadds(te.vmuls(window_sums, alpha / size), bias)
     slope = te.vexp(te.vmuls(te.vlog(total), -beta))
     return te.reshape(te.vmul(flat, slope), x.shape)
 
 
 def _lrn_slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> slicing.SliceRules:
-    """Return free axes but for the channels, whose pieces need their neighbours."""
+    """Return rules with every axis free except the channels, whose pieces need neighbours."""
     before, after = _sides(size)
     sources: list[Any] = [slicing.every_input(i) for i in range(len(shapes[0]))]
     if size > 1:

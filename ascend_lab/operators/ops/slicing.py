@@ -1,8 +1,9 @@
-"""Slice rules: how an operator's output may be cut, and which input parts a piece needs.
+"""Slice rules: how an operator's output may be split, and which input ranges a piece needs.
 
-The classes are those graph compilers tell apart (Elemwise, ElemwiseBroadcast, Broadcast,
+The patterns are the ones that graph compilers distinguish (Elemwise, ElemwiseBroadcast, Broadcast,
 SlidingWindow, SlidingWindowDeconv, CubeMatmul, Reduce, Transpose, Scatter, Segment). A rule is
-data: `cut` turns it into the input ranges of one piece, whoever cuts - cores, L2, or devices.
+data: `cut` turns it into the input ranges of one piece. The same rule serves a split over cores,
+over blocks that fit L2, and over devices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ Adjust = Callable[[int, Range, Ranges], Mapping[str, Any]]
 class Window:
     """Output o reads inputs o*stride - before ... o*stride + after, every `dilation`-th.
 
-    With `inverse` the roles turn (transposed convolution): input i feeds outputs
+    With `inverse` (transposed convolution) the roles are exchanged: input i contributes to outputs
     i*stride - before ... i*stride + after.
     """
 
@@ -55,6 +56,7 @@ class Window:
             starts = (low + self.before) // self.stride
             first = min(-(-(low - self.after) // self.stride), starts)
             return first, (high - 1 + self.before) // self.stride + 1
+        # a 3-wide window with pad 1 and stride 2: outputs 4..7 need inputs 7..15, so (7, 16)
         return low * self.stride - self.before, (high - 1) * self.stride + self.after + 1
 
 
@@ -101,7 +103,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class SliceRules:
-    """The slice class of an operator at given shapes, and one rule per axis of output 0."""
+    """The pattern of an operator at given shapes, with one rule for each axis of output 0."""
 
     pattern: Pattern
     axes: tuple[AxisRule, ...]
@@ -111,7 +113,7 @@ class SliceRules:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One piece of the work: what to take of each input, and the attributes to run it with."""
+    """One piece of the work: the range of each input, and the attributes to run it with."""
 
     ranges: Ranges
     attrs: Mapping[str, Any]
@@ -120,10 +122,10 @@ class Cut:
 def cut(
     rules: SliceRules, shapes: Shapes, attrs: Mapping[str, Any], axis: int, piece: Range
 ) -> Cut:
-    """Return what outputs piece[0] .. piece[1]-1 of `axis` need.
+    """Return the inputs that outputs piece[0] .. piece[1]-1 of `axis` need.
 
-    Raises `ShapeError` if the axis must not be split, the piece is no whole number of grains, or
-    it reads padding only.
+    Raises `ShapeError` if the axis must not be split, if the piece is not a whole number of grains,
+    or if it reads nothing but padding.
     """
     rule = rules.axes[axis]
     if not rule.splits:
@@ -136,10 +138,13 @@ def cut(
         raise ShapeError(needed, str(piece), "round it")
     ranges: Ranges = tuple({} for _ in shapes)
     for source in rule.sources:
+        # grouped convolution with 8 output and 4 input channels a group: outputs 8..16 read 4..8
         scaled = low // rule.grain * source.grain, high // rule.grain * source.grain
         first, last = source.window.needs(*scaled)
         size = shapes[source.input][source.axis]
-        if source.window.inverse:  # outputs no input reaches are zero: any neighbour will do
+        # an inverse window may leave outputs that no input reaches; they are zero, and the piece
+        # takes the nearest input only so that its range is not empty
+        if source.window.inverse:
             first = min(first, size - 1)
             last = max(last, 1)
         if last <= 0 or first >= size:
@@ -154,14 +159,20 @@ def cut(
 def take(arrays: Sequence[np.ndarray], ranges: Ranges) -> list[np.ndarray]:
     """Return the part of each array that `ranges` asks for."""
     parts = []
-    for array, wanted in zip(arrays, ranges, strict=True):
-        index = [slice(*wanted[i]) if i in wanted else slice(None) for i in range(array.ndim)]
+    for array, axis_ranges in zip(arrays, ranges, strict=True):
+        index = [
+            slice(*axis_ranges[i]) if i in axis_ranges else slice(None) for i in range(array.ndim)
+        ]
         parts.append(array[tuple(index)])
     return parts
 
 
 def following(shapes: Shapes, out: Shape) -> list[tuple[Source, ...]]:
-    """Return for each output axis the input axes that follow it under broadcasting."""
+    """Return for each output axis the input axes that are split with it under broadcasting.
+
+    For shapes (4, 1) and (3, 4, 5), output axis 1 is followed by both inputs, axis 2 by the second.
+    """
+    # NumPy aligns shapes at the right: a shape of 2 axes begins at axis 1 of an output of 3
     leads = [len(out) - len(shape) for shape in shapes]
     return [
         tuple(
@@ -186,12 +197,12 @@ def axis_rules(
     outputs: int = 1,
     adjust: Adjust | None = None,
 ) -> SliceRules:
-    """Return a rule per axis: free along its sources or, where a reason stands, of that kind."""
+    """Return one rule per axis: free with its sources, or of `kind` where a reason is given."""
     axes = tuple(
-        AxisRule(i, kind, joins=(i,) * outputs, reason=found)
-        if isinstance(found, str)
-        else AxisRule(i, "free", found, (i,) * outputs)
-        for i, found in enumerate(sources)
+        AxisRule(i, kind, joins=(i,) * outputs, reason=source_or_reason)
+        if isinstance(source_or_reason, str)
+        else AxisRule(i, "free", source_or_reason, (i,) * outputs)
+        for i, source_or_reason in enumerate(sources)
     )
     return SliceRules(pattern, axes, adjust=adjust)
 
@@ -199,11 +210,15 @@ def axis_rules(
 def elementwise_rules(
     shapes: Shapes, out: Shape, *, outputs: int = 1, whole: Mapping[int, str] | None = None
 ) -> SliceRules:
-    """Every axis is free but those of `whole`, which need a reduction (axis -> reason)."""
-    kept = whole or {}
-    same = all(shape == out for shape in shapes)
-    pattern: Pattern = "Reduce" if kept else "Elemwise" if same else "ElemwiseBroadcast"
-    sources = [kept.get(i, found) for i, found in enumerate(following(shapes, out))]
+    """Return rules with every axis free except those of `whole` (axis -> reason): a reduction."""
+    reduced_axes = whole or {}
+    shapes_are_equal = all(shape == out for shape in shapes)
+    pattern: Pattern = (
+        "Reduce" if reduced_axes else "Elemwise" if shapes_are_equal else "ElemwiseBroadcast"
+    )
+    sources = [
+        reduced_axes.get(i, axis_sources) for i, axis_sources in enumerate(following(shapes, out))
+    ]
     return axis_rules(pattern, sources, kind="reduce", outputs=outputs)
 
 
