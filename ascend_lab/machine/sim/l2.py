@@ -1,11 +1,14 @@
-"""What L2 holds from one kernel to the next: pieces of device memory, longest unused out first.
+"""L2 as a cache that keeps its contents from one kernel to the next.
 
-A write makes a piece dirty; dirty pieces are written to memory when they leave, so data that is
+Device memory is divided into pieces, and L2 evicts the piece that was unused for longest. A write
+makes bytes dirty. Dirty bytes are written to memory when their piece is evicted, so data that is
 overwritten while it lies in L2 never gets there. The tensors of one phase stream side by side: when
-a third of one is done, so is a third of every other. Of a piece L2 holds what was touched, so small
-tensors take no more room than they need; neighbours become one range, dirty from the first byte
-written to the last. What is read for the last time is dropped as it is read, and what of it was not
-there is not kept either.
+a third of one is done, so is a third of every other.
+
+Of a piece L2 holds only the ranges of bytes that were touched, so that small tensors take no more
+room than they need. Ranges that touch become one, dirty from the first byte written to the last.
+Data that is read for the last time is dropped as it is read, and what L2 did not hold of it is not
+kept either.
 """
 
 from collections import OrderedDict
@@ -18,11 +21,14 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.cost import Traffic, lowest_bytes
 
 PIECES = 256
-"""Pieces L2 is cut into by `L2.of`."""
+"""Pieces that `L2.of` divides an L2 into: 48 MB become pieces of 192 KB."""
 ALIGN_BYTES = 512
-Step = tuple[float, bool, int, int, int, int]
-"""Position in the phase, written or read, rank of the access, piece, first byte, end."""
-Held = tuple[int, int, int, int]
+PieceAccess = tuple[float, bool, int, int, int, int]
+"""Position in the phase (0 .. 1), whether it writes, index of the access, piece, first byte, end.
+
+In this order, sorting gives the order of time, with reads before writes of the same position.
+"""
+CachedRange = tuple[int, int, int, int]
 """A range of a piece: first byte, end, first dirty byte, end of the dirty ones (equal: clean)."""
 
 
@@ -30,7 +36,7 @@ Held = tuple[int, int, int, int]
 class Access:
     """A phase reads, or writes, bytes `address_bytes` .. `address_bytes + size_bytes - 1` once.
 
-    `is_last`: nobody reads them again.
+    With `is_last` nobody reads them again.
     """
 
     name: str
@@ -49,7 +55,7 @@ class Outcome:
 
 
 class L2:
-    """A cache of `size_bytes` over device memory, kept by pieces; `touch` changes its state."""
+    """A cache of `size_bytes` over device memory, in pieces; `touch` changes its state."""
 
     def __init__(self, size_bytes: int, piece_bytes: int) -> None:
         """Start empty; raise `SimulationError` for a piece that is empty or does not fit."""
@@ -59,8 +65,8 @@ class L2:
         self.size_bytes = size_bytes
         self.piece_bytes = piece_bytes
         self.held_bytes = 0
-        # the ranges held of each piece, the longest unused in front
-        self._pieces: OrderedDict[int, tuple[Held, ...]] = OrderedDict()
+        # the cached ranges of each piece, the piece unused for longest in front
+        self._pieces: OrderedDict[int, tuple[CachedRange, ...]] = OrderedDict()
 
     @classmethod
     def of(cls, chip: Chip) -> "L2":
@@ -68,71 +74,87 @@ class L2:
         return cls(chip.l2.size_bytes, -(-chip.l2.size_bytes // PIECES))
 
     def touch(self, accesses: Sequence[Access]) -> Outcome:
-        """Run one phase: all accesses side by side, reads before writes of the same place.
+        """Run one phase: all accesses side by side, reads before writes of the same position.
 
-        Between what evicts everything older and what is still there at the end nothing can hit;
-        in phases much larger than L2 those pieces are not visited one by one.
+        In a phase much larger than L2 nothing hits between the beginning, which evicts all older
+        contents, and the end, whose data is what L2 holds afterwards. The pieces between the two
+        are counted, not visited one by one.
         """
-        used = [a for a in accesses if a.size_bytes > 0]
-        edge = self._edge(used)
-        hit: dict[str, int] = {}
-        written = self._run(used, 0.0, edge, hit)
-        if edge < 0.5:
+        nonempty = [a for a in accesses if a.size_bytes > 0]
+        edge_share = self._edge_share(nonempty)
+        hit_bytes: dict[str, int] = {}
+        written = self._run(nonempty, 0.0, edge_share, hit_bytes)
+        if edge_share < 0.5:
             written += self.flush()
             self._pieces.clear()
             self.held_bytes = 0
-            written += sum(self._skipped(a, edge) for a in used if a.is_write)
-            written += self._run(used, 1.0 - edge, 1.0, hit)
+            written += sum(self._skipped_bytes(a, edge_share) for a in nonempty if a.is_write)
+            written += self._run(nonempty, 1.0 - edge_share, 1.0, hit_bytes)
         read: dict[str, int] = {}
-        for a in used:
+        for a in nonempty:
             if not a.is_write:
                 read[a.name] = read.get(a.name, 0) + a.size_bytes
-        return Outcome({n: min(1.0, hit.get(n, 0) / size) for n, size in read.items()}, written)
+        hits = {n: min(1.0, hit_bytes.get(n, 0) / size) for n, size in read.items()}
+        return Outcome(hits, written)
 
     def discard(self, address_bytes: int, size_bytes: int) -> None:
-        """Forget bytes that nobody reads again: dirty ones are never written to memory."""
+        """Drop bytes that nobody reads again, without writing the dirty ones to memory."""
         low = address_bytes
         stop = address_bytes + size_bytes
         pieces = self._pieces
         keys = range(low // self.piece_bytes, -(-stop // self.piece_bytes))
+        # Whichever is fewer: the pieces of the range, or those that L2 holds.
         for key in keys if len(keys) < len(pieces) else [key for key in pieces if key in keys]:
             if key not in pieces:
                 continue
-            left = tuple(part for held in pieces[key] for part in _without(held, low, stop))
-            self.held_bytes += sum(b - a for a, b, _, _ in left)
-            self.held_bytes -= sum(b - a for a, b, _, _ in pieces[key])
-            if left:
-                pieces[key] = left
+            remaining = tuple(
+                remainder for cached in pieces[key] for remainder in _without(cached, low, stop)
+            )
+            self.held_bytes += sum(end - first for first, end, _, _ in remaining)
+            self.held_bytes -= sum(end - first for first, end, _, _ in pieces[key])
+            if remaining:
+                pieces[key] = remaining
             else:
                 del pieces[key]
 
     def flush(self) -> int:
-        """Return the dirty bytes, written to memory now; they stay in L2, clean."""
-        dirty = sum(d - c for held in self._pieces.values() for _, _, c, d in held)
-        for key, held in self._pieces.items():
-            self._pieces[key] = tuple((a, b, a, a) for a, b, _, _ in held)
-        return dirty
+        """Write all dirty bytes to memory and return their number; they stay in L2 as clean."""
+        dirty_bytes = sum(
+            dirty_end - dirty
+            for ranges in self._pieces.values()
+            for _, _, dirty, dirty_end in ranges
+        )
+        for key, ranges in self._pieces.items():
+            self._pieces[key] = tuple((first, end, first, first) for first, end, _, _ in ranges)
+        return dirty_bytes
 
     def copy(self) -> "L2":
-        """Return an L2 of its own with the same contents."""
-        other = L2(self.size_bytes, self.piece_bytes)
-        other.held_bytes, other._pieces = self.held_bytes, self._pieces.copy()
-        return other
+        """Return a second L2 with the same contents, which changes independently."""
+        duplicate = L2(self.size_bytes, self.piece_bytes)
+        duplicate.held_bytes, duplicate._pieces = self.held_bytes, self._pieces.copy()
+        return duplicate
 
-    def _edge(self, accesses: Sequence[Access]) -> float:
-        """Return the share of a phase after which nothing older is left; 1.0 unless below 0.5."""
-        different = [0, 0]
+    def _edge_share(self, accesses: Sequence[Access]) -> float:
+        """Return the share of a phase after which nothing older is in L2, or 1.0 if that is late.
+
+        Late is a share of 0.5 or more: then the beginning and the end of the phase would meet.
+        """
+        distinct_bytes = [0, 0]  # that are read, and that are written
         for is_write in (False, True):
             sizes: dict[int, int] = {}
             for a in accesses:
                 if a.is_write is is_write and not a.is_last:
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
-            different[is_write] = sum(sizes.values())
-        enough = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
-        return enough / max(different) if 2 * enough < max(different) else 1.0
+            distinct_bytes[is_write] = sum(sizes.values())
+        # These bytes fill L2, also if each access has a piece of which it touched one byte only.
+        filling = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
+        return filling / max(distinct_bytes) if 2 * filling < max(distinct_bytes) else 1.0
 
     def _keys(self, a: Access, begin: float, end: float) -> range:
-        """Return the pieces of an access from one share of it to another, whole pieces only."""
+        """Return the pieces of an access between two shares of it.
+
+        A piece that a share cuts belongs to what stands before it, so that no piece counts twice.
+        """
         first = a.address_bytes // self.piece_bytes
         piece = self.piece_bytes
         last = -(-(a.address_bytes + a.size_bytes) // piece)
@@ -140,105 +162,126 @@ class L2:
         start = first if begin == 0.0 else -(-cuts[0] // piece)
         return range(start, last if end == 1.0 else -(-cuts[1] // piece))
 
-    def _skipped(self, a: Access, edge: float) -> int:
-        """Return the bytes of an access between the two ends that are visited."""
-        keys = self._keys(a, edge, 1.0 - edge)
+    def _skipped_bytes(self, a: Access, edge_share: float) -> int:
+        """Return the bytes of an access between the two ends of it that are visited."""
+        keys = self._keys(a, edge_share, 1.0 - edge_share)
         stop = min(a.address_bytes + a.size_bytes, keys.stop * self.piece_bytes)
         return max(0, stop - keys.start * self.piece_bytes)
 
-    def _steps(self, accesses: Sequence[Access], begin: float, end: float) -> Iterator[Step]:
+    def _piece_accesses(
+        self, accesses: Sequence[Access], begin: float, end: float
+    ) -> Iterator[PieceAccess]:
+        """Yield the accesses between two shares of a phase piece by piece, not yet in order."""
         piece = self.piece_bytes
-        for rank, a in enumerate(accesses):
+        for index, a in enumerate(accesses):
             stop = a.address_bytes + a.size_bytes
             for key in self._keys(a, begin, end):
                 low = max(a.address_bytes, key * piece)
-                at = (low - a.address_bytes) / a.size_bytes
-                yield at, a.is_write, rank, key, low, min(stop, (key + 1) * piece)
+                position = (low - a.address_bytes) / a.size_bytes
+                yield position, a.is_write, index, key, low, min(stop, (key + 1) * piece)
 
     def _run(
-        self, accesses: Sequence[Access], begin: float, end: float, hit: dict[str, int]
+        self, accesses: Sequence[Access], begin: float, end: float, hit_bytes: dict[str, int]
     ) -> int:
-        """Use the pieces in order; add to the bytes hit per tensor, return the bytes evicted."""
+        """Touch the pieces in order of time; return the dirty bytes evicted meanwhile.
+
+        Bytes of reads that hit are added to `hit_bytes` by tensor.
+        """
         written = 0
         pieces = self._pieces
-        for _, is_write, rank, key, low, stop in sorted(self._steps(accesses, begin, end)):
-            held = pieces.pop(key, ())
-            near = held
-            rest = held[:0]
-            if len(held) > 1 or (held and not _touch(held[0], low, stop)):
-                near = tuple(r for r in held if _touch(r, low, stop))
-                rest = tuple(r for r in held if not _touch(r, low, stop))
-            found = 0
-            for a, b, _, _ in near:
-                found += max(0, min(b, stop) - max(a, low))
-                self.held_bytes -= b - a
+        for _, is_write, index, key, low, stop in sorted(
+            self._piece_accesses(accesses, begin, end)
+        ):
+            # Popped here and put back below: the piece moves to the end, as the last one used.
+            cached_ranges = pieces.pop(key, ())
+            adjoining = cached_ranges
+            apart = cached_ranges[:0]
+            if len(cached_ranges) > 1 or (
+                cached_ranges and not _adjoins(cached_ranges[0], low, stop)
+            ):
+                adjoining = tuple(r for r in cached_ranges if _adjoins(r, low, stop))
+                apart = tuple(r for r in cached_ranges if not _adjoins(r, low, stop))
+            overlap_bytes = 0
+            for range_first, range_end, _, _ in adjoining:
+                overlap_bytes += max(0, min(range_end, stop) - max(range_first, low))
+                self.held_bytes -= range_end - range_first
             if not is_write:
-                name = accesses[rank].name
-                hit[name] = hit.get(name, 0) + found
-            if accesses[rank].is_last:
-                merged = tuple(part for held in near for part in _without(held, low, stop))
+                name = accesses[index].name
+                hit_bytes[name] = hit_bytes.get(name, 0) + overlap_bytes
+            if accesses[index].is_last:
+                updated = tuple(
+                    remainder for cached in adjoining for remainder in _without(cached, low, stop)
+                )
             else:
-                merged = (_merged(near, low, stop, is_write),)
-            for a, b, _, _ in merged:
-                self.held_bytes += b - a
-            if left := (*rest, *merged):
-                pieces[key] = left
+                updated = (_merged(adjoining, low, stop, is_write),)
+            for range_first, range_end, _, _ in updated:
+                self.held_bytes += range_end - range_first
+            if remaining := (*apart, *updated):
+                pieces[key] = remaining
             while self.held_bytes > self.size_bytes:
-                for a, b, c, d in pieces.popitem(last=False)[1]:
-                    self.held_bytes -= b - a
-                    written += d - c
+                evicted = pieces.popitem(last=False)[1]
+                for range_first, range_end, dirty, dirty_end in evicted:
+                    self.held_bytes -= range_end - range_first
+                    written += dirty_end - dirty
         return written
 
 
-def _touch(held: Held, low: int, stop: int) -> bool:
-    """Tell whether a range and bytes low .. stop-1 overlap, or have less than a block between."""
-    return held[0] <= stop + ALIGN_BYTES and low <= held[1] + ALIGN_BYTES
+def _adjoins(cached: CachedRange, low: int, stop: int) -> bool:
+    """Tell whether a range and bytes low .. stop-1 overlap, or at most ALIGN_BYTES lie between."""
+    return cached[0] <= stop + ALIGN_BYTES and low <= cached[1] + ALIGN_BYTES
 
 
-def _merged(near: Sequence[Held], low: int, stop: int, is_write: bool) -> Held:
-    """Return the range that holds all of `near`, and bytes low .. stop-1."""
+def _merged(adjoining: Sequence[CachedRange], low: int, stop: int, is_write: bool) -> CachedRange:
+    """Return the range that covers all adjoining ranges and bytes low .. stop-1."""
     first = low
     end = stop
-    dirty, clean = (low, stop) if is_write else (0, 0)
-    for a, b, c, d in near:
-        first = min(first, a)
-        end = max(end, b)
-        if c < d:
-            dirty, clean = (min(dirty, c), max(clean, d)) if dirty < clean else (c, d)
-    return (first, end, dirty, clean) if dirty < clean else (first, end, first, first)
+    dirty, dirty_end = (low, stop) if is_write else (0, 0)
+    for range_first, range_end, range_dirty, range_dirty_end in adjoining:
+        first = min(first, range_first)
+        end = max(end, range_end)
+        if range_dirty < range_dirty_end:
+            # Clean bytes between two dirty ranges become dirty: 0..99 and 200..299 make 0..299.
+            dirty, dirty_end = (
+                (min(dirty, range_dirty), max(dirty_end, range_dirty_end))
+                if dirty < dirty_end
+                else (range_dirty, range_dirty_end)
+            )
+    return (first, end, dirty, dirty_end) if dirty < dirty_end else (first, end, first, first)
 
 
-def _without(held: Held, low: int, stop: int) -> Iterator[Held]:
-    """Yield what is left of a range without bytes low .. stop-1."""
-    first, end, dirty, clean = held
-    for a, b in ((first, min(end, low)), (max(first, stop), end)):
-        if a < b:
-            c = max(a, dirty)
-            d = min(b, clean)
-            yield (a, b, c, d) if c < d else (a, b, a, a)
+def _without(cached: CachedRange, low: int, stop: int) -> Iterator[CachedRange]:
+    """Yield what remains of a range without bytes low .. stop-1: up to two ranges."""
+    first, end, dirty, dirty_end = cached
+    for left_first, left_end in ((first, min(end, low)), (max(first, stop), end)):
+        if left_first < left_end:
+            left_dirty = max(left_first, dirty)
+            left_dirty_end = min(left_end, dirty_end)
+            yield (
+                (left_first, left_end, left_dirty, left_dirty_end)
+                if left_dirty < left_dirty_end
+                else (left_first, left_end, left_first, left_first)
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """An L2 that is a buffer, during one kernel: it holds the tensors that were put there."""
+    """An L2 that is a buffer: during one kernel it holds the tensors `names`, and no others."""
 
     names: frozenset[str]
 
     def touch(self, accesses: Sequence[Access]) -> Outcome:
-        """Run one phase: what is not held is read from memory, and written there."""
+        """Run one phase: all other tensors are read from memory, and written there."""
         hits = {a.name: float(a.name in self.names) for a in accesses if not a.is_write}
-        away = (a.size_bytes for a in accesses if a.is_write and a.name not in self.names)
-        return Outcome(hits, sum(away))
+        memory_writes = (a.size_bytes for a in accesses if a.is_write and a.name not in self.names)
+        return Outcome(hits, sum(memory_writes))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """L2, and where the tensors of the next kernel lie: name to (address, size) in bytes.
+    """L2, and the place of each tensor of the next kernel: name to (address, size) in bytes.
 
-    It is the `last` kernel that reads some of them.
-
-    Tensors without an address stand one after another from `workspace_bytes` on, by default behind
-    the highest that has one.
+    Nobody reads the tensors of `last` after that kernel. Tensors without an address stand one after
+    another from `workspace_bytes` on, by default behind the highest that has an address.
     """
 
     l2: L2 | Scratch
@@ -255,11 +298,11 @@ class DeviceMemory:
     def holding(
         cls, chip: Chip, tensors: Sequence[isa.Buffer], names: Collection[str]
     ) -> "DeviceMemory":
-        """Return the memory of a chip whose L2 has read those `tensors` that `names` lists."""
+        """Return a chip's memory after L2 has read those of the `tensors` that `names` lists."""
         memory = cls.of(chip)
         addresses = memory.addresses(tensors)
-        held = [b for b in tensors if b.name in names]
-        memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in held])
+        listed = [b for b in tensors if b.name in names]
+        memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in listed])
         return memory
 
     def at(self, tensors: Mapping[str, tuple[int, int]]) -> "DeviceMemory":
@@ -269,7 +312,8 @@ class DeviceMemory:
     def addresses(self, buffers: Sequence[isa.Buffer]) -> dict[str, int]:
         """Return the first byte of every tensor.
 
-        Raises `SimulationError` if one has no room, or an address belongs to none of them.
+        Raises `SimulationError` if a tensor has no room at its address, or if an address is of no
+        tensor of this kernel.
         """
         names = [buffer.name for buffer in buffers]
         if unknown := sorted(self.tensors.keys() - set(names)):
@@ -277,10 +321,10 @@ class DeviceMemory:
             raise errors.SimulationError(needed, ", ".join(unknown), "name them as the kernel does")
         top = max((low + size for low, size in self.tensors.values()), default=0)
         top = top if self.workspace_bytes is None else self.workspace_bytes
-        found = {}
+        first_byte = {}
         for buffer in buffers:
             if buffer.name not in self.tensors:
-                found[buffer.name] = top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
+                first_byte[buffer.name] = top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
                 top += buffer.size_bytes
                 continue
             low, size = self.tensors[buffer.name]
@@ -290,8 +334,8 @@ class DeviceMemory:
                     f"{size} at {low}",
                     "plan the memory for this kernel's tensors",
                 )
-            found[buffer.name] = low
-        return found
+            first_byte[buffer.name] = low
+        return first_byte
 
 
 def accesses_of(
@@ -300,9 +344,9 @@ def accesses_of(
     addresses: Mapping[str, int],
     last: frozenset[str] = frozenset(),
 ) -> tuple[Access, ...]:
-    """Return what a launch touches in L2: the different bytes of each tensor, reads first.
+    """Return the accesses of a launch to L2: the different bytes of each tensor, reads first.
 
-    A tensor of `last` is dropped as it is read, if this reads every byte once.
+    L2 drops a tensor of `last` as it is read, if the launch reads every byte of it only once.
     """
     lowest = lowest_bytes(launch)
     dropped = {name for name in last if traffic.reads_once(name)}
