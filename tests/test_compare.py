@@ -601,7 +601,7 @@ def test_files_that_are_no_tables_are_one_line(
         (head.replace("chip", "chp"), "did you mean chip"),
         (head.replace("chip", "colour"), "colour"),
         (head.replace("chip", "case"), "case twice"),
-        (head.replace("chip,", ""), "the columns chip"),
+        (head.replace("chip,", ""), "also the columns chip"),
         ('a,"b', "CSV"),
         (f"{','.join(map(str, range(70)))}\nx\n", "columns"),
         ("OP Type,Task Duration(us)\nAdd,3\n", "op name"),

@@ -19,6 +19,8 @@ import ascend_lab
 from ascend_lab import deploy, fused, machine, operators
 from ascend_lab.compiler import zoo
 from ascend_lab.compiler.onnx import save_onnx
+from ascend_lab.errors import InputError, SimulationError
+from ascend_lab.machine.chip import load_chip
 
 PACKAGE = Path(ascend_lab.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -278,3 +280,14 @@ def test_an_old_name_is_the_package_itself_and_says_so() -> None:
     new = import_module("ascend_lab.compiler.passes")
     assert old is new
     assert new.__spec__ is not None and new.__spec__.name == "ascend_lab.compiler.passes"
+
+
+def test_what_a_newcomer_gets_wrong_is_said() -> None:
+    chip = load_chip("Toy")
+    with pytest.raises(InputError, match="load_chip"):
+        operators.time("relu", [(64,)], ["fp16"], "Toy")
+    with pytest.raises(InputError, match="list of number formats"):
+        operators.compile("relu", [(64,)], "fp16", chip)
+    with pytest.raises(SimulationError, match="simulate_kernel"):
+        machine.simulate(operators.compile("relu", [(64,)], ["fp16"], chip), chip)
+    assert "load_chip" in dir(machine)

@@ -51,7 +51,9 @@ def columns_of(header: Sequence[str], where: str) -> None:
         raise InputError(f"{where}: each column once", f"{twice[0]} twice", "keep one of them")
     missing = [name for name in NEEDED if name not in header]
     if missing:
-        raise InputError(f"{where}: the columns {', '.join(missing)}", "none", "add them")
+        raise InputError(
+            f"{where}: also the columns {', '.join(missing)}", "none of them", "add them"
+        )
 
 
 def read_rows(rows: Sequence[tuple[int, list[str]]], where: str) -> list[Measured]:

@@ -55,7 +55,9 @@ class Rule:
 class Fusion:
     """A special kernel: which nodes it takes, who writes it, what it competes with.
 
-    `parts` takes a group apart as the kernel sees it, and returns () for groups of another form.
+    A tandem, say, takes a 1 x 1 convolution, a relu, a depthwise convolution and another relu. Its
+    `parts` are (1 x 1, relu), (depthwise, relu) and (), the channel means that it might add up as
+    well; for groups of another form `parts` returns ().
     `lower` writes the kernel of a piece of these parts. `apart` yields what would be kernels
     without it; `compares_all`: all of these ways are timed, not only the first that the chip has.
     `smaller` returns the group without what may be added beside it (which is one more result): that
@@ -73,25 +75,24 @@ class Fusion:
 
 @cache
 def _plugins() -> tuple[ModuleType, ...]:
-    """Return the modules with special kernels that this installation has."""
+    """Return the modules with special kernels that this installation has.
+
+    A module that is not there is left out; one that fails to import raises what it raises.
+    """
+    package = _module(PACKAGE)
+    names = getattr(package, "PLUGINS", ())  # a folder left empty is a package without names
+    modules = (_module(f"{PACKAGE}.{name}") for name in names)
+    return tuple(module for module in modules if module is not None)
+
+
+def _module(name: str) -> ModuleType | None:
+    """Return a module, or None if it is not installed."""
     try:
-        names = import_module(PACKAGE).PLUGINS
+        return import_module(name)
     except ModuleNotFoundError as error:
-        _reraise_foreign(error)
-        return ()
-    modules = []
-    for name in names:
-        try:
-            modules.append(import_module(f"{PACKAGE}.{name}"))
-        except ModuleNotFoundError as error:
-            _reraise_foreign(error)
-    return tuple(modules)
-
-
-def _reraise_foreign(error: ModuleNotFoundError) -> None:
-    """Raise an import error again unless what is missing is a special kernel."""
-    if not (error.name or "").startswith(PACKAGE):
-        raise error
+        if error.name != name:  # it is there, and what it imports is missing
+            raise
+        return None
 
 
 @cache

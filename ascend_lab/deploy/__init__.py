@@ -41,3 +41,8 @@ __getattr__ = names_of(
         "serving": "Scenario converse read_scenario simulate_serving",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """Return the names that are offered, loaded or not."""
+    return sorted(__all__)

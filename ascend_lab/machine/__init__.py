@@ -5,7 +5,8 @@
 - `sim`: a program executed for its values, and simulated for its time.
 - `layout`: where the elements of a tensor lie, and kernels that move them.
 
-A kernel that adds two tensors of 4,096 numbers: its values, then its time:
+`simulate` takes a program or a launch, `simulate_kernel` a whole kernel, which may have several
+phases. A kernel that adds two tensors of 4,096 numbers: its values, then its time:
 
 >>> import numpy as np
 >>> from ascend_lab.machine import execute, load_chip, simulate_kernel
@@ -45,3 +46,8 @@ __getattr__ = names_of(
         "layout": "convert",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """Return the names that are offered, loaded or not."""
+    return sorted(__all__)

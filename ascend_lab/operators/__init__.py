@@ -42,3 +42,8 @@ __getattr__ = names_of(
         "ops": "Operator compile get register run time",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """Return the names that are offered, loaded or not."""
+    return sorted(__all__)

@@ -222,6 +222,9 @@ def simulate(
     written bytes if what is touched exceeds L2, else none. Raises `SimulationError` (too many
     cores, unknown engine, bad shares) and `SyncError` (deadlock).
     """
+    if isinstance(program, Kernel):
+        needed = "a program or a launch"
+        raise SimulationError(needed, f"the kernel {program.name}", "call simulate_kernel")
     launch = as_launch(program)
     traffic = analyse(launch, chip)
     if warm or write_back_bytes is not None:

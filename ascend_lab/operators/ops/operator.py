@@ -333,6 +333,11 @@ class Operator:
     # -- checks and tests -----------------------------------------------------------------------
     def check(self, shapes: Shapes, dtypes: Sequence[str], attrs: Attrs, chip: Chip) -> None:
         """Raise a typed error before any work: inputs, attributes, shapes, formats, chip."""
+        if not isinstance(chip, Chip):
+            raise InputError(f"{self.name}: a chip", repr(chip), "pass load_chip(its name)")
+        if isinstance(dtypes, str):  # a text would count as its letters
+            needed = f"{self.name}: a list of number formats"
+            raise InputError(needed, repr(dtypes), f"write [{dtypes!r}]")
         self.names(len(shapes))
         if len(shapes) != len(dtypes):
             needed = f"{self.name}: a number format for each of {len(shapes)} inputs"
