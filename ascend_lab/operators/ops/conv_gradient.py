@@ -85,10 +85,10 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
         needed = f"output_padding below stride {step} or dilation {spread}"
         raise errors.ShapeError(needed, str(extra), "reduce it")
     convolution.check_bias(bias, weight[1] * groups)
-    out = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
-    if min(out) < 1:
-        raise errors.ShapeError("an output of at least 1 x 1", str(out), "use less padding")
-    return (x[0], weight[1] * groups, *out)
+    out_hw = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
+    if min(out_hw) < 1:
+        raise errors.ShapeError("an output of at least 1 x 1", str(out_hw), "use less padding")
+    return (x[0], weight[1] * groups, *out_hw)
 
 
 def _dx_values(
@@ -107,8 +107,8 @@ def _dx_values(
     image = add_windows(
         parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *padded_size), step, spread
     )
-    out = cropped(image, pads, size)
-    return out + bias[0].reshape(-1, 1, 1) if bias else out
+    result = cropped(image, pads, size)
+    return result + bias[0].reshape(-1, 1, 1) if bias else result
 
 
 def _slopes(s: gradients.Site) -> Grads:
@@ -178,6 +178,7 @@ def _dx_expression(
     step, pads, spread = geometry(**attrs)
     spans = reach((weight.shape[2], weight.shape[3]), spread)
     extra = _output_pads(attrs["output_padding"])
+    # pads of the convolution before and behind: reach - 1 - pad, output padding behind in addition
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
     if min(map(min, sides)) < 0:
@@ -185,9 +186,9 @@ def _dx_expression(
         begin = (0, 0, *(max(0, -low) for low, _ in sides))
         image = te.slice(image, begin, (*image.shape[:2], *ends))
     pad = tuple(max(0, n) for side in sides for n in side)
-    out = cube_result(x.dtype, attrs)
+    out_dtype = cube_result(x.dtype, attrs)
     flipped = _flipped(weight, groups)
-    return convolved(image, flipped, bias, out, pad=pad, dilation=spread, groups=groups)
+    return convolved(image, flipped, bias, out_dtype, pad=pad, dilation=spread, groups=groups)
 
 
 def _channels(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
@@ -230,12 +231,13 @@ def _dx_slices(
             return {} if unchanged else {"groups": (piece[1] - piece[0]) // weight[1]}
         i = axis - 2
         first, last = ranges[0][axis]
+        # in the padded output of the piece's inputs alone, the piece begins at `low`
         low = piece[0] + pads[i][0] - first * step[i]
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
-        more = list(extra)
-        padding[i], more[i] = (low, max(0, high)), max(0, -high)
-        return {"pad": tuple(padding), "output_padding": tuple(more)}
+        filling = list(extra)
+        padding[i], filling[i] = (low, max(0, high)), max(0, -high)
+        return {"pad": tuple(padding), "output_padding": tuple(filling)}
 
     return SliceRules("SlidingWindowDeconv", rules, adjust=adjust)
 
@@ -300,9 +302,9 @@ def _dw_shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
     groups = attrs["groups"]
     size = pair("kernel", kernel)
     check_groups(x[1], grad[1], groups)
-    out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
-    if grad != out:
-        needed = f"a gradient of shape {out}: what conv2d makes of x {x}"
+    grad_shape = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
+    if grad != grad_shape:
+        needed = f"a gradient of shape {grad_shape}: what conv2d makes of x {x}"
         raise errors.ShapeError(needed, str(grad), "check kernel, pad")
     return (grad[1], x[1] // groups, *size)
 
@@ -354,8 +356,8 @@ def _dw_expression(
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
-    out = cube_result(x.dtype, attrs)
-    return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
+    out_dtype = cube_result(x.dtype, attrs)
+    return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out_dtype)
 
 
 def _reduced(n: int, oh: int, ow: int) -> tuple[Any, Any, Any]:
@@ -432,6 +434,7 @@ def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
     plan = weight_plan(sums_shape, chip)
     launch = weight_gradient_launch(sums_shape, chip, plan)
     splits = splits_of(sums_shape, plan)
+    # cores that share the pixels store `partial`, which a second phase sums
     phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
@@ -450,17 +453,17 @@ def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
     A product with the identity `eye` leaves only the diagonal, and a sum over rows collects it.
     """
     blocks = shape.blocks[0] * shape.taps
-    out = shape.out_dtype
+    out_dtype = shape.out_dtype
     total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
     eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
     diagonal_phases = te.lower(
-        te.auto_schedule(te.renamed(narrow(lanes, out), "lanes"), chip)
+        te.auto_schedule(te.renamed(narrow(lanes, out_dtype), "lanes"), chip)
     ).phases
     image = (1, shape.c, shape.r, shape.s)
     maps = (
-        layout.address_map("NC1HWC0", image, out, c0=isa.FRACTAL),
-        layout.address_map("NCHW", image, out),
+        layout.address_map("NC1HWC0", image, out_dtype, c0=isa.FRACTAL),
+        layout.address_map("NCHW", image, out_dtype),
     )
     return (
         *diagonal_phases,
@@ -478,8 +481,8 @@ def _dw_extra(call: Call) -> dict[str, Values]:
 def _dw_fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     if call.attrs["groups"] > 1:
         return (memory["y"].reshape(call.outputs[0]),)
-    out = cube_result(call.dtypes[0], call.attrs)
-    fractal_map = layout.address_map("FRACTAL_Z", call.outputs[0], out, c0=isa.FRACTAL)
+    out_dtype = cube_result(call.dtypes[0], call.attrs)
+    fractal_map = layout.address_map("FRACTAL_Z", call.outputs[0], out_dtype, c0=isa.FRACTAL)
     return (layout.unpack(fractal_map, memory["y"].reshape(-1)),)
 
 

@@ -78,7 +78,7 @@ def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
     """
     heights = shape.heights
     filled = [g for g, height in enumerate(heights) if height]
-    filled.sort(key=lambda g: -heights[g])
+    filled.sort(key=lambda g: -heights[g])  # stable: equal groups stay in order
     return [filled[first : first + beside] for first in range(0, len(filled), beside)]
 
 
@@ -117,11 +117,13 @@ def _group_launch(
     all_rows = shape.whole
     _, schedule = _promising(shape, group, share, epilogue)
     _, k1, n1 = all_rows.fractals
+    # the product of all rows, restricted to this group's rows (begin, count) and all columns
     area = (sum(heights[:group]), heights[group]), (0, n1)
     launch = gemm.gemm_launch(all_rows, chip, schedule, epilogue, area)
     size = k1 * n1 * isa.FRACTAL * isa.c0_of(shape.dtype)
     names = {o.name: f"{o.name}{group}" for o in epilogue.operands} if epilogue else {}
     names["tiles"] = f"tiles{group}"
+    # w holds all matrices one behind the other: this group's begins at element group * size
     return isa.renamed(launch, names, b=(group * size, len(heights) * size))
 
 

@@ -69,6 +69,7 @@ def _padded_size(size: Pair, pads: Pairs) -> Pair:
 def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
     """Return an image of size `room`, zero but for `part` at the pixels tap + stride * index."""
     dilated = conv_gradient.stretched(values, step)
+    # tap (1, 0) of a window at stride 2: values at rows 1, 3, 5, ... and columns 0, 2, 4, ...
     edges = [(tap[i], image_size[i] - tap[i] - dilated.shape[2 + i]) for i in range(2)]
     return te.pad(dilated, ((0, 0), (0, 0), *edges))
 
@@ -84,10 +85,12 @@ def _without_padding(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
 # -- of max pooling ------------------------------------------------------------------------------
 def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
     forms.check_rank("x (n, c, h, w)", x, 4)
-    out = (*x[:2], *expressions.out_size("pool", (x[2], x[3]), *geometry(**attrs)))
+    out_shape = (*x[:2], *expressions.out_size("pool", (x[2], x[3]), *geometry(**attrs)))
     for name, shape in (("y", y), ("grad", grad)):
-        if shape != out:
-            raise ShapeError(f"{name} of shape {out}: what max_pool2d makes of x {x}", str(shape))
+        if shape != out_shape:
+            raise ShapeError(
+                f"{name} of shape {out_shape}: what max_pool2d makes of x {x}", str(shape)
+            )
     return x
 
 
@@ -119,6 +122,7 @@ def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -
         view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
         is_maximum = te.vcmp(view, top, "eq")
         is_maximum = is_maximum if unassigned is None else te.vmul(is_maximum, unassigned)
+        # a window that has its maximum is not unassigned any more: later equal elements get nothing
         unassigned = (
             te.vsub(unassigned, is_maximum)
             if unassigned is not None
@@ -155,9 +159,11 @@ def _in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip
 def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
     forms.check_rank("grad (n, c, oh, ow)", grad, 4)
     plane = forms.pair("size", size)
-    out = expressions.out_size("pool", plane, *geometry(**attrs))
-    if grad[2:] != out:
-        raise ShapeError(f"a gradient of {out} pixels for images of {plane}", str(grad), "fix size")
+    out_hw = expressions.out_size("pool", plane, *geometry(**attrs))
+    if grad[2:] != out_hw:
+        raise ShapeError(
+            f"a gradient of {out_hw} pixels for images of {plane}", str(grad), "fix size"
+        )
     return (*grad[:2], *plane)
 
 
@@ -405,6 +411,7 @@ def _adam_expression(
     decay = a["weight_decay"]
     m = te.vadd(te.vmuls(mean, a["beta1"]), te.vmuls(grad, 1.0 - a["beta1"]))
     s = te.vadd(te.vmuls(square, a["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - a["beta2"]))
+    # sqrt(s / (1 - b2^t)) = sqrt(s) / sqrt(1 - b2^t): one factor, known before the launch
     root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), a["epsilon"])
     update = te.vdiv(te.vmuls(m, a["lr"] / mean_correction), root)
     decayed = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param

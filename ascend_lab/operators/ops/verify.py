@@ -65,6 +65,7 @@ def draw(rng: np.random.Generator, domain: Domain, shape: Shape, dtype: str) -> 
         high = min(int(domain.high * WHOLE_SCALE), info.max)
         return rng.integers(low, high + 1, shape).astype(kind)
     if domain.distinct:
+        # evenly spaced numbers in random order: none occurs twice before rounding
         steps = np.linspace(domain.low, domain.high, int(np.prod(shape)) + 1)[:-1]
         return round_to(rng.permutation(steps).reshape(shape), dtype)
     values = rng.uniform(domain.low, domain.high, shape)
@@ -397,7 +398,7 @@ def make_test(
     some_empty = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
     cases = filled if some_empty else "CASES"
-    first = op.types.allowed[0]
+    first_format = op.types.allowed[0]
     tolerances = op.tolerances.items()
     bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in tolerances]
     return _TEMPLATE.format(
@@ -414,7 +415,7 @@ def make_test(
         dtypes=repr(op.types.allowed).replace("'", '"'),
         gradient=_GRADIENT.format(cases=cases) if op.backward else "",
         filled=cases,
-        slice_dtype="fp64" if is_float(first) else first,
+        slice_dtype="fp64" if is_float(first_format) else first_format,
         chip=chips[0],
     )
 
