@@ -261,7 +261,7 @@ def _proven(
     bound: int,
     settings: Settings,
     deadlines: _Deadlines,
-    told: Step,
+    report: Step,
 ) -> tuple[Trace, int, bool]:
     """Return trials, bound, and whether the best is proven, after branch and bound.
 
@@ -290,7 +290,7 @@ def _proven(
                 job.bounds,
                 most=max_kernels,
                 time_limit_s=limit_s,
-                told=lambda done, of: told("proof", done, of),
+                told=lambda done, of: report("proof", done, of),
             )
     except KeyboardInterrupt:
         return replace(trace, end="interrupted"), bound, False
@@ -311,7 +311,7 @@ def _result(
     settings: Settings,
     bound_and_proof: tuple[int, bool],
     deadline: Deadline,
-    told: Step,
+    report: Step,
 ) -> Result:
     """Return the best trial that beats the default and computes the same values.
 
@@ -328,13 +328,13 @@ def _result(
             break
         choice = job.choice(trial.point)
         difference = ""
-        told("values", 0, 1)
+        report("values", 0, 1)
         try:
             with deadline.cut():
                 difference = agree(operator, choice, settings.seed) if settings.verify else ""
         except TimeUpError:
             return replace(untuned(operator, NOT_CHECKED), trace=trace)
-        told("values", 1, 1)
+        report("values", 1, 1)
         if not difference:
             cycles = int(trial.cost)
             return Result(

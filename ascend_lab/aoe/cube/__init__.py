@@ -91,8 +91,8 @@ class CubeMeasure(CubeProblem):
         """Return the kernel of a point."""
         schedule = schedule_of(self.shape, point)
         if isinstance(self.shape, conv_shape.ConvShape):
-            place = conv_windows.dense_placement(self.shape)
-            return conv_launch(self.shape, self.chip, schedule, place, self.epilogue)
+            placement = conv_windows.dense_placement(self.shape)
+            return conv_launch(self.shape, self.chip, schedule, placement, self.epilogue)
         return gemm.gemm_launch(self.shape, self.chip, schedule, self.epilogue)
 
     def __call__(self, point: Point) -> float:
@@ -149,6 +149,7 @@ class CubeJob:
         self.divided_k_bound = self._divided_k_bound()
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
+        # walking is dear, so only the 1024 tilings with the lowest closed forms are walked at once
         self.low = self.bounds.closed.copy()
         nearest = np.argsort(self.low, kind="stable")[:WALKED]
         self.low[nearest] = self.bounds.walked(nearest)
@@ -215,6 +216,7 @@ class CubeJob:
         """Return the untimed points whose bound is below the best time, the lowest bound first."""
         low, best = self._untimed_bounds(costs)
         rows = np.flatnonzero(low < best)
+        # few enough to walk them all: tighter bounds drop some more
         if len(rows) <= 2 * WALKED:
             self.low[rows] = low[rows] = self.bounds.walked(rows)
             rows = rows[low[rows] < best]
@@ -280,7 +282,8 @@ class _BranchAndBound:
     def step(self) -> None:
         """Simulate the row with the lowest bound, or tighten more bounds."""
         inside, outside = self.least
-        # the first kernel is simulated at once, so that hopeless bounds are never walked
+        # the first kernel is simulated at once: its time is the limit `best`, and rows whose closed
+        # form is above it need no walk
         if self.heap and (inside <= outside or not self.trials):
             _, row = heapq.heappop(self.heap)
             point = self.space.point(row)
@@ -387,6 +390,7 @@ class TableJob:
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the cycles of the products at the cubes' peak, and whether all was timed."""
         chip = self.operator.chip
+        # macs / (macs per cycle and core * cores), rounded up
         busy = -(-self.macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
         least = start_cycles(chip, "cold") + busy
         return self.operator.bounded(least, trials, self.space.size)
@@ -399,11 +403,14 @@ class ProductJob(TableJob):
         """Take a batch of products; raises what its space raises."""
         node = operator.piece.graph.nodes[0]
         piece = operator.piece
-        left = piece.type(node.inputs[0])
-        out = piece.type(node.output)
-        k = left.shape[-2 if node.attr("trans_a", False) else -1]
-        batch = math.prod(out.shape[:-2])
-        shape = gemm_schedule.GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
+        left_type = piece.type(node.inputs[0])
+        out_type = piece.type(node.output)
+        k = left_type.shape[-2 if node.attr("trans_a", False) else -1]
+        batch = math.prod(out_type.shape[:-2])
+        shape = gemm_schedule.GemmShape(
+            out_type.shape[-2], k, out_type.shape[-1], left_type.dtype, out_type.dtype
+        )
+        # a batch of 8 products on 32 cores: each is tiled for a chip of 4 cores
         chip = share_of(operator.chip, batch)
         super().__init__(operator, shape, batch, {"": candidates(shape, chip)}, ORDERS[:1])
         self.default = self.point(default_schedule(shape, chip))

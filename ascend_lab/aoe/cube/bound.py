@@ -223,6 +223,7 @@ class Walk:
         released_early: Mask,
     ) -> tuple[Array, Array]:
         """Move a piece from L0C through the epilogue to GM; return when V and L0C are free."""
+        # `mask` selects kernels among all, `index` lists those with a tile: arrays of two lengths
         (mask, index) = selection
         (drain, l0c_free) = times
         (count, run, stride, extra_copies) = sizes
@@ -302,6 +303,7 @@ class Walk:
         units = np.where(last_stage, w.units - p["stage"] * w.stage, w.stage)
         depth_all = units * self.job.taps
         depth = np.minimum(w.k, depth_all - p["k"] * w.k)
+        # loops from the inside: K tiles of a stage, stages of a tile, inner and outer tiles
         begin_stage = p["k"] == 0
         end_stage = (p["k"] + 1) * w.k >= depth_all
         begin_tile = begin_stage & (p["stage"] == 0)
@@ -386,6 +388,7 @@ class Walk:
             self._spend("feed", active & moves & ~bypasses_l1, loaded_at, 2 * f + cycles)
             cube = np.where(moves, np.maximum(cube, loaded_at) + f, cube)
         product = chip.cube_head_cycles + m * depth * n * pipe_work.macs_per_fractal(job)
+        # the cube raises a flag for L0A and, unless the weights stay, one for L0B: "refill this"
         cube = cube + product
         flag_cycles = np.where(stays, f, 2 * f)
         self._spend("cube", active, cube + flag_cycles, product + 2 * flag_cycles)

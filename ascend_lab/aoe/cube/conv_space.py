@@ -71,36 +71,38 @@ def conv_space(
     return CubeSpace(shape, chip, demand, CONV_NAMES, all_rows)
 
 
-def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Array:
+def pixel_tiles(shape: ConvShape, max_tile: int, ratio: float, *, strip: bool) -> Array:
     """Return the heights of pixel tiles, in fractals."""
     oh, ow = shape.out_hw
     if strip:
         heights = space.evens(-(-ow // FRACTAL))
-        return space.spaced(heights[heights <= most], ratio)
+        return space.spaced(heights[heights <= max_tile], ratio)
     # tiles of whole rows: a multiple of `period` fractals ends at the end of a row. With 24 columns
     # that is 3 fractals, 48 pixels, 2 rows.
     pixels = -(-oh * ow // FRACTAL)
     period = ow * shape.mixed // gcd(ow * shape.mixed, FRACTAL)
     heights = np.union1d(space.evens(pixels), np.arange(period, pixels + 1, period))
-    return space.spaced(heights[heights <= most], ratio)
+    return space.spaced(heights[heights <= max_tile], ratio)
 
 
-def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
+def _pixel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) -> Columns:
     """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
     options = set()
     kinds = {0: True, STRIP: not shape.lanes, STACKED: stacked(shape) != shape}
     for window in (kind for kind, is_possible in kinds.items() if is_possible):
         seen, strip = seen_as(shape, window)
-        for m in pixel_tiles(seen, most, ratio, strip=strip):
+        for m in pixel_tiles(seen, max_tile, ratio, strip=strip):
             tiles = seen.n * conv_windows.tiles_per_image(seen, int(m), strip=strip)
             counts = space.core_counts(chip.core_count, ratio)
+            # 10 tiles on 4 cores give 3 to a core, as 4 rows do: ceil(10 / ceil(10 / 4)) = 4; 6
+            # cores get 2 each, for which 5 rows are enough
             rows = {-(-tiles // -(-tiles // c)) for c in counts}
             options |= {(window, int(m), r) for r in rows}
     columns = np.array(sorted(options), np.int64).T
     return dict(zip(("window", "m", "rows"), columns, strict=True))
 
 
-def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
+def _channel_options(shape: ConvShape, chip: Chip, max_tile: int, ratio: float) -> Columns:
     """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
     bundle = bundles_of(shape)
     options = set()
@@ -109,7 +111,7 @@ def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> C
         tiles = np.unique(
             up(bundle.n1, columns_per_share * np.arange(1, -(-bundle.n1 // columns_per_share) + 1))
         )
-        for tile in space.spaced(tiles[tiles <= most], ratio):
+        for tile in space.spaced(tiles[tiles <= max_tile], ratio):
             options.add((used_columns(bundle, cols, int(tile)), int(tile)))
     columns = np.array(sorted(options), np.int64).T
     return dict(zip(("cols", "n"), columns, strict=True))
@@ -159,6 +161,8 @@ def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Colum
     taps = shape.taps
     stages = np.union1d(space.spaced(space.evens(c1), ratio), [c1])
     lists = []
+    # K tiles of a stage; where whole K tiles cover a longer stage, that one represents it: with one
+    # tap, K tiles of 2 cover 4 channel blocks, not 3
     for stage in stages:
         k = space.spaced(space.evens(int(stage) * taps), ratio)
         lists.append(k[up(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k)
@@ -248,11 +252,11 @@ def conv_schedule_of(shape: ConvShape, point: Point) -> gemm_schedule.GemmSchedu
     g = dict(zip(CONV_NAMES, point, strict=True))
     c0 = c0_of(shape.dtype)
     step = -(-g["stage"] * shape.taps // g["k"])
-    plain = gemm_schedule.GemmSchedule(
+    schedule = gemm_schedule.GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]
     )
     slots = {f"{name}_slots": g[name] for name in space.SLOTS}
-    return replace(plain, order=g["order"], window=g["window"], **slots)
+    return replace(schedule, order=g["order"], window=g["window"], **slots)
 
 
 ROLES = {"x": "a", "weight": "b"}

@@ -126,6 +126,7 @@ def grown(table: Columns, name: str, lists: Sequence[Array], which: Array) -> Co
     Rows (r0, r1) with lists ([1, 2], [3]) and `which` (0, 1) become (r0, 1), (r0, 2), (r1, 3).
     """
     lengths = np.array([len(values) for values in lists], np.intp)
+    # `within` counts 0, 1, 2, ... inside the copies of a row; the lists lie end to end in `flat`
     starts = np.cumsum(lengths) - lengths
     times = lengths[which]
     index = np.repeat(np.arange(len(which)), times)
@@ -230,20 +231,22 @@ def area_of(dtype: str) -> int:
     return FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
 
 
-def sides(total: int, most: int, cores: int, ratio: float) -> Array:
+def sides(total: int, max_tile: int, cores: int, ratio: float) -> Array:
     """Return (cores used, tile) pairs for one side: the smallest tile for each number of tiles."""
-    found = set()
+    pairs = set()
     for count in core_counts(cores, ratio):
         tiles = np.unique(up(total, count * np.arange(1, -(-total // count) + 1)))
-        for tile in spaced(tiles[tiles <= most], ratio):
-            found.add((len(chunks(total, int(tile), count)), int(tile)))
-    return np.array(sorted(found), np.int64).reshape(-1, 2)
+        for tile in spaced(tiles[tiles <= max_tile], ratio):
+            pairs.add((len(chunks(total, int(tile), count)), int(tile)))
+    return np.array(sorted(pairs), np.int64).reshape(-1, 2)
 
 
 def tile_fits(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
     """Tell which tiles of C fit L0C and, on their way out, UB or the bias table."""
+    # a fractal of sums, fp32 or int32, has 16 x 16 x 4 bytes = 1 KiB
     fits: Mask = t["m"] * t["n"] * FRACTAL * FRACTAL * 4 <= chip.buffers["L0C"]
     if demand is None:
+        # C leaves through UB at least one column of fractals at a time, in two slots
         column = t["m"] * FRACTAL * FRACTAL * DTYPE_BYTES[shape.out_dtype]
         return fits & (2 * column <= chip.buffers["UB"]) if chip.combined else fits
     ones = np.ones_like(t["m"])
@@ -409,11 +412,11 @@ def gemm_schedule_of(shape: GemmShape, point: Point) -> GemmSchedule:
     """Return the schedule of a point of a product's space."""
     g = dict(zip(GEMM_NAMES, point, strict=True))
     c0 = c0_of(shape.dtype)
-    plain = GemmSchedule(
+    schedule = GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, g["step"], g["rows"], g["cols"]
     )
     slots = {f"{name}_slots": g[name] for name in SLOTS}
-    return replace(plain, **{name: g[name] for name in WORDS}, **slots)
+    return replace(schedule, **{name: g[name] for name in WORDS}, **slots)
 
 
 GEMM = Kind(GEMM_NAMES, gemm_space, gemm_row, gemm_schedule_of, default_schedule, {})

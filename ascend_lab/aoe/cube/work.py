@@ -159,6 +159,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
     keep_a = uses(t, "keep", "a")
     keep_b = uses(t, "keep", "b")
     sides, first = _listed(m_own, t["m"], area)
+    # A is read once for every tile of n; where it stays in L1, once for every column of cores
     reads_a = m1 * k1 * area * np.where(keep_a, t["cols"], n_all)
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
     nowhere = np.zeros(len(cores), bool)
@@ -191,6 +192,7 @@ def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = 
         t["b_l0"],
         nowhere,
     )
+    # an operand in L2 has no first read from device memory: 0 distinct bytes
     a = load_of(chip, reads_a, 0 if "a" in warm else m1 * k1 * area, cores)
     b = load_of(chip, reads_b, 0 if "b" in warm else n1 * k1 * area, cores)
     return CubeWork(chip, shape.dtype, 1, False, sides, work, a, b, m1 * FRACTAL, n1)
@@ -203,6 +205,7 @@ def _listed(owned_fractals: Array, tile: Array, area: int) -> tuple[Sides, Array
     """
     (owned, tiles), _, row = same_rows([owned_fractals, tile])
     counts = up(owned, tiles).astype(np.intp)
+    # the lists lie end to end: counts (3, 2) start at 0 and 3
     starts = np.cumsum(counts) - counts
     sizes = np.repeat(tiles, counts)
     sizes[starts + counts - 1] = owned - (counts - 1) * tiles
@@ -225,6 +228,8 @@ def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = 
     cores = t["rows"] * _columns_used(bundle, t["n"], shares, columns_per_share)
     columns_per_share = up(n_all, up(n_all, columns_per_share))
     sides, m = _pixels(shape, t)
+    # if one stage holds the whole depth, A stays while n goes round (order mn), or B while m does
+    # (order nm); with a single tile of n, B stays for all tiles of m as well
     one_stage = t["stage"] >= bundle.c1
     nm = (t["order"] == 1) & (m["tiles"] > 1)
     hold_a = one_stage & ~nm
@@ -314,6 +319,7 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
         *listed, touched = images[window, m]
         all_tiles = [np.tile(column, seen.n) for column in listed]
         tile_counts = np.array(chunks(len(all_tiles[0]), 1, rows), np.intp)
+        # each row of cores takes a contiguous stretch of tiles; find the one with most to load
         ends: Array = np.cumsum(tile_counts)
         loads: Array = np.add.reduceat(all_tiles[2], ends - tile_counts)
         best = int(np.argmax(loads))

@@ -246,6 +246,7 @@ def _values(
 
 def seen_keys(queries: int, keys: int) -> Values:
     """Return where a causal query sees a key: key j <= query i + keys - queries."""
+    # 2 queries and 5 keys: query 0 sees keys 0..3, query 1 sees keys 0..4
     last_key = np.arange(queries)[:, None] + (keys - queries)
     mask: Values = np.arange(keys)[None] <= last_key
     return mask
@@ -319,8 +320,8 @@ def _attention_slices(
     if causal or has_groups(q, k, v):
         return _causal_slices(shapes, causal=causal)
     scores = product_shape(q, k, False, True)
-    out = product_shape(scores, v, False, False)
-    batch = slicing.following((q[:-2], k[:-2], v[:-2]), out[:-2])
+    out_shape = product_shape(scores, v, False, False)
+    batch = slicing.following((q[:-2], k[:-2], v[:-2]), out_shape[:-2])
     axis_sources = [*batch, (slicing.Source(0, len(q) - 2),), (slicing.Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
         mask_sources = slicing.following((mask,), scores)[:-1]
@@ -338,12 +339,12 @@ def _causal_slices(shapes: tuple[Shape, ...], *, causal: bool) -> slicing.SliceR
     Heads cannot be split, because they share keys; nor can causal rows, because each sees another
     number of keys.
     """
-    out = _flash_shape(*shapes, scale=None, causal=causal)
+    out_shape = _flash_shape(*shapes, scale=None, causal=causal)
     axis_sources: list[tuple[slicing.Source, ...] | str] = []
-    for axis in range(len(out)):
+    for axis in range(len(out_shape)):
         sources = tuple(slicing.Source(number, axis) for number in range(len(shapes)))
-        all_have_axis = all(len(s) == len(out) and s[axis] == out[axis] for s in shapes)
-        is_batch = axis < len(out) - 3
+        all_have_axis = all(len(s) == len(out_shape) and s[axis] == out_shape[axis] for s in shapes)
+        is_batch = axis < len(out_shape) - 3
         axis_sources.append(
             sources if is_batch and all_have_axis else "queries share or count keys"
         )
@@ -454,13 +455,13 @@ def quickest_tiling(shape: FlashShape, chip: Chip) -> flash_split.SplitTiling:
     High blocks do more multiplications for each element that is loaded. Low blocks leave room for
     more keys in a tile, so that fewer partial sums go to the vector cores.
     """
-    plain = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
+    unmasked = replace(shape, heads=1, views=(), causal=0, mask="", shared=())
     quickest: flash_split.SplitTiling | None = None
     fewest_cycles = math.inf
     for tiling in flash_split.split_tilings(shape, chip):
-        if _key_cycles(plain, tiling, chip) >= fewest_cycles:
+        if _key_cycles(unmasked, tiling, chip) >= fewest_cycles:
             continue  # loading k and v alone would take longer than the best kernel
-        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(plain, chip, tiling))
+        kernel = isa.as_kernel(flash_split.flash_pipeline_launch(unmasked, chip, tiling))
         cycles = simulate_kernel(kernel, chip, DeviceMemory.of(chip)).cycles
         if cycles < fewest_cycles:
             quickest = tiling
@@ -483,6 +484,7 @@ def _key_cycles(shape: FlashShape, tiling: flash_split.SplitTiling, chip: Chip) 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     shape = flash_shape(call)
+    # with grouped heads, the rows of a group's heads form one taller matrix against one k and v
     group_heads = grouped_heads(*call.shapes[:3])
     batch = call.outputs[0][:-2]
     if group_heads > 1:
@@ -554,13 +556,13 @@ def _fractals(x: Values) -> Values:
 
 
 def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
-    (out,) = call.outputs
+    (out_shape,) = call.outputs
     shape = flash_shape(call)
     matrices = (shape.batch, shape.rows, shape.width)
     fractal_map = layout.address_map("FRACTAL_NZ", matrices, shape.dtype)
     values = layout.unpack(fractal_map, memory["y"].reshape(-1))
     group_heads = grouped_heads(*call.shapes[:3])
-    return (_by_head(values, group_heads).reshape(out),)
+    return (_by_head(values, group_heads).reshape(out_shape),)
 
 
 register(

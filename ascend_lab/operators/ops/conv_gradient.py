@@ -1,12 +1,12 @@
-"""The two gradients of a convolution, as operators: of its image, and of its weights.
+"""The two gradients of a convolution as operators: that of its image, and that of its weights.
 
-Of the image it is conv_transpose2d(grad, weight), the transposed convolution: every input pixel
-adds its weighted kernel to the output. It has conv2d's attributes and, where the stride does not
-divide h + pads - reach, that remainder as `output_padding` (`input_remainder` returns it).
+The gradient of the image is conv_transpose2d(grad, weight), the transposed convolution: every input
+pixel adds its weighted kernel to the output. It has the attributes of conv2d and, where the stride
+does not divide h + pads - reach, the remainder as `output_padding` (see `input_remainder`).
 
-Of the weights it is conv2d_grad_weight(x, grad), (k, c / groups, r, s), for x (n, c, h, w), what
-conv2d read, and grad (n, k, oh, ow), d(loss)/d(its output). With as many groups as channels it is
-also that of depthwise_conv2d, (c, 1, r, s).
+The gradient of the weights, (k, c / groups, r, s), is conv2d_grad_weight(x, grad), where x
+(n, c, h, w) is the input of conv2d and grad (n, k, oh, ow) is d(loss)/d(output). With one group for
+each channel it is also the gradient of depthwise_conv2d, (c, 1, r, s).
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ from ascend_lab.operators.ops.slicing import (
 )
 
 
-# -- of the image -------------------------------------------------------------------------------
+# -- the gradient of the image --------------------------------------------------------------------
 def _output_pads(output_padding: Any) -> Pair:
     return pair("output_padding", output_padding, least=0)
 
@@ -85,10 +85,10 @@ def _dx_shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attr
         needed = f"output_padding below stride {step} or dilation {spread}"
         raise errors.ShapeError(needed, str(extra), "reduce it")
     convolution.check_bias(bias, weight[1] * groups)
-    out = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
-    if min(out) < 1:
-        raise errors.ShapeError("an output of at least 1 x 1", str(out), "use less padding")
-    return (x[0], weight[1] * groups, *out)
+    out_hw = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
+    if min(out_hw) < 1:
+        raise errors.ShapeError("an output of at least 1 x 1", str(out_hw), "use less padding")
+    return (x[0], weight[1] * groups, *out_hw)
 
 
 def _dx_values(
@@ -102,73 +102,83 @@ def _dx_values(
         "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
     )
     n, g, k = parts.shape[:3]
-    # the far side may reach beyond the windows by the output padding
-    room = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
+    # the padded output is larger than the windows' reach by the output padding, at the far side
+    padded_size = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
     image = add_windows(
-        parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *room), step, spread
+        parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *padded_size), step, spread
     )
-    out = cropped(image, pads, size)
-    return out + bias[0].reshape(-1, 1, 1) if bias else out
+    result = cropped(image, pads, size)
+    return result + bias[0].reshape(-1, 1, 1) if bias else result
 
 
 def _slopes(s: gradients.Site) -> Grads:
-    """Return dx: the convolution of the gradient; dw with image and gradient exchanged; db."""
+    """Return dx, the convolution of the gradient; dw, with image and gradient exchanged; and db."""
     net = s.net
     attrs = convolution.window_attrs(s)
-    found = convolution.bias_slope(s)
+    grads = convolution.bias_slope(s)
     grad = net.in_format(s.g, s.kind().dtype)
     image = s.shape()
     dx = net.conv2d(grad, s.x(1), **attrs)
     if dx.shape != image:  # output_padding left pixels that no window reaches
         dx = net.slice(dx, begin=(0, 0, 0, 0), end=image)
-        grad = _reached(s, grad)
+        grad = _reached_grad(s, grad)
     if s.wanted[1]:
         kernel = (s.shape(1)[2], s.shape(1)[3])
-        found[1] = net.conv2d_grad_weight(grad, s.x(0), kernel=kernel, **attrs)
-    found[0] = dx
-    return found
+        grads[1] = net.conv2d_grad_weight(grad, s.x(0), kernel=kernel, **attrs)
+    grads[0] = dx
+    return grads
 
 
-def _reached(s: gradients.Site, grad: Any) -> Any:
-    """Return the gradient without the rows and columns of more than one stride of padding."""
+def _reached_grad(s: gradients.Site, grad: Any) -> Any:
+    """Return the gradient without the last rows and columns that no window reaches.
+
+    Output padding may exceed the stride where the dilation is larger. conv2d_grad_weight accepts
+    a remainder below the stride only: whole strides are cut off.
+    """
     extra = _output_pads(s.attrs["output_padding"])
     step = pair("stride", s.attrs["stride"])
-    over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
-    end = (*grad.shape[:2], grad.shape[2] - over[0], grad.shape[3] - over[1])
+    unreached = tuple(e - e % n for e, n in zip(extra, step, strict=True))
+    end = (*grad.shape[:2], grad.shape[2] - unreached[0], grad.shape[3] - unreached[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
 
 
 def stretched(x: te.Tensor, step: Pair) -> te.Tensor:
     """Return x with stride - 1 zeros between neighbouring pixels."""
+    # along each axis: (n) -> (n, 1) -> padded to (n, stride) -> (n stride) -> last zeros cut off;
+    # a, b with stride 3 becomes a 0 0 b
     for axis, stride in ((2, step[0]), (3, step[1])):
         if stride == 1 or x.shape[axis] == 1:
             continue
-        split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
+        with_gap = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
         widths = tuple((0, stride - 1) if i == axis + 1 else (0, 0) for i in range(5))
         shape = tuple(s * stride if i == axis else s for i, s in enumerate(x.shape))
-        wide = te.reshape(te.pad(te.reshape(x, split), widths), shape)
-        x = te.slice(wide, *span(shape, axis, 0, shape[axis] - stride + 1))
+        padded = te.reshape(te.pad(te.reshape(x, with_gap), widths), shape)
+        x = te.slice(padded, *span(shape, axis, 0, shape[axis] - stride + 1))
     return x
 
 
 def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
-    """Return weights (c, k/g, r, s) turned upside down and as a convolution's (k, c/g, r, s)."""
+    """Return weights (c, k/g, r, s) rotated by 180 degrees, as a convolution's (k, c/g, r, s)."""
     for axis in (2, 3):
         last = weight.shape[axis] - 1
         rows = [te.slice(weight, *span(weight.shape, axis, i, i + 1)) for i in range(last, -1, -1)]
         weight = te.concat(rows, axis) if len(rows) > 1 else weight
     c, k, r, s = weight.shape
-    split = te.reshape(weight, (groups, c // groups, k, r, s))
-    return te.reshape(te.transpose(split, (0, 2, 1, 3, 4)), (groups * k, c // groups, r, s))
+    by_group = te.reshape(weight, (groups, c // groups, k, r, s))
+    return te.reshape(te.transpose(by_group, (0, 2, 1, 3, 4)), (groups * k, c // groups, r, s))
 
 
 def _dx_expression(
     x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, groups: int, **attrs: Any
 ) -> te.Tensor:
-    """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
+    """Return the convolution of the stretched image with the flipped kernel.
+
+    The padding is reach - 1 - pad. Where pad exceeds reach - 1 it is negative: rows are cut off.
+    """
     step, pads, spread = geometry(**attrs)
     spans = reach((weight.shape[2], weight.shape[3]), spread)
     extra = _output_pads(attrs["output_padding"])
+    # pads of the convolution before and behind: reach - 1 - pad, output padding behind in addition
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
     if min(map(min, sides)) < 0:
@@ -176,19 +186,19 @@ def _dx_expression(
         begin = (0, 0, *(max(0, -low) for low, _ in sides))
         image = te.slice(image, begin, (*image.shape[:2], *ends))
     pad = tuple(max(0, n) for side in sides for n in side)
-    out = cube_result(x.dtype, attrs)
-    turned = _flipped(weight, groups)
-    return convolved(image, turned, bias, out, pad=pad, dilation=spread, groups=groups)
+    out_dtype = cube_result(x.dtype, attrs)
+    flipped = _flipped(weight, groups)
+    return convolved(image, flipped, bias, out_dtype, pad=pad, dilation=spread, groups=groups)
 
 
 def _channels(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
     """Return the rule of the output channels: free, in whole groups."""
     weight = shapes[1]
     grain = weight[1] if groups > 1 else 1
-    inner = weight[0] // groups
+    inner_channels = weight[0] // groups
     sources = [Source(2, 0, grain=grain)] if len(shapes) > 2 else []
     if groups > 1:
-        sources += [Source(0, 1, grain=inner), Source(1, 0, grain=inner)]
+        sources += [Source(0, 1, grain=inner_channels), Source(1, 0, grain=inner_channels)]
     else:
         sources += [Source(1, 1)]
     return AxisRule(1, "free", tuple(sources), (1,), grain)
@@ -212,18 +222,22 @@ def _dx_slices(
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        """Cut off what the piece's inputs add outside it; fill up what they do not reach."""
+        """Return the padding that cuts what the piece's inputs add outside of the piece.
+
+        Where they do not reach its end, output padding fills the piece up.
+        """
         if axis < 2:
-            whole = axis == 0 or groups == 1
-            return {} if whole else {"groups": (piece[1] - piece[0]) // weight[1]}
+            unchanged = axis == 0 or groups == 1
+            return {} if unchanged else {"groups": (piece[1] - piece[0]) // weight[1]}
         i = axis - 2
         first, last = ranges[0][axis]
+        # in the padded output of the piece's inputs alone, the piece begins at `low`
         low = piece[0] + pads[i][0] - first * step[i]
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
-        more = list(extra)
-        padding[i], more[i] = (low, max(0, high)), max(0, -high)
-        return {"pad": tuple(padding), "output_padding": tuple(more)}
+        filling = list(extra)
+        padding[i], filling[i] = (low, max(0, high)), max(0, -high)
+        return {"pad": tuple(padding), "output_padding": tuple(filling)}
 
     return SliceRules("SlidingWindowDeconv", rules, adjust=adjust)
 
@@ -277,7 +291,7 @@ define(
 )
 
 
-# -- of the weights -----------------------------------------------------------------------------
+# -- the gradient of the weights ------------------------------------------------------------------
 GRADIENT_INPUTS = ("fp16", "bf16")
 """Formats of x and grad: whole numbers have no gradients."""
 
@@ -288,9 +302,9 @@ def _dw_shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
     groups = attrs["groups"]
     size = pair("kernel", kernel)
     check_groups(x[1], grad[1], groups)
-    out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
-    if grad != out:
-        needed = f"a gradient of shape {out}: what conv2d makes of x {x}"
+    grad_shape = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
+    if grad != grad_shape:
+        needed = f"a gradient of shape {grad_shape}: what conv2d makes of x {x}"
         raise errors.ShapeError(needed, str(grad), "check kernel, pad")
     return (grad[1], x[1] // groups, *size)
 
@@ -310,12 +324,12 @@ def _dw_slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> Slice
     if groups > 1:
         outputs.append(Source(0, 1, grain=x[1] // groups))
         inputs = AxisRule(1, "whole", reason="channels of a group lie apart in x", joins=(1,))
-    why = "one pass over the pixels sees every tap"
-    taps = (AxisRule(2 + i, "whole", reason=why, joins=(2 + i,)) for i in range(2))
+    reason = "one pass over the pixels sees every tap"
+    taps = (AxisRule(2 + i, "whole", reason=reason, joins=(2 + i,)) for i in range(2))
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        whole = axis or groups == 1
-        return {} if whole else {"groups": (piece[1] - piece[0]) // features}
+        unchanged = axis or groups == 1
+        return {} if unchanged else {"groups": (piece[1] - piece[0]) // features}
 
     rules = (AxisRule(0, "free", tuple(outputs), (0,), grain), inputs, *taps)
     return SliceRules("CubeMatmul", rules, (Reduction(((0, 0), (1, 0)), "sum"),), adjust)
@@ -324,7 +338,10 @@ def _dw_slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> Slice
 def _dw_expression(
     x: te.Tensor, grad: te.Tensor, *, kernel: Any, groups: int, **attrs: Any
 ) -> te.Tensor:
-    """Sum products of two channels over images and pixels on the vector unit, in fp32."""
+    """Return dw[k, c, p, q] = sum of grad[b, k, i, j] x[b, c, i stride + p dilation, ...] in fp32.
+
+    The sum runs over images b and pixels i, j, on the vector unit.
+    """
     (r, s) = pair("kernel", kernel)
     (step, pads, spread) = geometry(**attrs)
     n, k, oh, ow = grad.shape
@@ -339,20 +356,20 @@ def _dw_expression(
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], pixels)
 
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
-    out = cube_result(x.dtype, attrs)
-    return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
+    out_dtype = cube_result(x.dtype, attrs)
+    return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out_dtype)
 
 
 def _reduced(n: int, oh: int, ow: int) -> tuple[Any, Any, Any]:
-    """Return the axes that are summed over: images, rows and columns of the gradient."""
+    """Return the reduction axes: images, rows and columns of the gradient."""
     return te.reduce_axis(n, "b"), te.reduce_axis(oh, "i"), te.reduce_axis(ow, "j")
 
 
 def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te.Tensor:
-    """Return the same sums of images stored as NC1HWC0, in the order of FRACTAL_Z.
+    """Return the sums of `_dw_expression` for images stored as NC1HWC0, in the order of FRACTAL_Z.
 
-    x (n, c1, h, w, 16), grad (n, k1, oh, ow, 16) -> dw (c1, r, s, k1, 16, 16); with a group per
-    channel, all of `groups`, row-major.
+    x (n, c1, h, w, 16) and grad (n, k1, oh, ow, 16) give dw (c1, r, s, k1, 16, 16). With a group
+    for each channel dw is row-major, (groups, r, s).
     """
     groups: int = attrs["groups"]
     step, pads, spread = geometry(**attrs)
@@ -363,18 +380,18 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
     b, i, j = pixels = _reduced(n, oh, ow)
 
     def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
-        place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
-        return te.sum(slope[b, f, i, j, row] * image[b, c, *place, lane], pixels)
+        pixel = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        return te.sum(slope[b, f, i, j, row] * image[b, c, *pixel, lane], pixels)
 
     if groups == 1:
         return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
-    own = te.compute((k1, lanes, r, s), lambda c, lane, p, q: formula(c, p, q, c, lane, lane))
-    each = te.reshape(own, (k1 * lanes, r, s))
-    return narrow(te.slice(each, (0, 0, 0), (groups, r, s)), out_dtype)
+    diagonal = te.compute((k1, lanes, r, s), lambda c, lane, p, q: formula(c, p, q, c, lane, lane))
+    by_channel = te.reshape(diagonal, (k1 * lanes, r, s))
+    return narrow(te.slice(by_channel, (0, 0, 0), (groups, r, s)), out_dtype)
 
 
 def weight_shape(call: Call) -> kernels.ConvShape:
-    """Return the convolution whose weights the call is about, as the kernels describe it."""
+    """Return the convolution whose weights get the gradient, as the kernels describe it."""
     (n, c, h, w), (_, k, _, _) = call.shapes
     step, pads, spread = geometry(**call.attrs)
     main = call.dtypes[0]
@@ -400,46 +417,58 @@ def is_depthwise(shape: kernels.ConvShape) -> bool:
 
 
 def _on_cube(call: Call, chip: Chip) -> bool:
-    """Tell whether the cube does it: no groups or one per channel, sums of all taps fit L0C."""
+    """Tell whether the cube applies: no groups or one for each channel, and taps' sums fit L0C."""
     shape = weight_shape(call)
     return (shape.groups == 1 or is_depthwise(shape)) and has_plan(shape, chip)
 
 
 def weight_kernel(shape: kernels.ConvShape, chip: Chip) -> isa.Kernel:
-    """Return the product on the cube, and the sum of partial sums where cores share the pixels.
+    """Return the kernel on the cube, with a phase that adds partial sums if cores share the pixels.
 
-    Tensors are x, grad, zeros (`ZEROS` of them) and y, FRACTAL_Z; with a group per channel `eye`
-    (16, 16) too, and y is row-major. Raises as `weight_plan`.
+    Its tensors are x, grad, `ZEROS` zeros, and y in FRACTAL_Z. With a group for each channel it
+    also reads `eye` (16, 16), takes the diagonals of the fractals, and y is row-major. Raises as
+    `weight_plan`.
     """
     depthwise = is_depthwise(shape)
-    wide = replace(shape, out_dtype="fp32") if depthwise else shape
-    plan = weight_plan(wide, chip)
-    launch = weight_gradient_launch(wide, chip, plan)
-    splits = splits_of(wide, plan)
+    sums_shape = replace(shape, out_dtype="fp32") if depthwise else shape
+    plan = weight_plan(sums_shape, chip)
+    launch = weight_gradient_launch(sums_shape, chip, plan)
+    splits = splits_of(sums_shape, plan)
+    # cores that share the pixels store `partial`, which a second phase sums
     phases = [isa.renamed(launch, {"y": "total"}) if depthwise else launch]
     if splits > 1:
         count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
         partial = te.placeholder((splits, count), "fp32", "partial")
-        y = te.renamed(narrow(te.reduce_sum(partial, 0), wide.out_dtype), "y")
-        added = te.lower(te.auto_schedule(y, chip)).phases
-        phases += [isa.renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
+        y = te.renamed(narrow(te.reduce_sum(partial, 0), sums_shape.out_dtype), "y")
+        summing_phases = te.lower(te.auto_schedule(y, chip)).phases
+        phases += [
+            isa.renamed(phase, {"y": "total"}) if depthwise else phase for phase in summing_phases
+        ]
     return isa.Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
 
 
 def _diagonals(shape: kernels.ConvShape, chip: Chip) -> tuple[isa.Launch, ...]:
-    """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
+    """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them.
+
+    A product with the identity `eye` leaves only the diagonal, and a sum over rows collects it.
+    """
     blocks = shape.blocks[0] * shape.taps
-    out = shape.out_dtype
+    out_dtype = shape.out_dtype
     total = te.placeholder((blocks, isa.FRACTAL, isa.FRACTAL), "fp32", "total")
     eye = te.placeholder((1, isa.FRACTAL, isa.FRACTAL), "fp32", "eye")
     lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
-    taken = te.lower(te.auto_schedule(te.renamed(narrow(lanes, out), "lanes"), chip)).phases
+    diagonal_phases = te.lower(
+        te.auto_schedule(te.renamed(narrow(lanes, out_dtype), "lanes"), chip)
+    ).phases
     image = (1, shape.c, shape.r, shape.s)
     maps = (
-        layout.address_map("NC1HWC0", image, out, c0=isa.FRACTAL),
-        layout.address_map("NCHW", image, out),
+        layout.address_map("NC1HWC0", image, out_dtype, c0=isa.FRACTAL),
+        layout.address_map("NCHW", image, out_dtype),
     )
-    return (*taken, isa.renamed(layout.maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
+    return (
+        *diagonal_phases,
+        isa.renamed(layout.maps_launch(*maps, chip, "unpack"), {"x": "lanes"}),
+    )
 
 
 def _dw_extra(call: Call) -> dict[str, Values]:
@@ -452,9 +481,9 @@ def _dw_extra(call: Call) -> dict[str, Values]:
 def _dw_fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     if call.attrs["groups"] > 1:
         return (memory["y"].reshape(call.outputs[0]),)
-    out = cube_result(call.dtypes[0], call.attrs)
-    stored = layout.address_map("FRACTAL_Z", call.outputs[0], out, c0=isa.FRACTAL)
-    return (layout.unpack(stored, memory["y"].reshape(-1)),)
+    out_dtype = cube_result(call.dtypes[0], call.attrs)
+    fractal_map = layout.address_map("FRACTAL_Z", call.outputs[0], out_dtype, c0=isa.FRACTAL)
+    return (layout.unpack(fractal_map, memory["y"].reshape(-1)),)
 
 
 _DW_EXAMPLES = (

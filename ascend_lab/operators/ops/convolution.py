@@ -96,7 +96,7 @@ def conv_values(
     matrices = matrices.reshape((*matrices.shape[:2], -1))
     window_view = windows(padded(x, pads, value), kernel, step, spread)
     n, _, out_h, out_w = window_view.shape[:4]
-    out = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
+    result = np.empty((n, groups, matrices.shape[1], out_h, out_w), np.result_type(x, weight))
     row_bytes = groups * matrices.shape[2] * out_w * window_view.itemsize
     rows = max(1, COLUMN_BYTES // max(1, row_bytes))
     for image in range(n):
@@ -105,8 +105,10 @@ def conv_values(
             # (groups, features / groups, taps) @ (groups, taps, pixels)
             columns = strip.reshape((groups, matrices.shape[2], -1))
             products = matrices @ columns
-            out[image, :, :, top : top + rows] = products.reshape((*products.shape[:2], -1, out_w))
-    return out.reshape((n, weight.shape[0], out_h, out_w))
+            result[image, :, :, top : top + rows] = products.reshape(
+                (*products.shape[:2], -1, out_w)
+            )
+    return result.reshape((n, weight.shape[0], out_h, out_w))
 
 
 def conv_weight_slope(
@@ -123,8 +125,8 @@ def conv_weight_slope(
 
 def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
     value = attrs.get("pad_value", 0)
-    out = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs), value)
-    return out + bias[0].reshape(-1, 1, 1) if bias else out
+    result = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs), value)
+    return result + bias[0].reshape(-1, 1, 1) if bias else result
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -188,9 +190,9 @@ def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any)
     if attrs.get("pad_value", 0):
         raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
     window = {"stride": step, "pad": (*pads[0], *pads[1]), "dilation": spread}
-    out = matmul.cube_result(x.dtype, attrs)
+    out_dtype = matmul.cube_result(x.dtype, attrs)
     groups = _groups(x.shape, attrs)
-    return convolved(x, weight, bias, out, groups=groups, **window)
+    return convolved(x, weight, bias, out_dtype, groups=groups, **window)
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:

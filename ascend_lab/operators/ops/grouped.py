@@ -1,9 +1,10 @@
-"""One product for each group of rows, all in one kernel: y[rows of g] = x[rows of g] w[g].
+"""Grouped products, one for each group of rows, in one kernel: y[rows of g] = x[rows of g] w[g].
 
-The rows of a mixture of experts are sorted by expert, and each expert has a matrix. Groups stand
-side by side: so many at a time share the cores out evenly, and each has a tiling of its own. Those
-with most rows come first, so that neighbours take about as long. How many stand side by side is
-timed: few read a matrix with many cores, many keep all cores busy where rows are few.
+In a mixture of experts the rows are sorted by expert, and each expert has a matrix. Some groups run
+side by side, each on an equal share of the cores and with a tiling of its own. Groups are sorted by
+their number of rows, so that those side by side take about as long. How many run side by side is
+decided by timing: with few, many cores divide one matrix; with many, all cores stay busy although
+each group has few rows.
 
 x (K1, M1, 16, C0) and y (N1, M1, 16, 16) are fractals, the rows of each group filled up to whole
 ones; w is (K1, N1, 16, C0) group after group.
@@ -54,14 +55,16 @@ class GroupedShape:
 def grouped_kernel(
     shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None = None
 ) -> isa.Kernel:
-    """Return the kernel with so many groups side by side, a phase for each turn of them.
+    """Return the kernel that runs `beside` groups side by side, with one phase for each such set.
 
-    Operands of an epilogue have a tensor for each group, their name with its number behind. Raises
-    as `gemm_launch`.
+    Operands of an epilogue have a tensor for each group, named with its number ("bias3"). Raises as
+    `gemm_launch`.
     """
     phases = []
     for number, turn in enumerate(_turns(shape, beside)):
-        launches = [_of_group(shape, g, _share(chip, len(turn)), chip, epilogue) for g in turn]
+        launches = [
+            _group_launch(shape, g, _chip_share(chip, len(turn)), chip, epilogue) for g in turn
+        ]
         parts = tuple(part for launch in launches for part in launch.parts)
         phases.append(isa.Launch(f"groups_{number * beside}", parts, launches[0].mix))
     filled = sum(rows > 0 for rows in shape.rows)
@@ -69,15 +72,18 @@ def grouped_kernel(
 
 
 def _turns(shape: GroupedShape, beside: int) -> list[list[int]]:
-    """Return the groups that stand side by side, turn by turn, those with most rows first."""
+    """Return the sets of groups that run side by side, those with most rows first.
+
+    Rows (10, 0, 90, 40) and two side by side give [[2, 3], [0]]: group 1 is empty.
+    """
     heights = shape.heights
     filled = [g for g, height in enumerate(heights) if height]
-    filled.sort(key=lambda g: -heights[g])
+    filled.sort(key=lambda g: -heights[g])  # stable: equal groups stay in order
     return [filled[first : first + beside] for first in range(0, len(filled), beside)]
 
 
-def _share(chip: Chip, parts: int) -> Chip:
-    """Return what one of so many equal shares has of the cores and of the memories."""
+def _chip_share(chip: Chip, parts: int) -> Chip:
+    """Return a chip with one of `parts` equal shares of the cores and of the memories' rates."""
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s / parts)
         for m in (chip.l2, chip.device_memory)
@@ -88,47 +94,49 @@ def _share(chip: Chip, parts: int) -> Chip:
 def _promising(
     shape: GroupedShape, group: int, share: Chip, epilogue: Epilogue | None
 ) -> tuple[float, GemmSchedule]:
-    """Return the least estimate for one group on its share of the cores, and its schedule."""
-    own = replace(shape.whole, m=shape.heights[group] * isa.FRACTAL)
-    best, *_ = default_schedules.promising(own, share, epilogue, frozenset(), 1)
+    """Return the lowest estimate for a group on its share of the cores, with its schedule."""
+    group_shape = replace(shape.whole, m=shape.heights[group] * isa.FRACTAL)
+    best, *_ = default_schedules.promising(group_shape, share, epilogue, frozenset(), 1)
     return best
 
 
 def _estimate(shape: GroupedShape, chip: Chip, beside: int, epilogue: Epilogue | None) -> float:
-    """Return about the cycles of a kernel: in each turn all wait for the longest group."""
+    """Return the estimated cycles of a kernel: in each phase all wait for the slowest group."""
     total = 0.0
     for turn in _turns(shape, beside):
-        share = _share(chip, len(turn))
+        share = _chip_share(chip, len(turn))
         total += max(_promising(shape, g, share, epilogue)[0] for g in turn)
     return total
 
 
-def _of_group(
+def _group_launch(
     shape: GroupedShape, group: int, share: Chip, chip: Chip, epilogue: Epilogue | None
 ) -> isa.Launch:
     """Return the product of one group on its share of the cores."""
     heights = shape.heights
-    whole = shape.whole
+    all_rows = shape.whole
     _, schedule = _promising(shape, group, share, epilogue)
-    _, k1, n1 = whole.fractals
+    _, k1, n1 = all_rows.fractals
+    # the product of all rows, restricted to this group's rows (begin, count) and all columns
     area = (sum(heights[:group]), heights[group]), (0, n1)
-    launch = gemm.gemm_launch(whole, chip, schedule, epilogue, area)
+    launch = gemm.gemm_launch(all_rows, chip, schedule, epilogue, area)
     size = k1 * n1 * isa.FRACTAL * isa.c0_of(shape.dtype)
     names = {o.name: f"{o.name}{group}" for o in epilogue.operands} if epilogue else {}
     names["tiles"] = f"tiles{group}"
+    # w holds all matrices one behind the other: this group's begins at element group * size
     return isa.renamed(launch, names, b=(group * size, len(heights) * size))
 
 
 TIMED = 2
-"""Numbers of groups side by side that are timed: those with the least estimates."""
+"""So many candidates with the lowest estimates are timed."""
 
 
 def default_grouped(
     shape: GroupedShape, chip: Chip, epilogue: Epilogue | None = None
 ) -> isa.Kernel:
-    """Return the quickest of the `TIMED` best estimated kernels.
+    """Return the quickest of the `TIMED` kernels with the lowest estimates.
 
-    Tried are all numbers of groups side by side that divide the cores, and all groups together.
+    The candidates run as many groups side by side as divide the number of cores, or all groups.
     """
     cores = chip.core_count
     filled = sum(rows > 0 for rows in shape.rows)

@@ -42,11 +42,11 @@ SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
 def cube_result(main: str, attrs: Mapping[str, Any]) -> str:
     """Return the output format: out_dtype, else the operands' (int32 for int8)."""
     allowed = ("int32",) if main == "int8" else (main, "fp32")
-    out = attrs.get("out_dtype") or allowed[0]
-    if out not in allowed:
+    out_dtype = attrs.get("out_dtype") or allowed[0]
+    if out_dtype not in allowed:
         needed = f"out_dtype {' or '.join(allowed)} for {main} operands"
-        raise TypeMismatchError(needed, str(out), "cast the result")
-    return str(out)
+        raise TypeMismatchError(needed, str(out_dtype), "cast the result")
+    return str(out_dtype)
 
 
 CUBE_TYPES = TypeRule(forms.CUBE_INPUTS, result=cube_result, unit="cube")
@@ -99,6 +99,7 @@ def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) ->
     grad = net.in_format(grad, s.kind().dtype)
     if s.wanted[1]:
         b = (grad, s.x(0)) if turn_b else (s.x(0), grad)
+        # dB = A^T G or, if b holds B^T, G^T A; `turn_a` says that a holds A^T
         transposed = (True, turn_a) if turn_b else (not turn_a, False)
         grad_b = net.add_node(op, *b, trans_a=transposed[0], trans_b=transposed[1])
         grad_b = net.summed_to(grad_b, s.shape(1))
@@ -112,11 +113,12 @@ def slopes(s: gradients.Site, op: str, grad: Any, turn_a: bool, turn_b: bool) ->
 
 def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool, **others: Any) -> SliceRules:
     """Return rules: batch axes, rows and columns are free; pieces of the inner axis are summed."""
-    out = product_shape(a, b, trans_a, trans_b)
-    batch = following((a[:-2], b[:-2]), out[:-2])
+    out_shape = product_shape(a, b, trans_a, trans_b)
+    batch = following((a[:-2], b[:-2]), out_shape[:-2])
+    # positions of the axes m and k in a, then n and k in b
     row, inner_a = (len(a) - 1, len(a) - 2) if trans_a else (len(a) - 2, len(a) - 1)
     column, inner_b = (len(b) - 2, len(b) - 1) if trans_b else (len(b) - 1, len(b) - 2)
-    last = len(out) - 1
+    last = len(out_shape) - 1
     axes = (
         *(AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(batch)),
         AxisRule(last - 1, "free", (Source(0, row),), (last - 1,)),
@@ -184,10 +186,10 @@ _register(
 def _gemm_shape(
     a: Shape, b: Shape, bias: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any
 ) -> Shape:
-    out = _matrices(a, b, trans_a=trans_a, trans_b=trans_b)
-    if forms.broadcast_shape("bias and product", out, bias) != out:
-        raise ShapeError(f"a bias that broadcasts to {out}", str(bias), "reshape it")
-    return out
+    out_shape = _matrices(a, b, trans_a=trans_a, trans_b=trans_b)
+    if forms.broadcast_shape("bias and product", out_shape, bias) != out_shape:
+        raise ShapeError(f"a bias that broadcasts to {out_shape}", str(bias), "reshape it")
+    return out_shape
 
 
 def _gemm_values(
@@ -212,8 +214,8 @@ def _gemm_slices(
 ) -> SliceRules:
     a, b, bias = shapes
     rules = matmul_rules(a, b, trans_a, trans_b)
-    out = product_shape(a, b, trans_a, trans_b)
-    extra = following((bias,), out)
+    out_shape = product_shape(a, b, trans_a, trans_b)
+    extra = following((bias,), out_shape)
     axes = tuple(
         AxisRule(r.axis, r.kind, (*r.sources, *(Source(2, s.axis) for s in extra[r.axis])), r.joins)
         for r in rules.axes
@@ -368,6 +370,7 @@ def divided(
     estimates = []
     for parts in SPLITS:
         if parts <= min(chip.core_count, k1 // LEAST):
+            # one part: k / parts on a share of the chip, with unrounded sums as its output
             share_shape = replace(
                 shape, k=-(-shape.k // parts), out_dtype=isa.ACCUMULATOR[shape.dtype]
             )

@@ -104,7 +104,7 @@ def _target(x: Shape, *, shape: Any) -> Shape:
     return tuple(sizes)
 
 
-def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
+def _axis_groups(x: Shape, out_shape: Shape) -> dict[int, tuple[int, int, int]]:
     """Return the axes of `out` along which a reshape may be cut: axis -> (axis of x, two grains).
 
     A reshape splits into groups of axes with equal products: (b, s, k) -> (b s, k) has the groups
@@ -113,24 +113,24 @@ def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
     """
     groups: dict[int, tuple[int, int, int]] = {}
     i = j = 0
-    while i < len(x) and j < len(out):
-        first = (i, j)
+    while i < len(x) and j < len(out_shape):
+        start = (i, j)
         ends = [i + 1, j + 1]
         # extend the side with the smaller product until both products are equal
-        while math.prod(x[i : ends[0]]) != math.prod(out[j : ends[1]]):
-            out_is_shorter = math.prod(x[i : ends[0]]) > math.prod(out[j : ends[1]])
-            if ends[out_is_shorter] >= len((x, out)[out_is_shorter]):
+        while math.prod(x[i : ends[0]]) != math.prod(out_shape[j : ends[1]]):
+            out_is_shorter = math.prod(x[i : ends[0]]) > math.prod(out_shape[j : ends[1]])
+            if ends[out_is_shorter] >= len((x, out_shape)[out_is_shorter]):
                 return groups
             ends[out_is_shorter] += 1
         # leading axes of size 1 cannot be cut: the outermost axis is the first larger one
-        while first[0] + 1 < ends[0] and x[first[0]] == 1:
-            first = first[0] + 1, first[1]
-        while first[1] + 1 < ends[1] and out[first[1]] == 1:
-            first = first[0], first[1] + 1
-        inner = math.prod(x[first[0] + 1 : ends[0]]), math.prod(out[first[1] + 1 : ends[1]])
+        while start[0] + 1 < ends[0] and x[start[0]] == 1:
+            start = start[0] + 1, start[1]
+        while start[1] + 1 < ends[1] and out_shape[start[1]] == 1:
+            start = start[0], start[1] + 1
+        inner = math.prod(x[start[0] + 1 : ends[0]]), math.prod(out_shape[start[1] + 1 : ends[1]])
         common = math.lcm(*inner)
-        groups[first[1]] = (
-            first[0],
+        groups[start[1]] = (
+            start[0],
             common // inner[0] if common else 1,
             common // inner[1] if common else 1,
         )
@@ -138,28 +138,30 @@ def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
     return groups
 
 
-def _reshaped(out: Shape) -> Adjust:
+def _reshaped(out_shape: Shape) -> Adjust:
     """Return how the attribute `shape` changes for a piece."""
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
+        return {
+            "shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out_shape))
+        }
 
     return adjust
 
 
 def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     x = shapes[0]
-    out = _target(shapes[0], shape=shape)
-    groups = _axis_groups(x, out) if elements(x) else {}
+    out_shape = _target(shapes[0], shape=shape)
+    groups = _axis_groups(x, out_shape) if elements(x) else {}
     axes = []
-    for i, size in enumerate(out):
+    for i, size in enumerate(out_shape):
         source, source_grain, grain = groups.get(i, (0, 1, size + 1))
         if grain < size or grain == size == 1:
             rule = AxisRule(i, "free", (Source(0, source, grain=source_grain),), (i,), grain)
         else:
             rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
         axes.append(rule)
-    return SliceRules("Transpose", tuple(axes), adjust=_reshaped(out))
+    return SliceRules("Transpose", tuple(axes), adjust=_reshaped(out_shape))
 
 
 define(
@@ -191,20 +193,22 @@ define(
 
 # -- expand ---------------------------------------------------------------------------------------
 def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
-    out = forms.broadcast_shape("expand", shapes[0], tuple(shape))
-    return slicing.axis_rules("Broadcast", slicing.following(shapes, out), adjust=_reshaped(out))
+    out_shape = forms.broadcast_shape("expand", shapes[0], tuple(shape))
+    return slicing.axis_rules(
+        "Broadcast", slicing.following(shapes, out_shape), adjust=_reshaped(out_shape)
+    )
 
 
 def _expand_kernel(call: Call, chip: Chip) -> isa.Launch:
     """Return a copy kernel; the source has step 0 along repeated axes, so it is read again."""
     x = call.shapes[0]
-    out = call.outputs[0]
-    aligned = (1,) * (len(out) - len(x)) + x
+    out_shape = call.outputs[0]
+    aligned = (1,) * (len(out_shape) - len(x)) + x
     dtype = call.dtypes[0]
     steps = [
         0 if n == 1 else step for n, step in zip(aligned, layout.row_major(aligned), strict=True)
     ]
-    views = out, steps, layout.row_major(out)
+    views = out_shape, steps, layout.row_major(out_shape)
     return layout.copy_launch(chip, dtype, *views, source_elements=elements(x), name="expand")
 
 
@@ -244,14 +248,14 @@ def _axis_slices(x: Shape, begin: Any, end: Any, step: Any) -> tuple[slice, ...]
         raise ShapeError(needed, got, "give one number per axis")
     if not all(map(is_whole, steps)) or min(steps, default=1) < 1:
         raise ShapeError("whole steps of at least 1", shown(steps), "gather reverses an axis")
-    out = []
+    slices = []
     for size, b, e, s in zip(x, begin, end, steps, strict=True):
         low, high, _ = slice(b, e).indices(size)
         if low >= high:
             needed = f"begin before end within 0 .. {size}"
             raise ShapeError(needed, f"{b} .. {e}", "mend the bounds")
-        out.append(slice(low, high - (high - low - 1) % s, s))
-    return tuple(out)
+        slices.append(slice(low, high - (high - low - 1) % s, s))
+    return tuple(slices)
 
 
 def _slice(x: te.Tensor, **attrs: Any) -> te.Tensor:
@@ -268,6 +272,7 @@ def _slice_kernel(call: Call, chip: Chip) -> isa.Launch:
 def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     parts = _axis_slices(shapes[0], **attrs)
     axes = tuple(
+        # output o reads the one input o * step + start: a window of one element, shifted
         AxisRule(i, "halo", (Source(0, i, Window(-p.start, p.start, p.step)),), (i,))
         for i, p in enumerate(parts)
     )

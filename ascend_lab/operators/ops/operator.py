@@ -225,11 +225,11 @@ class Operator:
                 )
             where = f"{self.name}: attribute {key}"
             forms.check_attribute(where, value, self.attrs[key], self.ranges.get(key))
-        full = {**self.attrs, **attrs}
-        for key, value in full.items():
+        all_attrs = {**self.attrs, **attrs}
+        for key, value in all_attrs.items():
             if value is REQUIRED:
                 raise InputError(f"{self.name}: attribute {key}", "none", f"give {key}=...")
-        return full
+        return all_attrs
 
     @contextmanager
     def _named(self) -> Iterator[None]:

@@ -101,9 +101,9 @@ def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.
     c1 = -(-c // C0)
     blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
     image = te.transpose(blocks, (0, 1, 3, 4, 2))
-    out = te.pooling2d(image, size, step, (*pads[0], *pads[1]), mode)
-    oh, ow = out.shape[2:4]
-    back = te.reshape(te.transpose(out, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
+    pooled = te.pooling2d(image, size, step, (*pads[0], *pads[1]), mode)
+    oh, ow = pooled.shape[2:4]
+    back = te.reshape(te.transpose(pooled, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
     return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
 
 
@@ -134,14 +134,14 @@ def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tenso
 def _windows(x: te.Tensor, size: Pair, step: Pair, fold: Any) -> te.Tensor:
     """Return the fold of every window of a padded image (n, c1, h, w, c0)."""
     n, c1, h, w, c0 = x.shape
-    out = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
+    out_shape = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
     r = te.reduce_axis(size[0], "r")
     s = te.reduce_axis(size[1], "s")
 
     def formula(b: Any, c: Any, i: Any, j: Any, lane: Any) -> Any:
         return fold(x[b, c, r + i * step[0], s + j * step[1], lane], (r, s))
 
-    return te.compute(out, formula)
+    return te.compute(out_shape, formula)
 
 
 def as_convolution(attrs: Mapping[str, Any], image: Shape, **formats: Any) -> ConvShape:
@@ -191,6 +191,7 @@ def _average_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads) = geometry(**call.attrs)
     x = _image_tensor(call)
     counts = _counts(call)
+    # fp32 images and windows of more than 25 elements are summed by the vector unit, below
     if shape := _sum_convolution(call):
         return _cube_kernel(call, shape, chip)
     total = _windows(wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)))), size, step, te.sum)
@@ -225,14 +226,15 @@ def _sum_convolution(call: Call) -> ConvShape | None:
     dtype = call.dtypes[0]
     if dtype not in NARROW or prod(size) > MOST_TAPS:
         return None
-    out = "fp32" if np.ptp(_counts(call)) else dtype
-    return as_convolution(call.attrs, call.shapes[0], dtype=dtype, out_dtype=out)
+    out_dtype = "fp32" if np.ptp(_counts(call)) else dtype
+    return as_convolution(call.attrs, call.shapes[0], dtype=dtype, out_dtype=out_dtype)
 
 
 def _cube_kernel(call: Call, shape: ConvShape, chip: Chip) -> Kernel:
     """Return the kernel on the cube: sums times 1 / count, or times `rate` in a second phase."""
     counts = _counts(call)
     placement = conv_windows.dense_placement(shape)
+    # equal counts: the epilogue of the convolution scales the sums and casts them in one phase
     if shape.out_dtype != "fp32":
         scale = epilogue.Step("vmuls", ("sums",), 1.0 / float(counts.flat[0]))
         steps = (scale, epilogue.Step("vconv", (0,), None, shape.dtype))

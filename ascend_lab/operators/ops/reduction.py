@@ -136,6 +136,7 @@ def _reduce_extreme(s: gradients.Site) -> Grads:
 
 
 def _mean_over(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
+    # a factor 1 / n is part of the instruction; a division would need a tensor full of n
     count = math.prod(x.shape[a] for a in axes)
     return te.vmuls(te.reduce_sum(x, axes, keepdims), 1.0 / count)
 
@@ -336,6 +337,7 @@ def _norm(x: te.Tensor, scale: te.Tensor, *bias: te.Tensor, axis: int, epsilon: 
     All computation, casts included, happens on x reshaped to rows, and only reshapes stand at both
     ends. So x (16, 256, n) is scheduled as the same loop nest as x (4096, n).
     """
+    # in_fp32 is applied here and not in `define`, so that the casts see rows as well
     rows = expressions.in_fp32(_norm_of_rows)
     return te.reshape(rows(_rows(x, axis), scale, *bias, epsilon=epsilon), x.shape)
 

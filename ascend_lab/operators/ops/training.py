@@ -1,13 +1,13 @@
-"""What only training needs: the gradients of pooling, losses, the optimisers' updates.
+"""Operators that only training needs: gradients of pooling, losses, and optimisers' updates.
 
-`max_pool2d_grad(x, y, grad; kernel, stride, pad)`: x (n, c, h, w) is what max_pool2d read, y and
-grad (n, c, oh, ow) what it wrote and d(loss)/d(that). Each window's gradient goes to its first
-largest element, in reading order; where windows overlap they add up. The result has x's shape.
+`max_pool2d_grad(x, y, grad; kernel, stride, pad)`: x (n, c, h, w) and y (n, c, oh, ow) are input
+and output of max_pool2d, and grad is d(loss)/dy. The gradient of a window goes to its first largest
+element in reading order; where windows overlap, gradients add up. The result has x's shape.
 
-`avg_pool2d_grad(grad; kernel, stride, pad, count_include_pad, size)`: every window's gradient,
-divided by the number of elements it averaged, goes to all of them; `size` is (h, w) of the image.
-A stride of None is the kernel, as in pooling. global_avg_pool needs no operator of its own: its
-gradient is muls(expand(grad, x's shape), 1 / (h w)).
+`avg_pool2d_grad(grad; kernel, stride, pad, count_include_pad, size)`: the gradient of a window,
+divided by the number of elements it averaged, goes to all of them. `size` is (h, w) of the image. A
+stride of None means that of the kernel, as in pooling. global_avg_pool needs no operator of its
+own: its gradient is muls(expand(grad, x's shape), 1 / (h w)).
 """
 
 import math
@@ -53,27 +53,28 @@ LANES = 16
 
 
 def _pool_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    """Images and channels are free; rows and columns share windows with their neighbours."""
-    why = "windows that reach across a cut add to both sides"
+    """Return rules: images and channels are free; rows and columns share windows."""
+    reason = "windows that reach across a cut add to both sides"
     count = len(shapes)
     return axis_rules(
-        "SlidingWindowDeconv", [every_input(0, count), every_input(1, count), why, why]
+        "SlidingWindowDeconv", [every_input(0, count), every_input(1, count), reason, reason]
     )
 
 
-def _room(size: Pair, pads: Pairs) -> Pair:
+def _padded_size(size: Pair, pads: Pairs) -> Pair:
     """Return the size of a padded image."""
     return size[0] + sum(pads[0]), size[1] + sum(pads[1])
 
 
-def _placed(part: te.Tensor, room: Pair, step: Pair, tap: Pair) -> te.Tensor:
+def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Tensor:
     """Return an image of size `room`, zero but for `part` at the pixels tap + stride * index."""
-    spread = conv_gradient.stretched(part, step)
-    edges = [(tap[i], room[i] - tap[i] - spread.shape[2 + i]) for i in range(2)]
-    return te.pad(spread, ((0, 0), (0, 0), *edges))
+    dilated = conv_gradient.stretched(values, step)
+    # tap (1, 0) of a window at stride 2: values at rows 1, 3, 5, ... and columns 0, 2, 4, ...
+    edges = [(tap[i], image_size[i] - tap[i] - dilated.shape[2 + i]) for i in range(2)]
+    return te.pad(dilated, ((0, 0), (0, 0), *edges))
 
 
-def _middle(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
+def _without_padding(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
     (n, c) = image.shape[:2]
     (top, left) = (pads[0][0], pads[1][0])
     if not np.any(pads):
@@ -84,45 +85,53 @@ def _middle(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
 # -- of max pooling ------------------------------------------------------------------------------
 def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
     forms.check_rank("x (n, c, h, w)", x, 4)
-    out = (*x[:2], *expressions.out_size("pool", (x[2], x[3]), *geometry(**attrs)))
+    out_shape = (*x[:2], *expressions.out_size("pool", (x[2], x[3]), *geometry(**attrs)))
     for name, shape in (("y", y), ("grad", grad)):
-        if shape != out:
-            raise ShapeError(f"{name} of shape {out}: what max_pool2d makes of x {x}", str(shape))
+        if shape != out_shape:
+            raise ShapeError(
+                f"{name} of shape {out_shape}: what max_pool2d makes of x {x}", str(shape)
+            )
     return x
 
 
 def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
-    """Give each window's gradient to its first element equal to y; to none if there is none."""
+    """Return each window's gradient at its first element equal to y, or nowhere without one."""
     size, step, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
-    seen = expressions.windows(image, size, step)
-    equal = (seen == y[..., None, None]).reshape((*seen.shape[:4], -1))
-    first = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
-    parts = (first * grad[..., None]).reshape(seen.shape)
-    return cropped(add_windows(parts, image.shape, step), pads, (x.shape[2], x.shape[3]))
+    window_view = expressions.windows(image, size, step)
+    equal = (window_view == y[..., None, None]).reshape((*window_view.shape[:4], -1))
+    # argmax of booleans is the index of the first True; without any it is 0, where equal is False
+    is_first_maximum = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
+    window_grads = (is_first_maximum * grad[..., None]).reshape(window_view.shape)
+    return cropped(add_windows(window_grads, image.shape, step), pads, (x.shape[2], x.shape[3]))
 
 
 def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -> te.Tensor:
-    """Walk the taps in order; a window that has found its element is not free any more."""
+    """Return the gradient tap by tap; `unassigned` is 1 for windows without a maximum so far."""
     (size, step, pads) = geometry(**attrs)
     (n, c, oh, ow) = y.shape
     plane = (x.shape[2], x.shape[3])
-    room = _room(plane, pads)
+    image_size = _padded_size(plane, pads)
     image = te.pad(x, ((0, 0), (0, 0), *pads), LEAST)
     image = wide(image)
     top = wide(y)
     slope = wide(grad)
-    free = total = None
+    unassigned = total = None
     for tap in product(range(size[0]), range(size[1])):
         end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
         view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
-        hit = te.vcmp(view, top, "eq")
-        hit = hit if free is None else te.vmul(hit, free)
-        free = te.vsub(free, hit) if free is not None else te.vadds(te.vmuls(hit, -1.0), 1.0)
-        part = _placed(te.vmul(hit, slope), room, step, tap)
-        total = part if total is None else te.vadd(total, part)
+        is_maximum = te.vcmp(view, top, "eq")
+        is_maximum = is_maximum if unassigned is None else te.vmul(is_maximum, unassigned)
+        # a window that has its maximum is not unassigned any more: later equal elements get nothing
+        unassigned = (
+            te.vsub(unassigned, is_maximum)
+            if unassigned is not None
+            else te.vadds(te.vmuls(is_maximum, -1.0), 1.0)
+        )
+        tap_grads = _placed(te.vmul(is_maximum, slope), image_size, step, tap)
+        total = tap_grads if total is None else te.vadd(total, tap_grads)
     assert total is not None
-    return narrow(_middle(total, plane, pads), x.dtype)
+    return narrow(_without_padding(total, plane, pads), x.dtype)
 
 
 def _max_launch(call: Call, chip: Chip) -> isa.Launch:
@@ -132,7 +141,7 @@ def _max_launch(call: Call, chip: Chip) -> isa.Launch:
 
 
 def _in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip], bool]:
-    """Return whether the hand-written kernel does it: fp16, and a block of rows fits UB."""
+    """Return the test whether a hand-written kernel applies: fp16, and a block of rows fits UB."""
 
     def applies(call: Call, chip: Chip) -> bool:
         if call.dtypes[0] != "fp16":
@@ -150,9 +159,11 @@ def _in_fp16(launch: Callable[[Call, Chip], isa.Launch]) -> Callable[[Call, Chip
 def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
     forms.check_rank("grad (n, c, oh, ow)", grad, 4)
     plane = forms.pair("size", size)
-    out = expressions.out_size("pool", plane, *geometry(**attrs))
-    if grad[2:] != out:
-        raise ShapeError(f"a gradient of {out} pixels for images of {plane}", str(grad), "fix size")
+    out_hw = expressions.out_size("pool", plane, *geometry(**attrs))
+    if grad[2:] != out_hw:
+        raise ShapeError(
+            f"a gradient of {out_hw} pixels for images of {plane}", str(grad), "fix size"
+        )
     return (*grad[:2], *plane)
 
 
@@ -164,51 +175,58 @@ def _pool_counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
 def _average_values(grad: Values, **attrs: Any) -> Values:
     (window, step, pads) = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
-    share = grad / _pool_counts(**attrs)
-    parts = np.broadcast_to(share[..., None, None], (*share.shape, *window))
-    image = add_windows(parts, (*grad.shape[:2], *_room(plane, pads)), step)
+    window_share = grad / _pool_counts(**attrs)
+    element_grads = np.broadcast_to(window_share[..., None, None], (*window_share.shape, *window))
+    image = add_windows(element_grads, (*grad.shape[:2], *_padded_size(plane, pads)), step)
     return cropped(image, pads, plane)
 
 
 def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
-    """Add the gradient at every tap; the counts of an axis are a pooling of ones, as forward."""
+    """Return the gradient, divided by the counts and added at every tap of the windows.
+
+    The count of a window is a product of its counts along rows and along columns, so the division
+    is done along one axis after the other.
+    """
     (window, step, pads) = geometry(**attrs)
     plane = forms.pair("size", attrs["size"])
-    room = _room(plane, pads)
-    share = wide(grad)
+    image_size = _padded_size(plane, pads)
+    window_share = wide(grad)
     total = None
     counts = _pool_counts(**attrs)
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
-        share = _over_axis(share, 2 + i, column)
-    share = te.vmuls(share, 1.0 / float(counts[0, 0]))
+        window_share = _over_axis(window_share, 2 + i, column)
+    window_share = te.vmuls(window_share, 1.0 / float(counts[0, 0]))
     for tap in product(range(window[0]), range(window[1])):
-        part = _placed(share, room, step, tap)
-        total = part if total is None else te.vadd(total, part)
+        tap_grads = _placed(window_share, image_size, step, tap)
+        total = tap_grads if total is None else te.vadd(total, tap_grads)
     assert total is not None
-    return narrow(_middle(total, plane, pads), grad.dtype)
+    return narrow(_without_padding(total, plane, pads), grad.dtype)
 
 
 def _over_axis(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
-    """Return x divided along an axis by one number per entry, equal ones at a time."""
+    """Return x divided along an axis by one number per entry, runs of equal numbers at a time.
+
+    Only windows at the border differ, so there are few runs: 2, 3, 3, .., 3, 2 has three.
+    """
     if np.ptp(column) == 0:
         return x
     ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
     pieces = []
     for low, high in pairwise(ends):
-        part = te.slice(x, *forms.span(x.shape, axis, low, high))
-        pieces.append(te.vmuls(part, 1.0 / float(column[low])))
+        equal_entries = te.slice(x, *forms.span(x.shape, axis, low, high))
+        pieces.append(te.vmuls(equal_entries, 1.0 / float(column[low])))
     return te.concat(pieces, axis)
 
 
 def _average_launch(call: Call, chip: Chip) -> isa.Launch:
     counts = _pool_counts(**call.attrs)
-    share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
+    constant_share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
     shape = as_convolution(call.attrs, call.outputs[0])
-    return pool_gradient_launch(PoolGradient(shape, False, share), chip)
+    return pool_gradient_launch(PoolGradient(shape, False, constant_share), chip)
 
 
 def _pool_rates(call: Call) -> dict[str, Values]:
-    """Return, where windows differ, the rate of each in all 16 lanes."""
+    """Return 1 / count of each window, repeated in all 16 lanes, if the counts differ."""
     counts = _pool_counts(**call.attrs)
     return {"rate": np.repeat(1.0 / counts, LANES).astype(np.float16)} if np.ptp(counts) else {}
 
@@ -222,7 +240,7 @@ _POOL_CASES: tuple[tuple[Shape, Pair, dict[str, Any]], ...] = (
     ((1, 17, 8, 9), (7, 5), {"kernel": (3, 2), "stride": (1, 2), "pad": ((1, 0), (0, 1))}),
 )
 _TIED = Domain(-1.0, 1.0, step=0.5)
-"""Few values, so that many windows hold their y, and some hold it twice."""
+"""Five values only, so that many windows contain their y, and some contain it twice."""
 define(
     "max_pool2d_grad",
     ("x", "y", "grad"),
@@ -292,23 +310,26 @@ def _loss_values(logits: Values, target: Values) -> Values:
 
 
 def _loss(logits: te.Tensor, target: te.Tensor) -> te.Tensor:
-    found = get("log_softmax").expression(logits, axis=1)
-    return te.vmuls(te.reduce_sum(te.vmul(target, found), 1), -1.0)
+    log_probabilities = get("log_softmax").expression(logits, axis=1)
+    return te.vmuls(te.reduce_sum(te.vmul(target, log_probabilities), 1), -1.0)
 
 
 def _loss_slopes(s: gradients.Site) -> Grads:
-    """Return g (softmax sum(target) - target) and -g log_softmax."""
+    """Return dlogits = g (softmax(logits) sum(target) - target), dtarget = -g log_softmax(logits).
+
+    The sum of a target distribution is 1, but the rule holds for any target.
+    """
     net = s.net
     rows = s.shape()[0]
     grad = net.shaped(s.g, (rows, 1))
     logits = s.x(0)
     target = s.x(1)
     total = net.reduce_sum(target, axis=(1,), keepdims=True)
-    slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
-    right = None
+    logit_slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
+    target_grad = None
     if s.wanted[1]:
-        right = net.muls(net.mul(net.log_softmax(logits, axis=1), grad), number=-1.0)
-    return net.mul(slope, grad), right
+        target_grad = net.muls(net.mul(net.log_softmax(logits, axis=1), grad), number=-1.0)
+    return net.mul(logit_slope, grad), target_grad
 
 
 define(
@@ -343,11 +364,14 @@ def _update_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 def _sgd(param: Values, grad: Values, velocity: Values, **a: Any) -> tuple[Values, Values]:
-    """v' = momentum v + g; p' = p - lr v', or p - lr (g + momentum v') with nesterov."""
+    """Return p' = p - lr v' and v' = momentum v + g; with nesterov p - lr (g + momentum v').
+
+    Here g is the gradient plus weight_decay p.
+    """
     slope = grad + a["weight_decay"] * param
-    moved = a["momentum"] * velocity + slope
-    step = slope + a["momentum"] * moved if a["nesterov"] else moved
-    return param - a["lr"] * step, moved
+    new_velocity = a["momentum"] * velocity + slope
+    step = slope + a["momentum"] * new_velocity if a["nesterov"] else new_velocity
+    return param - a["lr"] * step, new_velocity
 
 
 def _sgd_expression(
@@ -355,13 +379,16 @@ def _sgd_expression(
 ) -> tuple[te.Tensor, te.Tensor]:
     decay = a["weight_decay"]
     slope = te.vadd(grad, te.vmuls(param, decay)) if decay else grad
-    moved = te.vadd(te.vmuls(velocity, a["momentum"]), slope)
-    step = te.vadd(slope, te.vmuls(moved, a["momentum"])) if a["nesterov"] else moved
-    return te.vsub(param, te.vmuls(step, a["lr"])), moved
+    new_velocity = te.vadd(te.vmuls(velocity, a["momentum"]), slope)
+    step = te.vadd(slope, te.vmuls(new_velocity, a["momentum"])) if a["nesterov"] else new_velocity
+    return te.vsub(param, te.vmuls(step, a["lr"])), new_velocity
 
 
 def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tuple[float, float]:
-    """Return 1 - beta1^t and 1 - beta2^t, which undo the averages' start at zero."""
+    """Return 1 - beta1^t and 1 - beta2^t, which correct the averages' start at zero.
+
+    After the first step the mean is (1 - beta1) g; divided by 1 - beta1 it is g.
+    """
     if step < 1:
         raise InputError("adam: step counted from 1", str(step), "the first update is step=1")
     return 1.0 - beta1**step, 1.0 - beta2**step
@@ -370,24 +397,25 @@ def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tup
 def _adam(
     param: Values, grad: Values, mean: Values, square: Values, **a: Any
 ) -> tuple[Values, ...]:
-    first, second = _corrections(**a)
+    mean_correction, square_correction = _corrections(**a)
     m = a["beta1"] * mean + (1 - a["beta1"]) * grad
     s = a["beta2"] * square + (1 - a["beta2"]) * grad**2
-    moved = m / first / (np.sqrt(s / second) + a["epsilon"])
-    return param - a["lr"] * (moved + a["weight_decay"] * param), m, s
+    update = m / mean_correction / (np.sqrt(s / square_correction) + a["epsilon"])
+    return param - a["lr"] * (update + a["weight_decay"] * param), m, s
 
 
 def _adam_expression(
     param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **a: Any
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    (first, second) = _corrections(**a)
+    (mean_correction, square_correction) = _corrections(**a)
     decay = a["weight_decay"]
     m = te.vadd(te.vmuls(mean, a["beta1"]), te.vmuls(grad, 1.0 - a["beta1"]))
     s = te.vadd(te.vmuls(square, a["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - a["beta2"]))
-    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(second)), a["epsilon"])
-    moved = te.vdiv(te.vmuls(m, a["lr"] / first), root)
-    kept = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
-    return te.vsub(kept, moved), m, s
+    # sqrt(s / (1 - b2^t)) = sqrt(s) / sqrt(1 - b2^t): one factor, known before the launch
+    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(square_correction)), a["epsilon"])
+    update = te.vdiv(te.vmuls(m, a["lr"] / mean_correction), root)
+    decayed = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
+    return te.vsub(decayed, update), m, s
 
 
 _SHAPES: tuple[Shape, ...] = ((1,), (127,), (3, 33), (16, 129))

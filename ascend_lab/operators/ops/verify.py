@@ -1,7 +1,7 @@
-"""Test tools for operators: values within bounds, gradients, slices; and `make_test`, a test file.
+"""Checks of operators (values within bounds, gradients, slices), and files of tests that use them.
 
-Failures raise `AssertionError` with the worst element. A generated file calls these functions, for
-any operator, the reader's own included.
+A failed check raises `AssertionError` with the worst element. `make_test` writes a test file for
+any operator, including one of the reader's own.
 """
 
 import textwrap
@@ -28,9 +28,9 @@ from ascend_lab.operators.ops.gradients import gradient
 from ascend_lab.operators.ops.operator import OPERATORS, Domain, Example, Operator, resolve
 from ascend_lab.operators.ops.slicing import Cut, Range, Reduction, combine, cut, take
 
-GRID = 2.0**-9
+GRID = 2.0**-9  # spacing of the points at which gradients are checked
 WHOLE_SCALE = 10
-"""Whole numbers are drawn from a domain this many times wider than the floats'."""
+"""Integers are drawn from a domain that is 10 times as wide as that of floats: -20 to 20."""
 
 
 def sample(
@@ -46,8 +46,10 @@ def sample(
     arrays = []
     for i, (name, shape, kind) in enumerate(zip(names, shapes, formats, strict=True)):
         if i in limits:
-            least = -limits[i] if attrs.get("from_end") else 0
-            arrays.append(rng.integers(least, max(limits[i], 1), shape).astype(numpy_type(kind)))
+            first_index = -limits[i] if attrs.get("from_end") else 0
+            arrays.append(
+                rng.integers(first_index, max(limits[i], 1), shape).astype(numpy_type(kind))
+            )
         else:
             target = "fp64" if wide and is_float(kind) else kind
             arrays.append(draw(rng, operator.domains.get(name, Domain()), shape, target))
@@ -63,41 +65,42 @@ def draw(rng: np.random.Generator, domain: Domain, shape: Shape, dtype: str) -> 
         high = min(int(domain.high * WHOLE_SCALE), info.max)
         return rng.integers(low, high + 1, shape).astype(kind)
     if domain.distinct:
+        # evenly spaced numbers in random order: none occurs twice before rounding
         steps = np.linspace(domain.low, domain.high, int(np.prod(shape)) + 1)[:-1]
         return round_to(rng.permutation(steps).reshape(shape), dtype)
     values = rng.uniform(domain.low, domain.high, shape)
     return round_to(np.rint(values / domain.step) * domain.step if domain.step else values, dtype)
 
 
-def _many(outputs: Any) -> tuple[Values, ...]:
+def _as_tuple(outputs: Any) -> tuple[Values, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def check_within(operator: Operator, got: Any, wanted: Any) -> None:
     """Raise unless every output is within the operator's tolerance of the reference's."""
-    results = _many(got)
-    references = _many(wanted)
+    results = _as_tuple(got)
+    references = _as_tuple(wanted)
     names = operator.outputs * len(results)
-    for name, ours, theirs in zip(names, results, references, strict=False):
-        dtype = format_of(theirs)
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+    for name, result, reference in zip(names, results, references, strict=False):
+        dtype = format_of(reference)
+        if result.shape != reference.shape or result.dtype != reference.dtype:
             raise AssertionError(
-                f"{operator.name}: {name} is {ours.dtype} {ours.shape}, "
-                f"the reference {theirs.dtype} {theirs.shape}"
+                f"{operator.name}: {name} is {result.dtype} {result.shape}, "
+                f"the reference {reference.dtype} {reference.shape}"
             )
         tolerance = operator.tolerances[dtype]
-        left, right = (v.astype(np.float64) for v in (ours, theirs))
+        left, right = (v.astype(np.float64) for v in (result, reference))
         with np.errstate(invalid="ignore"):
-            same = (left == right) | (np.isnan(left) & np.isnan(right))
-            excess = np.where(same, 0.0, np.abs(left - right)) - tolerance.bound(right, dtype)
-        bad = ~(excess <= 0)
-        if bad.any():
-            worst = np.argmax(np.where(bad, np.nan_to_num(excess, nan=np.inf), -1))
-            at = tuple(int(i) for i in np.unravel_index(worst, bad.shape))
+            agree = (left == right) | (np.isnan(left) & np.isnan(right))
+            excess = np.where(agree, 0.0, np.abs(left - right)) - tolerance.bound(right, dtype)
+        too_far = ~(excess <= 0)
+        if too_far.any():
+            worst = np.argmax(np.where(too_far, np.nan_to_num(excess, nan=np.inf), -1))
+            index = tuple(int(i) for i in np.unravel_index(worst, too_far.shape))
             raise AssertionError(
-                f"{operator.name}: {name}{at} = {left[at]}, reference {right[at]} in {dtype}: "
-                f"off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
-                f"({tolerance.reason}); {int(bad.sum())} of {bad.size} elements"
+                f"{operator.name}: {name}{index} = {left[index]}, reference {right[index]} "
+                f"in {dtype}: off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
+                f"({tolerance.reason}); {int(too_far.sum())} of {too_far.size} elements"
             )
 
 
@@ -114,17 +117,19 @@ def check_values(
 def check_program(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, chip: Chip, seed: int = 0
 ) -> None:
-    """Raise unless the kernel's program is free of races, bad addresses and deadlocks, and timed.
+    """Raise unless the kernel's program is free of races, bad addresses and deadlocks.
 
-    No pipe may be busy for longer than the whole kernel takes.
+    It must also take time, and no pipe may be busy for longer than the kernel takes.
     """
-    ready = prepare(operator, *sample(operator, shapes, dtype, attrs, seed), chip=chip, **attrs)
-    findings = isa.sanitize(ready.kernel, chip, filled=ready.tensors)
+    prepared = prepare(operator, *sample(operator, shapes, dtype, attrs, seed), chip=chip, **attrs)
+    findings = isa.sanitize(prepared.kernel, chip, filled=prepared.tensors)
     if findings:
         raise AssertionError(f"{operator.name} on {chip.name}: {findings[0]}")
-    line = sim.simulate_kernel(ready.kernel, chip)
-    if not line.cycles > 0 or any(share > 1 for share in line.busy.values()):
-        raise AssertionError(f"{operator.name}: {line.cycles} cycles, busy {dict(line.busy)}")
+    timeline = sim.simulate_kernel(prepared.kernel, chip)
+    if not timeline.cycles > 0 or any(share > 1 for share in timeline.busy.values()):
+        raise AssertionError(
+            f"{operator.name}: {timeline.cycles} cycles, busy {dict(timeline.busy)}"
+        )
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -138,18 +143,19 @@ def check_gradient(
     """
     rng = np.random.default_rng(seed + 1)
     arrays = _off_kinks(operator, sample(operator, shapes, "fp64", attrs, seed))
-    outputs = _many(operator.reference(*arrays, **attrs))
-    # of outputs with names of their own only the first is part of a loss
-    seen = 1 if len(operator.outputs) > 1 else len(outputs)
-    weights = [rng.uniform(-1, 1, o.shape) for o in outputs[:seen]]
+    outputs = _as_tuple(operator.reference(*arrays, **attrs))
+    # If an operator has named outputs, such as batch norm's running statistics, only the first is
+    # part of a loss. The pieces of a split are all parts.
+    used_outputs = 1 if len(operator.outputs) > 1 else len(outputs)
+    weights = [rng.uniform(-1, 1, o.shape) for o in outputs[:used_outputs]]
     grads = gradient(
-        operator, (*weights, *(None,) * (len(outputs) - seen)), arrays, outputs, **attrs
+        operator, (*weights, *(None,) * (len(outputs) - used_outputs)), arrays, outputs, **attrs
     )
     checked = 0
-    for i, found in enumerate(grads):
+    for i, analytic in enumerate(grads):
         if arrays[i].dtype != np.float64:
             continue
-        grad = np.zeros(arrays[i].shape) if found is None else found
+        grad = np.zeros(arrays[i].shape) if analytic is None else analytic
         if grad.shape != arrays[i].shape:
             raise AssertionError(
                 f"{operator.name}: gradient {i} is {grad.shape}, the input {arrays[i].shape}"
@@ -157,8 +163,8 @@ def check_gradient(
         direction = rng.uniform(-1, 1, arrays[i].shape)
         sides = []
         for sign in (1, -1):
-            moved = [a + sign * step * direction if n == i else a for n, a in enumerate(arrays)]
-            values = _many(operator.reference(*moved, **attrs))
+            shifted = [a + sign * step * direction if n == i else a for n, a in enumerate(arrays)]
+            values = _as_tuple(operator.reference(*shifted, **attrs))
             sides.append(sum(float((w * v).sum()) for w, v in zip(weights, values, strict=False)))
         numeric = (sides[0] - sides[1]) / (2 * step)
         exact = float((grad * direction).sum())
@@ -172,16 +178,18 @@ def check_gradient(
 
 
 def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
-    """Move fp64 inputs onto grids of their own, away from whole numbers, 0 and each other.
+    """Return fp64 inputs moved onto grids of their own, away from integers, 0 and each other.
 
-    Differences across a kink or jump (of floor, max, ...) would say nothing about a gradient.
+    With two inputs the grids are (i + 1/4) 2^-9 and (i + 2/4) 2^-9. So max(x, y) never compares
+    equal numbers, and no difference quotient crosses a kink or jump (of floor, max, ...), where it
+    would say nothing about the gradient.
     """
-    out = []
+    shifted = []
     for i, (name, array) in enumerate(zip(operator.names(len(arrays)), arrays, strict=True)):
         if array.dtype == np.float64 and not operator.domains.get(name, Domain()).distinct:
             array = (np.floor(array / GRID) + (i + 1) / (len(arrays) + 2)) * GRID  # noqa: PLW2901
-        out.append(array)
-    return out
+        shifted.append(array)
+    return shifted
 
 
 # -- slices ---------------------------------------------------------------------------------------
@@ -195,56 +203,64 @@ def check_slices(
     rng = np.random.default_rng(seed + 2)
     arrays = sample(operator, shapes, dtype, attrs, seed)
     rules = operator.slice_rules(shapes, attrs)
-    whole = _many(operator.reference(*arrays, **attrs))
-    if len(rules.axes) != whole[0].ndim:
-        raise AssertionError(f"{operator.name}: {len(rules.axes)} rules for {whole[0].shape}")
+    full_outputs = _as_tuple(operator.reference(*arrays, **attrs))
+    if len(rules.axes) != full_outputs[0].ndim:
+        raise AssertionError(
+            f"{operator.name}: {len(rules.axes)} rules for {full_outputs[0].shape}"
+        )
     cuts = 0
     for rule in rules.axes:
-        size = whole[0].shape[rule.axis]
+        size = full_outputs[0].shape[rule.axis]
 
-        def part(piece: Range, axis: int = rule.axis) -> Cut | None:
+        def cut_or_none(piece: Range, axis: int = rule.axis) -> Cut | None:
             try:
                 return cut(rules, shapes, attrs, axis, piece)
             except errors.ShapeError:
                 return None
 
         if not rule.splits:
-            if part((0, size)):
+            if cut_or_none((0, size)):
                 raise AssertionError(f"{operator.name}: axis {rule.axis} may not be split but was")
             continue
-        pieces = _pieces(rng, rule.grain, size, part)
-        found = [cut(rules, shapes, attrs, rule.axis, piece) for piece in pieces]
-        parts = [_many(operator.reference(*take(arrays, c.ranges), **c.attrs)) for c in found]
-        for n, values in enumerate(whole):
+        pieces = _pieces(rng, rule.grain, size, cut_or_none)
+        piece_cuts = [cut(rules, shapes, attrs, rule.axis, piece) for piece in pieces]
+        parts = [
+            _as_tuple(operator.reference(*take(arrays, c.ranges), **c.attrs)) for c in piece_cuts
+        ]
+        for n, values in enumerate(full_outputs):
             joined = np.concatenate([p[n] for p in parts], axis=rule.joins[n])
             _equal(operator, f"axis {rule.axis} in {pieces}", joined, values)
         cuts += len(pieces) > 1
     return cuts + sum(
-        _folds(operator, way, arrays, attrs, whole[0], rng) for way in rules.reductions
+        _check_reduction(operator, reduction, arrays, attrs, full_outputs[0], rng)
+        for reduction in rules.reductions
     )
 
 
 def _pieces(
-    rng: np.random.Generator, grain: int, size: int, part: Callable[[Range], Cut | None]
+    rng: np.random.Generator, grain: int, size: int, cut_or_none: Callable[[Range], Cut | None]
 ) -> list[Range]:
-    """Return up to four random pieces in whole grains; a piece of padding only is joined up."""
+    """Return up to four random pieces in whole grains.
+
+    A piece that would read only padding is not cut off: `cut_or_none` returns None for it.
+    """
     chosen: list[int] = rng.permutation(np.arange(grain, size, grain))[:3].tolist()
-    kept = [0]
+    bounds = [0]
     for high in sorted(chosen):
-        if part((kept[-1], high)) and part((high, size)):
-            kept.append(high)
-    return list(pairwise((*kept, size)))
+        if cut_or_none((bounds[-1], high)) and cut_or_none((high, size)):
+            bounds.append(high)
+    return list(pairwise((*bounds, size)))
 
 
-def _folds(
+def _check_reduction(
     operator: Operator,
     reduction: Reduction,
     arrays: Sequence[Values],
     attrs: Any,
-    whole: Values,
+    full_output: Values,
     rng: np.random.Generator,
 ) -> int:
-    """Split a reduction axis in two and combine the partial outputs; return 1 if it was."""
+    """Check a reduction axis that is split in two and combined; return 1, or 0 for size 1."""
     size = arrays[reduction.sources[0][0]].shape[reduction.sources[0][1]]
     if size < 2:
         return 0
@@ -256,19 +272,19 @@ def _folds(
             ranges[index][axis] = piece
         values = operator.reference(*take(arrays, ranges), **attrs)
         parts.append(widen(values) if values.dtype.kind in "iu" else values)
-    _equal(operator, f"reduction over {reduction.sources}", combine(reduction, parts), whole)
+    _equal(operator, f"reduction over {reduction.sources}", combine(reduction, parts), full_output)
     return 1
 
 
-def _equal(operator: Operator, what: str, got: Values, wanted: Values) -> None:
+def _equal(operator: Operator, what: str, got: Values, expected: Values) -> None:
     """Raise unless two arrays agree: exactly, or to fp64 rounding."""
-    if got.shape != wanted.shape:
-        raise AssertionError(f"{operator.name}, {what}: {got.shape} joined, whole {wanted.shape}")
-    if not np.allclose(got.astype(np.float64), wanted.astype(np.float64), 1e-11, 1e-11, True):
+    if got.shape != expected.shape:
+        raise AssertionError(f"{operator.name}, {what}: {got.shape} joined, whole {expected.shape}")
+    if not np.allclose(got.astype(np.float64), expected.astype(np.float64), 1e-11, 1e-11, True):
         raise AssertionError(f"{operator.name}, {what}: joined pieces differ from the whole")
 
 
-# `make_test`: write the test file of any operator, the reader's own included.
+# -- test files ------------------------------------------------------------------------------------
 
 
 TEST_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
@@ -374,17 +390,17 @@ def make_test(
     """
     op = resolve(operator)
     if not lookup and op.name not in OPERATORS and not imports:
-        what = f"{op.name}: a registered operator, or the import line of its module"
+        needed = f"{op.name}: a registered operator, or the import line of its module"
         remedy = 'pass imports="from my_ops import NAME", lookup="NAME"'
-        raise errors.InputError(what, "neither", remedy)
-    every = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
-    examples = (op.examples or every)[:limit]
+        raise errors.InputError(needed, "neither", remedy)
+    edge_examples = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
+    examples = (op.examples or edge_examples)[:limit]
     some_empty = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
     cases = filled if some_empty else "CASES"
-    first = op.types.allowed[0]
-    found = op.tolerances.items()
-    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in found]
+    first_format = op.types.allowed[0]
+    tolerances = op.tolerances.items()
+    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in tolerances]
     return _TEMPLATE.format(
         name=op.name,
         summary=textwrap.fill(op.summary or "y = f(x)", 96),
@@ -399,7 +415,7 @@ def make_test(
         dtypes=repr(op.types.allowed).replace("'", '"'),
         gradient=_GRADIENT.format(cases=cases) if op.backward else "",
         filled=cases,
-        slice_dtype="fp64" if is_float(first) else first,
+        slice_dtype="fp64" if is_float(first_format) else first_format,
         chip=chips[0],
     )
 
@@ -411,7 +427,7 @@ def _literal(value: list[Any]) -> str:
 
 
 def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
-    """Return calls that must fail: an input too many, a wrong format, an unknown attribute, ..."""
+    """Return calls that must fail: too many inputs, a wrong format, an unknown attribute, ..."""
     shapes = example.shapes
     attrs = dict(example.attrs)
     main = operator.types.on_chip(load_chip(chip))[0]
