@@ -264,8 +264,8 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     """Time a launch whose traffic is known; raises as `simulate`."""
     _check(launch, chip, engine)
     # The launch takes at least bytes / rate of each memory that its cores share. The costs of its
-    # copies do not ensure that: they leave out what L2 writes back, and in a mix launch each kind of
-    # core copies as if it had L2 to itself.
+    # copies do not ensure that: they leave out what L2 writes back, and in a mix launch each kind
+    # of core copies as if it had L2 to itself.
     shared = [(traffic.memory_bytes, chip.device_memory)]
     around = Surroundings(launch.core_count, traffic.fresh)
     if launch.mix:
