@@ -38,8 +38,7 @@ __all__ = [
     "presets",
 ]
 
-# Largest credible value by the last word of a key. A clock of 1000 in a key that ends in "hz" is
-# refused by LEAST, one of 1e12 here: both are slips of the unit.
+# Largest credible value by the last word of a key: 1.2e12 bytes per cycle were meant per second.
 LIMITS = {
     "hz": 1e10,
     "bytes": 1e14,
@@ -60,7 +59,7 @@ LIMITS = {
 BUFFER_LIMIT_BYTES = 1e8
 """On-chip memories are megabytes; the simulator allocates them."""
 
-# Smallest credible value: at lower rates a simulated instruction would not end.
+# Smallest credible value: a clock of 910 hz was meant in MHz, and no instruction would end.
 LEAST = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
 # Ends of keys that may be 0: costs that a chip may be free of. Rates, sizes and counts may not be.
 ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s", "queued_s", "barrier_s")

@@ -1,4 +1,4 @@
-"""The records of a chip: numbers, each with its source and its trust level, and their text form."""
+"""The records of a chip: numbers, each with its source and trust level, and their text form."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 
 BLOCK_BYTES = 32
-"""A block of UB or L1: the unit of addresses, and of the C0 axis (16 fp16 numbers; Ascend C docs)."""
+"""A block of UB or L1, 16 fp16 numbers: the unit of addresses and of axis C0 (Ascend C docs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A legal data path: the pipe that drives it, its rate, and the cost of an instruction on it.
+    """A legal data path: the pipe that drives it, its rate, and what an instruction on it costs.
 
     A copy of n bytes occupies the pipe for `startup_cycles + n / rate_bytes_per_cycle` and its
     result is visible `latency_cycles` later. `unit` is the kind of core that owns the path.
@@ -54,7 +54,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class VectorCost:
-    """Cost of a vector instruction: head + slope * repeats cycles, result visible tail cycles later."""
+    """Cycles of a vector instruction: head + slope * repeats, result visible tail cycles later."""
 
     head_cycles: int
     slope_cycles: int
@@ -65,7 +65,7 @@ class VectorCost:
 class Memory:
     """A memory shared by all cores: size and total rate for reading or writing.
 
-    The `kind` of an L2 is "cache", or "buffer" if it holds the tensors that the compiler puts there.
+    The `kind` of an L2 is "cache", or "buffer" if the compiler decides which tensors it holds.
     """
 
     size_bytes: int
@@ -90,8 +90,8 @@ class Chip:
 
     `facts` keeps every number once more with source and trust, keyed like the file
     ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A chip
-    whose file has no AI CPU has a rate of 0 for it. `device_memory` has the rate that kernels reach,
-    `memory_peak_bytes_per_s` is the rate of the interface at best.
+    whose file has no AI CPU has a rate of 0 for it. `device_memory` has the rate that kernels
+    reach, `memory_peak_bytes_per_s` is the rate of the interface at best.
 
     Starting a task takes `queued_launch_s` on the device, which a profiler counts as the task's own
     time. A start by the host takes `launch_overhead_s` in all, and one that follows another kernel
