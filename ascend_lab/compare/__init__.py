@@ -1,15 +1,15 @@
-"""Measured times held against the model, row by row.
+"""Measured times beside the model's, row by row.
 
-`compare` reads a table of measured rows, or a profile that msprof wrote, and stands beside every
-row what the model says of it, the bound that no schedule beats, and
+`compare` reads a table of measured rows, or a profile that msprof wrote. It sets beside every row
+the model's time, the bound that no schedule beats, and
 
     error = model / measured - 1.
 
-A row that the model cannot time is refused with the reason; no row stops another.
+A row that the model cannot time is refused with the reason, and all other rows are still timed.
 
     from ascend_lab.compare import compare
-    found = compare("mine.csv")
-    print("; ".join(found.lines()))
+    comparison = compare("mine.csv")
+    print("; ".join(comparison.lines()))
 """
 
 import math
@@ -33,9 +33,10 @@ __all__ = ["Compared", "Comparison", "Group", "compare", "compare_rows", "read_m
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A measured row beside the model's answer; `refused` says why there is none.
+    """A measured row beside the model's answer; `refused` gives the reason if there is none.
 
-    `limit` is what takes longest in the model. Shares of pipes are of the own time of each side.
+    `limit` is what takes longest in the model. `busy` are the pipes' shares of the measured time,
+    `model_busy` their shares of the model's time.
     """
 
     case: str
@@ -58,9 +59,9 @@ class Compared:
 
     @property
     def is_below_bound(self) -> bool:
-        """Whether it was measured quicker than the model says is possible."""
-        both = self.measured_s is not None and self.bound_s is not None
-        return both and self.measured_s < self.bound_s  # type: ignore[operator]
+        """Whether the measured time is shorter than the bound: the model is wrong there."""
+        has_both = self.measured_s is not None and self.bound_s is not None
+        return has_both and self.measured_s < self.bound_s  # type: ignore[operator]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as plain data, ready for JSON."""
@@ -85,22 +86,23 @@ class Compared:
         if self.error is None:
             return f"{name:<52}  refused: {self.refused}"
         times = (self.measured_s, self.model_s, self.bound_s)
-        told = "".join(" " + _microseconds(time_s) for time_s in times)
+        columns = "".join(" " + _microseconds(time_s) for time_s in times)
         below = "  below our bound" * self.is_below_bound
-        return f"{name:<52}{told} {self.error:>+8.0%}  {self.limit}{below}{marks}"
+        return f"{name:<52}{columns} {self.error:>+8.0%}  {self.limit}{below}{marks}"
 
 
 def _microseconds(time_s: float | None) -> str:
+    """Return a time as a column of text, a dash for none."""
     return f"{'-':>12}" if time_s is None else f"{time_s * 1e6:>12.2f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rows of one group: how many, how many timed, and how far off those are.
+    """Statistics of one group: its rows, how many are timed, and the errors of those.
 
-    `bias` is the geometric mean of model / measured, less 1: that of errors which cancel is 0.
-    `median` and `p90` are of the error without its sign; `below_bound` counts rows that were
-    measured below the bound.
+    `bias` is the geometric mean of model / measured, less 1: a row at twice and one at half the
+    measured time have a bias of 0. `median` and `p90` are of the error without its sign.
+    `below_bound` counts rows that were measured below the bound.
     """
 
     group: str
@@ -167,11 +169,12 @@ class Comparison:
 
 
 def group_of(name: str, rows: list[Compared]) -> Group:
-    """Return the figures of some rows; errors are None where no row is timed."""
+    """Return the statistics of a group's rows; errors are None where no row is timed."""
     errors = np.array([row.error for row in rows if row.error is not None])
     below = sum(row.is_below_bound for row in rows)
     if not len(errors):
         return Group(name, len(rows), 0, None, None, None, below)
+    # exp(mean of log(1 + error)) - 1; the floor keeps a model time of 0 from log(0)
     bias = math.expm1(float(np.mean(np.log1p(np.maximum(errors, -1 + 1e-12)))))
     median, p90 = (float(q) for q in np.percentile(np.abs(errors), (50, 90)))
     return Group(name, len(rows), len(errors), bias, median, p90, below)
@@ -180,9 +183,10 @@ def group_of(name: str, rows: list[Compared]) -> Group:
 def compare(path: str | Path, chip: Chip | None = None, like: str = "") -> Comparison:
     """Return the rows of a file beside the model's answers.
 
-    `chip` is the chip of a profile, which names none, and that of a table's rows which name it or
-    none. With `like` "cann" networks and products are compiled as by that compiler. Raises
-    `InputError` for a file that is no table of either kind, or has no rows, and other compilers.
+    A profile names no chip: it was recorded on `chip`. In a table `chip` is for rows that name it,
+    or name none. With `like` "cann" networks and products are compiled as CANN would. Raises
+    `InputError` for a file that is neither a table nor a profile, one without rows, and an unknown
+    compiler.
     """
     rows = read_measured(path, chip)
     return Comparison(Path(path).name, tuple(compare_rows(rows, chip, like)))
@@ -200,13 +204,13 @@ def read_measured(path: str | Path, chip: Chip | None = None) -> list[Measured]:
         if chip is None:
             needed = f"{path}: the chip that this profile was recorded on"
             raise InputError(needed, "none", "name it: a profile does not")
-        found = profile.read_rows(lines, chip.name, str(path))
+        measured = profile.read_rows(lines, chip.name, str(path))
     else:
         refuse_above(f"{path}: columns", len(header), COLUMNS)
-        found = table.read_rows(lines, str(path))
-    if not found:
+        measured = table.read_rows(lines, str(path))
+    if not measured:
         raise InputError(f"{path}: rows below the header", "none", "write at least one row")
-    return found
+    return measured
 
 
 def compare_rows(
@@ -214,19 +218,19 @@ def compare_rows(
 ) -> Iterator[Compared]:
     """Yield each measured row beside the model's answer; equal work is timed once.
 
-    Raises `InputError` for a compiler to be like that is unknown.
+    Raises `InputError` for an unknown compiler in `like`.
     """
     if like not in ("", *LIKE):
         raise InputError(f"a compiler to be like: {', '.join(LIKE)}", like, "or none: ours")
-    known: dict[str, Estimate | str] = {}
+    answers: dict[str, Estimate | str] = {}  # by work: an estimate, or why there is none
     for row in rows:
         if row.work is None or row.refused:
             yield Compared(row.case, row.group, row.measured_s, refused=row.refused or "no work")
             continue
         key = repr(row.work)
-        if key not in known:
-            known[key] = _answer(row.work, chip, like)
-        answer = known[key]
+        if key not in answers:
+            answers[key] = _answer(row.work, chip, like)
+        answer = answers[key]
         if isinstance(answer, str):
             yield Compared(row.case, row.group, row.measured_s, refused=answer, marks=row.marks)
             continue
@@ -244,7 +248,7 @@ def compare_rows(
 
 
 def _answer(work: Work, chip: Chip | None, like: str) -> Estimate | str:
-    """Return what the model says, or why it says nothing."""
+    """Return the model's estimate, or the reason why it has none."""
     reasons: list[str] = []
     with reasons_in(reasons):
         return estimate(work, chip, like)

@@ -1,4 +1,4 @@
-"""The answer of the model to a row: seconds, a bound that no schedule beats, what limits it."""
+"""The model's answer to a row: seconds, a bound that no schedule beats, and the limit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The model's seconds, those of the bound if one is certain, and in `limit` what takes longest.
+    """The model's seconds, those of the bound (None: uncertain), and in `limit` what takes longest.
 
-    `busy` are shares of the model's own time, by pipe; `marks` what to keep in mind.
+    `busy` are the pipes' shares of the model's time. `marks` are remarks on how the model timed it.
     """
 
     model_s: float
@@ -28,7 +28,7 @@ class Estimate:
 
 
 def at_peak(chip: Chip) -> Chip:
-    """Return a chip whose memory moves what its interface could at best: nothing is quicker."""
+    """Return a chip whose memory has the peak rate of its interface, for bounds."""
     memory = replace(chip.device_memory, rate_bytes_per_s=chip.memory_peak_bytes_per_s)
     return replace(chip, device_memory=memory)
 
@@ -36,10 +36,12 @@ def at_peak(chip: Chip) -> Chip:
 def with_bytes(bound: Bound, graph: Graph, chip: Chip) -> Bound:
     """Return a bound that also counts the bytes that a graph reads, and writes beyond its L2.
 
-    The bound of a network takes a cut of a tensor for free; a kernel alone has to read it all.
+    The bound of a network counts no bytes for slices of a tensor that nobody needs. A kernel alone
+    has to read all of its input.
     """
     read = sum(graph.types[name].data_bytes for name in graph.inputs)
     written = sum(graph.types[name].data_bytes for name in graph.outputs)
+    # 40 MB read and 60 MB written, 48 of which may stay in L2: 52 MB cross the memory interface.
     crossing = read + max(0, written - chip.l2.size_bytes)
     memory_s = crossing / chip.device_memory.rate_bytes_per_s
     return replace(bound, memory=max(bound.memory, memory_s))
@@ -52,9 +54,10 @@ def of_tasks(
     bound: Bound,
     marks: tuple[str, ...] = (),
 ) -> Estimate:
-    """Return what a chain of kernels takes; a sum of a profiler's tasks is without the host's part.
+    """Return the estimate of a chain of kernels.
 
-    The host starts the first one only: the others wait in the device's queue.
+    The host starts the first one; the others wait in the device's queue. A profiler's tasks do not
+    include the host's part of that start, so it is taken off where the row is a sum of such tasks.
     """
     from ascend_lab.compiler.compile import account
 
@@ -66,13 +69,16 @@ def of_tasks(
 
 
 def largest(ledger: Mapping[str, float]) -> str:
-    """Return what takes longest above the bound."""
-    above = {part: time_s for part, time_s in ledger.items() if part != "bound"}
-    return max(above, key=lambda part: above[part], default="bound")
+    """Return the entry of a ledger that takes longest, apart from the bound itself."""
+    losses_s = {entry: time_s for entry, time_s in ledger.items() if entry != "bound"}
+    return max(losses_s, key=lambda entry: losses_s[entry], default="bound")
 
 
-def fetched(found: Estimate, chip: Chip, cores: int) -> Estimate:
-    """Return a time with what passes until the cores have fetched a library kernel's code."""
+def fetched(estimate: Estimate, chip: Chip, cores: int) -> Estimate:
+    """Return an estimate plus the time in which cores fetch the code of a library kernel.
+
+    The cores fetch one after another: 48 cores take 48 times `library_fetch_s`.
+    """
     wait_s = cores * chip.library_fetch_s
     mark = f"with {1e6 * wait_s:.1f} us until {cores} cores have fetched its code"
-    return replace(found, model_s=found.model_s + wait_s, marks=(*found.marks, mark))
+    return replace(estimate, model_s=estimate.model_s + wait_s, marks=(*estimate.marks, mark))

@@ -1,11 +1,13 @@
-"""What the model says of a measured row.
+"""The model's estimate of a measured row.
 
-`timing` says what counts. `kernel` is a profiler's task on the device, from the start of the task
-there (`queued_launch_s` of the chip, more on cores of two kinds) to its end. `wall` is with all of
-a launch by the host, `step` that of a whole network. `l2` says where operands lie.
+A row's `timing` says what its time includes. `kernel` is a task on the device as a profiler counts
+it, from the start there (`queued_launch_s` of the chip, and more for cores of two kinds) to its
+end. `wall` includes the whole launch by the host, `step` is the time of a whole network. `l2` says
+whether the operands lie in L2.
 
-The bound is that of memory's peak rate (`memory_peak_bytes_per_s`), whatever rate kernels reach: no
-board may beat it. Where a source does not print which bin it measured, there is none.
+The bound takes memory at its peak rate (`memory_peak_bytes_per_s`), whatever rate kernels reach, so
+that no board may beat it. If a source does not print which bin of a chip it measured, there is no
+bound.
 """
 
 from dataclasses import replace
@@ -26,25 +28,25 @@ from ascend_lab.machine.chip import Chip
 
 ZOO = "zoo:"
 LIKE = ("cann",)
-"""What can be timed in place of ours: networks and products (`graph.like_cann`), row kernels."""
+"""Compilers to be timed in place of ours, for networks, products and row kernels."""
 
 
-def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
-    """Return what the model says of a work; `own` is a chip of one's own, used by its name.
+def estimate(work: Work, own_chip: Chip | None = None, like: str = "") -> Estimate:
+    """Return the model's estimate of a work; `own_chip` is the user's chip, which rows may name.
 
-    A kernel whose structure in the vendor's library is known is timed in that structure, whatever
-    ours would take (`row_kernels`). With `like` "cann" networks and products are compiled as by
-    that compiler, too. Raises an `AscendLabError` that says what the model cannot do.
+    A kernel whose structure in the vendor's library is known is timed in that structure, even where
+    ours is quicker (`row_kernels`). With `like` "cann" networks and products, too, are compiled as
+    CANN would. Raises an `AscendLabError` that says what the model cannot do.
     """
     if "metric" in work.attributes:
         needed = "a time of the whole work"
         raise InputError(needed, f"metric={work.attributes['metric']}", "it is a time per unit")
     if work.operator in COLLECTIVES:
-        return collective(work, own)
+        return collective(work, own_chip)
     if work.size_bytes is not None:
         needed = f"a collective of {' and '.join(COLLECTIVES)}"
         raise UnsupportedError(needed, work.operator or "no operator", "others are not timed here")
-    chip, marks = chip_of(work.chip, own)
+    chip, marks = chip_of(work.chip, own_chip)
     if work.operator == "scatter_add" and "segments" in work.attributes:
         # Sums of segments start from zeros that the measured kernels write: no x is read.
         work = replace(work, operator="unsorted_segment_sum")
@@ -52,14 +54,14 @@ def estimate(work: Work, own: Chip | None = None, like: str = "") -> Estimate:
     if work.operator == "transpose" and work.dtypes == ("int64",):
         work = in_pairs(work)
         marks = (*marks, "int64 moved as pairs of int32")
-    found = _timed(work, chip, like)
+    answer = _timed(work, chip, like)
     if any(NOT_PRINTED in mark for mark in marks):
-        found = replace(found, bound_s=None)  # another bin may be quicker
-    return replace(found, marks=(*marks, *found.marks))
+        answer = replace(answer, bound_s=None)  # another bin may be quicker
+    return replace(answer, marks=(*marks, *answer.marks))
 
 
 def _timed(work: Work, chip: Chip, like: str) -> Estimate:
-    """Return the time of a work by what knows it: a network, a chain of kernels, an operator."""
+    """Time a work as what it is: a network, products by hand, a chain of kernels, an operator."""
     if work.operator.startswith(ZOO):
         return network(work, chip, like)
     if work.operator in GROUPS:
@@ -68,9 +70,10 @@ def _timed(work: Work, chip: Chip, like: str) -> Estimate:
         return ESTIMATES[work.operator](work, chip)
     if not is_chain(work):
         return as_library(work, chip, operator_alone(work, chip, like), like)
-    made = CHAINS[work.operator](work)
-    if isinstance(made, Programs):
-        return programs(work, made, chip)
-    if isinstance(made, Work):
-        return as_library(made, chip, operator_alone(made, chip, like), like)
-    return as_library(work, chip, chain(work, made, chip), like)
+    # A chain's builder returns programs written by hand, the work of a single operator, or a graph.
+    built = CHAINS[work.operator](work)
+    if isinstance(built, Programs):
+        return programs(work, built, chip)
+    if isinstance(built, Work):
+        return as_library(built, chip, operator_alone(built, chip, like), like)
+    return as_library(work, chip, chain(work, built, chip), like)

@@ -1,4 +1,4 @@
-"""A measured operator of the library: its kernel by the default schedule, and its bound."""
+"""A measured operator of the library: its kernel with the default schedule, and its bound."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
     from ascend_lab.operators.kernels import GemmSchedule
 
 HALVES_IN_FP32 = ("gelu", "sigmoid")
-"""Operators of ours that compute halves in fp16 where the measured kernel does it in fp32.
+"""Operators that ours compute on fp16 inputs in fp16, and the measured kernels in fp32.
 
-With bf16 ours do the same work: as many bytes, a cast to fp32 and one back. Source: CANN toolkit,
-TBE operators Gelu and Sigmoid on the 910B, whose default is high precision.
+On bf16 inputs ours do the same work as the measured kernels do on fp16: as many bytes, a cast to
+fp32 and one back. Source: CANN toolkit, TBE operators Gelu and Sigmoid on the 910B, whose default
+is high precision.
 """
 TILED = "matmul"
-"""The operator that a published tiling makes like the library's: its kernel is ours all the same.
+"""The operator whose kernel is ours, but may take the library's tiling, which is published.
 
-Others are whole kernels of the library (see `row_kernels`), or ours.
+Other operators are timed as a kernel of the library (see `row_kernels`), or as ours.
 """
 
 
 def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
-    """Time one operator of the library by its default schedule."""
+    """Time one operator of the library with its default schedule, or with CANN's tiling."""
     from ascend_lab.operators import ops
 
     operator = ops.get(work.operator)
@@ -48,7 +49,7 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     settings = settings_of(work, chip, operator.attrs)
     if settings.cores is not None:
         chip = replace(chip, core_count=settings.cores)
-    dtypes = _dtypes(work, settings.own)
+    dtypes = _dtypes(work, settings.attributes)
     if work.operator in HALVES_IN_FP32 and dtypes[0] == "fp16" and "bf16" in chip.cube:
         dtypes = ("bf16",) * len(dtypes)
         settings.marks.append("halves computed in fp32 as measured: timed as bf16")
@@ -56,63 +57,67 @@ def operator_alone(work: Work, chip: Chip, like: str) -> Estimate:
     if like and work.operator == TILED:
         from ascend_lab.compiler.like_cann import tiling_of_operator
 
-        tiling = tiling_of_operator(work.shapes, dtypes, chip, settings.own)
-    line = _timeline(work, chip, dtypes, settings.own, tiling)
-    line = replace(line, start="queued" if work.timing == "kernel" else "cold")
-    beside_s = 0.0
+        tiling = tiling_of_operator(work.shapes, dtypes, chip, settings.attributes)
+    timeline = _timeline(work, chip, dtypes, settings.attributes, tiling)
+    timeline = replace(timeline, start="queued" if work.timing == "kernel" else "cold")
+    extra_s = 0.0  # of what was measured beside the kernel
     if operator.name == attention.FLASH and attention.is_causal(work):
         settings.marks.append(attention.SKIPPED)
     if attention.is_library(work):
         settings.marks.append(attention.LIBRARY)
-        beside_s = attention.tiling_read_s(chip)
+        extra_s = attention.tiling_read_s(chip)
     if work.conversions and operator.has("convolution"):
-        shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.own))
-        beside_s = converting_s(shapes, dtypes[0], work.conversions, chip)
+        shapes = (*work.shapes[:2], *operator.infer(*work.shapes, **settings.attributes))
+        extra_s = converting_s(shapes, dtypes[0], work.conversions, chip)
         settings.marks.append(conversions_told(work.conversions, dtypes[0]))
-    bound_s = _bound_s(work, at_peak(chip), dtypes, settings.own)
+    bound_s = _bound_s(work, at_peak(chip), dtypes, settings.attributes)
     if work.l2 == "unknown":
         settings.marks.append("l2 unknown: timed cold")
-    model_s = line.time_s + beside_s
-    return Estimate(model_s, bound_s, _limit_of(line), _busy_of(line), tuple(settings.marks))
+    model_s = timeline.time_s + extra_s
+    limit = _limit_of(timeline)
+    return Estimate(model_s, bound_s, limit, _busy_of(timeline), tuple(settings.marks))
 
 
-def as_library(work: Work, chip: Chip, found: Estimate, like: str) -> Estimate:
-    """Return the time of the kernel that the vendor's library has, where its structure is known.
+def as_library(work: Work, chip: Chip, ours: Estimate, like: str) -> Estimate:
+    """Return the estimate of the vendor's kernel, where its structure is known.
 
-    Else the answer stays, `found`, that of our kernel; `like` "cann" then says so.
+    Where it is not, return `ours`, the estimate of our kernel; with `like` "cann" a mark says so.
     """
     from ascend_lab.machine.sim import DeviceMemory, simulate_kernel
 
     if work.operator == TILED:
-        return found
+        return ours
     kernel = row_kernel(work, chip)
     if kernel is None:
         if not like:
-            return found
-        return replace(found, marks=(*found.marks, "no kernel of CANN's is followed: ours"))
-    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
-    line = replace(line, start="queued" if work.timing == "kernel" else "cold")
-    of_row = (mark for mark in found.marks if mark.startswith("l2 "))  # the rest is on our kernel
-    marks = (f"in the library's structure: {kernel.name}", *of_row)
-    alike = Estimate(line.time_s, found.bound_s, _limit_of(line), _busy_of(line), marks)
-    return fetched(alike, chip, sum(len(part.bindings) for part in kernel.parts))
+            return ours
+        return replace(ours, marks=(*ours.marks, "no kernel of CANN's is followed: ours"))
+    timeline = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+    timeline = replace(timeline, start="queued" if work.timing == "kernel" else "cold")
+    # Marks on L2 are about the row and stay; all others are about our kernel.
+    row_marks = (mark for mark in ours.marks if mark.startswith("l2 "))
+    marks = (f"in the library's structure: {kernel.name}", *row_marks)
+    limit = _limit_of(timeline)
+    library = Estimate(timeline.time_s, ours.bound_s, limit, _busy_of(timeline), marks)
+    return fetched(library, chip, sum(len(part.bindings) for part in kernel.parts))
 
 
-def _busy_of(line: KernelTimeline) -> dict[str, float]:
+def _busy_of(timeline: KernelTimeline) -> dict[str, float]:
     """Return the share of the time that each pipe works."""
-    return {pipe: busy / max(line.total_cycles, 1) for pipe, busy in line.busy_cycles.items()}
+    total = max(timeline.total_cycles, 1)
+    return {pipe: busy / total for pipe, busy in timeline.busy_cycles.items()}
 
 
-def _limit_of(line: KernelTimeline) -> str:
+def _limit_of(timeline: KernelTimeline) -> str:
     """Return what takes most of the time: a pipe, memory, barriers between phases, or the start."""
-    cycles = Counter({"sync": line.sync_cycles, "start": line.launch_cycles})
-    for phase in line.phases:
+    cycles = Counter({"sync": timeline.sync_cycles, "start": timeline.launch_cycles})
+    for phase in timeline.phases:
         cycles[phase.limit] += phase.cycles
     return max(cycles, key=lambda name: cycles[name])
 
 
 def in_pairs(work: Work) -> Work:
-    """Return a transpose of int64 as one of int32: halves of a number are a last axis, which stays.
+    """Return a transpose of int64 as one of int32 pairs, which form a last axis that stays last.
 
     (a, b) with perm (1, 0) becomes (a, b, 2) with perm (1, 0, 2).
     """
@@ -135,10 +140,11 @@ def _timeline(
     attributes: Mapping[str, Any],
     tiling: GemmSchedule | None,
 ) -> KernelTimeline:
-    """Return the timeline of a kernel whose operands lie in L2, or not, and whose results may.
+    """Return the timeline of a kernel whose operands lie in L2 if the row says so, else in memory.
 
-    An L2 that is a cache keeps what a kernel writes: 134 MB of results cost no trip to memory. A
-    product with a given tiling is timed as `op` does: what it writes crosses if L2 cannot hold all.
+    An L2 that is a cache keeps what the kernel writes, up to its size. A product with a tiling from
+    outside is timed as the command `op` does it: its results cross to memory if L2 cannot hold all
+    that the product touches.
     """
     from ascend_lab.machine import sim
     from ascend_lab.operators import ops
@@ -151,8 +157,8 @@ def _timeline(
         attributes = {**attributes, "causal": False}
     is_warm = work.l2 == "warm"
     if is_warm or tiling is not None:
-        given = work.operator, work.shapes, dtypes, chip
-        return ops.time(*given, warm_l2=is_warm, tiling=tiling, **attributes)
+        case = work.operator, work.shapes, dtypes, chip
+        return ops.time(*case, warm_l2=is_warm, tiling=tiling, **attributes)
     kernel = ops.compile(work.operator, work.shapes, dtypes, chip, **attributes)
     if work.operator in unaligned.PRODUCTS:
         kernel = unaligned.with_conversions(kernel, work.shapes, dtypes, attributes, chip)
@@ -160,24 +166,27 @@ def _timeline(
 
 
 def _dtypes(work: Work, attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a number format for each input; one given is the operator's main format."""
+    """Return a number format for each input; a single one is the operator's main format.
+
+    The operator then decides those of the others, such as int32 for indices.
+    """
     from ascend_lab.operators import ops
     from ascend_lab.operators.dsl.tensor import ALIASES
 
     operator = ops.get(work.operator)
-    given = tuple(ALIASES.get(dtype, dtype) for dtype in work.dtypes)
-    if len(given) == 1:
-        return operator.input_types(len(work.shapes), given[0], **attributes)
-    if len(given) != len(work.shapes):
+    dtypes = tuple(ALIASES.get(dtype, dtype) for dtype in work.dtypes)
+    if len(dtypes) == 1:
+        return operator.input_types(len(work.shapes), dtypes[0], **attributes)
+    if len(dtypes) != len(work.shapes):
         needed = f"dtype: one, or one for each of {len(work.shapes)} inputs"
-        raise InputError(needed, str(len(given)), "mend that row")
-    return given
+        raise InputError(needed, str(len(dtypes)), "mend that row")
+    return dtypes
 
 
 def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[str, Any]) -> float:
-    """Return the bound of a graph that is this one operator (see `graph.bound`).
+    """Return the bound of a graph of this one operator (see `compiler.bound`).
 
-    Without the launch for a kernel.
+    It includes the launch unless the row's time is that of a task on the device.
     """
     from ascend_lab.compiler import GraphBuilder, bound_of
 
@@ -187,8 +196,8 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
         for place, (shape, dtype) in enumerate(zip(work.shapes, dtypes, strict=True))
     ]
     results = draft.add_node(work.operator, *tensors, **attributes)
-    many = results if isinstance(results, tuple) else (results,)
-    for result in many:
+    all_results = results if isinstance(results, tuple) else (results,)
+    for result in all_results:
         draft.output(result)
     graph = draft.build()
     bound = bound_of(graph, chip)
@@ -198,11 +207,12 @@ def _bound_s(work: Work, chip: Chip, dtypes: Sequence[str], attributes: Mapping[
     return bound.work_s if work.timing == "kernel" else bound.time_s
 
 
-def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> float:
+def _memory_s(work: Work, graph: Graph, chip: Chip, network_s: float) -> float:
     """Return the least seconds of one operator's bytes across the memory interface.
 
-    A network's results go to memory, those of one operator may stay in an L2 of either kind. What
-    is changed in place is neither read nor written where no index points: only the rest is read.
+    `network_s` is the least of a network of this operator, whose results go to memory. Those of an
+    operator alone may stay in L2. A tensor that is changed in place is neither read nor written
+    where no index points, so only the bytes of the other inputs are certain.
     """
     from ascend_lab.operators import ops
 
@@ -212,13 +222,13 @@ def _memory_s(work: Work, graph: Graph, chip: Chip, of_network_s: float) -> floa
     if ops.get(work.operator).has("in place"):
         return sum(graph.types[name].data_bytes for name in graph.inputs[1:]) / rate
     written = sum(graph.types[name].data_bytes for name in graph.outputs)
-    kept = min(written, chip.l2.size_bytes)
+    kept_in_l2 = min(written, chip.l2.size_bytes)
     if work.operator in READ_WHOLE:
         read = sum(graph.types[name].data_bytes for name in graph.inputs)
-        return (read + written - kept) / rate
-    in_cache = chip.l2.kind == "cache"  # the network's bound has left them out already
-    return of_network_s if in_cache else max(0.0, of_network_s - kept / rate)
+        return (read + written - kept_in_l2) / rate
+    is_cache = chip.l2.kind == "cache"  # then the network's bound has left these bytes out already
+    return network_s if is_cache else max(0.0, network_s - kept_in_l2 / rate)
 
 
 READ_WHOLE = ("transpose", "concat", "adam", "sgd_momentum")
-"""Operators without a bound as a graph (a graph may do without a move), alone they read it all."""
+"""Operators that a graph may do without, so that its bound is 0; alone they read all inputs."""

@@ -5,8 +5,9 @@ Columns are found by name, whatever their number and order: `Op Name`, `OP Type`
 ratios of pipes such as `aic_mac_ratio`. The same table of torch_npu, `kernel_details.csv`, says
 `Name`, `Type`, `Accelerator Core` and `Duration(us)`.
 
-A profile holds shapes and types, no attributes. What follows from the shapes is taken (which axes
-were summed, which permutation, if only one fits); what does not is refused by name, or marked.
+A profile holds shapes and types, but no attributes. Some follow from the shapes: the axes of a sum
+or the permutation of a transpose, if only one fits. A task whose attributes do not follow is
+refused by name, or timed with a mark.
 
 Sources: hiascend.com, Profiling, op_summary (Operator Details), CANN 8.0 to 9.0; the column names
 in Ascend/msprof, `analysis/msconfig/prof_header_mapping.json`, and Ascend/pytorch,
@@ -33,7 +34,7 @@ NAMES = {
     "out_shapes": ("output shapes",),
     "out_dtypes": ("output data types",),
 }
-"""What is read -> the columns that hold it, in small letters."""
+"""An entry of a task -> the names of its column, in small letters."""
 NEEDED = ("name", "type", "duration", "shapes", "dtypes")
 OFF_CORE = ("AI_CPU", "HCCL", "COMMUNICATION", "DSA", "DVPP")
 """Kinds of tasks that no AI core computes."""
@@ -48,7 +49,7 @@ DTYPES = {
     "int32": "int32",
     "int64": "int64",
 }
-"""What a profile calls number formats, small and without DT_ -> what they are called here."""
+"""A profile's names of number formats, in small letters and without DT_ -> ours."""
 PLAIN = ("ND", "NCHW", "NHWC", "NCL", "FORMAT_ND", "N/A", "")
 """Formats whose shapes are those of the tensor itself."""
 
@@ -66,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a task is here: operator, its inputs, its attributes, and what to keep in mind."""
+    """A task in our words: its operator with inputs and attributes, marks on what is guessed."""
 
     operator: str
     shapes: tuple[Shape, ...]
@@ -78,40 +79,49 @@ class Reading:
 def is_profile(header: Sequence[str]) -> bool:
     """Tell whether a table is a profile: it has a column of durations and one of types."""
     names = {name.lower() for name in header}
-    return all(names.intersection(NAMES[part]) for part in ("type", "duration"))
+    return all(names.intersection(NAMES[entry]) for entry in ("type", "duration"))
 
 
 def read_rows(rows: Sequence[tuple[int, list[str]]], chip: str, where: str) -> list[Measured]:
     """Return the tasks of a profile's lines, the header first; raises `InputError`."""
     (_, header), *lines = rows
-    small = [name.lower() for name in header]
-    places = {
-        part: small.index(name) for part, names in NAMES.items() for name in names if name in small
+    columns = [name.lower() for name in header]
+    column_of = {
+        entry: columns.index(name)
+        for entry, names in NAMES.items()
+        for name in names
+        if name in columns
     }
-    missing = [NAMES[part][0] for part in NEEDED if part not in places]
+    missing = [NAMES[entry][0] for entry in NEEDED if entry not in column_of]
     if missing:
         needed = f"{where}: the columns {', '.join(missing)} of an operator summary"
         raise InputError(needed, "none", "record the profile with shapes and task times")
-    ratios = {at: pipe for at, name in enumerate(small) if (pipe := _ratio(name))}
-    return [_row(places, ratios, cells, chip, line) for line, cells in lines]
+    pipe_columns = {column: pipe for column, name in enumerate(columns) if (pipe := _ratio(name))}
+    return [_row(column_of, pipe_columns, cells, chip, line) for line, cells in lines]
 
 
 def _ratio(name: str) -> str:
-    """Return the pipe of a column such as `aic_mac_ratio`, "" for others; `ai*_` is either core."""
+    """Return the pipe of a column such as `aic_mac_ratio`, "" for a column of another kind.
+
+    `ai*_` in front stands for either kind of core.
+    """
     if not name.endswith("_ratio"):
         return ""
     return pipe_of(name.removesuffix("_ratio").removeprefix("ai*_"))
 
 
 def _row(
-    places: Mapping[str, int],
-    ratios: Mapping[int, str],
+    column_of: Mapping[str, int],
+    pipe_columns: Mapping[int, str],
     cells: Sequence[str],
     chip: str,
     line: int,
 ) -> Measured:
-    """Return one task as a measurement, refused by name if it is no work of ours."""
-    row = {part: cells[at] if at < len(cells) else "" for part, at in places.items()}
+    """Return one task as a measurement, refused with the reason if no operator here computes it."""
+    # msprof leaves out cells at the end of a line: they count as empty.
+    row = {
+        entry: cells[column] if column < len(cells) else "" for entry, column in column_of.items()
+    }
     reasons: list[str] = []
     measured_s: float | None = None
     work: Work | None = None
@@ -123,20 +133,20 @@ def _row(
             raise InputError(needed, shown(row["duration"]), "drop that row")
         measured_s = value * 1e-6
     with reasons_in(reasons):
-        found = reading(_task(row))
-        marks = found.marks
+        task_reading = reading(_task(row))
+        marks = task_reading.marks
         work = Work(
-            found.operator,
+            task_reading.operator,
             chip,
-            found.shapes,
+            task_reading.shapes,
             None,
-            found.dtypes,
-            found.attributes,
+            task_reading.dtypes,
+            task_reading.attributes,
             group=row["type"],
         )
     busy = {}
-    for at, pipe in ratios.items():
-        share = number_of(cells[at]) if at < len(cells) else None
+    for column, pipe in pipe_columns.items():
+        share = number_of(cells[column]) if column < len(cells) else None
         if share:
             busy[pipe] = share
     group = row["type"] or "no type"
@@ -152,43 +162,44 @@ def _task(row: Mapping[str, str]) -> Task:
     if row["shapes"].strip('" ') in ("", "N/A"):
         raise InputError("input shapes", "none", "record the profile with task times of level l1")
     shapes = tuple(_shapes(row["shapes"]))
-    dtypes = tuple(_dtype(word) for word in _parts(row["dtypes"]))
+    dtypes = tuple(_dtype(word) for word in _items(row["dtypes"]))
     if len(dtypes) < len(shapes):
         needed = f"a data type for each of {len(shapes)} inputs"
         raise InputError(needed, str(len(dtypes)), "mend that row")
     if row["type"] not in POINTWISE:
-        for place, word in enumerate(_parts(row.get("formats", ""))[: len(shapes)]):
+        for number, word in enumerate(_items(row.get("formats", ""))[: len(shapes)]):
             if word.upper() not in PLAIN:
-                needed = f"input {place} in a format whose shape is the tensor's, such as ND"
+                needed = f"input {number} in a format whose shape is the tensor's, such as ND"
                 raise InputError(needed, word, "the shape of a blocked tensor hides its own")
     outputs = row.get("out_shapes", "").strip('" ')
     output = next(iter(_shapes(outputs)), None) if outputs not in ("", "N/A") else None
-    output_dtypes = _parts(row.get("out_dtypes", ""))
+    output_dtypes = _items(row.get("out_dtypes", ""))
     return Task(row["type"], shapes, dtypes, output, output_dtypes[0] if output_dtypes else "")
 
 
-def _parts(text: str) -> list[str]:
-    """Return the parts of a cell such as `"ND;ND"`; msprof quotes some cells once more."""
-    plain = text.strip('" ')
-    return [part.strip() for part in plain.split(";")] if plain else []
+def _items(text: str) -> list[str]:
+    """Return the items of a cell such as `"ND;ND"`; msprof quotes some cells twice."""
+    unquoted = text.strip('" ')
+    return [item.strip() for item in unquoted.split(";")] if unquoted else []
 
 
 def _shapes(text: str) -> list[Shape]:
-    """Return the shapes of a cell such as `16,32;32,8`; an empty part is a scalar, one number."""
+    """Return the shapes of a cell such as `16,32;32,8`; an empty item is a scalar, shape (1,)."""
     return [
-        shape_of(part.strip("[]"), ",", "input shapes") if part.strip("[] ") else (1,)
-        for part in _parts(text)
+        shape_of(item.strip("[]"), ",", "input shapes") if item.strip("[] ") else (1,)
+        for item in _items(text)
     ]
 
 
 def _dtype(word: str) -> str:
-    small = word.lower().removeprefix("dt_")
-    if small not in DTYPES:
+    """Return our name of a number format: "fp16" of "DT_FLOAT16"."""
+    name = word.lower().removeprefix("dt_")
+    if name not in DTYPES:
         raise InputError(f"a data type among {', '.join(DTYPES)}", shown(word), "none is guessed")
-    return DTYPES[small]
+    return DTYPES[name]
 
 
-# -- what a type of task is here -------------------------------------------------------------------
+# -- the operator of a task's type -----------------------------------------------------------------
 POINTWISE = {
     **dict.fromkeys(("Add", "AddV2"), "add"),
     "Sub": "sub",
@@ -219,7 +230,7 @@ POINTWISE = {
     **dict.fromkeys(("Swish", "Silu"), "silu"),
     "Erf": "erf",
 }
-"""Types that work element by element -> the operator; their tensors may lie in any format."""
+"""Types of element-wise tasks -> our operator; their tensors may lie in any format."""
 NOT_TOLD = {
     "Conv": "strides and pads",
     "Depthwise": "strides and pads",
@@ -232,11 +243,11 @@ NOT_TOLD = {
     "Quant": "scales and epilogue",
     "Grouped": "the rows of each group",
 }
-"""Parts of types -> what of them no profile holds."""
+"""A part of a type's name -> the attributes of such tasks, which a profile does not hold."""
 
 
 def reading(task: Task) -> Reading:
-    """Return what a task is in the operator library; raises `InputError` where nothing says so."""
+    """Return a task as an operator of our library; raises `InputError` where that is uncertain."""
     if task.type in POINTWISE:
         count = (
             2 if POINTWISE[task.type] in ("add", "sub", "mul", "div", "max", "min", "pow") else 1
@@ -245,21 +256,21 @@ def reading(task: Task) -> Reading:
     for kinds, read in READERS.items():
         if task.type in kinds:
             return read(task)
-    for part, lost in NOT_TOLD.items():
-        if part in task.type:
-            needed = f"{task.type}: {lost}, which no profile holds"
+    for kind, attributes in NOT_TOLD.items():
+        if kind in task.type:
+            needed = f"{task.type}: {attributes}, which no profile holds"
             raise InputError(needed, "shapes only", "write a table of measured rows instead")
     raise InputError("a task type that an operator here computes", shown(task.type), "not timed")
 
 
 def _matmul(task: Task) -> Reading:
-    """Read a product: transposes are those that fit the shapes, those in doubt are marked."""
+    """Read a product, with transposes that fit the shapes; several that fit leave a mark."""
     batched = task.type.startswith("Batch")
     if len(task.shapes) < 2 or any(len(shape) < 2 for shape in task.shapes[:2]):
         raise InputError(f"{task.type}: two matrices", str(task.shapes), "mend that row")
     a = task.shapes[0][-2:]
     b = task.shapes[1][-2:]
-    fitting = []
+    fitting = []  # 4 x 8 and 16 x 8 to 4 x 16: only b is transposed; 8 x 8 and 8 x 8: all four fit
     for trans_a, trans_b in product((False, True), repeat=2):
         rows, inner = a[::-1] if trans_a else a
         inner_b, columns = b[::-1] if trans_b else b
@@ -280,48 +291,49 @@ def _matmul(task: Task) -> Reading:
 
 
 def _transpose(task: Task) -> Reading:
-    """Read a transpose whose permutation the shapes of input and output leave no doubt about."""
+    """Read a transpose, if exactly one permutation turns the input's shape into the output's."""
     shape = task.shapes[0]
     output = task.output
-    fits: list[tuple[int, ...]] = []
+    fitting: list[tuple[int, ...]] = []
     if output is not None and len(output) == len(shape) <= MOST_AXES:
         orders = permutations(range(len(shape)))
-        fits = [order for order in orders if tuple(shape[axis] for axis in order) == output]
-    if len(fits) != 1:
-        got = f"{shape} to {output}, {len(fits)} of them"
-        raise InputError(f"{task.type}: one permutation that fits", got, "none is guessed")
-    return Reading("transpose", (shape,), task.dtypes[:1], {"perm": fits[0]})
+        fitting = [order for order in orders if tuple(shape[axis] for axis in order) == output]
+    if len(fitting) != 1:
+        got = f"{shape} to {output}, {len(fitting)} of them"
+        raise InputError(f"{task.type}: one permutation that fitting", got, "none is guessed")
+    return Reading("transpose", (shape,), task.dtypes[:1], {"perm": fitting[0]})
 
 
 MOST_AXES = 8
-"""Of a tensor in a profile: 8! permutations are looked at."""
+"""Most axes of a tensor whose permutation is searched: 8! = 40,320 candidates."""
 
 
 def _reduction(name: str) -> Callable[[Task], Reading]:
-    """Return the reader of a reduction whose axes the shapes leave no doubt about."""
+    """Return the reader of a reduction, which needs one choice of axes that fits the shapes."""
 
     def read(task: Task) -> Reading:
         shape = task.shapes[0]
         output = task.output
-        ranks = range(1, len(shape) + 1) if output is not None and len(shape) <= MOST_AXES else ()
-        fits: list[dict[str, Any]] = []
-        for axes in (axes for count in ranks for axes in combinations(range(len(shape)), count)):
-            kept = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-            left = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-            if output == kept:
-                fits.append({"axis": axes, "keepdims": True})
-            elif output == (left or (1,)):
-                fits.append({"axis": axes, "keepdims": False})
-        if len(fits) != 1:
-            got = f"{shape} to {output}, {len(fits)} of them"
+        counts = range(1, len(shape) + 1) if output is not None and len(shape) <= MOST_AXES else ()
+        fitting: list[dict[str, Any]] = []
+        for axes in (axes for count in counts for axes in combinations(range(len(shape)), count)):
+            # (4, 8, 16) reduced along axis 1 is (4, 1, 16) with keepdims, (4, 16) without.
+            with_ones = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+            without = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+            if output == with_ones:
+                fitting.append({"axis": axes, "keepdims": True})
+            elif output == (without or (1,)):
+                fitting.append({"axis": axes, "keepdims": False})
+        if len(fitting) != 1:
+            got = f"{shape} to {output}, {len(fitting)} of them"
             raise InputError(f"{task.type}: one choice of axes that fits", got, "none is guessed")
-        return Reading(name, (shape,), task.dtypes[:1], fits[0])
+        return Reading(name, (shape,), task.dtypes[:1], fitting[0])
 
     return read
 
 
 def _last_axis(name: str) -> Callable[[Task], Reading]:
-    """Return the reader of an operator along the last axis, which a profile does not tell."""
+    """Return the reader of an operator along one axis, taken to be the last: a profile has none."""
 
     def read(task: Task) -> Reading:
         marks = ("the axis is not told: timed along the last",)
@@ -331,7 +343,7 @@ def _last_axis(name: str) -> Callable[[Task], Reading]:
 
 
 def _norm(name: str, inputs: int) -> Callable[[Task], Reading]:
-    """Return the reader of a norm whose scale says that it runs along the last axis."""
+    """Return the reader of a norm along the last axis, which the shape of its scale must have."""
 
     def read(task: Task) -> Reading:
         shapes = task.shapes[:inputs]
@@ -344,7 +356,7 @@ def _norm(name: str, inputs: int) -> Callable[[Task], Reading]:
 
 
 def _cast(task: Task) -> Reading:
-    """Read a cast: the output's data type is what it casts to."""
+    """Read a cast, to the data type of the output."""
     if not task.output_dtype:
         raise InputError(f"{task.type}: an output data type", "none", "mend that row")
     attributes = {"dtype": _dtype(task.output_dtype)}
@@ -365,4 +377,4 @@ READERS: Mapping[tuple[str, ...], Callable[[Task], Reading]] = {
     ("RmsNorm",): _norm("rms_norm", 2),
     ("Cast",): _cast,
 }
-"""Types of tasks -> what reads them."""
+"""Types of tasks -> their reader."""

@@ -1,4 +1,4 @@
-"""What a measured row is: the work that was timed, how long it took, or why it cannot be read."""
+"""The records of a measured row: the work, its time, or the reason why it cannot be read."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,17 +12,17 @@ from ascend_lab.limits import shown, wholes_of
 Shape = tuple[int, ...]
 L2_STATES = ("cold", "warm", "unknown")
 TIMINGS = ("kernel", "wall", "step")
-"""What was timed: the task on the device; a call, or a whole step, by a clock outside of it."""
+"""What was timed: the task on the device, a call by the host's clock, or a step of a network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was timed, as far as a model has to know it.
+    """The work that was timed, as far as a model has to know it.
 
-    `operator` is a name of the operator library, `zoo:NAME`, `all_reduce` or `all_to_all`; `shapes`
-    those of its inputs, or `size_bytes` what each rank of a collective holds. `dtypes` are one for
-    all inputs, or one for each. `group` is the kind of work, in the words of who measured it,
-    `kernels` the names of those whose times were added up, "" for one.
+    `operator` is a name of the operator library, `zoo:NAME`, `all_reduce` or `all_to_all`. `shapes`
+    are those of its inputs; a collective has `size_bytes` instead, the bytes of each rank. `dtypes`
+    holds one format for all inputs, or one for each. `group` is the kind of work in the source's
+    words. `kernels` names the kernels whose times were added up, "" if it was one.
     """
 
     operator: str
@@ -39,18 +39,18 @@ class Work:
     @property
     def conversions(self) -> int:
         """How many of the kernels of a chain change layouts: 3 of TransData*3+Conv2D."""
-        counts = [
-            re.fullmatch(r"TransData(?:\*(\d{1,4}))?", part) for part in self.kernels.split("+")
+        matches = [
+            re.fullmatch(r"TransData(?:\*(\d{1,4}))?", kernel) for kernel in self.kernels.split("+")
         ]
-        return sum(int(found[1] or 1) for found in counts if found)
+        return sum(int(match[1] or 1) for match in matches if match)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row of a file: `work` took `measured_s` seconds; or `refused` says why it cannot be read.
+    """A row of a file: `work` took `measured_s` seconds, or `refused` says why it cannot be read.
 
-    `marks` say what to keep in mind when model and measurement stand side by side; `busy` is the
-    share of the time that each pipe worked, where the source tells it.
+    `marks` are remarks for the comparison of model and measurement. `busy` is the share of the time
+    that each pipe worked, where the source has it.
     """
 
     case: str
@@ -63,22 +63,23 @@ class Measured:
 
 
 @contextmanager
-def reasons_in(found: list[str]) -> Iterator[None]:
-    """Add the reason to `found` instead of raising it; what is no error of ours is named as such.
+def reasons_in(reasons: list[str]) -> Iterator[None]:
+    """Add the text of an error to `reasons` instead of raising it.
 
-    One row that nobody can read must not stop the others, whatever it holds.
+    One row that cannot be read must not stop the others, whatever it holds. Errors that this
+    package does not raise on purpose are added as mistakes of ours.
     """
     try:
         yield
     except AscendLabError as error:
-        found.append(" ".join(str(error).split()))
+        reasons.append(" ".join(str(error).split()))
     except RecursionError:
-        found.append("nested too deeply")
+        reasons.append("nested too deeply")
     except MemoryError:
-        found.append("too large for the memory of this machine")
+        reasons.append("too large for the memory of this machine")
     except Exception as error:  # a mistake of ours in one row: say so, go on
         text = " ".join(str(error).split())[:120]
-        found.append(f"a mistake of ours: {type(error).__name__}: {text}")
+        reasons.append(f"a mistake of ours: {type(error).__name__}: {text}")
 
 
 def shape_of(text: str, separator: str, where: str) -> Shape:
@@ -102,14 +103,14 @@ PIPES = {
     "vec": "V",
     "scalar": "S",
 }
-"""What profilers call a pipe -> what it is called here."""
+"""A profiler's name of a pipe -> its name here."""
 CORES = {"aic": "AIC.", "aiv": "AIV."}
 """Kind of core in front of a pipe's name, where a kernel runs on both."""
 
 
 def pipe_of(name: str) -> str:
-    """Return what a pipe such as "mac" or "aiv_vec" is called here, "" for what is none."""
-    kind, _, rest = name.partition("_")
-    if rest:
-        return f"{CORES[kind]}{PIPES[rest]}" if kind in CORES and rest in PIPES else ""
+    """Return our name of a profiler's pipe: "M" of "mac", "AIV.V" of "aiv_vec", "" if unknown."""
+    core, _, pipe = name.partition("_")
+    if pipe:
+        return f"{CORES[core]}{PIPES[pipe]}" if core in CORES and pipe in PIPES else ""
     return PIPES.get(name, "")

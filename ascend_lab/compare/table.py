@@ -1,7 +1,7 @@
-"""Measured times as a table of ours: one row a measurement, read without trusting any of it.
+"""Measured times in a table of our own format: one measurement a row, every cell checked.
 
-The columns are those of `COLUMNS`. A row that cannot be read is refused with the reason and stands
-among the others; a table that is none, or has a column nobody knows, is refused as a whole.
+The columns are those of `COLUMNS`. A row that cannot be read stays in the list, refused with the
+reason. A table without the needed columns, or with an unknown one, is refused as a whole.
 """
 
 import ast
@@ -43,12 +43,12 @@ def columns_of(header: Sequence[str], where: str) -> None:
     """Raise `InputError` for columns that are unknown, written twice or missing."""
     for name in header:
         if name not in COLUMNS:
-            near = get_close_matches(name, COLUMNS, 1)
-            remedy = f"did you mean {near[0]}?" if near else "drop it"
+            similar = get_close_matches(name, COLUMNS, 1)
+            remedy = f"did you mean {similar[0]}?" if similar else "drop it"
             raise InputError(f"{where}: columns among {', '.join(COLUMNS)}", shown(name), remedy)
-    twice = [name for name in COLUMNS if header.count(name) > 1]
-    if twice:
-        raise InputError(f"{where}: each column once", f"{twice[0]} twice", "keep one of them")
+    repeated = [name for name in COLUMNS if header.count(name) > 1]
+    if repeated:
+        raise InputError(f"{where}: each column once", f"{repeated[0]} twice", "keep one of them")
     missing = [name for name in NEEDED if name not in header]
     if missing:
         raise InputError(
@@ -64,7 +64,7 @@ def read_rows(rows: Sequence[tuple[int, list[str]]], where: str) -> list[Measure
 
 
 def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
-    """Return one measurement, refused by name if it cannot be read."""
+    """Return one measurement, refused with all reasons if it cannot be read."""
     row = dict(zip(header, cells, strict=False))
     case = row.get("case", "") or f"line {line}"
     group = row.get("group", "") or row.get("operator", "") or "no group"
@@ -76,6 +76,7 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
     if len(cells) != len(header):
         reasons.append(f"{len(header)} cells in a row; got {len(cells)}; quote cells with commas")
     else:
+        # One block for each half of the row: both reasons are wanted if both are at fault.
         with reasons_in(reasons):
             measured_s = _seconds(row["measured_us"])
         with reasons_in(reasons):
@@ -88,6 +89,7 @@ def _row(header: Sequence[str], cells: Sequence[str], line: int) -> Measured:
 
 
 def _seconds(text: str) -> float:
+    """Return the seconds of a cell in microseconds."""
     value = number_of(text)
     if value is None or not 0 < value * 1e-6 <= LONGEST_S:
         needed = f"measured_us: microseconds above 0, at most {LONGEST_S * 1e6:g}"
@@ -96,12 +98,12 @@ def _seconds(text: str) -> float:
 
 
 def _work(row: Mapping[str, str], group: str) -> Work:
-    """Return what a row timed; raises `InputError` that names the column at fault."""
-    operator = row["operator"] or _name_in(row["case"])
+    """Return the work of a row; raises `InputError` that names the column at fault."""
+    operator = row["operator"] or _kernel_in(row["case"])
     l2 = row.get("l2", "") or "unknown"
-    for name, value, known in (("l2", l2, L2_STATES), ("timing", row["timing"], TIMINGS)):
-        if value not in known:
-            raise InputError(f"{name}: one of {', '.join(known)}", shown(value), "mend that row")
+    for name, value, choices in (("l2", l2, L2_STATES), ("timing", row["timing"], TIMINGS)):
+        if value not in choices:
+            raise InputError(f"{name}: one of {', '.join(choices)}", shown(value), "mend that row")
     attributes = attributes_of(row.get("attributes", ""))
     if not operator:
         needed = "operator, or a case source/KERNEL/number whose kernel is known"
@@ -130,49 +132,49 @@ def _work(row: Mapping[str, str], group: str) -> Work:
     )
 
 
-def _name_in(case: str) -> str:
-    """Return the kernel that a case is named after, source/KERNEL/number, if it is known here."""
-    parts = case.split("/")
-    name = parts[1] if len(parts) > 2 else ""
+def _kernel_in(case: str) -> str:
+    """Return the kernel in the name of a case, source/KERNEL/number, "" if it is unknown here."""
+    words = case.split("/")
+    name = words[1] if len(words) > 2 else ""
     name = CASE_NAMES.get(name, name)
-    return name if any(name in known for known in (OPERATORS, CHAINS, GROUPS, ESTIMATES)) else ""
+    return name if any(name in names for names in (OPERATORS, CHAINS, GROUPS, ESTIMATES)) else ""
 
 
 def attributes_of(text: str) -> dict[str, Any]:
-    """Return the attributes of a text such as `axis=-1;perm=(1,0)`, numbers and tuples read.
+    """Return the attributes of a text: `axis=-1;perm=(1,0)` is {"axis": -1, "perm": (1, 0)}.
 
-    Raises `InputError` for what is no `key=value`, a key written twice, or too many of them.
+    Raises `InputError` for a text that is not key=value, a key written twice, or too many of them.
     """
-    found: dict[str, Any] = {}
-    parts = [part.strip() for part in text.split(";") if part.strip()]
-    if len(parts) > MOST_ATTRIBUTES:
-        raise InputError(f"attributes: at most {MOST_ATTRIBUTES}", str(len(parts)), "drop some")
-    for part in parts:
-        key, equals, value = part.partition("=")
+    attributes: dict[str, Any] = {}
+    pairs = [pair.strip() for pair in text.split(";") if pair.strip()]
+    if len(pairs) > MOST_ATTRIBUTES:
+        raise InputError(f"attributes: at most {MOST_ATTRIBUTES}", str(len(pairs)), "drop some")
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
         key = key.strip()
         value = value.strip()
         if not equals or not key or len(value) > LONGEST_VALUE:
-            raise InputError("attributes: key=value;key=value", shown(part), "mend that row")
-        if key in found:
+            raise InputError("attributes: key=value;key=value", shown(pair), "mend that row")
+        if key in attributes:
             raise InputError(f"attributes: {key} once", "it twice", "keep one of them")
         try:
-            found[key] = ast.literal_eval(value)
+            attributes[key] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            found[key] = value  # a word such as tanh stays one
-    return found
+            attributes[key] = value  # a word without quotes, such as tanh, is a text
+    return attributes
 
 
 def _busy(attributes: Mapping[str, Any], measured_s: float) -> dict[str, float]:
-    """Return the shares of pipes that attributes tell, as `mac_us` or as `cube_share` in per cent.
+    """Return the pipes' shares of the time, from `mac_us` or from `cube_share` in per cent.
 
-    An `aicore_us` is no pipe. Shares count from the measured time, as the model's do.
+    All are shares of the measured time, as the model's are of its own. `aicore_us` is of no pipe.
     """
-    found: dict[str, float] = {}
+    busy: dict[str, float] = {}
     for key, value in attributes.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if pipe := pipe_of(key.removesuffix("_us")) if key.endswith("_us") else "":
-            found[pipe] = value * 1e-6 / measured_s
+            busy[pipe] = value * 1e-6 / measured_s
         elif pipe := pipe_of(key.removesuffix("_share")) if key.endswith("_share") else "":
-            found[pipe] = value / 100.0
-    return found
+            busy[pipe] = value / 100.0
+    return busy

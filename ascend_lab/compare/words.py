@@ -1,8 +1,8 @@
-"""Words of a measured row: for its chip, and in its attributes.
+"""Words of a measured row: the name of its chip, and the keys of its attributes.
 
-Attributes are of three kinds: those that the operator knows, those that describe (they change no
-result, or are checked), and all others. A row with one of the others is refused by name: what it
-means for the time is not guessed.
+Attributes are of three kinds: those that the operator has, those that only describe the measurement
+(they change no result, or are checked), and all others. A row with one of the others is refused by
+name, since its effect on the time is unknown.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ascend_lab.machine.chip import PRESETS, Chip, load_chip
 
 # -- chips -----------------------------------------------------------------------------------------
 NOT_PRINTED = "bin not printed"
-"""A mark: the preset is one of the bins that may have been measured, so its bound is none."""
+"""A mark: the preset is one of several bins that may have been measured, so there is no bound."""
 OTHER_WORDS = {
     "A3 die, 24 cores": ("Ascend910C", ""),
     "Ascend950 (32 cores)": ("Ascend950PR", ""),
@@ -28,17 +28,17 @@ OTHER_WORDS = {
     "unknown 910B4 class": ("Ascend910B4", f"{NOT_PRINTED}, class concluded from its times"),
     "310P class, not named": ("Ascend310P3", NOT_PRINTED),
 }
-"""Words of a source for its chip -> the preset that it is timed as, and what is not certain."""
+"""A source's words for its chip -> the preset that it is timed as, and what is uncertain."""
 
 
-def chip_of(name: str, own: Chip | None) -> tuple[Chip, tuple[str, ...]]:
-    """Return the chip of a row, and a mark where the row does not name it by a preset's name.
+def chip_of(name: str, own_chip: Chip | None) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip of a row, and a mark if the row does not call it by a preset's name.
 
-    It is one of one's own by its name, or where a row names none; a preset; or a preset that stands
-    for a source's words. Raises `InputError` for others: what another board has is not guessed.
+    A row that names the user's own chip, or none, is timed on `own_chip`. All others name a preset,
+    or use one of OTHER_WORDS. Raises `InputError` for unknown names: no chip is guessed.
     """
-    if own is not None and name in ("", own.name):
-        return own, ()
+    if own_chip is not None and name in ("", own_chip.name):
+        return own_chip, ()
     if name in PRESETS:
         return load_chip(name), ()
     if name in OTHER_WORDS:
@@ -49,16 +49,16 @@ def chip_of(name: str, own: Chip | None) -> tuple[Chip, tuple[str, ...]]:
 
 # -- attributes ------------------------------------------------------------------------------------
 DESCRIBE = ("heads", "kv_heads", "queries", "keys", "beta1", "beta2")
-"""Words that say again what the shapes say, or change numbers but no time."""
+"""Words that repeat what the shapes say, or change values but no time."""
 SCHEDULE = (
     *("base", "single", "tile", "grid", "step", "step_k", "mix", "depth", "swizzle", "stagger"),
     *("split_k", "a_in_l1", "kind", "nd2nz"),
 )
-"""Words on how the measured kernel was written: ours has the schedule that it would choose."""
+"""Words on the schedule of the measured kernel; ours is timed with its own schedule."""
 MEASURED = ("_us", "_share")
-"""Ends of words that tell more measurements of the same run."""
+"""Ends of words that are further measurements of the same run: `mac_us`, `cube_share`."""
 PRINTED = ("printed_", "peer_")
-"""Beginnings of words that tell what the source printed."""
+"""Beginnings of words for figures that the source printed beside its measurement."""
 ALSO_CALLED = {("leaky_relu", "slope"): "alpha"}
 """(operator, word) -> what the operator calls it."""
 SAME_AS_FIRST_SIZE = {"batch_matmul": "groups"}
@@ -66,40 +66,40 @@ SAME_AS_FIRST_SIZE = {"batch_matmul": "groups"}
 
 
 def is_told(word: str) -> bool:
-    """Tell whether a word tells more measurements of the same run, or what the source printed."""
+    """Tell whether a word is a further measurement of the same run, or a printed figure."""
     return word.endswith(MEASURED) or word.startswith(PRINTED)
 
 
 @dataclass(slots=True)
 class Settings:
-    """The attributes that an operator knows, the cores it may use, what to keep in mind."""
+    """The attributes of an operator's row: the operator's own, its cores (None: all), and marks."""
 
-    own: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     cores: int | None = None
     marks: list[str] = field(default_factory=list)
 
 
 def settings_of(work: Work, chip: Chip, known: Mapping[str, Any]) -> Settings:
     """Sort the attributes of an operator's row; raises `UnsupportedError` for any it cannot do."""
-    found = Settings()
+    settings = Settings()
     schedule = []
     for word, value in work.attributes.items():
         name = ALSO_CALLED.get((work.operator, word), word)
         if name in known:
-            found.own[name] = value
+            settings.attributes[name] = value
         elif word in SCHEDULE:
             schedule.append(word)
         elif word in ("cores", "aiv_cores"):
-            found.cores = cores_of(chip, word, value)
+            settings.cores = cores_of(chip, word, value)
         elif mark := _mark(work, word, value):
-            found.marks.append(mark)
+            settings.marks.append(mark)
     if schedule:
-        found.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
-    return found
+        settings.marks.append(f"schedule of the source not taken ({', '.join(schedule)})")
+    return settings
 
 
 def _mark(work: Work, word: str, value: Any) -> str:
-    """Return what a word that is no attribute of the operator makes of the row, "" if nothing.
+    """Return the mark that a word which is no attribute of the operator leaves, "" if none.
 
     Raises `UnsupportedError` for a word whose meaning for the time is unknown.
     """
@@ -125,11 +125,11 @@ def _check_first_size(work: Work, word: str, value: Any) -> None:
 
 
 def cores_of(chip: Chip, word: str, value: Any) -> int:
-    """Return the cores of a chip for `cores` or, of the vector kind, `aiv_cores`."""
-    each = chip.vector_cores_per_core if word == "aiv_cores" else 1
-    most = chip.core_count * each
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not 1 <= value <= most or value % each:
-        needed = f"{word} from {each} to {most}, what {chip.name} has, in steps of {each}"
+    """Return the AI cores that `cores` or `aiv_cores` stand for: 40 vector cores are 20 of them."""
+    per_core = chip.vector_cores_per_core if word == "aiv_cores" else 1
+    count = chip.core_count * per_core
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or not 1 <= value <= count or value % per_core:
+        needed = f"{word} from {per_core} to {count}, what {chip.name} has, in steps of {per_core}"
         raise UnsupportedError(needed, shown(value), "another chip was measured")
-    return int(value) // each
+    return int(value) // per_core

@@ -1,6 +1,7 @@
 """Chips as data: presets and a loader for your own TOML file.
 
-Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}.
+A chip file is TOML in which every number reads {value, source, trust}. The loader checks each entry
+and returns a `Chip`.
 """
 
 import tomllib
@@ -37,7 +38,7 @@ __all__ = [
     "presets",
 ]
 
-# Largest credible value by the last word of a key: a slip of units (bits, MHz) lands above it.
+# Largest credible value by the last word of a key: 1.2e12 bytes per cycle were meant per second.
 LIMITS = {
     "hz": 1e10,
     "bytes": 1e14,
@@ -58,14 +59,15 @@ LIMITS = {
 BUFFER_LIMIT_BYTES = 1e8
 """On-chip memories are megabytes; the simulator allocates them."""
 
-# Slower than this no instruction would end: again a slip of units.
+# Smallest credible value: a clock of 910 hz was meant in MHz, and no instruction would end.
 LEAST = {"hz": 1e3, "rate_bytes_per_cycle": 1e-3, "rate_bytes_per_s": 1e3}
+# Ends of keys that may be 0: costs that a chip may be free of. Rates, sizes and counts may not be.
 ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s", "queued_s", "barrier_s")
 VALUE_KEYS = {"value", "source", "trust"}
 
 
 class Reader:
-    """Walks the parsed file, checks as it reads, and remembers every fact."""
+    """Reads entries of a parsed chip file, checks each, and collects them as facts."""
 
     def __init__(self, file: str, data: dict[str, Any]) -> None:
         self.file = file
@@ -76,6 +78,7 @@ class Reader:
         for name, text in self.sources.items():
             if not isinstance(text, str):
                 raise self.fail(f"sources.{name}", "a text", text, "say where the numbers are from")
+        # about.SOURCE lists the chips that a source is about; for others its numbers are borrowed
         self.about = self.table("about", set(self.sources)) if "about" in data else {}
         for name, chips in self.about.items():
             if not isinstance(chips, list):
@@ -92,9 +95,9 @@ class Reader:
             node = node.get(part) if isinstance(node, dict) else None
         if not isinstance(node, dict):
             raise self.fail(key, "a table", node, "copy the section from a preset chip file")
-        if known is not None and (others := [name for name in node if name not in known]):
+        if known is not None and (unknown := [name for name in node if name not in known]):
             remedy = f"known keys: {', '.join(sorted(known))}"
-            raise self.fail(f"{key}.{others[0]}", "a known key", others[0], remedy)
+            raise self.fail(f"{key}.{unknown[0]}", "a known key", unknown[0], remedy)
         return node
 
     def number(self, key: str) -> float:
@@ -109,10 +112,10 @@ class Reader:
         source = entry["source"]
         trust = entry["trust"]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or value != value:
+        if not is_number or value != value:  # NaN is the number that differs from itself
             raise self.fail(key, "a number", value, "write digits, without quotes")
-        zero_ok = any(leaf.endswith(z) for z in ZERO_ALLOWED)
-        if value < 0 or (value == 0 and not zero_ok):
+        may_be_zero = any(leaf.endswith(end) for end in ZERO_ALLOWED)
+        if value < 0 or (value == 0 and not may_be_zero):
             raise self.fail(key, "a positive number", value, "check the sign and the unit")
         least, limit = _range(key)
         if not least <= value <= limit:
@@ -123,9 +126,11 @@ class Reader:
             raise self.fail(key, needed, trust, "choose one")
         if not isinstance(source, str) or source not in self.sources:
             raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
-        lent = self.data.get("name") not in self.about.get(source, [self.data.get("name")])
-        rated: Trust = "borrowed" if lent and trust != "assumed" else trust
-        self.facts[key] = Fact(float(value), source, rated)
+        chip_name = self.data.get("name")
+        is_borrowed = chip_name not in self.about.get(source, [chip_name])
+        # A published number of another chip is worth less; an assumed one is the weakest already.
+        effective_trust: Trust = "borrowed" if is_borrowed and trust != "assumed" else trust
+        self.facts[key] = Fact(float(value), source, effective_trust)
         return float(value)
 
     def integer(self, key: str) -> int:
@@ -156,9 +161,9 @@ SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
 Record = TypeVar("Record", Path, Memory, Link, VectorCost)
 CUBE_FORMATS = ("fp16", "int8", "bf16", "fp32")
-"""Inputs a cube may multiply."""
+"""Number formats of inputs that a cube may multiply."""
 CUBE_OPTIONAL = ("bf16", "fp32")
-"""Those of them that a chip may lack."""
+"""Formats among them that a chip may lack."""
 
 AI_CPU = ("overhead_s", "rate_bytes_per_s")
 SECTIONS = {
@@ -182,25 +187,30 @@ OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base", "about"}
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return the tables of a base with those of a file over them; an empty table takes away."""
-    out = dict(base)
+    """Return the tables of a base chip, overridden by those of a file.
+
+    Tables merge key by key. An empty table in the file removes that of the base, and a fact
+    replaces a fact as a whole: its source and trust go with its value.
+    """
+    merged = dict(base)
     for key, value in over.items():
-        old = out.get(key)
+        base_value = merged.get(key)
         is_fact = isinstance(value, dict) and "value" in value
-        if isinstance(old, dict) and isinstance(value, dict) and value and not is_fact:
-            out[key] = _merge(old, value)
+        if isinstance(base_value, dict) and isinstance(value, dict) and value and not is_fact:
+            merged[key] = _merge(base_value, value)
         else:
-            out[key] = value
-    return out
+            merged[key] = value
+    return merged
 
 
 def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
+    """Read, by number format, the sides (m, k, n) of the product that the cube does in a cycle."""
     shapes = {}
     for dtype in CUBE_FORMATS:
         if dtype in CUBE_OPTIONAL and dtype not in reader.table("cube"):
             continue
         reader.table(f"cube.{dtype}", {"m", "k", "n"})
-        fractal = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)
+        fractal = (16, BLOCK_BYTES // DTYPE_BYTES[dtype], 16)  # k is 16 in fp16, 32 in int8
         m, k, n = (reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn")
         for axis, side, got in zip("mkn", fractal, (m, k, n), strict=True):
             # fp32 takes a fractal in several steps of k: 4 of its 8 columns a cycle on the 910B
@@ -213,6 +223,7 @@ def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
 
 
 def _sizes(reader: Reader, section: str) -> dict[str, int]:
+    """Read `size_bytes` of each on-chip memory in a section: buffers, or alignments."""
     sizes = {}
     for name in reader.table(section, set(SPACES) - {"GM"}):
         reader.table(f"{section}.{name}", {"size_bytes"})
@@ -221,6 +232,7 @@ def _sizes(reader: Reader, section: str) -> dict[str, int]:
 
 
 def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
+    """Read the data paths; those that every program needs must be there."""
     paths = {}
     for name in reader.table("path"):
         src, arrow, dst = name.partition("->")
@@ -235,6 +247,8 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
         if unit not in ("core", "cube", "vector"):
             raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "mend it")
         paths[src, dst] = _record(reader, Path, key, pipe=pipe, unit=unit)
+    # On combined cores the vector unit takes the cube's results from L0C, on separate ones they go
+    # to GM, where other cores read them.
     drain = ("L0C", "UB" if reader.data["combined"] else "GM")
     for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"), drain):
         if needed not in paths:
@@ -242,17 +256,20 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
     return paths
 
 
-def _record(reader: Reader, kind: type[Record], key: str, /, **given: Any) -> Record:
-    """Read a dataclass whose fields are the entries of the table at `key`."""
-    own = {field.name: field.type for field in fields(kind)}
-    reader.table(key, set(own) | ({"peak_bytes_per_s"} if key == "memory" else set()))
+def _record(reader: Reader, kind: type[Record], key: str, /, **texts: Any) -> Record:
+    """Read a dataclass whose fields are the entries of the table at `key`.
+
+    All fields are numbers except those in `texts`, which the caller has read and checked.
+    """
+    types = {field.name: field.type for field in fields(kind)}
+    reader.table(key, set(types) | ({"peak_bytes_per_s"} if key == "memory" else set()))
     read: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
-    numbers = {n: read[t](f"{key}.{n}") for n, t in own.items() if n not in given}
-    return kind(**given, **numbers)
+    numbers = {n: read[t](f"{key}.{n}") for n, t in types.items() if n not in texts}
+    return kind(**texts, **numbers)
 
 
 def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
-    """Read a shared memory, of the first of some kinds unless it says so."""
+    """Read a memory that all cores share; its kind is the first of `kinds` unless the file says."""
     kind = reader.table(key).get("kind", kinds[0])
     if kind not in kinds:
         raise reader.fail(f"{key}.kind", " or ".join(kinds), kind, "mend it")
@@ -260,7 +277,7 @@ def _memory(reader: Reader, key: str, *kinds: str) -> Memory:
 
 
 def _peak(reader: Reader) -> float:
-    """Return what the memory interface could move: the rate that is reached, if nothing is said."""
+    """Read the peak rate of the memory interface, by default the rate that kernels reach."""
     reached = reader.number("memory.rate_bytes_per_s")
     if "peak_bytes_per_s" not in reader.table("memory"):
         return reached
@@ -274,11 +291,11 @@ def _peak(reader: Reader) -> float:
 def _launches(
     reader: Reader, paths: Mapping[tuple[str, str], Path], l2: Memory
 ) -> dict[str, float]:
-    """Read what starting work costs; what a file leaves out follows from its other numbers.
+    """Read the costs of starting work; those that a file leaves out follow from its other numbers.
 
-    Without another word a queued kernel costs as much as a cold one. A barrier is that between the
-    phases of a kernel; cores without flags for each other store a word each and poll those of all,
-    once in vain.
+    A queued kernel costs by default as much as a cold one. The barrier inside a super kernel is by
+    default the one between phases of a kernel, or, on cores without flags for each other, one by
+    way of memory: every core stores a word, then polls the words of all cores.
     """
     cold = reader.number("launch.overhead_s")
     clock_hz = reader.number("clock.hz")
@@ -286,30 +303,35 @@ def _launches(
     if reader.data["combined"]:
         store = paths["UB", "GM"]
         load = paths["GM", "UB"]
-        words = BLOCK_BYTES * reader.integer("core.count")
-        told = store.startup_cycles + l2.latency_cycles
-        poll = load.startup_cycles + words / load.rate_bytes_per_cycle + l2.latency_cycles
-        barrier = (told + 2 * poll) / clock_hz
-    found = {"overhead_s": cold}
+        words_bytes = BLOCK_BYTES * reader.integer("core.count")  # a block for each core's word
+        store_cycles = store.startup_cycles + l2.latency_cycles
+        poll_cycles = (
+            load.startup_cycles + words_bytes / load.rate_bytes_per_cycle + l2.latency_cycles
+        )
+        # Two polls: the first comes too early and finds words that are not there yet.
+        barrier = (store_cycles + 2 * poll_cycles) / clock_hz
+    launch_s = {"overhead_s": cold}
     default = {"queued_s": cold, "barrier_s": barrier}
     for name, value in default.items():
         key = f"launch.{name}"
-        found[name] = reader.number(key) if name in reader.table("launch") else value
+        launch_s[name] = reader.number(key) if name in reader.table("launch") else value
         reader.facts.setdefault(key, Fact(value, "OWN", "assumed"))
     reader.sources["OWN"] = "Derived from other numbers of the same file as it is read"
-    has = "ai_cpu" in reader.data
-    fetches = "library_fetch_s" in reader.table("launch")
+    has_ai_cpu = "ai_cpu" in reader.data
+    has_fetch = "library_fetch_s" in reader.table("launch")
     return {
         "launch_overhead_s": cold,
-        "queued_launch_s": min(cold, found["queued_s"]),
-        "barrier_s": min(cold, found["barrier_s"]),
+        # A file of one's own may lower the cold start only: then the others fall with it.
+        "queued_launch_s": min(cold, launch_s["queued_s"]),
+        "barrier_s": min(cold, launch_s["barrier_s"]),
         "mix_start_s": 0.0 if reader.data["combined"] else reader.number("launch.mix_s"),
-        "library_fetch_s": reader.number("launch.library_fetch_s") if fetches else 0.0,
-        **{f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if has else 0.0 for n in AI_CPU},
+        "library_fetch_s": reader.number("launch.library_fetch_s") if has_fetch else 0.0,
+        **{f"ai_cpu_{n}": reader.number(f"ai_cpu.{n}") if has_ai_cpu else 0.0 for n in AI_CPU},
     }
 
 
 def _vectors(reader: Reader) -> tuple[int, int]:
+    """Read the bytes of a vector repeat and the vector cores of an AI core."""
     size = reader.integer("vector.repeat_bytes")
     count = reader.integer("core.vector_per_core")
     if size % BLOCK_BYTES:
@@ -320,6 +342,7 @@ def _vectors(reader: Reader) -> tuple[int, int]:
 
 
 def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
+    """Read the cost of each vector instruction; those without an entry take that of `default`."""
     known = set(tomllib.loads(_preset_text("common"))["vector_op"])
     names = reader.table("vector_op", known)
     costs = {op: _record(reader, VectorCost, f"vector_op.{op}") for op in names}
@@ -329,6 +352,7 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
 
 
 def _check_sections(reader: Reader) -> None:
+    """Refuse sections, and keys in them, that no chip has; check the texts at the top."""
     known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
     known |= {"alignment", "path", "l2", "memory", "vector_op"}
     for name in reader.data:
@@ -350,8 +374,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     _check_sections(reader)
     buffers = _sizes(reader, "buffer")
     (repeat_bytes, vectors) = _vectors(reader)
-    if lacking := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
-        raise reader.fail(f"buffer.{lacking[0]}", "an entry", None, "add its size_bytes")
+    if missing := [name for name in ("L1", "L0A", "L0B", "L0C", "UB") if name not in buffers]:
+        raise reader.fail(f"buffer.{missing[0]}", "an entry", None, "add its size_bytes")
     links = reader.table("link") if "link" in data else {}
     cube = _cube(reader)
     paths = _paths(reader)
@@ -371,7 +395,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         flag_cycles=reader.integer("sync.flag_cycles"),
         barrier_cycles=reader.integer("sync.barrier_cycles"),
         all_cores_cycles=reader.integer("sync.all_cores_cycles"),
-        max_repeat=255,
+        max_repeat=255,  # the repeat count of a vector instruction is a byte
         event_ids=reader.integer("sync.event_ids_count"),
         cross_flag_cycles=0 if data["combined"] else reader.integer("sync.cross_flag_cycles"),
         **_launches(reader, paths, l2),
@@ -391,7 +415,10 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
 
 
 def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return a file's tables over those of its base; `borrows` says that this is another chip."""
+    """Return a file's tables, merged over those of the preset that `base` names.
+
+    With `borrows` the file is of another chip than its base, whose numbers it then borrows.
+    """
     base = data.pop("base", None)
     borrows = data.pop("borrows", False)
     if not isinstance(borrows, bool) or (borrows and base is None):
@@ -401,27 +428,32 @@ def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
         return data
     if base not in (*PRESETS, "common"):
         raise ChipError(f"{file}: base names a preset", shown(base), f"use {', '.join(PRESETS)}")
-    return _merge(_preset(base, lent=borrows), data)
+    return _merge(_preset(base, as_borrowed=borrows), data)
 
 
-def _lent(node: Any) -> Any:
-    """Return a table of a chip file as another chip borrows it."""
+def _borrowed(node: Any) -> Any:
+    """Return a table of a chip file with the trust of every number lowered to "borrowed".
+
+    Assumed numbers are less trusted than borrowed ones and stay as they are.
+    """
     if not isinstance(node, dict):
         return node
     if "value" in node and node.get("trust") != "assumed":
         return {**node, "trust": "borrowed"}
-    return {key: _lent(value) for key, value in node.items()}
+    return {key: _borrowed(value) for key, value in node.items()}
 
 
 def _preset_text(name: str) -> str:
+    """Return the TOML text of a preset."""
     return (resources.files("ascend_lab.machine.chip") / "presets" / f"{name}.toml").read_text(
         "utf-8"
     )
 
 
-def _preset(name: str, lent: bool = False) -> dict[str, Any]:
+def _preset(name: str, as_borrowed: bool = False) -> dict[str, Any]:
+    """Return the tables of a preset, merged over those of its own base."""
     data = tomllib.loads(_preset_text(name))
-    return _with_base(_lent(data) if lent else data, f"{name}.toml")
+    return _with_base(_borrowed(data) if as_borrowed else data, f"{name}.toml")
 
 
 @cache
@@ -439,20 +471,22 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
         return _load_preset(name)
     if not name.endswith(".toml"):
         raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
-    own = toml_of(name, "a readable chip file", ChipError)
-    if own.get("base") in PRESETS and "name" not in own:  # it would pass for its base
+    data = toml_of(name, "a readable chip file", ChipError)
+    if data.get("base") in PRESETS and "name" not in data:
+        # It would inherit the name, and its times would pass for those of its base.
         raise ChipError(f"{name}: name", "none", "give your chip a name of its own")
-    return chip_from_dict(_with_base(own, name), name)
+    return chip_from_dict(_with_base(data, name), name)
 
 
 def _suggestion(name: str) -> str:
-    """Name the presets, the most similar one first; case and what all have in common count not."""
+    """Return a remedy for an unknown name: the most similar preset, then all of them."""
     from difflib import get_close_matches
 
-    own = {preset.lower().removeprefix("ascend"): preset for preset in PRESETS}
-    close = get_close_matches(name.lower().removeprefix("ascend"), own, 1)
-    asked = f"did you mean {own[close[0]]}? " if close else ""
-    return f"{asked}presets: {', '.join(PRESETS)}"
+    # Without "ascend", which all share: else "Ascend999" would be similar to every preset.
+    by_suffix = {preset.lower().removeprefix("ascend"): preset for preset in PRESETS}
+    close = get_close_matches(name.lower().removeprefix("ascend"), by_suffix, 1)
+    question = f"did you mean {by_suffix[close[0]]}? " if close else ""
+    return f"{question}presets: {', '.join(PRESETS)}"
 
 
 def presets() -> Mapping[str, Chip]:

@@ -1,4 +1,4 @@
-"""What a chip is: frozen numbers, each with its source and how far to trust it; as text, too."""
+"""The records of a chip: numbers, each with its source and trust level, and their text form."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,11 @@ from typing import Any, Literal
 from ascend_lab.errors import PathError
 
 Trust = Literal["published", "derived", "borrowed", "assumed"]
-"""What a source prints; arithmetic on it; either, of another chip; a judgement. Weakest last."""
+"""How far to trust a number, strongest first.
+
+A source prints a published number. A derived one is arithmetic on published ones, a borrowed one is
+published or derived for another chip, and an assumed one is a judgement of ours.
+"""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "fp16": 2,
@@ -20,7 +24,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 
 BLOCK_BYTES = 32
-"""One UB/L1 block: the unit of addresses and of the C0 axis (Ascend C docs)."""
+"""A block of UB or L1, 16 fp16 numbers: the unit of addresses and of axis C0 (Ascend C docs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A legal data path: who drives it, how fast, and what an instruction on it costs.
+    """A legal data path: the pipe that drives it, its rate, and what an instruction on it costs.
 
     A copy of n bytes occupies the pipe for `startup_cycles + n / rate_bytes_per_cycle` and its
     result is visible `latency_cycles` later. `unit` is the kind of core that owns the path.
@@ -50,7 +54,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class VectorCost:
-    """Vector timing `head + slope * repeats`, result visible `tail` cycles later."""
+    """Cycles of a vector instruction: head + slope * repeats, result visible tail cycles later."""
 
     head_cycles: int
     slope_cycles: int
@@ -61,7 +65,7 @@ class VectorCost:
 class Memory:
     """A memory shared by all cores: size and total rate for reading or writing.
 
-    `kind` of an L2: "cache", or "buffer", which holds the tensors that the compiler puts there.
+    The `kind` of an L2 is "cache", or "buffer" if the compiler decides which tensors it holds.
     """
 
     size_bytes: int
@@ -85,16 +89,16 @@ class Chip:
     """An NPU as data: cores, clock, cube, vector unit, buffers, paths, memories, links.
 
     `facts` keeps every number once more with source and trust, keyed like the file
-    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A rate
-    of 0 for the AI CPU: the file has none. `device_memory` has the rate that kernels reach,
-    `memory_peak_bytes_per_s` is what the interface could move at best.
+    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A chip
+    whose file has no AI CPU has a rate of 0 for it. `device_memory` has the rate that kernels
+    reach, `memory_peak_bytes_per_s` is the rate of the interface at best.
 
-    A task takes `queued_launch_s` to start on the device, which a profiler counts as its own time;
-    started by the host it takes `launch_overhead_s` in all, and `barrier_s` over all cores if it
-    follows another kernel inside the same launch. One in which cube and vector cores work together
-    takes `mix_start_s` more, and a flag between them arrives `cross_flag_cycles` later (0 where a
-    core is both). For each of its cores a large kernel of the vendor's library takes
-    `library_fetch_s` more, which kernels of ours do not (0: the file has no number).
+    Starting a task takes `queued_launch_s` on the device, which a profiler counts as the task's own
+    time. A start by the host takes `launch_overhead_s` in all, and one that follows another kernel
+    inside the same launch `barrier_s`. If cube and vector cores work together, the start takes
+    `mix_start_s` more, and a flag between them arrives after `cross_flag_cycles` (0 where a core is
+    both). A large kernel of the vendor's library takes `library_fetch_s` more for each of its cores
+    (0 if the file has no number); our kernels do not.
     """
 
     name: str
@@ -135,7 +139,7 @@ class Chip:
     sources: Mapping[str, str]
 
     def __hash__(self) -> int:
-        """Hash what tells chips apart nearly always; equality compares every number."""
+        """Hash the numbers that nearly always differ between chips; equality compares all."""
         return hash((self.name, self.clock_hz, self.core_count, self.device_memory, self.l2))
 
     def __repr__(self) -> str:
@@ -149,12 +153,12 @@ class Chip:
 
     def path(self, src: str, dst: str) -> Path:
         """Return the path src -> dst; raise `PathError` naming the paths that do exist."""
-        found = self.paths.get((src, dst))
-        if found is None:
+        path = self.paths.get((src, dst))
+        if path is None:
             legal = ", ".join(f"{a}->{b}" for a, b in self.paths if a == src or b == dst)
             remedy = f"go through one of: {legal or 'no path touches them'}"
             raise PathError(f"a data path {src}->{dst} on {self.name}", "none", remedy)
-        return found
+        return path
 
     def cube_shape(self, dtype: str) -> tuple[int, int, int]:
         """Return (m, k, n) multiplied per cycle for inputs of `dtype`."""
@@ -165,7 +169,7 @@ class Chip:
         return self.cube[dtype]
 
     def macs_per_cycle(self, dtype: str) -> int:
-        """Multiply-accumulates of one core in one cycle: m * k * n of the cube."""
+        """Multiply-accumulates of one core in one cycle: m * k * n, 16^3 = 4096 in fp16."""
         return math.prod(self.cube_shape(dtype))
 
     def peak_ops_per_s(self, dtype: str) -> float:
@@ -182,7 +186,7 @@ class Chip:
         return self.core_count * (self.vector_cores_per_core if unit == "vector" else 1)
 
     def shared_rate_bytes_per_cycle(self, level: str, active_cores: int) -> float:
-        """Rate one of n active cores gets from "L2" or "memory": total / n, in bytes/cycle."""
+        """Rate that each of n active cores gets from "L2" or "memory": total / n, bytes/cycle."""
         memory = self.l2 if level == "L2" else self.device_memory
         return memory.rate_bytes_per_s / active_cores / self.clock_hz
 

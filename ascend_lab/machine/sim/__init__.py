@@ -1,17 +1,17 @@
 """Programs executed for values (`execute`) and for time (`simulate`).
 
-How long a program takes: `simulate(program, chip)` returns a `Timeline`.
+`simulate(program, chip)` returns the time of a program as a `Timeline`.
 
-A kernel is its phases one after another, and the host launches it once. Without a `DeviceMemory`
-every phase starts with nothing of its input in L2: a kernel whose phases pass small tensors on is
-timed too slow. With one, phases find what earlier ones left, those of kernels timed before on the
-same memory too: a network is a loop over its kernels.
+A kernel runs its phases one after another, and the host launches it once. Without a `DeviceMemory`
+every phase starts with an empty L2, which makes a kernel too slow whose phases pass on small
+tensors. With one, a phase finds in L2 what earlier phases left, also those of kernels that were
+timed before on the same memory: a network is a loop over its kernels.
 
-Cores that work together are one timed program: the flags between them join their pipes. A set for
-another core raises a flag for every pipe of it, and a wait for other cores lets every pipe of its
-own wait for that flag: a pipe passes all of them in order, so none begins what stands behind before
-it has been issued. AI cores that run the same programs do so in step: each kind is timed once, and
-of vector cores with one program only one.
+Cores that work together are timed as one program, in which the flags between them join their pipes.
+A cross_set raises a flag for every pipe of the core it signals. At a cross_wait every pipe of the
+core waits for its flag. Pipes pass these waits in program order, so no pipe begins an instruction
+behind a cross_wait before the wait has been issued. AI cores that run the same programs do so in
+step. Therefore one AI core of each kind is timed, and of its vector cores with equal programs one.
 """
 
 import gc
@@ -83,7 +83,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A core that stands for its like: what it is called, its place among all, its program."""
+    """A core timed for all that equal it: its name, its number among all cores, its program."""
 
     name: str
     place: int
@@ -91,7 +91,10 @@ class _Member:
 
 
 class _Crew(Compiler):
-    """Compiles programs that tell each other, `team` cores to an AI core."""
+    """Compiles the programs of cores that signal each other, `team` cores to an AI core.
+
+    On the 910B a team is one cube core and two vector cores: numbers 3, 4, 5 are AI core 1.
+    """
 
     def __init__(
         self, chip: Chip, costs: Mapping[int, Cost], members: Sequence[_Member], team: int
@@ -99,82 +102,92 @@ class _Crew(Compiler):
         super().__init__(chip, costs)
         self.members, self.member = members, members[0]
         cores = team * (members[-1].place // team + 1)
+        # Of each core and mode of cross_set: the timed cores whose sets it hears.
         self.hears = {
             (m.place, mode): [s for s in members if s.place in senders(m.place, mode, cores, team)]
             for m in members
             for mode in MODES
         }
         self.sets = {m.place: set(uses(m.program)) for m in members}
-        self.own = {m.place: m.program.pipes for m in members}
+        self.pipe_names = {m.place: m.program.pipes for m in members}
 
     def compiled(self) -> Compiled:
         """Return all programs, a nest that runs once for each."""
         nests = list[int | Nest]()
         for member in self.members:
             self.member = member
-            self.begin(self.own[member.place], f"{member.name}.")
-            whole = Loop("core", 1, member.program.body)
-            nests += self.tree((whole,))
+            self.begin(self.pipe_names[member.place], f"{member.name}.")
+            core_nest = Loop("core", 1, member.program.body)
+            nests += self.tree((core_nest,))
         return self.finish(tuple(nests), len(nests))
 
     def cross(self, node: Instruction) -> list[int]:
-        """Raise a flag for every pipe of every core told, or wait on every own pipe."""
+        """Add a cross_set, a flag for every pipe of every core it signals, or a cross_wait."""
         self.sources.append(node)
         flag = node.number("id")
-        me = self.member
+        this = self.member
         if node.op == "cross_wait":
             heard = self._heard(flag)
-            waits = [(p, self._number(m, me, p, flag)) for p in self.pipes for m in heard]
+            waits = [(p, self._number(m, this, p, flag)) for p in self.pipes for m in heard]
             return [self.step(self.pipes[p], WAIT, number, 0, 0) for p, number in waits]
         pipe = self.pipes[node.pipe]
         mode = node.number("mode")
         latency = self.last_latency[pipe] + self.chip.cross_flag_cycles
         self.tail_latency[pipe] = 0
-        told = (m for m in self.members if me in self.hears[m.place, mode])
-        numbers = [self._number(me, m, p, flag) for m in told for p in self.own[m.place]]
+        hearers = (m for m in self.members if this in self.hears[m.place, mode])
+        numbers = [
+            self._number(this, m, p, flag) for m in hearers for p in self.pipe_names[m.place]
+        ]
         return [
             self.step(pipe, WORK, -1, self.chip.flag_cycles, 0),
             *(self.step(pipe, SET, number, 0, latency) for number in numbers),
         ]
 
     def _heard(self, flag: int) -> list[_Member]:
-        """Return whose sets this core waits for; of two modes the order would be unknown."""
+        """Return the cores whose sets of a flag this core waits for.
+
+        All must set it in the same mode: which of two modes is first would be unknown.
+        """
         hears = [self.hears[self.member.place, mode] for mode in MODES]
-        found = [
-            who
-            for mode, who in zip(MODES, hears, strict=True)
-            if any((mode, flag) in self.sets[m.place] for m in who)
+        senders_by_mode = [
+            cores
+            for mode, cores in zip(MODES, hears, strict=True)
+            if any((mode, flag) in self.sets[m.place] for m in cores)
         ]
-        what = f"{self.member.name} waits for cross-core flag {flag}"
-        if not found:
+        wait = f"{self.member.name} waits for cross-core flag {flag}"
+        if not senders_by_mode:
             needed = "deadlock: a cross_set for every cross_wait"
-            got = f"{what}, never set"
+            got = f"{wait}, never set"
             raise SyncError(needed, got, "add the missing set")
-        if len(found) > 1:
-            needed = f"{what}: sets of one mode"
-            got = f"{len(found)} modes"
+        if len(senders_by_mode) > 1:
+            needed = f"{wait}: sets of one mode"
+            got = f"{len(senders_by_mode)} modes"
             raise SimulationError(needed, got, "use a flag for each mode")
-        return found[0]
+        return senders_by_mode[0]
 
     def _number(self, sender: _Member, receiver: _Member, pipe: str, flag: int) -> int:
+        """Return the number of the event by which a core signals one pipe of another."""
         event = Event(sender.name, f"{receiver.name}.{pipe}", flag)
         return self.events.setdefault(event, len(self.events))
 
 
 def _members(teams: Sequence[tuple[Part, ...]]) -> list[_Member]:
-    """Name the cores of some AI cores; equal vector cores of one stand for each other."""
-    found = []
+    """Return the timed cores of some AI cores; of equal vector cores of one the first."""
+    members = []
     for number, team in enumerate(teams):
         suffix = f"@{number}" if len(teams) > 1 else ""
-        alone = len({part.program for part in team[1:]}) == 1
-        for place, part in enumerate(team[:2] if alone else team):
-            kind = ("AIV" if alone else f"AIV{place - 1}") if place else "AIC"
-            found.append(_Member(kind + suffix, number * len(team) + place, part.program))
-    return found
+        has_equal_vectors = len({part.program for part in team[1:]}) == 1
+        for place, part in enumerate(team[:2] if has_equal_vectors else team):
+            # Core 0 of a team is the cube core: AIC, then AIV for all, or AIV0 and AIV1.
+            kind = ("AIV" if has_equal_vectors else f"AIV{place - 1}") if place else "AIC"
+            members.append(_Member(kind + suffix, number * len(team) + place, part.program))
+    return members
 
 
 def compile_crews(launch: Launch, chip: Chip, costs: Mapping[int, Cost]) -> tuple[Compiled, ...]:
     """Return the timed programs of a mix launch: one for each kind of AI core, or one for all.
+
+    It is one for all if AI cores wait for each other.
 
     Raises `SyncError` for a flag that nobody sets, `SimulationError` for one set in two modes.
     """
@@ -183,25 +196,28 @@ def compile_crews(launch: Launch, chip: Chip, costs: Mapping[int, Cost]) -> tupl
     return tuple(crew.compiled() for crew in crews)
 
 
-OBJECTS = 500_000
-"""Made before Python looks for garbage in cycles, where it makes programs by the hundred."""
+MIN_NEW_OBJECTS = 500_000
+"""New objects before Python looks for cyclic garbage; by default it is hundreds or thousands."""
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Let Python look for garbage in cycles seldom inside: each look takes longer than the last."""
-    most, *others = gc.get_threshold()
-    gc.set_threshold(max(most, OBJECTS) if most else 0, *others)
+    """Let Python look for cyclic garbage rarely inside, where hundreds of programs are built.
+
+    Each search visits all living objects, so that it takes longer the more programs there are.
+    """
+    threshold, *others = gc.get_threshold()  # a threshold of 0: the user has switched it off
+    gc.set_threshold(max(threshold, MIN_NEW_OBJECTS) if threshold else 0, *others)
     try:
         yield
     finally:
-        gc.set_threshold(most, *others)
+        gc.set_threshold(threshold, *others)
 
 
 # -- programs and kernels --------------------------------------------------------------------------
 Engine = Literal["fast", "reference"]
-REMEMBERED = 4096
-"""Launches whose traffic and time are remembered: more than a large network has."""
+CACHED_LAUNCHES = 4096
+"""Launches whose traffic and time are cached: more than a large network has."""
 
 
 def simulate(
@@ -214,13 +230,15 @@ def simulate(
 ) -> Timeline:
     """Time a program or a launch on `chip`; both engines give the same cycles.
 
-    All active cores share L2 and memory evenly; those of a mix launch with their like, and it does
-    not end before L2 has moved all its bytes either. No launch ends before device memory has moved
-    all its bytes; where that is the limit, the time is memory's, and the copies from memory are
-    stretched (`memory_slowdown`) until the pipes fill it. L2 is empty at the start, or holds the
-    share `warm[name]` of a GM tensor; `write_back_bytes` go to memory meanwhile, by default all
-    written bytes if what is touched exceeds L2, else none. Raises `SimulationError` (too many
-    cores, unknown engine, bad shares) and `SyncError` (deadlock).
+    All active cores share L2 and memory evenly, in a mix launch the cube cores among themselves and
+    the vector cores among themselves. No launch ends before device memory has moved all its bytes,
+    and no mix launch before L2 has. Where memory is the limit, the time is memory's, and the copies
+    from memory are stretched (`memory_slowdown`) until the pipes take as long.
+
+    L2 is empty at the start, or holds the share `warm[name]` of a GM tensor. `write_back_bytes` go
+    to memory during the launch, by default all written bytes if the bytes touched exceed L2, else
+    none. Raises `SimulationError` (too many cores, unknown engine, bad shares) and `SyncError`
+    (deadlock).
     """
     if isinstance(program, Kernel):
         needed = "a program or a launch"
@@ -233,6 +251,7 @@ def simulate(
 
 
 def _check(launch: Launch, chip: Chip, engine: str) -> None:
+    """Refuse an unknown engine, a launch without cores, and one with more than the chip has."""
     if engine not in ("fast", "reference"):
         raise SimulationError("engine 'fast' or 'reference'", repr(engine), "choose one")
     if not launch.parts:
@@ -247,9 +266,13 @@ def _check(launch: Launch, chip: Chip, engine: str) -> None:
 def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "fast") -> Timeline:
     """Time a launch whose traffic is known; raises as `simulate`."""
     _check(launch, chip, engine)
+    # The launch takes at least bytes / rate of each memory that its cores share. The costs of its
+    # copies do not ensure that: they leave out what L2 writes back, and in a mix launch each kind
+    # of core copies as if it had L2 to itself.
     shared = [(traffic.memory_bytes, chip.device_memory)]
     around = Surroundings(launch.core_count, traffic.fresh)
     if launch.mix:
+        # mix counts the cores of an AI core: 3 is a cube core and two vector cores
         cores = {"cube": launch.core_count, "vector": launch.core_count * (launch.mix - 1)}
         around = replace(around, kinds=cores)
         shared.append((sum(n for p, n in traffic.path_bytes.items() if "GM" in p), chip.l2))
@@ -261,8 +284,8 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
         parts = compile_crews(launch, chip, costs)
     else:
         parts = tuple(Compiler(chip, costs).alone(part.program) for part in launch.parts)
-    slow = engine == "reference"
-    times = tuple(run_reference(part)[0] if slow else run_quickest(part) for part in parts)
+    by_events = engine == "reference"
+    times = tuple(run_reference(part)[0] if by_events else run_quickest(part) for part in parts)
     macs, dtype, energy_pj = _work(launch, costs)
     reads = sum(n for (src, _), n in traffic.path_bytes.items() if src == "GM")
     return Timeline(
@@ -284,14 +307,14 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
 
 
 def _work(launch: Launch, costs: Mapping[int, Cost]) -> tuple[int, str, float]:
-    """Multiply-accumulates of all cores, their number format, and the energy in pJ."""
+    """Return the multiply-accumulates of all cores, their number format, and the energy in pJ."""
     macs = 0
     dtype = "fp16"
     energy_pj = 0.0
     for part in launch.parts:
-        for source, times in part.program.instructions():
+        for source, runs_per_core in part.program.instructions():
             if cost := costs.get(id(source)):
-                runs = times * part.core_count
+                runs = runs_per_core * part.core_count
                 energy_pj += cost.energy_pj * runs
                 if source.op == "mmad":
                     macs += math.prod(mmad_shape(source)) * runs
@@ -307,60 +330,69 @@ def simulate_kernel(
     With `memory`, L2 is as earlier kernels left it, keeps what this one leaves, and writes to
     memory what it evicts. Raises `SimulationError` if a tensor has no room at its address.
     """
-    whole = as_kernel(kernel)
-    mix = round(chip.mix_start_s * chip.clock_hz) if len(units_of(whole, chip)) > 1 else 0
+    phased = as_kernel(kernel)
+    mix = round(chip.mix_start_s * chip.clock_hz) if len(units_of(phased, chip)) > 1 else 0
     if memory is None:
-        phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
-        return KernelTimeline(whole.name, chip, phases, mix_cycles=mix)
-    addresses = memory.addresses(whole.tensors)
-    timed = list[Timeline]()
-    found = dict[str, float]()
-    for i, phase in enumerate(whole.phases, 1):
-        last = memory.last if i == len(whole.phases) else frozenset[str]()
+        phases = tuple(simulate(phase, chip, engine=engine) for phase in phased.phases)
+        return KernelTimeline(phased.name, chip, phases, mix_cycles=mix)
+    addresses = memory.addresses(phased.tensors)
+    timelines = list[Timeline]()
+    first_hits = dict[str, float]()
+    for i, phase in enumerate(phased.phases, 1):
+        # Only the last phase may drop a tensor as it reads it: until then a later one may need it.
+        last = memory.last if i == len(phased.phases) else frozenset[str]()
         accesses = accesses_of(phase, traffic_of(phase, chip), addresses, last)
         outcome = memory.l2.touch(accesses)
         hits = tuple(outcome.hits.items())
-        found = dict(hits) | found
-        timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
-    return KernelTimeline(whole.name, chip, tuple(timed), mix_cycles=mix, hits=found)
+        first_hits = dict(hits) | first_hits  # of a tensor that two phases read, the first counts
+        timelines.append(_time_warm(phase, chip, hits, outcome.write_back_bytes, engine))
+    return KernelTimeline(phased.name, chip, tuple(timelines), mix_cycles=mix, hits=first_hits)
 
 
 def units_of(kernel: Kernel, chip: Chip) -> frozenset[str]:
-    """Return the kinds of cores that a kernel needs: with two it is started as a mix kernel."""
+    """Return the kinds of cores that a kernel needs; one that needs two starts as a mix kernel."""
     parts = (part for phase in kernel.phases for part in phase.parts)
     return frozenset(program_unit(chip, part.program) for part in parts)
 
 
-traffic_of = lru_cache(REMEMBERED)(analyse)
-"""The traffic of a launch, from memory if an equal one was analysed before."""
+traffic_of = lru_cache(CACHED_LAUNCHES)(analyse)
+"""The traffic of a launch, from a cache if an equal one was analysed before."""
 
 
-@lru_cache(REMEMBERED)
-def _warm(
+@lru_cache(CACHED_LAUNCHES)
+def _time_warm(
     launch: Launch,
     chip: Chip,
     hits: tuple[tuple[str, float], ...],
     write_back_bytes: int,
     engine: Engine,
 ) -> Timeline:
-    """Equal blocks of a network are one launch, and meet L2 in the same state again and again."""
+    """Time a launch that finds shares of its tensors in L2.
+
+    Equal blocks of a network are equal launches and find L2 in the same state: hence the cache.
+    """
     warmed = traffic_of(launch, chip).warmed(dict(hits), write_back_bytes)
     return time_launch(launch, chip, warmed, engine)
 
 
 def told_cycles(chip: Chip) -> float:
-    """Return the least cycles until a core hears that another one, of any kind, has written.
+    """Return the least cycles until a core learns that another one, of any kind, has written.
 
-    At a barrier, of which loads of weights may hide a part, from a flag where there are some
-    between cores (then weights go the way of what is waited for, and hide nothing), or at a launch.
+    It learns so at a launch, at a barrier over all cores, at the barrier of a super kernel or,
+    where the chip has them, from a flag between cores.
     """
     barrier, launch = (s * chip.clock_hz for s in (chip.barrier_s, chip.queued_launch_s))
-    apart = barrier / 2 if chip.combined else min(barrier, chip.cross_flag_cycles)
-    return min(launch, chip.all_cores_cycles, apart)
+    # Loads of weights before a barrier hide up to half of it. Before a flag they hide nothing:
+    # there the weights take the same path as the data that is waited for.
+    signal = barrier / 2 if chip.combined else min(barrier, chip.cross_flag_cycles)
+    return min(launch, chip.all_cores_cycles, signal)
 
 
 def rate_of(chip: Chip, sources: Collection[str], targets: Collection[str] = ()) -> float:
-    """Return the bytes a cycle out of buffers of a core, on the quickest path of each pipe."""
+    """Return the most bytes per cycle that a core moves out of buffers: its pipes work in parallel.
+
+    Each pipe counts with its quickest path from one of `sources` to one of `targets` (none: any).
+    """
     pipes: dict[str, float] = {}
     for (source, target), path in chip.paths.items():
         if source in sources and (not targets or target in targets):
@@ -370,21 +402,26 @@ def rate_of(chip: Chip, sources: Collection[str], targets: Collection[str] = ())
 
 @lru_cache(64)
 def least_ways(chip: Chip) -> Mapping[str, tuple[float, float, float]]:
-    """Return the least cycles from a buffer to where the cube and the vector unit read, and to GM.
+    """Return, of each buffer, the least cycles to the cube's inputs, to the vector unit, and to GM.
 
-    A copy starts up, takes a cycle, and L2 some more; from pipe to pipe two flags tell. The vector
-    unit itself copies out of L0C; cores that are not both have to be told.
+    A copy takes its start-up, one cycle for its bytes, its latency, and L2's latency if it is from
+    or to GM. From pipe to pipe a flag is set and waited for. On combined cores the vector unit
+    itself copies out of L0C; on separate ones the other core has to learn that the data is there.
     """
-    told = 0.0 if chip.combined else told_cycles(chip)
+    signal_cycles = 0.0 if chip.combined else told_cycles(chip)
     flags = 2 * chip.flag_cycles
-    places = sorted({name for pair in chip.paths for name in pair})
-    far = {(a, b): 0.0 if a == b else math.inf for a in places for b in places}
+    buffers = sorted({name for pair in chip.paths for name in pair})
+    cycles = {(a, b): 0.0 if a == b else math.inf for a in buffers for b in buffers}
     for (a, b), path in chip.paths.items():
-        late = path.latency_cycles + (chip.l2.latency_cycles if "GM" in (a, b) else 0)
-        far[a, b] = path.startup_cycles + 1 + late + (flags if a != "GM" else 0)
-    for via, a, b in product(places, repeat=3):
-        far[a, b] = min(far[a, b], far[a, via] + far[via, b])
-    fed = {a: min(far[a, "L0A"], far[a, "L0B"]) + flags + told * (a == "UB") for a in places}
-    read = {a: far[a, "UB"] + (flags if a != "UB" else 0) for a in places}
-    read["L0C"] = far["L0C", "UB"] + (0.0 if chip.combined else flags + told)
-    return {a: (fed[a], read[a], far[a, "GM"]) for a in places}
+        latency = path.latency_cycles + (chip.l2.latency_cycles if "GM" in (a, b) else 0)
+        cycles[a, b] = path.startup_cycles + 1 + latency + (flags if a != "GM" else 0)
+    # Shortest paths between all pairs (Floyd and Warshall): `via` must be the outermost loop.
+    for via, a, b in product(buffers, repeat=3):
+        cycles[a, b] = min(cycles[a, b], cycles[a, via] + cycles[via, b])
+    to_cube = {
+        a: min(cycles[a, "L0A"], cycles[a, "L0B"]) + flags + signal_cycles * (a == "UB")
+        for a in buffers
+    }
+    to_vector = {a: cycles[a, "UB"] + (flags if a != "UB" else 0) for a in buffers}
+    to_vector["L0C"] = cycles["L0C", "UB"] + (0.0 if chip.combined else flags + signal_cycles)
+    return {a: (to_cube[a], to_vector[a], cycles[a, "GM"]) for a in buffers}

@@ -146,7 +146,7 @@ class L2:
                 if a.is_write is is_write and not a.is_last:
                     sizes[a.address_bytes] = max(a.size_bytes, sizes.get(a.address_bytes, 0))
             distinct_bytes[is_write] = sum(sizes.values())
-        # These bytes fill L2, also if each access has a piece of which it touched one byte only.
+        # A piece more for each access, since shares of accesses are rounded to whole pieces.
         filling = self.size_bytes + (len(accesses) + 1) * self.piece_bytes
         return filling / max(distinct_bytes) if 2 * filling < max(distinct_bytes) else 1.0
 

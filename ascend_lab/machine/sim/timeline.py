@@ -1,9 +1,10 @@
-"""What a simulation tells: cycles, busy shares, bytes, energy, and on demand every span.
+"""The result of a simulation: cycles, busy shares, bytes, energy, and on demand every span.
 
-A kernel of several phases tells the sums of its phases' timelines, a barrier over all cores between
-any two, and what starts it: the host ("cold"), the device's queue ("queued"), or, within a super
-kernel, a barrier after the one before it ("inside"; "across" if other cores go on there than came;
-"both" if cube and vector cores did and do).
+The timeline of a kernel adds up its phases, a barrier over all cores between any two, and the start
+of the kernel. There are five kinds of start. The host starts a "cold" kernel, the device's queue a
+"queued" one. Inside a super kernel the start is a barrier after the previous kernel: "inside" if
+the same kind of core goes on, "across" if the kinds of core differ, and "both" if cube and vector
+cores work together before it as well as after it.
 """
 
 import json
@@ -23,17 +24,16 @@ from ascend_lab.machine.sim.fast import Stretched, stretch
 
 MAX_SPANS = 300_000
 IDLE = ("barrier", "cross_set")
-"""What a pipe stands still in."""
+"""Instructions that take a pipe's time but are no work."""
 Key = TypeVar("Key", bound=Hashable)
 Start = Literal["cold", "queued", "inside", "across", "both"]
-"""What starts a kernel: see the module."""
+"""Kinds of start of a kernel: see the module."""
 
 
 def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
-    """Return the cycles of starting a kernel, and `mix_cycles` unless a launch contains it.
-
-    Of two kinds one tells the other, cores of which tell each other, and then those they work with.
-    """
+    """Return the cycles of starting a kernel, plus `mix_cycles` if it is a launch of its own."""
+    # Across takes two steps of a barrier's length: one kind of core signals the other, whose cores
+    # then signal each other. If both kinds work they take a third, to the cores they work with.
     costs = {
         "cold": chip.launch_overhead_s,
         "queued": chip.queued_launch_s,
@@ -48,8 +48,8 @@ def start_cycles(chip: Chip, start: Start, mix_cycles: int = 0) -> int:
 class Span:
     """One instruction in time: pipe, name, [start, end) in cycles.
 
-    `stall_cycles` is how long a wait_flag stood still, `cause` the event or pipe that held it.
-    `previous` is the index of the span that decided when this one ended (-1: none).
+    A wait_flag stood still for `stall_cycles` because of the event `cause`. `previous` is the index
+    of the span that decided when this one ended (-1: none).
     """
 
     pipe: str
@@ -62,7 +62,7 @@ class Span:
 
 
 class Timed:
-    """What follows from the cycles, bytes and multiply-accumulates of a launch or a kernel."""
+    """Figures derived from the cycles, bytes and multiply-accumulates of a launch or a kernel."""
 
     __slots__ = ()
     name: str
@@ -73,7 +73,7 @@ class Timed:
 
     @property
     def launch_cycles(self) -> int:
-        """What starts it, paid once, in cycles: the host, if nothing else is said."""
+        """Cycles of the start, paid once: by default a start by the host."""
         return start_cycles(self.chip, "cold", int(self.mix_cycles))
 
     @property
@@ -90,7 +90,8 @@ class Timed:
     def task_s(self) -> float:
         """Seconds of the task on the device as a profiler counts them: its start and its work.
 
-        task_s = (queued start + cycles) / clock; the host's part of a cold launch comes before it.
+        task_s = (queued start + cycles) / clock. The host's part of a cold launch comes before the
+        task and is not in it.
         """
         start = start_cycles(self.chip, "queued", int(self.mix_cycles))
         return (int(self.cycles) + start) / self.chip.clock_hz
@@ -137,7 +138,7 @@ class Timeline(Timed):
 
     `cycles` counts the kernel from first to last instruction of the slowest core;
     `launch_cycles` is the host's overhead before it, included in `time_s` and in shares. `parts`
-    are the compiled programs and `pipe_cycles` their cycles were memory without limit.
+    are the compiled programs; `pipe_cycles` are their cycles if memory had no limit.
     """
 
     name: str
@@ -157,15 +158,15 @@ class Timeline(Timed):
 
     @cached_property
     def _stretched(self) -> Stretched:
-        """Found when asked for: a search that wants cycles only does not pay for it."""
-        longest = max(self.pipe_cycles)
-        if self.cycles > longest:
+        """The slowest part and memory's slowdown; computed on demand, as a search needs neither."""
+        slowest_cycles = max(self.pipe_cycles)
+        if self.cycles > slowest_cycles:  # memory is the limit, not a pipe
             return stretch(self.parts, self.chip, self.around, self.cycles)
-        return Stretched(1.0, self.parts[self.pipe_cycles.index(longest)])
+        return Stretched(1.0, self.parts[self.pipe_cycles.index(slowest_cycles)])
 
     @property
     def memory_slowdown(self) -> float:
-        """How much longer than alone memory's bytes take, where memory is the limit; else 1."""
+        """Factor by which copies from memory take longer where memory is the limit; else 1."""
         return self._stretched.slowdown
 
     @property
@@ -178,9 +179,9 @@ class Timeline(Timed):
         """Cycles each pipe of the slowest core works; flags and barriers do not count."""
         program = self.compiled
         busy = dict.fromkeys(program.pipes, 0)
-        for step, runs, each in zip(program.steps, program.runs(), program.cycles, strict=True):
+        for step, runs, cycles in zip(program.steps, program.runs(), program.cycles, strict=True):
             if step.kind == WORK and program.sources[step.source].op not in IDLE:
-                busy[program.pipes[step.pipe]] += runs * each
+                busy[program.pipes[step.pipe]] += runs * cycles
         return busy
 
     @property
@@ -190,19 +191,19 @@ class Timeline(Timed):
 
     @property
     def peak_share(self) -> float:
-        """ops/s over the cube peak of the whole chip."""
+        """ops/s divided by the cube peak of the whole chip."""
         return self.ops_per_s / self.chip.peak_ops_per_s(self.dtype)
 
     @property
     def limit(self) -> str:
-        """What limits it once it runs: "memory" or the busiest pipe."""
+        """The limit of the launch without its start: "memory" or the busiest pipe."""
         if self.memory_slowdown > 1.0:
             return "memory"
         return max(self.busy_cycles, key=lambda p: self.busy_cycles[p], default="launch")
 
     @property
     def bound_by(self) -> str:
-        """What limits it, launch included: "launch", "memory", or the busiest pipe."""
+        """The limit of the launch with its start: "launch", "memory", or the busiest pipe."""
         return "launch" if self.launch_cycles > self.cycles else self.limit
 
     @cached_property
@@ -215,23 +216,24 @@ class Timeline(Timed):
         _, _, record = run_reference(self.compiled, record=True)
         assert record is not None
         program = self.compiled
-        out: list[Span] = []
-        last: dict[int, int] = {}
+        spans: list[Span] = []
+        last_of_pipe: dict[int, int] = {}
         rows = zip(record.step, record.start, record.end, record.cause, strict=True)
         for index, (number, start, end, cause) in enumerate(rows):
             step = program.steps[number]
             source = program.sources[step.source]
+            # A wait takes its issue cycles in any case; whatever it took beyond them is a stall.
             stall = end - start - program.cycles[number] if step.kind == WAIT else 0
             name = source.op if source.event is None else f"{source.op} {source.event}"
-            why = str(program.events[step.event]) if stall else ""
-            previous = cause if stall or cause >= 0 else last.get(step.pipe, -1)
-            out.append(Span(program.pipes[step.pipe], name, start, end, stall, why, previous))
-            last[step.pipe] = index
-        return tuple(out)
+            event = str(program.events[step.event]) if stall else ""
+            previous = cause if stall or cause >= 0 else last_of_pipe.get(step.pipe, -1)
+            spans.append(Span(program.pipes[step.pipe], name, start, end, stall, event, previous))
+            last_of_pipe[step.pipe] = index
+        return tuple(spans)
 
     @cached_property
     def stalls(self) -> dict[tuple[str, str], int]:
-        """Cycles each pipe stood still, by (pipe, event waited for), most first."""
+        """Cycles each pipe stood still, by (pipe, event waited for), largest first."""
         total = Counter[tuple[str, str]]()
         for span in self.spans:
             if span.stall_cycles:
@@ -240,11 +242,12 @@ class Timeline(Timed):
 
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
-        """The chain of spans that fixes the end: each ended when the next could go on."""
+        """The chain of spans that sets the end: the next could go on when the one before ended."""
         tails = dict(zip(self.compiled.pipes, self.compiled.tail_latency, strict=True))
         spans = self.spans
         if not spans:
             return ()
+        # Backwards from the span whose result is visible last, to the one that waited for nothing.
         index = max(range(len(spans)), key=lambda i: (spans[i].end + tails[spans[i].pipe], i))
         chain = []
         while index >= 0:
@@ -258,17 +261,18 @@ class Timeline(Timed):
         Latency is the time between the end of an instruction and its result being visible.
         """
         total = Counter[str]()
-        before = 0
+        previous_end = 0
         for span in self.critical_path:
             ready = span.start + span.stall_cycles
             total[span.pipe] += span.end - ready
-            if ready > before:
-                total["latency"] += ready - before
-            before = span.end
-        if self.cycles > before and not self.memory_slowdown > 1.0:
-            total["latency"] += self.cycles - before
-        whole = max(sum(total.values()), 1)
-        return {pipe: cycles / whole for pipe, cycles in total.items()}
+            if ready > previous_end:  # it waited until the result of the previous span was visible
+                total["latency"] += ready - previous_end
+            previous_end = span.end
+        # Where memory is the limit, the stretched pipes may end some cycles before memory does.
+        if self.cycles > previous_end and not self.memory_slowdown > 1.0:
+            total["latency"] += self.cycles - previous_end
+        path_cycles = max(sum(total.values()), 1)
+        return {pipe: cycles / path_cycles for pipe, cycles in total.items()}
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
@@ -293,10 +297,11 @@ class Timeline(Timed):
 
 @dataclass(frozen=True, slots=True)
 class KernelTimeline(Timed):
-    """Time of a kernel: `phases` holds one timeline per phase; the sums stand here.
+    """Time of a kernel: the timelines of its `phases`, and their sums.
 
-    Pipes of all phases count together by name. It begins `early_cycles` before its barrier lets it
-    pass, or `mix_cycles` later on cores of two kinds. L2 held shares `hits` of what it reads first.
+    Pipes of different phases with the same name count as one. The kernel begins `early_cycles`
+    before the barrier in front of it ends. If it needs cube and vector cores, a launch takes
+    `mix_cycles` more. `hits` are the shares of its tensors that L2 held at their first read.
     """
 
     name: str
@@ -309,7 +314,7 @@ class KernelTimeline(Timed):
 
     @property
     def launch_cycles(self) -> int:
-        """Cycles of what starts it."""
+        """Cycles of the start that are not hidden behind the kernel before."""
         return max(0, start_cycles(self.chip, self.start, self.mix_cycles) - self.early_cycles)
 
     @property
@@ -324,7 +329,7 @@ class KernelTimeline(Timed):
 
     @property
     def core_count(self) -> int:
-        """Cores of the phase that uses most of them."""
+        """Cores of the phase that uses the most."""
         return max(phase.core_count for phase in self.phases)
 
     @property
@@ -344,7 +349,7 @@ class KernelTimeline(Timed):
 
     @property
     def l2_hit_rate(self) -> float:
-        """Share of the bytes read from GM that L2 serves: re-read in a phase, or left there."""
+        """Share of the bytes read from GM that hit L2: read before in the phase, or left there."""
         read = sum(n for (src, _), n in self.path_bytes.items() if src == "GM")
         return sum(phase.l2_bytes for phase in self.phases) / read if read else 0.0
 
@@ -360,7 +365,7 @@ class KernelTimeline(Timed):
 
     @property
     def bound_by(self) -> str:
-        """What limits most of the cycles: "launch", "sync", "memory", or a pipe."""
+        """The limit in most of the cycles: "launch", "sync", "memory", or a pipe."""
         if self.launch_cycles > self.cycles:
             return "launch"
         limits = _total([{phase.limit: phase.cycles} for phase in self.phases])
@@ -380,10 +385,11 @@ class KernelTimeline(Timed):
         return f"KernelTimeline{self._line(f'{len(self.phases)} phases, ')}"
 
 
-def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
+def _total(counts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
+    """Return the sums of several counts, key by key."""
     total = Counter[Key]()
-    for part in parts:
-        total.update(part)
+    for count in counts:
+        total.update(count)
     return dict(total)
 
 
@@ -391,18 +397,20 @@ def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     """Return Chrome trace events with msprof's field names: ph, name, ts, dur, pid, tid, args.
 
-    Times are microseconds. One complete event (ph "X") per instruction, waits marked with the
-    flag that held them, and metadata events (ph "M") that name process and pipes.
+    Times are microseconds. Every instruction is a complete event (ph "X"), a wait with the flag it
+    waited for; metadata events (ph "M") name process and pipes.
     """
     scale = 1e6 / timeline.chip.clock_hz
     pipes = timeline.compiled.pipes
-    told: list[tuple[str, int, dict[str, Any]]] = [
+    metadata: list[tuple[str, int, dict[str, Any]]] = [
         ("process_name", 0, {"name": f"AI Core ({timeline.chip.name})"})
     ]
     for tid, pipe in enumerate(pipes):
-        told.append(("thread_name", tid, {"name": pipe}))
-        told.append(("thread_sort_index", tid, {"sort_index": tid}))
-    events = [{"name": n, "ph": "M", "pid": 0, "tid": tid, "args": args} for n, tid, args in told]
+        metadata.append(("thread_name", tid, {"name": pipe}))
+        metadata.append(("thread_sort_index", tid, {"sort_index": tid}))
+    events = [
+        {"name": n, "ph": "M", "pid": 0, "tid": tid, "args": args} for n, tid, args in metadata
+    ]
     for span in timeline.spans:
         args: dict[str, Any] = {"start_cycle": span.start, "cycles": span.end - span.start}
         if span.stall_cycles:

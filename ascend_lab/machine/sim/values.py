@@ -1,7 +1,7 @@
-"""What a program computes: NumPy values in the hardware's number formats.
+"""Execution of programs for values: NumPy arrays in the hardware's number formats.
 
-On-chip memory is one byte array per space, poisoned at the start (NaN in fp16 and fp32), so a
-wrong address or a missing copy gives a wrong answer instead of a lucky one.
+On-chip memory is one byte array per space. It is poisoned at the start (NaN in fp16 and fp32), so
+that a wrong address or a missing copy gives a wrong answer instead of a lucky one.
 """
 
 import random
@@ -29,7 +29,9 @@ from ascend_lab.machine.isa.walk import Core, Pick, Step, first, interleave, int
 
 Values = np.ndarray
 POISON = 0xFF
-SHARED = 50_000
+"""Every byte of memory that nobody has written: 0xFFFF is NaN in fp16, -1 in int16."""
+MAX_SHARED_STEPS = 50_000
+"""Longest order of steps that is kept for the other cores that run the same program."""
 MAX_EVENTS = 2_000_000
 
 
@@ -45,8 +47,9 @@ def execute(
 
     Phases run in order over the same GM tensors. `tensors` gives those that are read (any shape, C
     order, right element count); missing ones start poisoned. With `seed`, pipes advance in a random
-    order that the flags allow: without races the values are the same. A finite number that leaves
-    its format calls `overflow`. Raises `InputError` for wrong tensors, `SyncError` on deadlock.
+    order that the flags allow: without races the values are the same. `overflow` is called when a
+    finite number leaves the range of its format. Raises `InputError` for wrong tensors, `SyncError`
+    on deadlock.
     """
     kernel = as_kernel(program)
     events = kernel.event_count
@@ -73,51 +76,61 @@ def execute(
             orders = dict[int, list[Step]]()
             for crew in crews:
                 cores = [_Core(chip, memory, places) for _ in crew]
+                # 32 cores that run one program, each by itself, need its order of steps only once.
                 if seed is None and len(crew) == 1 < len(crews):
-                    _work_alike(cores[0], *crew[0], orders)
+                    _run_alone(cores[0], *crew[0], orders)
                 else:
-                    _work_together(cores, crew, pick, phase.mix or 1)
+                    _run_crew(cores, crew, pick, phase.mix or 1)
     shapes = {name: np.shape(value) for name, value in tensors.items()}
     return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
 
 
-def _work_together(cores: Sequence["_Core"], crew: Sequence[Core], pick: Pick, team: int) -> None:
+def _run_crew(cores: Sequence["_Core"], crew: Sequence[Core], pick: Pick, team: int) -> None:
+    """Run cores that wait for each other, step by step in an order that the flags allow."""
     for number, _, instruction, env in interleave_cores(crew, pick, team):
         action = _ACTIONS.get(instruction.op, _vector)
         action(cores[number], instruction, env)
 
 
-def _work_alike(
+def _run_alone(
     core: "_Core", program: Program, binding: Mapping[str, int], orders: dict[int, list[Step]]
 ) -> None:
-    """Let a core work that waits for no other: all that run its program take the same steps."""
+    """Run a core that waits for no other; all cores with the same program take the same steps.
+
+    `orders` keeps the steps of each program, or an empty list if they are too many to keep.
+    """
     if id(program) not in orders:
-        few = sum(times for _, times in program.instructions()) <= SHARED
-        orders[id(program)] = list(interleave(program, {})) if few else []
+        fits = sum(runs for _, runs in program.instructions()) <= MAX_SHARED_STEPS
+        orders[id(program)] = list(interleave(program, {})) if fits else []
     for instruction, loops in orders[id(program)] or interleave(program, {}):
         _ACTIONS.get(instruction.op, _vector)(core, instruction, {**loops, **binding})
 
 
 def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
+    """Return a flat copy of the caller's tensor for a GM buffer, or poison if there is none."""
     dtype = numpy_type(buffer.dtype)
     if buffer.name not in tensors:
         return np.full(buffer.size_bytes, POISON, np.uint8).view(dtype)
     try:
-        given = np.ascontiguousarray(tensors[buffer.name])
+        array = np.ascontiguousarray(tensors[buffer.name])
     except ValueError as error:
         raise InputError(f"tensor {buffer.name}: an array", str(error), "stack its rows") from error
-    if given.nbytes != buffer.size_bytes or given.dtype != dtype:
+    if array.nbytes != buffer.size_bytes or array.dtype != dtype:
         needed = f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}"
-        raise InputError(needed, f"{given.size} of {given.dtype}", "check shape and format")
-    return given.reshape(-1).copy()
+        raise InputError(needed, f"{array.size} of {array.dtype}", "check shape and format")
+    return array.reshape(-1).copy()
 
 
 # -- one core --------------------------------------------------------------------------------------
 Place = tuple[str, range, int, np.dtype[Any], tuple[int, ...]]
-"""Where a region lies: the memory, the bytes its slots begin with, how many, format, strides."""
+"""Where a region lies: memory, first byte of each slot, bytes of a slot, format, strides in bytes.
+
+Two slots of 32 KB from address 0 of UB on: ("UB ", range(0, 65536, 32768), 32768, fp16, (512, 2)).
+"""
 
 
 def _place(region: Region) -> Place:
+    """Return where a region lies, apart from slot and offset, which depend on loop counters."""
     buffer = region.buffer
     dtype = np.dtype(numpy_type(region.buffer.dtype))
     memory, low = (buffer.name, 0) if buffer.space == "GM" else ("", buffer.address)
@@ -136,80 +149,91 @@ class _Core:
         self.memories: dict[str, Values] = {}
 
     def _memory(self, name: str, buffer: Buffer) -> Values:
-        """Return the bytes of a memory, on the chip from its first use on: programs use few."""
+        """Return the bytes of a memory; one on the chip is made when it is first used."""
         if buffer.space == "GM":
-            found = self.tensors[buffer.name].view(np.uint8)
+            memory = self.tensors[buffer.name].view(np.uint8)
         else:
-            found = np.full(self.chip.buffers[buffer.space], POISON, np.uint8)
-        self.memories[name] = found
-        return found
+            memory = np.full(self.chip.buffers[buffer.space], POISON, np.uint8)
+        self.memories[name] = memory
+        return memory
 
     def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
-        """Return a NumPy view of the region's elements, shaped by its sizes."""
-        known = self.places.get(id(region))
-        if known is None:
-            known = self.places[id(region)] = _place(region)
-        name, starts, one, dtype, strides = known
+        """Return a NumPy view of the region's elements, shaped by its sizes.
+
+        `env` holds the loop counters, `shift` elements are added to the region's offset.
+        """
+        place = self.places.get(id(region))
+        if place is None:
+            place = self.places[id(region)] = _place(region)
+        name, slot_starts, slot_bytes, dtype, strides = place
         memory = self.memories.get(name)
         if memory is None:
             memory = self._memory(name, region.buffer)
-        low = starts[region.slot.at(env) % len(starts)]
-        flat = memory[low : low + one]
+        low = slot_starts[region.slot.at(env) % len(slot_starts)]  # slots take turns: 0, 1, 0, ...
+        flat = memory[low : low + slot_bytes]
         start = region.offset.at(env) + shift
         try:
             return np.ndarray(region.sizes, dtype, flat, start * dtype.itemsize, strides)
-        except ValueError:  # part of it lies outside: only its numbers tell whether that matters
+        except ValueError:
+            # Part of the region lies outside its slot: the values show whether that matters.
             return as_strided(flat.view(dtype)[start:], region.sizes, strides)
 
 
 def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    """Flags and barriers have no values."""
+    """Do nothing: flags and barriers order the steps, which the walk over the program sees to."""
 
 
 def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Copy a region to another one; to GM also by adding, element by element."""
     src = instruction.srcs[0]
     dst = instruction.out
-    shift = _row(core, instruction, env)
+    shift = _row_shift(core, instruction, env)
     values = core.view(src, env, shift if src.space == "GM" else 0)
     if dst.space != "GM":
         values = np.maximum(values, 0) if instruction.number("relu") else values
         store(core.view(dst, env), values)
     elif instruction.attr("atomic") == "add":
-        places = _places(dst, dst.offset.at(env) + shift)
-        np.add.at(core.tensors[dst.buffer.name], places, values)
+        # add.at, not +=: an element that the region covers twice must get both values.
+        elements = _element_numbers(dst, dst.offset.at(env) + shift)
+        np.add.at(core.tensors[dst.buffer.name], elements, values)
     else:
         store(core.view(dst, env, shift), values)
 
 
-def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
-    """Return the elements by which an indexed copy moves its GM side: index * pitch."""
-    place = index_of(instruction)
-    if place is None:
+def _row_shift(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
+    """Return the elements by which an indexed copy moves its GM side: index * pitch.
+
+    With `from_end`, index -1 is the last row: of 100 rows, row 99.
+    """
+    index_region = index_of(instruction)
+    if index_region is None:
         return 0
-    index = int(core.view(place, env).reshape(-1)[0])
+    index = int(core.view(index_region, env).reshape(-1)[0])
     bound = instruction.number("bound")
     least = -bound if instruction.number("from_end") else 0
     if not least <= index < bound:
         where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
         needed = (
-            f"{instruction.op}: an index of {least}..{bound - 1}, read from {place.buffer.name}"
+            f"{instruction.op}: an index of {least}..{bound - 1}, "
+            f"read from {index_region.buffer.name}"
         )
         raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
     row = index + bound if index < 0 else index
     return row * instruction.number("pitch")
 
 
-def _places(region: Region, start: int) -> Values:
-    """Return the element numbers a region covers in its tensor, shaped by its sizes."""
-    places = np.full(region.sizes, start, np.int64)
+def _element_numbers(region: Region, start: int) -> Values:
+    """Return the numbers of the elements a region covers in its tensor, shaped by its sizes."""
+    elements = np.full(region.sizes, start, np.int64)
     for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
         shape = [1] * len(region.sizes)
         shape[axis] = size
-        places += (np.arange(size) * stride).reshape(shape)
-    return places
+        elements += (np.arange(size) * stride).reshape(shape)
+    return elements
 
 
 def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Copy sums out of L0C: scale, then ReLU, then one cast to the format of the destination."""
     values = core.view(instruction.srcs[0], env).astype(np.float64)
     scale: Any = instruction.attr("scale", 1.0)
     values = values * scale
@@ -219,27 +243,32 @@ def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
 
 
 def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    """Sums are whole until they are scaled, in fp32; what is rounded is moved by the offset."""
+    """Dequantise: (sums + bias) * scale, then ReLU; an int8 result is rounded, then offset added.
+
+    Sums and bias are integers; scaling is in fp32.
+    """
     sums, scale, *bias = (core.view(region, env) for region in instruction.srcs)
     blocks, _, halves, lanes = sums.shape
-    column = (blocks, 1, halves, lanes)
+    per_column = (blocks, 1, halves, lanes)  # a value per column, the same for all rows
     if bias:
-        sums = sums + bias[0].reshape(column)
-    values = sums.astype(np.float32) * scale.reshape(column)
+        sums = sums + bias[0].reshape(per_column)
+    values = sums.astype(np.float32) * scale.reshape(per_column)
     if instruction.number("relu"):
         values = np.maximum(values, np.float32(0))
     dst = core.view(instruction.out, env)
-    whole = dst.dtype.kind == "i"
-    store(dst, np.rint(values) + instruction.number("offset") if whole else values)
+    is_integer = dst.dtype.kind == "i"
+    store(dst, np.rint(values) + instruction.number("offset") if is_integer else values)
 
 
 def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Multiply a (m1, k1, m0, k0) by b (k1, n1, n0, k0) into c (n1, m1, m0, n0), all fractals."""
     a, b = (core.view(r, env) for r in instruction.srcs[:2])
     wide = np.int32 if a.dtype.kind == "i" else np.float32
     m1, k1, m0, k0 = a.shape
     n1 = b.shape[1]
     n0 = b.shape[2]
-    # block by block: products so small are not divided among threads, which would wait for another
+    # A product per block of m0 rows: BLAS does not divide products as small as these among threads,
+    # which would wait for each other longer than they work.
     left = a.transpose(0, 2, 1, 3).astype(wide, order="C").reshape(m1, m0, k1 * k0)
     right = b.transpose(0, 3, 1, 2).astype(wide, order="C").reshape(k1 * k0, n1 * n0)
     tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
@@ -254,17 +283,19 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
 
 
 def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Write the im2col matrix of an image in L1 (5HD): a row per output, a column block per tap."""
     image = core.view(instruction.srcs[0], env)
     c1, height, width, c0 = image.shape
     dst = core.view(instruction.out, env)
     m1, k1, m0, lanes = dst.shape
-    each = lanes // c0  # taps side by side in the lanes of one
+    taps_per_block = lanes // c0  # an image of C0 = 4 in fp16: 4 taps fill the 16 lanes of a block
     first = instruction.at("m_start", env), instruction.at("k_start", env) // c0
     settings: Any = tuple(map(instruction.attr, ("kernel", "stride", "pad", "dilation")))
-    places, outside, none = _windows((c1, height, width), first, (m1 * m0, k1 * each), settings)
-    tile = image.reshape(-1, c0).take(places, axis=0)
-    tile[outside] = instruction.number("pad_value")
-    tile[none] = 0
+    counts = (m1 * m0, k1 * taps_per_block)
+    pixels, padding, beyond = _windows((c1, height, width), first, counts, settings)
+    tile = image.reshape(-1, c0).take(pixels, axis=0)
+    tile[padding] = instruction.number("pad_value")
+    tile[beyond] = 0
     store(dst, tile.reshape(m1, m0, k1, lanes).transpose(0, 2, 1, 3))
 
 
@@ -275,26 +306,31 @@ def _windows(
     counts: tuple[int, int],
     settings: tuple[tuple[int, ...], ...],
 ) -> tuple[Values, Any, Any]:
-    """Return which pixel of which block each (output, tap) is, which pad, and which are none.
+    """Return the pixel that each (output, tap) reads, those that read padding, those that fill up.
 
+    Pixels are numbered through all channel blocks. The last two are indices into the (output, tap)
+    array: padding around the image, and outputs or taps beyond the last that only fill fractals.
     `image` is blocks, rows, columns; `settings` are kernel, stride, padding and dilation.
     """
     (kh, kw), (sh, sw), (top, bottom, left, right), (dh, dw) = settings
     c1, height, width = image
     out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
     out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
-    m, k = (at + np.arange(count) for at, count in zip(first, counts, strict=True))
+    m, k = (start + np.arange(count) for start, count in zip(first, counts, strict=True))
     m = m[:, None]
     k = k[None, :]
-    none = (m >= out_h * out_w) | (k >= c1 * kh * kw)
+    beyond = (m >= out_h * out_w) | (k >= c1 * kh * kw)
+    # Output m stands at (m // out_w, m % out_w). Tap k of a 3 x 3 kernel: k = 14 is block 1 (of 9
+    # taps), kernel row 1, kernel column 2.
     rows = m // out_w * sh + k // kw % kh * dh - top
     columns = m % out_w * sw + k % kw * dw - left
-    outside = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
-    places = (k // (kh * kw) * height + rows) * width + columns
-    return np.where(none | outside, 0, places), np.nonzero(outside), np.nonzero(none)
+    padding = (rows < 0) | (rows >= height) | (columns < 0) | (columns >= width)
+    pixels = (k // (kh * kw) * height + rows) * width + columns
+    return np.where(beyond | padding, 0, pixels), np.nonzero(padding), np.nonzero(beyond)
 
 
 def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Copy what the scalar unit copies; its other work has no values."""
     if instruction.dst is not None and instruction.srcs:
         _copy(core, instruction, env)
 
@@ -370,12 +406,13 @@ def store(dst: Values, values: Values, mask: Values | None = None) -> None:
 def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) -> None:
     """Execute one vector instruction: read the views `srcs`, write the view `dst`.
 
-    Sums and functions are taken in fp32 (integers: exactly) and cast once, at the end.
+    Sums and functions are computed in fp32 (integers: exactly) and cast once, at the end.
     """
     op = instruction.op
     if op in WHOLE_BLOCKS:
-        turned = srcs[0].swapaxes(-1, -2) if op == "vtranspose" else srcs[0][:, None]
-        store(dst, np.broadcast_to(turned, dst.shape))
+        # vtranspose swaps the axes of 16 x 16 blocks; vbrcb fills a block with each element.
+        blocks = srcs[0].swapaxes(-1, -2) if op == "vtranspose" else srcs[0][:, None]
+        store(dst, np.broadcast_to(blocks, dst.shape))
         return
     if op in REDUCING:
         _reduce(op, dst, srcs[0], _mask(instruction, srcs[0]))
@@ -385,14 +422,15 @@ def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) ->
     if op == "vdup":
         store(dst, np.full(dst.shape, instruction.attr("scalar"), np.float64), mask)
     elif op == "vsel":
-        chosen, (a, b) = (mask, shaped) if len(shaped) == 2 else (shaped[0] != 0, shaped[1:])
-        store(dst, np.where(chosen, a, b))
+        # Of two sources the mask chooses, of three the first source: not 0 takes the second.
+        condition, (a, b) = (mask, shaped) if len(shaped) == 2 else (shaped[0] != 0, shaped[1:])
+        store(dst, np.where(condition, a, b))
     else:
         store(dst, _elementwise(instruction, shaped), mask)
 
 
 def _mask(instruction: Instruction, main: Values) -> Values:
-    """Return the lanes of one repeat that take part, all where no mask is given."""
+    """Return which lanes of a repeat take part: those whose mask bit is 1, by default all."""
     bits = instruction.attr("mask", -1)
     assert isinstance(bits, int)
     return _lanes(bits, main.size // main.shape[0])
@@ -400,42 +438,45 @@ def _mask(instruction: Instruction, main: Values) -> Values:
 
 @lru_cache(4096)
 def _lanes(bits: int, count: int) -> Values:
+    """Return the lowest `count` bits of a mask as truth values: 0b101 of 4 is 1, 0, 1, 0."""
     return np.array([bits >> i & 1 for i in range(count)], bool)
 
 
 def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
+    """Return the result of an element-wise instruction, in the format of its first source."""
     op = instruction.op
-    kind = srcs[0].dtype
-    if op in ("vand", "vor", "vnot"):
-        bits = np.dtype(f"u{kind.itemsize}")
-        return ELEMENTWISE[op](*(s.astype(kind).view(bits) for s in srcs)).view(kind)
+    dtype = srcs[0].dtype
+    if op in ("vand", "vor", "vnot"):  # on the bits, whatever the format
+        bits = np.dtype(f"u{dtype.itemsize}")
+        return ELEMENTWISE[op](*(s.astype(dtype).view(bits) for s in srcs)).view(dtype)
     if op == "vcopy":
         return srcs[0]
     if op == "vconv":
         rounding = str(instruction.attr("round", "rint"))
         return ROUND[rounding](srcs[0].astype(np.float64)) if rounding in ROUND else srcs[0]
     if op == "vcmp":
-        return COMPARE[str(instruction.attr("op"))](*srcs).astype(kind)
-    wide: Any = kind if kind.kind in "iu" else np.float32
+        return COMPARE[str(instruction.attr("op"))](*srcs).astype(dtype)
+    wide: Any = dtype if dtype.kind in "iu" else np.float32
     values = [s.astype(wide) for s in srcs]
     if op == "vaxpy":
-        scaled = values[1] * np.asarray(instruction.attr("scalar"), kind).astype(wide)
-        total: np.ndarray = (values[0] + scaled).astype(kind)
+        scaled = values[1] * np.asarray(instruction.attr("scalar"), dtype).astype(wide)
+        total: np.ndarray = (values[0] + scaled).astype(dtype)
         return total
     if op in WITH_SCALAR:
-        values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))
-    result: Values = ELEMENTWISE[op](*values).astype(kind)
+        values.append(np.asarray(instruction.attr("scalar"), dtype).astype(wide))
+    result: Values = ELEMENTWISE[op](*values).astype(dtype)
     return result
 
 
 def _reduce(op: str, dst: Values, src: Values, mask: Values) -> None:
-    """Fold each repeat, or each 32-byte block of it: fp32 or whole-number sums, then one cast."""
+    """Reduce each repeat, or each 32-byte block (vcg...): in fp32 or int64, then one cast."""
     wide: Any = np.int64 if src.dtype.kind in "iu" else np.float32
     low = -np.inf
     high = np.inf
     if wide is np.int64:
         low = np.iinfo(src.dtype).min
         high = np.iinfo(src.dtype).max
+    # Masked lanes get the neutral element: 0 of a sum, the largest number of a minimum.
     fill = {"vcadd": 0, "vcgadd": 0, "vcmin": high}.get(op, low)
     rows = np.where(mask, src.reshape(src.shape[0], -1).astype(wide), wide(fill))
     if op.startswith("vcg"):
