@@ -92,8 +92,8 @@ def needed(
     if stage.repeats:
         ranges[-1] = Range(ZERO, stage.align)
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
-    ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
-    extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}
+    ends = bool(stage.last_fold_extent) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
+    extents = {a.name: stage.last_fold_extent if ends else a.extent for a in stage.reduce}
     return data | {name: Range(ZERO, extent) for name, extent in extents.items()}
 
 

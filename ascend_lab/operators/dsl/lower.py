@@ -81,7 +81,7 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
     stage = state.stage(root)
     bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
     shares = [_shares(stage, leaf) for leaf in bound]
-    if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
+    if stage.last_fold_extent and stage.axes[-1].name not in {leaf.root for leaf in bound}:
         needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
         raise errors.ScheduleError(needed, "a loop", "bind it")
     used = math.prod(sum(count for _, count, _ in share) for share in shares)
@@ -96,7 +96,11 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
         box = whole(stage)
         for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
-            ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
+            ends = (
+                stage.last_fold_extent
+                and leaf.root == stage.axes[-1].name
+                and first + 1 == leaf.extent
+            )
             start = isa.Affine(first) if ends else start
             box[leaf.root] = Range(start, elements)
         nest.run(stage, box)
@@ -116,7 +120,7 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
             needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
             raise errors.ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full, rest = divmod(extent, leaf.width)
-    if stage.rest and leaf.root == stage.axes[-1].name:
+    if stage.last_fold_extent and leaf.root == stage.axes[-1].name:
         if leaf.width > 1:
             needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
             raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
