@@ -40,7 +40,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes = s.state.stage(phase.root).axes
     cores = core_count(s)
-    if s.state.stage(phase.root).rest:
+    if s.state.stage(phase.root).last_fold_extent:
         those = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
         return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)

@@ -14,7 +14,7 @@ from ascend_lab.operators.dsl.stages import Stage, State, overwrites
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Indices start .. start + size - 1; the start may depend on loops around."""
+    """Indices start .. start + count - 1; the start may depend on the loops around."""
 
     start: Affine
     count: int
@@ -28,7 +28,7 @@ ONCE = Range(ZERO, 1)
 NO_STEPS: Mapping[str, int] = MappingProxyType({})
 
 SHIFT_BYTES = 1024
-"""Scratch for the end of a ragged row: 32 elements, a block each."""
+"""Scratch for shifting the end of a ragged row: 32 elements, a 32-byte block each."""
 
 
 def whole(stage: Stage) -> Box:
@@ -37,25 +37,28 @@ def whole(stage: Stage) -> Box:
 
 
 def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
-    """Return the range an index expression covers while its axes run through a box."""
+    """Return the range an index expression covers while its axes run through a box.
+
+    For i in 0..3 and j in 0..7, 8 i + j covers 1 + 8 * 3 + 1 * 7 = 32 indices.
+    """
     if len(index.terms) == 1 and not index.const and index.terms[0][1] == 1:
         return box[index.terms[0][0]]
     start = Affine(index.const)
-    size = 1
+    count = 1
     for name, coefficient in index.terms:
         part = box[name]
         if coefficient < 0:
             raise ScheduleError("indices that grow with their axes", str(index), "turn the axis")
         start = start + part.start * coefficient
-        size += coefficient * (part.count - 1)
-    return Range(start, size)
+        count += coefficient * (part.count - 1)
+    return Range(start, count)
 
 
 def join(one: Range, two: Range) -> Range:
     """Return the smallest range that holds both; their starts must differ by a constant."""
     if one.start.terms != two.start.terms:
-        wanted = "tiles that move together"
-        raise ScheduleError(wanted, f"{one.start} and {two.start}", "compute them apart")
+        needed_tiles = "tiles that move together"
+        raise ScheduleError(needed_tiles, f"{one.start} and {two.start}", "compute them apart")
     low = min(one.start.const, two.start.const)
     high = max(one.start.const + one.count, two.start.const + two.count)
     return Range(Affine(low, one.start.terms), high - low)
@@ -67,7 +70,7 @@ def needed(
     """Return the box of `stage` that its readers need, given the boxes of the active stages.
 
     Readers that are not active yet run later inside the same step, with all their own loops;
-    `known` holds what was found for them, since many ways may lead there.
+    `known` keeps their boxes, since a reader may be reached over several other readers.
     """
     known = {} if known is None else known
     host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
@@ -83,24 +86,26 @@ def needed(
             if read.source != stage.name:
                 continue
             if read.view:
-                wanted = f"{reader.name} to read {stage.name} in its own shape {stage.shape}"
-                raise ScheduleError(wanted, f"under shape {read.view}", f"keep {stage.name} in GM")
-            found = [index_range(i, box) for i in read.index]
-            ranges = found if ranges is None else list(map(join, ranges, found))
+                expected = f"{reader.name} to read {stage.name} in its own shape {stage.shape}"
+                raise ScheduleError(
+                    expected, f"under shape {read.view}", f"keep {stage.name} in GM"
+                )
+            read_ranges = [index_range(i, box) for i in read.index]
+            ranges = read_ranges if ranges is None else list(map(join, ranges, read_ranges))
     if ranges is None:
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
-    if stage.repeats:
+    if stage.repeats:  # one element fills a block of every row, wherever its readers are
         ranges[-1] = Range(ZERO, stage.align)
-    data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
-    ends = bool(stage.rest) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
-    extents = {a.name: stage.rest if ends else a.extent for a in stage.reduce}
-    return data | {name: Range(ZERO, extent) for name, extent in extents.items()}
+    axis_ranges = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
+    is_last = bool(stage.last_fold_extent) and ranges[-1] == Range(Affine(stage.shape[-1] - 1), 1)
+    extents = {a.name: stage.last_fold_extent if is_last else a.extent for a in stage.reduce}
+    return axis_ranges | {name: Range(ZERO, extent) for name, extent in extents.items()}
 
 
 def _beside(stage: Stage, host: Stage, box: Box) -> list[Range]:
-    """Return the part of an output that stands for a part of its host; axes of size 1 are whole."""
+    """Return the part of an output that belongs to the box of its host; an axis of 1 is entire."""
     pairs = zip(stage.axes, host.axes, strict=True)
-    return [box[its.name] if own.extent == its.extent else ONCE for own, its in pairs]
+    return [box[theirs.name] if ours.extent == theirs.extent else ONCE for ours, theirs in pairs]
 
 
 # -- bytes of UB, before a program is written -----------------------------------------------------
@@ -112,23 +117,26 @@ def first_boxes(state: State, root: str) -> dict[str, Box]:
 def _boxes(
     state: State, root: str, steps: Mapping[str, int]
 ) -> tuple[dict[str, Box], dict[str, Box]]:
-    """Return what the readers of each stage need of it at a time, and its `first_boxes`.
+    """Return the box of each stage that its tile holds, and its `first_boxes`.
 
-    Loops over single elements take as many as `steps` says for "stage.axis".
+    A loop over single elements is taken to have steps of `steps["stage.axis"]` elements, so that
+    one nest answers for all widths of its tiles.
     """
     members = list(reversed(schedule.members(state, root)))
-    kept: dict[str, Box] = {}
+    tile_boxes: dict[str, Box] = {}
 
-    def keep(name: str) -> Box:
-        """Return what a stage keeps. An output may stand in front of the one that hosts it."""
-        if name not in kept:
+    def tile_box(name: str) -> Box:
+        """Return the box of a stage's tile; recursive, as an output may precede its host."""
+        if name not in tile_boxes:
             stage = state.stage(name)
             is_root = name == root
-            kept[name] = whole(stage) if is_root else needed(state, stage, around(stage.attach))
-        return kept[name]
+            tile_boxes[name] = (
+                whole(stage) if is_root else needed(state, stage, active_boxes(stage.attach))
+            )
+        return tile_boxes[name]
 
-    def inside(name: str, count: int) -> Box:
-        box = dict(keep(name))
+    def step_box(name: str, count: int) -> Box:
+        box = dict(tile_box(name))
         for leaf in state.stage(name).loops[:count]:
             part = box[leaf.root]
             width = leaf.width
@@ -136,18 +144,18 @@ def _boxes(
             box[leaf.root] = Range(part.start, min(part.count, width))
         return box
 
-    def around(place: tuple[str, str] | None) -> dict[str, Box]:
-        found = dict[str, Box]()
-        while place is not None:
-            host = state.stage(place[0])
-            count = host.position(place[1]) + 1 if place[1] else len(host.bound)
-            found[host.name] = inside(host.name, count)
-            place = host.attach
-        return found
+    def active_boxes(attach: tuple[str, str] | None) -> dict[str, Box]:
+        outer_boxes = dict[str, Box]()
+        while attach is not None:
+            host = state.stage(attach[0])
+            count = host.position(attach[1]) + 1 if attach[1] else len(host.bound)
+            outer_boxes[host.name] = step_box(host.name, count)
+            attach = host.attach
+        return outer_boxes
 
-    boxes = {name: keep(name) for name in members}
+    boxes = {name: tile_box(name) for name in members}
     loops = {name: schedule.loop_count(state, state.stage(name)) for name in members}
-    return boxes, {name: inside(name, loops[name]) for name in members}
+    return boxes, {name: step_box(name, loops[name]) for name in members}
 
 
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
@@ -160,133 +168,155 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
 def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_STEPS) -> int:
     """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch.
 
-    What only the vector unit touches takes part in the scratch while somebody will read it.
-    Loops over single elements take as many as `steps` says for "stage.axis".
+    Tiles that are loaded or stored have `depth` slots throughout. Tiles that only the vector unit
+    touches count as scratch from where they are computed to their last reader, and only the peak of
+    scratch matters. A loop over single elements is taken to have steps of `steps["stage.axis"]`.
     """
     kept, active = _boxes(state, root, steps)
     order = [state.stage(name) for name in reversed(kept)]
     total = 0
-    most = SHIFT_BYTES if chip.combined else 0
+    scratch_peak = SHIFT_BYTES if chip.combined else 0
     alive = dict[str, int]()
-    for place, stage in enumerate(order):
+    for position, stage in enumerate(order):
         if stage.scope != "UB":
             continue
         name = stage.name
         _, elements = row_steps(stage, tuple(kept[name][a.name].count for a in stage.axes))
         readers = state.readers(name)
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
-        each = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
+        slot_bytes = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
         if loaded or any(r.scope == "GM" for r in readers):
-            total += each * stage.depth
+            total += slot_bytes * stage.depth
         else:
             alive.pop(overwrites(state, stage), None)
-            alive[name] = each
+            alive[name] = slot_bytes
         if not stage.is_copy:
-            most = max(most, sum(alive.values()) + _scratch_bytes(state, stage, active[name], chip))
-        left = {s for later in order[place + 1 :] for s in later.sources}
-        alive = {n: size for n, size in alive.items() if n in left}
-    return total + most
+            scratch_peak = max(
+                scratch_peak, sum(alive.values()) + _scratch_bytes(state, stage, active[name], chip)
+            )
+        needed_later = {s for later in order[position + 1 :] for s in later.sources}
+        alive = {n: size for n, size in alive.items() if n in needed_later}
+    return total + scratch_peak
 
 
 def _scratch_bytes(state: State, stage: Stage, box: Box, chip: Chip) -> int:
-    """Bytes of scratch for one evaluation, an upper bound: all tiles at the peak."""
+    """Return an upper bound of the scratch bytes that one evaluation of a stage needs at once."""
     axes = (*stage.axes, *stage.reduce)
     sizes = [box[a.name].count for a in axes]
     rows = math.prod(sizes) // max(*sizes, 1)
-    spare = _side_by_side(stage, box, chip)
+    # Operands copied side by side, results of groups of blocks, partial sums, then the formula.
+    scratch = _side_by_side(stage, box, chip)
     if stage.fold:
-        own = _tile(stage.expr, sizes, stage.align)
+        formula_bytes = _padded_bytes(stage.expr, sizes, stage.align)
         piece = in_pieces(state, stage, sizes, chip)
         if _folds_rows(stage):
-            rows = 0
+            rows = 0  # rows are added to one row in place: no block per row
         else:
-            spare += own // (7 if piece or rows < sizes[-1] else 6) + 4 * BLOCK_BYTES * (rows + 1)
+            # Folding blocks of 8 leaves 1/8, then 1/64, ...: 1/7 in all; more if rows are padded.
+            divisor = 7 if piece or rows < sizes[-1] else 6
+            scratch += formula_bytes // divisor + 4 * BLOCK_BYTES * (rows + 1)
         if not _folds_lanes(stage):
-            spare += (rows + 32) * chip.vector_bytes_per_repeat + own // 2
+            scratch += (rows + 32) * chip.vector_bytes_per_repeat + formula_bytes // 2
         if piece:
             sizes[-1] = piece // DTYPE_BYTES[stage.expr.dtype]
-            own = piece
-        spare += 0 if isinstance(stage.expr, tensor.Read) else own
-    last = [a.name for a in axes if a.extent > 1][-1:]
-    if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
-        spare += 2 * BLOCK_BYTES * rows
-    return spare + _peak(stage.expr, sizes, stage.dtype, stage.align)
+            formula_bytes = piece
+        scratch += 0 if isinstance(stage.expr, tensor.Read) else formula_bytes
+    lane_axis = [a.name for a in axes if a.extent > 1][-1:]
+    if lane_axis and any(lane_axis[0] not in names for names in _axes_used(stage)):
+        # An operand with one element per row is spread over a block (vbrcb) for each row.
+        scratch += 2 * BLOCK_BYTES * rows
+    return scratch + _peak_bytes(stage.expr, sizes, stage.dtype, stage.align)
 
 
 def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> int:
-    """Return the bytes of one long row that are computed before they are folded, 0: all of it."""
+    """Return how many bytes of one long row are computed at a time and folded, or 0 for all.
+
+    The formula of a whole row may not fit in UB as scratch beside the row. A seventh of UB, in
+    steps of 16 KiB (e.g. 16 KiB of 192 KiB), leaves room for its inner operations.
+    """
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
-    size = sizes[-1] * DTYPE_BYTES[stage.expr.dtype]
-    wide = bool(stage.reduce) and size > piece
-    last = stage.reduce[-1].name if wide else ""
-    along = [r.source for r in stage.reads if dict(r.index[-1].terms).get(last) == 1]
-    groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
-    once = [n for n in along if len(state.readers(n)) < 2]
-    loaded = any(getattr(state.find(n), "is_copy", True) for n in once)
-    groups = groups and not isinstance(stage.expr, tensor.Read) and not loaded
-    parts = max(1, (size + piece // 2) // piece)  # about equal ones
-    piece = -(-size // (512 * parts)) * 512
-    return piece * (wide and groups and math.prod(sizes) == sizes[-1] and bool(along))
+    row_bytes = sizes[-1] * DTYPE_BYTES[stage.expr.dtype]
+    too_long = bool(stage.reduce) and row_bytes > piece
+    fold_axis = stage.reduce[-1].name if too_long else ""
+    folded_sources = [r.source for r in stage.reads if dict(r.index[-1].terms).get(fold_axis) == 1]
+    by_groups = stage.fold in ("sum", "max") and stage.expr.dtype in ("fp16", "fp32")
+    read_once = [n for n in folded_sources if len(state.readers(n)) < 2]
+    loaded = any(getattr(state.find(n), "is_copy", True) for n in read_once)
+    by_groups = by_groups and not isinstance(stage.expr, tensor.Read) and not loaded
+    pieces = max(1, (row_bytes + piece // 2) // piece)  # about equal ones
+    piece = -(-row_bytes // (512 * pieces)) * 512
+    return piece * (
+        too_long and by_groups and math.prod(sizes) == sizes[-1] and bool(folded_sources)
+    )
 
 
 def _folds_lanes(stage: Stage) -> bool:
-    """True if every operand is folded along its contiguous elements only, by groups of blocks."""
+    """True if every folded operand is folded along its contiguous elements, by groups of blocks."""
     folded = {a.name for a in stage.reduce}
-    used = zip(stage.reads, _used(stage), strict=True)
-    inner = all({n for n, _ in r.index[-1].terms} <= folded for r, own in used if own & folded)
-    return inner and len(folded) == 1 and stage.fold in ("sum", "max")
+    used_axes = zip(stage.reads, _axes_used(stage), strict=True)
+    lanes_only = all(
+        {n for n, _ in r.index[-1].terms} <= folded for r, names in used_axes if names & folded
+    )
+    return lanes_only and len(folded) == 1 and stage.fold in ("sum", "max")
 
 
 def _folds_rows(stage: Stage) -> bool:
-    """True if no operand is folded along its contiguous elements: row is combined with row."""
+    """True if no operand is folded along its contiguous elements: whole rows are combined."""
     folded = {a.name for a in stage.reduce}
     return all(folded.isdisjoint(n for n, _ in r.index[-1].terms) for r in stage.reads)
 
 
-def _used(stage: Stage) -> list[set[str]]:
+def _axes_used(stage: Stage) -> list[set[str]]:
     """Return the axes that each operand uses."""
     return [{name for i in r.index for name, _ in i.terms} for r in stage.reads]
 
 
 def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
-    """Bytes in which two operands that repeat short rows are copied side by side."""
-    long = [a.name for a in stage.axes if box[a.name].count > 1]
-    if len(long) < 2:
+    """Return the bytes in which two operands that repeat short rows are copied side by side.
+
+    A row of 32 elements in fp16, 64 bytes, is copied four times to fill a repeat of 256 bytes.
+    """
+    axes = [a.name for a in stage.axes if box[a.name].count > 1]
+    if len(axes) < 2:
         return 0
-    *outer, rows, last = long
-    lanes = chip.vector_bytes_per_repeat
-    if box[last].count * DTYPE_BYTES[stage.dtype] >= lanes:
+    *outer, row_axis, lane_axis = axes
+    repeat_bytes = chip.vector_bytes_per_repeat
+    if box[lane_axis].count * DTYPE_BYTES[stage.dtype] >= repeat_bytes:
         return 0
-    if not any(last in names and rows not in names for names in _used(stage)):
+    if not any(lane_axis in names and row_axis not in names for names in _axes_used(stage)):
         return 0
-    return 2 * lanes * math.prod(box[name].count for name in outer)
+    return 2 * repeat_bytes * math.prod(box[name].count for name in outer)
 
 
-def _tile(expr: tensor.Expr, sizes: Sequence[int], align: int) -> int:
-    """Bytes of a tile for an expression, its longest axis in whole blocks."""
+def _padded_bytes(expr: tensor.Expr, sizes: Sequence[int], align: int) -> int:
+    """Return the bytes of a tile for an expression, its longest axis rounded up to blocks."""
     block = max(c0_of(expr.dtype), align)
     longest = max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
 
 
-def _peak(expr: tensor.Expr, sizes: Sequence[int], out: str, align: int) -> int:
-    """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
+def _peak_bytes(expr: tensor.Expr, sizes: Sequence[int], out: str, align: int) -> int:
+    """Return the most scratch alive at once while an expression is evaluated into a tile.
+
+    The first operand of the result's format `out` is computed in the result's own tile. For
+    exp(a) * log(b) that is exp(a), and log(b) needs scratch.
+    """
     alive = peak = 0
-    spare = True
+    result_is_free = True
     for arg in dict.fromkeys(expr.args) if isinstance(expr, tensor.Call) else ():
         if isinstance(arg, tensor.Read):
             continue
-        here = spare and arg.dtype == out
-        spare = spare and not here
-        own = 0 if here else _tile(arg, sizes, align)
-        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, align))
-        alive += own
+        in_result = result_is_free and arg.dtype == out
+        result_is_free = result_is_free and not in_result
+        operand_bytes = 0 if in_result else _padded_bytes(arg, sizes, align)
+        peak = max(peak, alive + operand_bytes + _peak_bytes(arg, sizes, arg.dtype, align))
+        alive += operand_bytes
     return max(peak, alive)
 
 
 def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements)."""
+    """Return the strides and elements of a tile in UB; rows begin at blocks or `align` elements."""
     unit = max(c0_of(stage.dtype), stage.align)
     return emit_vector.block_steps(sizes, unit, always=stage.align > 1)
 

@@ -18,7 +18,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.operators import kernels
 from ascend_lab.operators.dsl import boxes, emit_vector, fractals
 from ascend_lab.operators.dsl.stages import Fixed, Stage, State, bare
-from ascend_lab.operators.dsl.tiles import Held, Tiles
+from ascend_lab.operators.dsl.tiles import OpenTile, Tiles
 from ascend_lab.operators.kernels import ConvShape, conv, transpose
 
 AREA_C = isa.FRACTAL * isa.FRACTAL
@@ -47,7 +47,7 @@ def _per(index: isa.Affine, unit: int) -> isa.Affine:
 
 
 def _fractal(
-    matrix: fractals.Matrix, held: Held, ranges: Sequence[boxes.Range]
+    matrix: fractals.Matrix, held: OpenTile, ranges: Sequence[boxes.Range]
 ) -> tuple[isa.Affine, int]:
     """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
     major = matrix.major

@@ -42,14 +42,14 @@ def reduce_axis(extent: int, name: str = "k") -> tensor.Axis:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A reduction while a formula is written: te.sum(a[i, k], axis=k)."""
+    """A reduction as it stands in a formula: te.sum(a[i, k], axis=k)."""
 
     kind: str
     expr: Expr
     axes: tuple[tensor.Axis, ...]
 
     def _refuse(self, other: object) -> "Fold":
-        """Refuse arithmetic: a fold is the whole of a formula."""
+        """Refuse arithmetic: a fold must be the entire formula."""
         needed = f"te.{self.kind}(...) as the whole formula"
         got = "arithmetic around it"
         raise ShapeError(needed, got, "make the fold a tensor of its own and compute with that")
@@ -63,7 +63,7 @@ def compute(
     name: str = "",
     hint: str = "y",
 ) -> Tensor:
-    """Return out[i, j, ...] = formula(i, j, ...); the axes take the lambda's parameter names."""
+    """Return out[i, j, ...] = formula(i, j, ...); the axes are named as the lambda's parameters."""
     sizes = check_shape(shape, name or hint)
     names = list(inspect.signature(formula).parameters)
     if len(names) != len(sizes):
@@ -79,9 +79,9 @@ def computed(
     axes = tuple(tensor.Axis(n, size) for n, size in zip(names, sizes, strict=True))
     if isinstance(value, Fold):
         body = tensor.Compute(axes, value.expr, value.kind, value.axes)
-        clash = {a.name for a in axes} & {a.name for a in value.axes}
-        if clash:
-            raise ShapeError("different names for axes", str(sorted(clash)), "rename one")
+        repeated_names = {a.name for a in axes} & {a.name for a in value.axes}
+        if repeated_names:
+            raise ShapeError("different names for axes", str(sorted(repeated_names)), "rename one")
     elif isinstance(value, Expr):
         body = tensor.Compute(axes, value)
     else:
@@ -91,7 +91,7 @@ def computed(
 
 
 def axis_names(count: int) -> list[str]:
-    """Names of the axes of a whole-tensor operation: i, j, k, ..."""
+    """Return the names of the axes of a whole-tensor operation: i, j, k, ..."""
     return list(AXES[:count]) if count <= len(AXES) else [f"i{n}" for n in range(count)]
 
 
@@ -100,28 +100,38 @@ def copied(a: tensor.Load, shape: Shape, names: Sequence[str], hint: str) -> Ten
     return computed(shape, names, Call("vcopy", (a,), a.dtype), "", hint)
 
 
-def _check_bounds(body: tensor.Compute, what: str) -> None:
-    ranges = {a.name: a.extent for a in (*body.axes, *body.reduce)}
+def _check_bounds(body: tensor.Compute, label: str) -> None:
+    """Raise `ShapeError` unless every index stays within its tensor for all values of the axes.
+
+    With i < 8, x[2 i + 1] covers 1..15, so x needs at least 16 elements.
+    """
+    extents = {a.name: a.extent for a in (*body.axes, *body.reduce)}
     for element in tensor.leaves(body.expr):
         assert isinstance(element, tensor.Load)
         shape = element.view or element.tensor.shape
-        for number, (index, size) in enumerate(zip(element.index, shape, strict=True)):
+        for dimension, (index, size) in enumerate(zip(element.index, shape, strict=True)):
             for name, _ in index.terms:
-                if name not in ranges:
-                    needed = f"{what}: indices of its own axes {', '.join(ranges)}"
+                if name not in extents:
+                    needed = f"{label}: indices of its own axes {', '.join(extents)}"
                     raise ShapeError(needed, name, "fold over it with te.sum(..., axis=...)")
-            low, high = index.bounds(ranges)
+            low, high = index.bounds(extents)
             if low < 0 or high >= size:
-                needed = f"{what}: index {number} of {element.tensor.label} within 0..{size - 1}"
+                needed = (
+                    f"{label}: index {dimension} of {element.tensor.label} within 0..{size - 1}"
+                )
                 raise ShapeError(needed, f"{low}..{high}", "shrink the axis or pad the tensor")
 
 
 def _fold(kind: str) -> Callable[[Expr, tensor.Axis | Sequence[tensor.Axis]], Fold]:
+    """Return the function te.sum, te.max, ... that folds an element over one or several axes."""
+
     def fold(expr: Expr, axis: tensor.Axis | Sequence[tensor.Axis]) -> Fold:
         axes = (axis,) if isinstance(axis, tensor.Axis) else tuple(axis)
-        bad = next((a for a in axes if not isinstance(a, tensor.Axis) or not a.reduce), None)
-        if bad is not None or not axes:
-            raise ShapeError(f"te.{kind}: axes from te.reduce_axis", repr(bad), "make one")
+        invalid_axis = next(
+            (a for a in axes if not isinstance(a, tensor.Axis) or not a.reduce), None
+        )
+        if invalid_axis is not None or not axes:
+            raise ShapeError(f"te.{kind}: axes from te.reduce_axis", repr(invalid_axis), "make one")
         return Fold(kind, expr, axes)
 
     fold.__name__ = kind
@@ -132,7 +142,9 @@ def _fold(kind: str) -> Callable[[Expr, tensor.Axis | Sequence[tensor.Axis]], Fo
 fold_sum, fold_max, fold_min, fold_prod = map(_fold, ("sum", "max", "min", "prod"))
 
 
-def _function(op: str, result: str) -> Callable[[Expr], Call]:
+def _element_function(op: str, result: str) -> Callable[[Expr], Call]:
+    """Return the function of one element that the vector operation `op` computes."""
+
     def function(value: Expr) -> Call:
         if isinstance(value, Tensor):
             needed = f"{op}: an element, such as a[i, j]"
@@ -144,12 +156,12 @@ def _function(op: str, result: str) -> Callable[[Expr], Call]:
     return function
 
 
-exp = _function("vexp", "exp")
-log = _function("vln", "the natural logarithm")
-sqrt = _function("vsqrt", "the square root")
-rsqrt = _function("vrsqrt", "1 / sqrt")
-relu = _function("vrelu", "max(x, 0)")
-absolute = _function("vabs", "the absolute value")
+exp = _element_function("vexp", "exp")
+log = _element_function("vln", "the natural logarithm")
+sqrt = _element_function("vsqrt", "the square root")
+rsqrt = _element_function("vrsqrt", "1 / sqrt")
+relu = _element_function("vrelu", "max(x, 0)")
+absolute = _element_function("vabs", "the absolute value")
 
 
 def maximum(left: Expr, right: Expr | float) -> Call:
@@ -163,52 +175,56 @@ def minimum(left: Expr, right: Expr | float) -> Call:
 
 
 # -- whole tensors, element by element -------------------------------------------------------------
-def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
+def _map(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
     """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
     first = tensors[0]
-    for other in tensors:
-        if not isinstance(other, Tensor):
-            raise TypeMismatchError(f"{hint}: tensors", repr(other), "use vadds, vmuls for numbers")
-        if other.shape != first.shape:
-            needed = f"{hint}: operands of one shape"
-            got = f"{first.label} {first.shape} and {other.label} {other.shape}"
+    for operand in tensors:
+        if not isinstance(operand, Tensor):
+            raise TypeMismatchError(
+                f"{name}: tensors", repr(operand), "use vadds, vmuls for numbers"
+            )
+        if operand.shape != first.shape:
+            needed = f"{name}: operands of one shape"
+            got = f"{first.label} {first.shape} and {operand.label} {operand.shape}"
             raise ShapeError(needed, got, "broadcast them to one shape first")
     names = axis_names(len(first.shape))
     index = tuple(map(var, names))
-    return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
+    return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", name)
 
 
-def _named(name: str, text: str) -> Callable[[F], F]:
+def _named(name: str, doc: str) -> Callable[[F], F]:
     """Return a decorator that gives an operation its published name and docstring."""
 
-    def keep(operation: F) -> F:
+    def rename(operation: F) -> F:
         operation.__name__ = name
-        operation.__doc__ = text
+        operation.__doc__ = doc
         return operation
 
-    return keep
+    return rename
 
 
-def _check_whole(op: str, a: Tensor, whole: bool) -> None:
-    if whole and a.dtype in FLOATS:
+def _check_whole(op: str, a: Tensor, whole_numbers: bool) -> None:
+    if whole_numbers and a.dtype in FLOATS:
         raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
 
 
-def _binary(op: str, how: str, whole: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-    @_named(op, f"Return {op}(a, b) {how}.")
+def _binary(
+    op: str, description: str, whole_numbers: bool = False
+) -> Callable[[Tensor, Tensor], Tensor]:
+    @_named(op, f"Return {op}(a, b) {description}.")
     def operation(a: Tensor, b: Tensor) -> Tensor:
-        _check_whole(op, a, whole)
+        _check_whole(op, a, whole_numbers)
         return _map(op, (a, b), lambda x, y: binary(op, x, y))
 
     return operation
 
 
-def _unary(op: str, name: str = "", whole: bool = False) -> Callable[[Tensor], Tensor]:
+def _unary(op: str, name: str = "", whole_numbers: bool = False) -> Callable[[Tensor], Tensor]:
     name = name or op
 
     @_named(name, f"Return {name}(a) element by element.")
     def operation(a: Tensor) -> Tensor:
-        _check_whole(op, a, whole)
+        _check_whole(op, a, whole_numbers)
         return _map(name, (a,), lambda x: unary(op, x))
 
     return operation
@@ -241,7 +257,7 @@ vadds, vmuls, vmaxs, vmins = map(_scalar, ("vadd", "vmul", "vmax", "vmin"))
 vabs, vexp, vsqrt, vrsqrt = map(_unary, ("vabs", "vexp", "vsqrt", "vrsqrt"))
 vrec, vrelu = map(_unary, ("vrec", "vrelu"))
 vlog = _unary("vln", "vlog")
-vnot = _unary("vnot", whole=True)
+vnot = _unary("vnot", whole_numbers=True)
 floor = _rounding("floor", "floor")
 ceil = _rounding("ceil", "ceil")
 round = _rounding("round", "rint")  # noqa: A001 - the published name
@@ -251,15 +267,16 @@ def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
     """Return 1 where a op b holds, else 0, in a's format; op is gt, ge, lt, le, eq or ne."""
     if op not in ("gt", "ge", "lt", "le", "eq", "ne"):
         raise TypeMismatchError("vcmp: gt, ge, lt, le, eq or ne", repr(op), "choose one")
-    return _map("vcmp", (a, b), lambda x, y: replace(_same("vcmp", x, y), mode=op))
+    return _map("vcmp", (a, b), lambda x, y: replace(_of_one_format("vcmp", x, y), mode=op))
 
 
 def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return a where condition is not 0, else b; all in one format."""
-    return _map("vsel", (condition, a, b), lambda c, x, y: _same("vsel", c, x, y))
+    """Return a where the condition is not 0, else b; all three have one number format."""
+    return _map("vsel", (condition, a, b), lambda c, x, y: _of_one_format("vsel", c, x, y))
 
 
-def _same(op: str, *args: Expr) -> Call:
+def _of_one_format(op: str, *args: Expr) -> Call:
+    """Return op(args); raise `TypeMismatchError` unless all operands have one number format."""
     formats = [arg.dtype for arg in args]
     if len(set(formats)) > 1:
         raise TypeMismatchError(f"{op}: one number format", " and ".join(formats), "cast one")
@@ -267,7 +284,7 @@ def _same(op: str, *args: Expr) -> Call:
 
 
 def cast_to(a: Tensor, dtype: str) -> Tensor:
-    """Return a in another number format: round to nearest even, whole numbers saturate."""
+    """Return a in another number format, rounded to nearest even; whole numbers saturate."""
     target = tensor.dtype_of(dtype)
     if target == a.dtype:
         return a
@@ -276,7 +293,7 @@ def cast_to(a: Tensor, dtype: str) -> Tensor:
 
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
     """Return the shape two shapes broadcast to (NumPy rule); raise `ShapeError` with both."""
-    rank = max(len(a), len(b))
+    rank = max(len(a), len(b))  # (3, 1) and (4,): both of rank 2, (3, 1) and (1, 4) -> (3, 4)
     left = (1,) * (rank - len(a)) + tuple(a)
     right = (1,) * (rank - len(b)) + tuple(b)
     for x, y in zip(left, right, strict=True):
@@ -296,6 +313,9 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
         needed = f"broadcast: a shape that repeats to {target}"
         raise ShapeError(needed, f"{a.label} {a.shape}", "sizes 1 repeat")
     names = axis_names(len(target))
-    own = names[len(target) - len(a.shape) :]
-    index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
+    source_axes = names[len(target) - len(a.shape) :]
+    # (1, 4) to (3, 4): element [i, j] reads a[0, j], as an axis of size 1 has the index 0 only.
+    index = tuple(
+        Affine() if size == 1 else var(n) for n, size in zip(source_axes, a.shape, strict=True)
+    )
     return copied(a[index], target, names, "broadcast")

@@ -1,4 +1,4 @@
-"""From a schedule to a kernel: one phase per nest, one program per kind of core."""
+"""From a schedule to a kernel: one phase per nest, one program for all cores of equal shares."""
 
 import math
 from collections import defaultdict
@@ -36,8 +36,8 @@ from ascend_lab.operators.dsl.tiles import Group, Tiles
 def lower(schedule: Schedule) -> isa.Kernel:
     """Return the kernel of a schedule on its chip, one phase per stage that is kept in GM.
 
-    Raises `ScheduleError` for nests that cannot be written, `CapacityError` for tiles that do not
-    fit, both with the numbers.
+    Raises `ScheduleError` for nests that no program can express and `CapacityError` for tiles that
+    do not fit in their buffer; both messages give the numbers.
     """
     state = schedule.state
     chip = schedule.chip
@@ -74,59 +74,77 @@ def _launches(
 
 @lru_cache(maxsize=16)
 def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], ...]) -> isa.Launch:
-    """Return the launch of one nest: cores with full shares, then those with a rest.
+    """Return the launch of one nest: cores with full shares, then those with a shorter last one.
 
-    A schedule found by writing its nests is written again when it is lowered: remembered.
+    The automatic schedule lowers nests to compare them, and `lower` needs the best of them once
+    more: the cache saves that second time.
     """
     stage = state.stage(root)
     bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
     shares = [_shares(stage, leaf) for leaf in bound]
-    if stage.rest and stage.axes[-1].name not in {leaf.root for leaf in bound}:
+    if stage.last_fold_extent and stage.axes[-1].name not in {leaf.root for leaf in bound}:
         needed = f"{root}: {stage.axes[-1].name} bound to cores, its last step is shorter"
         raise errors.ScheduleError(needed, "a loop", "bind it")
-    used = math.prod(sum(count for _, count, _ in share) for share in shares)
-    cube = any(s.is_cube for s in map(state.stage, members(state, root)))
-    there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
-    if used > there:
-        needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
-        raise errors.ScheduleError(needed, str(used), "split with a larger factor before bind")
+    # Shares of several bound loops combine: 3 rows of cores x 8 columns of cores are 24 cores.
+    used_cores = math.prod(sum(count for _, count, _ in share) for share in shares)
+    has_cube = any(s.is_cube for s in map(state.stage, members(state, root)))
+    available_cores = chip.core_count * (1 if has_cube else chip.vector_cores_per_core)
+    if used_cores > available_cores:
+        needed = (
+            f"{root}: bound loops of at most {available_cores} steps, one per core of {chip.name}"
+        )
+        raise errors.ScheduleError(
+            needed, str(used_cores), "split with a larger factor before bind"
+        )
     parts = []
-    for chosen in product(*shares):
+    for core_shares in product(*shares):
         nest = Nest(state, root, chip, dict(tensors))
         box = whole(stage)
-        for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
+        for leaf, (first, count, elements) in zip(bound, core_shares, strict=True):
             start = nest.builder.param(leaf.name, first + count) * leaf.width
-            ends = stage.rest and leaf.root == stage.axes[-1].name and first + 1 == leaf.extent
-            start = isa.Affine(first) if ends else start
+            is_last_step = (
+                stage.last_fold_extent
+                and leaf.root == stage.axes[-1].name
+                and first + 1 == leaf.extent
+            )
+            start = isa.Affine(first) if is_last_step else start
             box[leaf.root] = Range(start, elements)
         nest.run(stage, box)
         program = nest.builder.finish()
-        steps = [range(f, f + n) for f, n, _ in chosen]
-        named = (zip((leaf.name for leaf in bound), at, strict=True) for at in product(*steps))
-        bindings = tuple(isa.binding_of(dict(x)) for x in named)
+        steps = [range(f, f + n) for f, n, _ in core_shares]
+        loop_values = (
+            zip((leaf.name for leaf in bound), values, strict=True) for values in product(*steps)
+        )
+        bindings = tuple(isa.binding_of(dict(x)) for x in loop_values)
         parts.append(isa.Part(program, bindings))
     return isa.Launch(root, tuple(parts))
 
 
 def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
-    """Return, per kind of core: first step of a bound loop, how many, elements of each."""
+    """Return (first step, number of steps, elements of each) of a bound loop, per share size.
+
+    100 elements in steps of 32 give [(0, 3, 32), (3, 1, 4)]: three full cores and one of 4.
+    """
     extent = next(a.extent for a in stage.axes if a.name == leaf.root)
     for coarser in stage.loops:
         if coarser.root == leaf.root and coarser.width > leaf.width:
             needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
             raise errors.ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
-    full, rest = divmod(extent, leaf.width)
-    if stage.rest and leaf.root == stage.axes[-1].name:
+    full_steps, last_elements = divmod(extent, leaf.width)
+    if stage.last_fold_extent and leaf.root == stage.axes[-1].name:
+        # The last step folds fewer elements, so its core needs a program of its own.
         if leaf.width > 1:
             needed = f"{stage.name}: a core for each step of {leaf.root}, the last one is shorter"
             raise errors.ScheduleError(needed, f"{leaf.width} of them", "split by 1 before bind")
-        return [(0, full - 1, 1), (full - 1, 1, 1)]
-    return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
+        return [(0, full_steps - 1, 1), (full_steps - 1, 1, 1)]
+    return [(0, full_steps, leaf.width)] * bool(full_steps) + [
+        (full_steps, 1, last_elements)
+    ] * bool(last_elements)
 
 
 # -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
 class Nest:
-    """The program of one kind of core for the phase of one root stage."""
+    """The program of all cores that have equal shares of the phase of one root stage."""
 
     def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
         self.state = state
@@ -140,17 +158,17 @@ class Nest:
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.counts = {s.name: loop_count(state, s) for s in stages}
         self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
-        for stage in sorted(stages, key=self._turn):
+        for stage in sorted(stages, key=self._order):
             if stage.attach is not None:
                 self.guests[stage.attach].append(stage)
 
-    def _turn(self, stage: Stage) -> int:
-        """Loads first, stores last, what is computed in between."""
+    def _order(self, stage: Stage) -> int:
+        """Return the place of a stage among those of one loop: loads, computed tiles, stores."""
         return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
 
     # -- loops ----------------------------------------------------------------------------------
     def run(self, stage: Stage, box: Box) -> None:
-        """Write the nest of a stage for a box of it."""
+        """Write the nest of a stage for the part of it in `box`."""
         self.active[stage.name] = box
         places = ("", *stage.bound)
         guests = [g for place in places for g in self.guests[stage.name, place]]
@@ -158,17 +176,20 @@ class Nest:
         self.pending[stage.name] = loops
         self.produce(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
+            # Sums start at 0, maxima at -inf, before the first step of the loops that fold.
             sizes = [box[a.name].count for a in stage.axes]
-            begin = emit_vector.Op("vdup", start_of(stage.fold, stage.dtype))
+            init = emit_vector.Op("vdup", start_of(stage.fold, stage.dtype))
             out = self.tiles.room(stage, box)
-            full = filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
-            emit_vector.apply(self.unit, begin, out, (), full or sizes)
+            block_sizes = (
+                filled_up(sizes, stage.align, (out,)) if self.tiles.is_narrow(stage) else None
+            )
+            emit_vector.apply(self.unit, init, out, (), block_sizes or sizes)
         self.level(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
 
     def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[isa.Affine]) -> None:
-        """Write one loop and what is inside it; `folds` are the fold loops around."""
+        """Write one loop and all inside it; `folds` are the indices of the fold loops around it."""
         if not loops:
             self.instructions(stage, folds)
             return
@@ -184,25 +205,31 @@ class Nest:
         self.active[stage.name] = box
 
     def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, isa.Affine]]:
-        """Yield (range, trip) of a loop: over full parts, then the last one (cut or moved back)."""
-        full, rest = divmod(whole.count, leaf.width)
+        """Yield (range, step number) of a loop: all full steps as one, then the last, shorter one.
+
+        100 elements in steps of 32: a loop over 0..95, then 96..99 (cut) or 68..99 (guard).
+        """
+        full_steps, rest_elements = divmod(whole.count, leaf.width)
         name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
-        if full == 1:
+        if full_steps == 1:
             yield Range(whole.start, leaf.width), isa.Affine()
-        elif full:
-            with self.builder.loop(name, full) as index:
+        elif full_steps:
+            with self.builder.loop(name, full_steps) as index:
                 yield Range(whole.start + index * leaf.width, leaf.width), index
-        if rest and leaf.tail == "guard" and full:
+        if rest_elements and leaf.tail == "guard" and full_steps:
             back = isa.Affine(whole.count - leaf.width)
-            yield Range(whole.start + back, leaf.width), isa.Affine(full)
-        elif rest:
-            yield Range(whole.start + full * leaf.width, rest), isa.Affine(full)
+            yield Range(whole.start + back, leaf.width), isa.Affine(full_steps)
+        elif rest_elements:
+            yield (
+                Range(whole.start + full_steps * leaf.width, rest_elements),
+                isa.Affine(full_steps),
+            )
 
     # -- tiles ----------------------------------------------------------------------------------
     def produce(self, stages: Sequence[Stage]) -> None:
-        """Load or compute the tiles attached at a place; outputs among them are stored.
+        """Load or compute the tiles attached to one loop; store those that are outputs.
 
-        Tiles that only others of the place read are given up behind their last reader.
+        A tile that only other tiles of this loop read is released after the last of them.
         """
         readers = {s.name: {r.name for r in self.state.readers(s.name)} for s in stages}
         for stage in stages if self.how is main_part else ():
@@ -224,45 +251,47 @@ class Nest:
         self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
 
     def read_by(self, reader: str, readers: dict[str, set[str]]) -> None:
-        """Note that a stage has read its tiles; give up those of which it was the last reader."""
-        for left in readers.values():
-            left.discard(reader)
-        for name in [n for n, left in readers.items() if not left]:
+        """Note that a stage has read its tiles; release those of which it was the last reader."""
+        for pending_readers in readers.values():
+            pending_readers.discard(reader)
+        for name in [n for n, pending_readers in readers.items() if not pending_readers]:
             group = self.tiles.groups.get(name)
             if not any(readers.get(n) for n in (group.names if group else ())):
                 self.tiles.release(name)
 
     def hand_over(self, group: Group, last: Stage) -> None:
-        """Pass full tiles to their readers, ends of ragged rows brought to where they belong.
+        """Pass full tiles to their readers, after repairing the ends of ragged rows.
 
-        The vector unit does that before it stores or after it has loaded; single elements of
-        other tiles go by the scalar unit in between.
+        Copies move whole 32-byte blocks, so a row of 197 elements needs help at its end (see
+        `emit_rows`). The vector unit shifts these elements in computed tiles before they are
+        stored, and in loaded tiles after they have arrived. In all other tiles the scalar unit
+        copies them one by one, between the two.
         """
         tiles = list(map(self.state.stage, group.filled))
         computed = self.tiles.writer(last) == "V"
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
-        stored = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
+        stores = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
         ragged = not (self.tiles.smooth or self.tiles.fractal)
         if computed and ragged:
-            self.again(stored, ends_apart)
+            self.again(stores, ends_apart)
         if group.queue.middle is not None:
             group.queue.hand()
             loaded = tiles if self.tiles.writer(last) == "MTE2" else []
-            self.again([*loaded, *stored], leftover)
+            self.again([*loaded, *stores], leftover)
         self.tiles.pass_on(group)
         if ragged and self.tiles.writer(last) == "MTE2":
             self.again(tiles, ends_in_place)
 
     def again(self, stages: Sequence[Stage], how: Copy) -> None:
-        """Walk copies once more for what is left to do at the ends of their rows."""
+        """Write the loops of some copies once more, with `how` for the ends of their rows."""
         for stage in stages if self.builder.chip.combined else ():
             self.how = how
             self.walk(stage)
         self.how = main_part
 
     def walk(self, stage: Stage) -> None:
-        """Write once more the loops of a copy from here on, for the elements it leaves over."""
-        if stage.name in self.active:
+        """Write the loops of a copy from the current loop inwards, for the elements left over."""
+        if stage.name in self.active:  # inside its nest: only the loops not yet entered
             box = self.active[stage.name]
             loops = self.pending[stage.name]
             self.level(stage, loops, [])
@@ -274,7 +303,7 @@ class Nest:
         del self.active[stage.name]
 
     def release(self, stages: Sequence[Stage]) -> None:
-        """Give up the tiles attached at a place."""
+        """Release the tiles attached to one loop."""
         for stage in stages if self.how is main_part else ():
             self.tiles.release(stage.name)
 
@@ -302,11 +331,12 @@ class Nest:
             views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
             out = self.tiles.room(stage, box)
             narrow = self.tiles.is_narrow(stage)
-            full = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
-            if narrow and full and not folds:
-                emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), full)
+            block_sizes = filled_up([box[a.name].count for a in stage.axes], stage.align, (out,))
+            # Stores of narrow rows write whole blocks, so what follows a row must hold something.
+            if narrow and block_sizes and not folds:
+                emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
             sizes = [box[a.name].count for a in axes]
             piece = in_pieces(self.state, stage, sizes, self.builder.chip)
-            done = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)
-            if done or (narrow and full):
+            rows_filled = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)
+            if rows_filled or (narrow and block_sizes):
                 self.tiles.filled.add(stage.name)

@@ -263,7 +263,9 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     axes = (*s.axes, part) if inner else (part, *s.axes)
     index = Affine(0, ((label, leaf.width), (whole.name, 1)))
     expr = apply_index(s.expr, {whole.name: index})
-    partial = Stage(name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), rest=rest)
+    partial = Stage(
+        name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), last_fold_extent=rest
+    )
     again = (replace(part, reduce=True),)
     read = Read(name, s.dtype, identity(axes))
     last = replace(s, expr=read, reduce=again, loops=fresh(s.axes, again))

@@ -324,7 +324,7 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
     if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
         raise wrong
-    size = (own.shape[-1] - 1) * part + (own.rest or part)
+    size = (own.shape[-1] - 1) * part + (own.last_fold_extent or part)
     middle = Read(first, base.dtype, place[:-1])
     made = Read(parts, own.dtype, place)
     mean = middle * (1.0 / size)

@@ -1,6 +1,7 @@
 """Schedules: tensors plus a list of steps, each a frozen record that prints, stores and replays.
 
-What a schedule leaves unsaid is filled in: tiles in UB for everything the vector unit touches.
+`complete` adds what a schedule does not say: a tile in UB for every tensor that the vector unit
+reads or writes.
 """
 
 import json
@@ -32,7 +33,7 @@ from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, Tensor, swa
 P = ParamSpec("P")
 POSITIONAL = Parameter.POSITIONAL_OR_KEYWORD
 PRIMITIVES: dict[str, tuple[Callable[..., State], Signature]] = {}
-"""Per primitive: the change of state, and the signature of the step behind its first argument."""
+"""Per primitive: the function that changes the state, and the signature of its other arguments."""
 
 
 def primitive(
@@ -40,27 +41,27 @@ def primitive(
 ) -> Callable[Concatenate["Schedule", P], "Schedule"]:
     """Turn a change of state into a step of schedules that bears its name and arguments."""
     name = change.__name__
-    whole = signature(change)
-    _, *own = whole.parameters.values()
-    PRIMITIVES[name] = change, Signature(own)
+    change_signature = signature(change)
+    _, *parameters = change_signature.parameters.values()
+    PRIMITIVES[name] = change, Signature(parameters)
 
     @wraps(change)
     def step(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
-        given = PRIMITIVES[name][1].bind(*args, **kwargs)
-        given.apply_defaults()
-        return s.then(name, *given.arguments.values())
+        call = PRIMITIVES[name][1].bind(*args, **kwargs)
+        call.apply_defaults()
+        return s.then(name, *call.arguments.values())
 
-    shown = [Parameter("s", POSITIONAL, annotation="Schedule"), *own]
-    step.__signature__ = whole.replace(  # type: ignore[attr-defined]
-        parameters=shown, return_annotation="Schedule"
+    step_parameters = [Parameter("s", POSITIONAL, annotation="Schedule"), *parameters]
+    step.__signature__ = change_signature.replace(  # type: ignore[attr-defined]
+        parameters=step_parameters, return_annotation="Schedule"
     )
     return step
 
 
 @cache
 def _flat(name: str) -> Signature:
-    """Return the signature of a primitive's arguments as steps list them, by position."""
-    return Signature([Parameter(own, POSITIONAL) for own in PRIMITIVES[name][1].parameters])
+    """Return the signature of a primitive with all arguments positional, as steps store them."""
+    return Signature([Parameter(key, POSITIONAL) for key in PRIMITIVES[name][1].parameters])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,12 @@ class Step:
 
     def apply(self, state: State) -> State:
         """Return the state after this step."""
-        change, own = PRIMITIVES[self.primitive]
+        change, parameters = PRIMITIVES[self.primitive]
         try:
-            call = BoundArguments(own, _flat(self.primitive).bind(*self.arguments).arguments)
+            call = BoundArguments(parameters, _flat(self.primitive).bind(*self.arguments).arguments)
             return change(state, *call.args, **call.kwargs)
         except (TypeError, ValueError, AttributeError) as error:
-            needed = f"{self.primitive}({', '.join(own.parameters)})"
+            needed = f"{self.primitive}({', '.join(parameters.parameters)})"
             got = f"{self} ({error})"
             raise ScheduleError(needed, got, "give each argument its kind") from error
 
@@ -155,9 +156,9 @@ def _steps(text: str) -> list[Step]:
         raise ScheduleError("steps as JSON", str(error), "write them with to_json") from error
     for step in steps:
         if step.primitive not in PRIMITIVES:
-            known = ", ".join(PRIMITIVES)
+            names = ", ".join(PRIMITIVES)
             got = repr(step.primitive)
-            raise ScheduleError(f"a primitive ({known})", got, "check the name")
+            raise ScheduleError(f"a primitive ({names})", got, "check the name")
     return steps
 
 
@@ -167,10 +168,10 @@ def _frozen(value: Any) -> Any:
 
 # -- what is left unsaid ---------------------------------------------------------------------------
 def loop_count(state: State, stage: Stage) -> int:
-    """Return how many loops stand in front of the whole-tile instructions of a stage.
+    """Return how many loops of a stage become loops of the program, outside its instructions.
 
-    Loops up to `vector_at`; without it, up to the last that is bound, carries a tile, or has a
-    finer part of the same axis inside it.
+    All loops in front of `vector_at`. Without it, all up to the last one that is bound to cores,
+    has a tile computed inside it, or takes several elements a step.
     """
     if stage.vector_at:
         return stage.position(stage.vector_at)
@@ -183,7 +184,7 @@ def loop_count(state: State, stage: Stage) -> int:
 
 
 def members(state: State, root: str) -> list[str]:
-    """Return the stages computed inside the nest of `root`, itself last, in order."""
+    """Return the stages computed inside the nest of `root`, in order, the root last."""
 
     def inside(stage: Stage | Fixed) -> bool:
         if stage.name == root or isinstance(stage, Fixed):
@@ -198,9 +199,9 @@ def members(state: State, root: str) -> list[str]:
 def roots(state: State) -> list[Stage | Fixed]:
     """Return the stages with a phase of their own, in GM and not attached, in order of execution.
 
-    A phase runs behind all phases whose tensors a stage of its nest reads: y0 = f(x) waits for t
-    where y1 = g(t) is computed in the nest of y0. Raises `ScheduleError` where phases wait for each
-    other in a circle.
+    A phase runs after all phases whose tensors a stage of its nest reads: where y1 = g(t) is
+    computed in the nest of y0 = f(x), the phase of y0 waits for that of t. Raises `ScheduleError`
+    where phases wait for each other in a circle.
     """
     phases = [
         s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
@@ -209,17 +210,17 @@ def roots(state: State) -> list[Stage | Fixed]:
     phase_of = {name: phase for phase, nest in nests.items() for name in nest}
     order: list[Stage | Fixed] = []
     waiting = list(phases)
-    while waiting:
-        done = {phase.name for phase in order}
+    while waiting:  # the first phase whose inputs are all there runs next: a topological order
+        finished = {phase.name for phase in order}
         for phase in waiting:
-            read = {source for name in nests[phase.name] for source in state.find(name).sources}
-            needed = {phase_of[source] for source in read if source in phase_of} - {phase.name}
-            if needed <= done:
+            sources = {source for name in nests[phase.name] for source in state.find(name).sources}
+            needed = {phase_of[source] for source in sources if source in phase_of} - {phase.name}
+            if needed <= finished:
                 break
         else:
             names = ", ".join(phase.name for phase in waiting)
-            wanted = "phases of which one can come first"
-            raise ScheduleError(wanted, f"{names} in a circle", "compute_at fewer of them")
+            needed_order = "phases of which one can come first"
+            raise ScheduleError(needed_order, f"{names} in a circle", "compute_at fewer of them")
         order.append(phase)
         waiting.remove(phase)
     return order
@@ -227,8 +228,12 @@ def roots(state: State) -> list[Stage | Fixed]:
 
 def moves_only(state: State, stage: Stage) -> bool:
     """True for an unscheduled stage that only moves elements between GM tensors."""
-    plain = stage.is_copy and stage.loops == fresh(stage.axes) and not stage.vector_at
-    return plain and _in_gm(state, stage.sources[0]) and members(state, stage.name) == [stage.name]
+    unscheduled_copy = stage.is_copy and stage.loops == fresh(stage.axes) and not stage.vector_at
+    return (
+        unscheduled_copy
+        and _in_gm(state, stage.sources[0])
+        and members(state, stage.name) == [stage.name]
+    )
 
 
 def complete(state: State, root: str) -> State:
@@ -236,32 +241,34 @@ def complete(state: State, root: str) -> State:
 
     Tensors of other phases are inputs of this one.
     """
-    own = members(state, root)
-    others = [s for s in state.stages if s.name not in own]
-    there = tuple(Input(s.name, s.dtype, s.shape) for s in others)
-    stages = tuple(s for s in state.stages if s.name in own)
-    state = State((*state.inputs, *there), stages)
+    names = members(state, root)
+    others = [s for s in state.stages if s.name not in names]
+    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in others)
+    stages = tuple(s for s in state.stages if s.name in names)
+    state = State((*state.inputs, *outside_tensors), stages)
     for name in members(state, root):
         stage = state.stage(name)
         if stage.scope != "GM" and stage.attach is None:
-            state = state.put(replace(stage, attach=(root, "")))
+            state = state.put(replace(stage, attach=(root, "")))  # in front of the root's loops
     for name in members(state, root):
         stage = state.stage(name)
+        # The vector unit computes in UB only, and readers in the nest take the tile, not GM.
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
         if stage.scope == "GM" and not role_of(state, stage) and (inside or not stage.is_copy):
-            state = _computed_in_tile(state, stage, root)
+            state = _compute_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)
         loads = stage.scope == "UB" and stage.is_copy and _in_gm(state, stage.sources[0])
         if stage.scope in ("UB", "GM") and not loads:
-            state = _loaded_through_tiles(state, stage)
-    return _rows_alike(state)
+            state = _load_through_tiles(state, stage)
+    return _align_rows_to_one_unit(state)
 
 
-def _rows_alike(state: State) -> State:
-    """Let rows of tiles in UB begin at the same elements in all formats of 2 and 4 bytes.
+def _align_rows_to_one_unit(state: State) -> State:
+    """Round rows of all tiles in UB up to one number of elements, whatever their format.
 
-    What fills a row up to its last block then does so in every tile of the nest.
+    A block of 32 bytes holds 16 elements in fp16 and 8 in fp32. With rows of 20 elements, both
+    tiles get rows of 32 (24 would do in fp32), so an instruction over whole rows fits both.
     """
     tiles = [s for s in state.stages if isinstance(s, Stage) and s.scope == "UB"]
     tiles = [s for s in tiles if not role_of(state, s) and DTYPE_BYTES[s.dtype] > 1]
@@ -275,8 +282,8 @@ def _in_gm(state: State, name: str) -> bool:
     return state.find(name).scope == "GM"
 
 
-def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
-    """Compute an output into UB and let the stage itself be the copy to GM."""
+def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
+    """Split an output into a tile in UB that is computed and a stage that copies it to GM."""
     count = loop_count(state, stage)
     inside = [n for n in members(state, root) if stage.name in state.stage(n).sources]
     if stage.attach and count and inside:
@@ -285,52 +292,53 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
             ", ".join(x.name for x in stage.loops[:count]),
             f"split {stage.attach[0]} instead",
         )
-    outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
-    kept = stage.loops[:outside]
-    moved = stage.loops[outside:]
-    here = (stage.name, kept[-1].name if kept else "")
-    at_once = moved[0].name if moved and stage.vector_at else ""
+    # Loops from the first fold loop on go with the tile: sums are stored once, after the fold.
+    first_fold = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
+    outer_loops = stage.loops[:first_fold]
+    inner_loops = stage.loops[first_fold:]
+    innermost_outer = (stage.name, outer_loops[-1].name if outer_loops else "")
+    tile_vector_at = inner_loops[0].name if inner_loops and stage.vector_at else ""
     local = replace(
         stage,
         name=state.new_name(f"{stage.name}_ub"),
         scope="UB",
         output=False,
-        attach=here if kept or stage.attach is None else stage.attach,
-        loops=moved,
+        attach=innermost_outer if outer_loops or stage.attach is None else stage.attach,
+        loops=inner_loops,
         bound=(),
-        vector_at=stage.vector_at if outside < count else at_once,
+        vector_at=stage.vector_at if first_fold < count else tile_vector_at,
     )
-    for guest in state.guests(stage.name, *(x.name for x in moved)) if moved else ():
-        place = guest.attach[1] if guest.attach else ""
-        state = state.put(replace(guest, attach=(local.name, place)))
+    for guest in state.guests(stage.name, *(x.name for x in inner_loops)) if inner_loops else ():
+        loop = guest.attach[1] if guest.attach else ""
+        state = state.put(replace(guest, attach=(local.name, loop)))
     copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)
-    whole = tuple(replace(x, name=f"{x.name}_tile") for x in fresh(stage.axes))
-    loops = (*kept, *whole)
-    vector_at = whole[0].name
-    out = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
-    state = state.put(out).insert(local, before=stage.name)
+    tile_loops = tuple(replace(x, name=f"{x.name}_tile") for x in fresh(stage.axes))
+    loops = (*outer_loops, *tile_loops)
+    vector_at = tile_loops[0].name
+    store = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
+    state = state.put(store).insert(local, before=stage.name)
     for name in inside:
         state = state.put(nests.redirect(state.stage(name), stage.name, local.name))
     return state
 
 
-def _loaded_through_tiles(state: State, stage: Stage) -> State:
-    """Let a stage read GM tensors through tiles in UB."""
+def _load_through_tiles(state: State, stage: Stage) -> State:
+    """Replace each read of a GM tensor by the read of a tile in UB that is loaded from it."""
     loops = stage.loops[: loop_count(state, stage)]
     attach = (stage.name, loops[-1].name) if loops else stage.attach or (stage.name, "")
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
-    for given in dict.fromkeys(stage.reads):
-        if not _in_gm(state, given.source):
+    for gm_read in dict.fromkeys(stage.reads):
+        if not _in_gm(state, gm_read.source):
             continue
-        read = _unmixed(given, given.view or state.find(given.source).shape, extents)
+        read = _axes_apart(gm_read, gm_read.view or state.find(gm_read.source).shape, extents)
         tile = next((t for t in state.stages if _serves(state, stage, t, read, attach)), None)
         if tile is None:
             name = state.new_name(f"{read.source}_ub")
-            made = copy_of(name, state.find(read.source), read.view)
-            tile = replace(made, attach=attach, depth=stage.depth)
+            load = copy_of(name, state.find(read.source), read.view)
+            tile = replace(load, attach=attach, depth=stage.depth)
             state = state.insert(tile, before=stage.name)
-        through = Read(tile.name, read.format, read.index)
-        stage = replace(stage, expr=swap(stage.expr, given, through))
+        tile_read = Read(tile.name, read.format, read.index)
+        stage = replace(stage, expr=swap(stage.expr, gm_read, tile_read))
         state = state.put(stage)
     return state
 
@@ -338,46 +346,52 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
 def _serves(
     state: State, stage: Stage, tile: Stage | Fixed, read: Read, attach: tuple[str, str]
 ) -> bool:
-    """True if a tile holds what a read needs, for the same pipe, and is walked in the same steps.
+    """True if `stage` can do the read in a tile that is already loaded.
 
-    Reads that start elsewhere in a row need a tile of their own, whose rows then are aligned.
+    The tile must copy the same tensor in the same loop, for readers on the same pipe (MTE3 stores,
+    the vector unit computes), and other reads of it must move in the same steps. x[i, j + 1] needs
+    a second tile beside x[i, j]: only there do its rows begin at a block.
     """
     if not isinstance(tile, Stage) or tile.attach != attach or tile.scope != "UB":
         return False
-    own = bare(tile.expr) if tile.is_copy else None
-    if own is None or (own.source, own.view) != (read.source, read.view):
+    tile_source = bare(tile.expr) if tile.is_copy else None
+    if tile_source is None or (tile_source.source, tile_source.view) != (read.source, read.view):
         return False
-    stored = {r.scope == "GM" for r in state.readers(tile.name)}
-    walks = {_walk(r) for r in stage.reads if r.source == tile.name}
-    return stored <= {stage.scope == "GM"} and walks <= {_walk(read)}
+    pipes_store = {r.scope == "GM" for r in state.readers(tile.name)}
+    walked = {_walk(r) for r in stage.reads if r.source == tile.name}
+    return pipes_store <= {stage.scope == "GM"} and walked <= {_walk(read)}
 
 
 def _walk(read: Read) -> tuple[object, ...]:
+    """Return how an index moves with the axes, and at which element of a row it starts."""
     return (*(i.terms for i in read.index), read.index[-1].const)
 
 
-def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
-    """Give every axis of an index such as 8 i + j a dimension of its own: rows can align."""
+def _axes_apart(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
+    """Give every axis of a mixed index a dimension of its own, so that rows can be aligned.
+
+    x[8 i + j] with j < 8 and 32 elements becomes x[i, j] in a view of shape (4, 8).
+    """
     index: list[Affine] = []
     view: list[int] = []
-    for part, size in zip(read.index, shape, strict=True):
-        terms = sorted(part.terms, key=lambda t: -t[1])
-        steps = [c for _, c in terms]
-        inner = zip(terms[1:], steps, strict=False)
+    for entry, size in zip(read.index, shape, strict=True):
+        terms = sorted(entry.terms, key=lambda t: -t[1])
+        strides = [c for _, c in terms]
+        inner = zip(terms[1:], strides, strict=False)
         nested = all(step % c == 0 and extents[name] * c <= step for (name, c), step in inner)
-        if len(terms) < 2 or part.const or steps[-1] != 1 or not nested or size % steps[0]:
-            index.append(part)
+        if len(terms) < 2 or entry.const or strides[-1] != 1 or not nested or size % strides[0]:
+            index.append(entry)
             view.append(size)
             continue
         index += [Affine(0, ((name, 1),)) for name, _ in terms]
-        view += [size // steps[0], *(a // b for a, b in pairwise(steps))]
-    same = tuple(view) == tuple(shape)
-    return read if same else replace(read, index=tuple(index), view=tuple(view))
+        view += [size // strides[0], *(a // b for a, b in pairwise(strides))]
+    unchanged = tuple(view) == tuple(shape)
+    return read if unchanged else replace(read, index=tuple(index), view=tuple(view))
 
 
 # -- nests as text --------------------------------------------------------------------------------
 def show(schedule: Schedule, *, tiles: bool = True) -> str:
-    """Return the loop nests as text; `tiles`: with the tiles the chip's buffers need."""
+    """Return the loop nests as text; with `tiles`, also those that `complete` adds."""
     lines: list[str] = []
     for number, stage in enumerate(roots(schedule.state)):
         lines.append(f"phase {number + 1}: {stage.name} {tuple(stage.shape)} {stage.dtype}")
@@ -390,7 +404,7 @@ def show(schedule: Schedule, *, tiles: bool = True) -> str:
 
 
 def _nest(state: State, stage: Stage, indent: str) -> list[str]:
-    """Return the lines of one stage: its loops, what is computed in them, its own statement."""
+    """Return the lines of one stage: its loops, the stages inside them, then its own statement."""
     loops = stage.loops[: loop_count(state, stage)]
     lines: list[str] = []
     for leaf in loops:
@@ -401,22 +415,24 @@ def _nest(state: State, stage: Stage, indent: str) -> list[str]:
         lines += _guest(state, guest, indent)
     for leaf in loops:
         if leaf.name not in stage.bound:
-            tail = " guard" if leaf.tail == "guard" and leaf.width > 1 else ""
-            fold = " (fold)" if leaf.reduce else ""
-            lines.append(f"{indent}for {leaf.name} in {leaf.extent}{tail}:{fold}")
+            tail_mark = " guard" if leaf.tail == "guard" and leaf.width > 1 else ""
+            fold_mark = " (fold)" if leaf.reduce else ""
+            lines.append(f"{indent}for {leaf.name} in {leaf.extent}{tail_mark}:{fold_mark}")
             indent += "  "
             for guest in state.guests(stage.name, leaf.name):
                 lines += _guest(state, guest, indent)
-    over = f"{stage.fold} over {', '.join(a.name for a in stage.reduce)} of " if stage.fold else ""
+    fold_text = (
+        f"{stage.fold} over {', '.join(a.name for a in stage.reduce)} of " if stage.fold else ""
+    )
     index = ", ".join(a.name for a in stage.axes)
-    return [*lines, f"{indent}{stage.name}[{index}] = {over}{_text(stage.expr)}"]
+    return [*lines, f"{indent}{stage.name}[{index}] = {fold_text}{_text(stage.expr)}"]
 
 
 def _guest(state: State, stage: Stage, indent: str) -> list[str]:
     slots = f", {stage.depth} slots" if stage.depth > 1 else ""
-    where = "" if stage.scope == "GM" else f"   # tile in {stage.scope}{slots}"
+    scope_text = "" if stage.scope == "GM" else f"   # tile in {stage.scope}{slots}"
     lines = _nest(state, stage, indent)
-    lines[0 if loop_count(state, stage) else -1] += where
+    lines[0 if loop_count(state, stage) else -1] += scope_text
     return lines
 
 
@@ -426,6 +442,6 @@ def _text(expr: Expr) -> str:
         return str(expr)
     if expr.op == "vcopy" and isinstance(expr.args[0], Read):
         return str(expr.args[0])
-    rest = [f"{expr.number:g}"] if expr.number is not None else []
-    rest += [expr.format] if expr.op == "vconv" else []
-    return f"{expr.op}({', '.join([*map(_text, expr.args), *rest])})"
+    scalars = [f"{expr.number:g}"] if expr.number is not None else []
+    scalars += [expr.format] if expr.op == "vconv" else []
+    return f"{expr.op}({', '.join([*map(_text, expr.args), *scalars])})"

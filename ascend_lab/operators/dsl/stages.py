@@ -1,4 +1,4 @@
-"""What a schedule is about: stages (one loop nest each) and how they hang together."""
+"""What a schedule transforms: stages (one loop nest each), and which stage reads which."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +24,9 @@ from ascend_lab.operators.dsl.tensor import (
 class Leaf:
     """One loop of a nest: a step of it moves its root axis by `width` elements.
 
-    `tail` says what happens where the parts do not divide: "cut" makes a shorter last part,
-    "guard" moves the last part back inside.
+    `extent` is the number of steps. `tail` says what happens where `width` does not divide the
+    axis, as with 100 elements in steps of 32: "cut" makes the last step shorter (96..99), "guard"
+    moves it back until it is inside (68..99), so that it computes some elements twice.
     """
 
     name: str
@@ -40,14 +41,20 @@ class Leaf:
 class Stage:
     """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
 
-    A product for the cube has axes rounded up to fractals; `logical` is the shape without padding,
-    `relu` says that negative sums become 0 on the way out of L0C. `rest`, if not 0: how much of
-    its fold axis the last step of its last axis folds. The last fields are derived:
-    sizes as this stage indexes them, elements read, their tensors, whether it only moves elements,
-    whether it is a sum of products for the cube.
+    Formula: out[axes] = expr, or the `fold` of expr over the axes `reduce`. For a matrix product on
+    the cube unit the axes are rounded up to fractals (m = 100 becomes 112); `logical` is then the
+    shape without padding, and `relu` says that negative sums become 0 on the way out of L0C.
+    `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis counts the parts
+    of a row: if not 0, the last part is shorter and folds only so many elements.
 
-    `attach` is (stage, loop) for tiles computed inside another nest; the loops in front of
-    `vector_at` are loops, it and those behind it are done by whole-tile instructions.
+    Place: `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in
+    UB are rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that
+    stage, ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in
+    front of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and
+    the loops behind it.
+
+    Derived: sizes of the axes, elements that the formula reads, the names of their tensors,
+    whether the stage only moves elements, whether it is a sum of products for the cube unit.
     """
 
     name: str
@@ -67,7 +74,7 @@ class Stage:
     tensorized: bool = False
     relu: bool = False
     logical: Shape = ()
-    rest: int = 0
+    last_fold_extent: int = 0
     shape: Shape = field(init=False, compare=False)
     reads: tuple[Read, ...] = field(init=False, compare=False)
     sources: tuple[str, ...] = field(init=False, compare=False)
@@ -75,12 +82,12 @@ class Stage:
     is_cube: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Derive what is asked for often: sizes, elements read, their tensors, the kind."""
-        found = tuple([e for e in leaves(self.expr) if isinstance(e, Read)])
+        """Derive once what other modules ask for often: sizes, elements read, sources, kind."""
+        reads = tuple([e for e in leaves(self.expr) if isinstance(e, Read)])
         derived = {
             "shape": tuple([a.extent for a in self.axes]),
-            "reads": found,
-            "sources": tuple(dict.fromkeys([r.source for r in found])),
+            "reads": reads,
+            "sources": tuple(dict.fromkeys([r.source for r in reads])),
             "is_copy": bare(self.expr) is not None and not self.fold,
             "is_cube": getattr(self.expr, "op", "") == "mac",
         }
@@ -89,10 +96,13 @@ class Stage:
 
     @property
     def repeats(self) -> bool:
-        """True for a tile of rows of one block, the same element throughout."""
+        """True for a tile whose rows are one block each and hold the same element throughout.
+
+        The scale of a row, repeated 16 times in fp16, can multiply the row block by block.
+        """
         lane = self.axes[-1].name
-        uses = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
-        return 1 < self.align == self.shape[-1] and not uses
+        reads_lane = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
+        return 1 < self.align == self.shape[-1] and not reads_lane
 
     def loop(self, name: str) -> Leaf:
         """Return a loop by name; raise `ScheduleError` naming those there are."""
@@ -114,46 +124,60 @@ def bare(expr: Expr) -> Read | None:
 
 
 def overwrites(state: "State", stage: Stage) -> str:
-    """Return the tile that an elementwise one of the same place may be computed over, or "".
+    """Return the tile whose memory an elementwise stage in the same loop may overwrite, or "".
 
-    It is the last reader of it there, and reads each element where, and before, it writes it.
+    With b = exp(a) and no later reader of a, b takes the memory of a. The stage must be the last
+    reader of the tile in that loop, and must read each element at the place where it writes its
+    result, before it writes there.
     """
-    first = _first_call(stage.expr, stage.axes[-1].name)
-    order = [s.name for s in state.stages]
-    moved = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
-    if first is None or stage.fold or stage.is_copy or stage.scope != "UB" or moved:
+    first_call = _first_call(stage.expr, stage.axes[-1].name)
+    names = [s.name for s in state.stages]
+    # A guarded last step computes some elements again, from inputs that are overwritten by then.
+    recomputes = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
+    if first_call is None or stage.fold or stage.is_copy or stage.scope != "UB" or recomputes:
         return ""
-    before = order[: order.index(stage.name) + 1]
+    names_so_far = names[: names.index(stage.name) + 1]
     for read in stage.reads:
         tile = state.find(read.source)
         if not isinstance(tile, Stage) or tile.is_copy or tile.scope != "UB":
             continue
-        alike = (tile.dtype, tile.shape, tile.attach) == (stage.dtype, stage.shape, stage.attach)
-        last = all(r.name in before and r.attach == tile.attach for r in state.readers(tile.name))
-        uses = [r.index for r in stage.reads if r.source == tile.name]
-        own = {identity(stage.axes)} == set(uses) and len(uses) == first.args.count(read)
-        if alike and last and own:
+        same_layout = (tile.dtype, tile.shape, tile.attach) == (
+            stage.dtype,
+            stage.shape,
+            stage.attach,
+        )
+        last_reader = all(
+            r.name in names_so_far and r.attach == tile.attach for r in state.readers(tile.name)
+        )
+        indices = [r.index for r in stage.reads if r.source == tile.name]
+        # The first operation is the only one that reads the tile, at the stage's own indices.
+        own_indices = {identity(stage.axes)} == set(indices)
+        in_place = own_indices and len(indices) == first_call.args.count(read)
+        if same_layout and last_reader and in_place:
             return tile.name
     return ""
 
 
 def _first_call(expr: Expr, lane: str) -> Call | None:
-    """Return the first operation on elements along the lanes, None if there may be several."""
+    """Return the operation that is evaluated first, or None if several may be.
+
+    In mul(exp(a[i, j]), b[i]) that is exp: the only operand computed along the axis `lane`.
+    """
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
-    long = [
+    along_lane = [
         a
         for a in args
         if isinstance(a, Call)
         and any(lane in dict(i.terms) for r in leaves(a) if isinstance(r, Read) for i in r.index)
     ]
-    if len(long) == 1:
-        return _first_call(long[0], lane)
-    return expr if isinstance(expr, Call) and not long else None
+    if len(along_lane) == 1:
+        return _first_call(along_lane[0], lane)
+    return expr if isinstance(expr, Call) and not along_lane else None
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A stage computed by a hand-written kernel: its formula's kind, inputs, attributes."""
+    """A stage that a hand-written kernel computes: kind of the kernel, its inputs, its settings."""
 
     name: str
     dtype: str
@@ -216,13 +240,13 @@ class State:
         return tuple(s for s in self.stages if name in s.sources)
 
     def guests(self, host: str, *places: str) -> tuple[Stage, ...]:
-        """Return the stages computed in the nest of another one: anywhere, or at some loops."""
-        found = []
+        """Return the stages computed inside the nest of `host`: anywhere, or in the given loops."""
+        guests = []
         for s in self.stages:
-            at, place = s.attach or ("", "")
-            if isinstance(s, Stage) and at == host and (not places or place in places):
-                found.append(s)
-        return tuple(found)
+            host_name, place = s.attach or ("", "")
+            if isinstance(s, Stage) and host_name == host and (not places or place in places):
+                guests.append(s)
+        return tuple(guests)
 
     def put(self, stage: Stage | Fixed) -> "State":
         """Return the state with a stage replaced by one of the same name."""
@@ -231,8 +255,8 @@ class State:
 
     def insert(self, stage: Stage | Fixed, before: str) -> "State":
         """Return the state with a stage added before another one."""
-        at = next(n for n, s in enumerate(self.stages) if s.name == before)
-        return State(self.inputs, (*self.stages[:at], stage, *self.stages[at:]))
+        position = next(n for n, s in enumerate(self.stages) if s.name == before)
+        return State(self.inputs, (*self.stages[:position], stage, *self.stages[position:]))
 
     def drop(self, name: str) -> "State":
         """Return the state without a stage."""
@@ -249,13 +273,13 @@ class State:
         return name
 
 
-def fits_in(one: Stage, host: Stage) -> bool:
-    """True if an output can be computed beside another: of its shape, or with a last axis of 1.
+def fits_in(stage: Stage, host: Stage) -> bool:
+    """True if `stage` can be computed in the nest of `host`: same shape, or a last axis of size 1.
 
     The scale of each row, (rows, 1), is stored where the row is, (rows, columns).
     """
-    same = len(one.shape) == len(host.shape) and one.shape[:-1] == host.shape[:-1]
-    return same and (one.shape[-1] in (1, host.shape[-1]))
+    same_rows = len(stage.shape) == len(host.shape) and stage.shape[:-1] == host.shape[:-1]
+    return same_rows and (stage.shape[-1] in (1, host.shape[-1]))
 
 
 def initial_state(outputs: Sequence[Tensor]) -> State:
@@ -265,25 +289,25 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
     stages: list[Stage | Fixed] = []
     for tensor, name in names.items():
         body = tensor.body
-        wanted = tensor in outputs
+        is_output = tensor in outputs
         if body is None:
-            if wanted:
+            if is_output:
                 raise ShapeError("an output that is computed", f"the input {name}", "copy it")
             inputs.append(Input(name, tensor.dtype, tensor.shape))
         elif isinstance(body, exprs.Template):
             sources = tuple(names[t] for t in body.inputs)
             shapes = tuple(t.shape for t in body.inputs)
-            made = (name, tensor.dtype, tensor.shape, body.kind, sources, shapes, body.attrs)
-            stages.append(Fixed(*made, wanted))
+            fields = (name, tensor.dtype, tensor.shape, body.kind, sources, shapes, body.attrs)
+            stages.append(Fixed(*fields, is_output))
         else:
-            stages.append(_stage(tensor, body, names, wanted))
+            stages.append(_stage(tensor, body, names, is_output))
     return State(tuple(inputs), tuple(stages))
 
 
 def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool) -> Stage:
     """Return the stage of a formula; a product's axes are rounded up to whole fractals."""
 
-    def named(element: exprs.Load) -> Expr:
+    def read_by_name(element: exprs.Load) -> Expr:
         view = element.view if element.view != element.tensor.shape else ()
         return Read(names[element.tensor], element.tensor.dtype, element.index, view)
 
@@ -293,16 +317,17 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
         ]
         return tuple(replace(a, extent=size) for a, size in zip(axes, sizes, strict=True))
 
-    expr = rewrite(body.expr, named)
+    expr = rewrite(body.expr, read_by_name)
     axes = body.axes
     reduce = body.reduce
     logical: Shape = ()
     if isinstance(expr, Call) and expr.op == "mac":
+        # Fractals are 16 x 16 elements in fp16 and 16 x 32 in int8: k is rounded up to 16 or 32.
         axes = padded(axes, FRACTAL)
         reduce = padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
-    given = names[tensor], tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce)
-    return Stage(*given, output=output, logical=logical)
+    fields = names[tensor], tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce)
+    return Stage(*fields, output=output, logical=logical)
 
 
 def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
@@ -327,5 +352,5 @@ def redirect(stage: Stage, old: str, new: str) -> Stage:
 
 
 def identity(axes: tuple[Axis, ...]) -> tuple[Affine, ...]:
-    """Return the index that names each axis once."""
+    """Return the index [i, j, ...] that names each axis once, in order."""
     return tuple(Affine(0, ((a.name, 1),)) for a in axes)

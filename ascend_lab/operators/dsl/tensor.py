@@ -24,7 +24,9 @@ ALIASES = {
     "float32": "fp32",
     "float": "fp32",
 }
+# Smallest and largest value of the whole-number formats.
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1)}
+# Vector operations that the chip has in float formats only.
 FLOAT_ONLY = ("vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vdiv")
 
 
@@ -37,7 +39,7 @@ def dtype_of(name: str) -> str:
 
 
 class Expr:
-    """Base of expressions: `+ - * /` and unary minus build vector operations."""
+    """Base class of expressions: `+ - * /` and unary minus build vector operations."""
 
     __slots__ = ()
 
@@ -55,7 +57,7 @@ class Expr:
         return binary("vsub", self, other)
 
     def __rsub__(self, other: float) -> Call:
-        return binary("vadd", -self, other)
+        return binary("vadd", -self, other)  # number - x = -x + number
 
     def __mul__(self, other: Expr | float) -> Call:
         return binary("vmul", self, other)
@@ -66,7 +68,7 @@ class Expr:
         return binary("vdiv", self, other)
 
     def __rtruediv__(self, other: float) -> Call:
-        return binary("vmul", unary("vrec", self), other)
+        return binary("vmul", unary("vrec", self), other)  # number / x = (1 / x) * number
 
     def __neg__(self) -> Call:
         return binary("vmul", self, -1.0)
@@ -118,7 +120,7 @@ class Read(Expr):
 class Call(Expr):
     """One vector operation; `number` is its scalar operand, `mode` a rounding or comparison.
 
-    `elements`, derived: the tensor elements it reads, left to right.
+    `elements` is derived from the operands: the tensor elements the operation reads, left to right.
     """
 
     op: str
@@ -129,7 +131,7 @@ class Call(Expr):
     elements: tuple[Load | Read, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Derive what every stage asks for again and again."""
+        """Collect the elements of all operands once, since every stage asks for them often."""
         object.__setattr__(self, "elements", tuple([e for a in self.args for e in leaves(a)]))
 
     @property
@@ -138,12 +140,12 @@ class Call(Expr):
         return self.format
 
     def __str__(self) -> str:
-        rest = [self.mode] if self.mode else []
+        scalars = [self.mode] if self.mode else []
         if self.number is not None:
-            rest.append(f"{self.number:g}")
+            scalars.append(f"{self.number:g}")
         if self.op == "vconv":
-            rest.append(self.format)
-        return f"{self.op}({', '.join([*map(str, self.args), *rest])})"
+            scalars.append(self.format)
+        return f"{self.op}({', '.join([*map(str, self.args), *scalars])})"
 
 
 def binary(op: str, left: Expr, right: Expr | float) -> Call:
@@ -155,24 +157,24 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
             raise TypeMismatchError(needed, got, "cast one with cast_to")
         _check_float(op, left)
         return Call(op, (left, right), left.dtype)
-    number = float(right)
-    scalar = {"vadd": "vadds", "vmul": "vmuls", "vmax": "vmaxs", "vmin": "vmins"}
-    if op == "vsub":
+    scalar = float(right)
+    scalar_forms = {"vadd": "vadds", "vmul": "vmuls", "vmax": "vmaxs", "vmin": "vmins"}
+    if op == "vsub":  # the chip has no scalar subtraction or division: x - 2 = x + (-2)
         op = "vadd"
-        number = -number
+        scalar = -scalar
     if op == "vdiv":
         _check_float(op, left)
         op = "vmul"
-        number = 1.0 / number
+        scalar = 1.0 / scalar
     low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
-    if left.dtype in WHOLE and not (low <= number <= high and number == int(number)):
+    if left.dtype in WHOLE and not (low <= scalar <= high and scalar == int(scalar)):
         needed = f"{op}: a whole number from {low} to {high} for {left.dtype}"
-        raise TypeMismatchError(needed, f"{number:g}", "cast to a float format first")
-    return Call(scalar[op], (left,), left.dtype, number)
+        raise TypeMismatchError(needed, f"{scalar:g}", "cast to a float format first")
+    return Call(scalar_forms[op], (left,), left.dtype, scalar)
 
 
 def unary(op: str, value: Expr, *, mode: str = "", dtype: str = "") -> Call:
-    """Return op(value); `dtype` is the result's format where it differs (vconv)."""
+    """Return op(value); `dtype` is the result's format where it differs (a cast, vconv)."""
     _check_float(op, value)
     return Call(op, (value,), dtype or value.dtype, None, mode)
 
@@ -194,25 +196,28 @@ def rewrite(expr: Expr, leaf: Callable[[Any], Expr]) -> Expr:
     """Return the expression with every tensor element, a Load or a Read, replaced by leaf(it)."""
     if isinstance(expr, Call):
         args = tuple([rewrite(arg, leaf) for arg in expr.args])
-        same = all(map(is_, args, expr.args))
-        return expr if same else Call(expr.op, args, expr.format, expr.number, expr.mode)
+        unchanged = all(map(is_, args, expr.args))  # an untouched operation keeps its identity
+        return expr if unchanged else Call(expr.op, args, expr.format, expr.number, expr.mode)
     return leaf(expr) if isinstance(expr, Load | Read) else expr
 
 
 def swap(expr: Expr, old: Read, new: Read) -> Expr:
-    """Return the expression with one element read in place of another."""
+    """Return the expression in which the element `new` replaces the element `old`."""
     return rewrite(expr, lambda element: new if element == old else element)
 
 
 def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
-    """Return an expression with some of its axes replaced by affine expressions."""
+    """Return an expression with some of its axes replaced by affine expressions.
 
-    def moved(index: Affine) -> Affine:
-        steps = (values.get(n, Affine(0, ((n, 1),))) * factor for n, factor in index.terms)
-        return sum(steps, Affine(index.const))
+    x[2 i + 1] with {"i": 16 o + l} becomes x[32 o + 2 l + 1].
+    """
+
+    def substituted(index: Affine) -> Affine:
+        terms = (values.get(n, Affine(0, ((n, 1),))) * factor for n, factor in index.terms)
+        return sum(terms, Affine(index.const))
 
     def leaf(element: Read) -> Expr:
-        return replace(element, index=tuple(map(moved, element.index)))
+        return replace(element, index=tuple(map(substituted, element.index)))
 
     return rewrite(expr, leaf)
 
@@ -275,18 +280,18 @@ class Tensor:
 
     def __getitem__(self, index: Any) -> Load:
         """Return the element at an index of axes, affine expressions and numbers."""
-        given = index if isinstance(index, tuple) else (index,)
-        if len(given) != len(self.shape):
+        indices = index if isinstance(index, tuple) else (index,)
+        if len(indices) != len(self.shape):
             needed = f"{self.label}: {len(self.shape)} indices for shape {self.shape}"
-            raise ShapeError(needed, str(len(given)), "give one index per dimension")
-        index = (getattr(i, "affine", i) for i in given)
+            raise ShapeError(needed, str(len(indices)), "give one index per dimension")
+        index = (getattr(i, "affine", i) for i in indices)
         return Load(self, tuple(i if isinstance(i, Affine) else Affine(int(i)) for i in index))
 
     def __repr__(self) -> str:
         return f"Tensor({self.label}, {self.shape}, {self.dtype})"
 
     def __getattr__(self, name: str) -> Any:
-        """Explain the commonest slip: a tensor where a schedule belongs."""
+        """Explain the most common mistake: passing a tensor where a schedule belongs."""
         if name in ("then", "state", "steps"):
             remedy = "te.create_schedule(tensor, chip) makes one"
             raise ScheduleError("a schedule", f"the tensor {self.label}", remedy)
@@ -294,7 +299,7 @@ class Tensor:
 
     @property
     def label(self) -> str:
-        """The name, or what it is called until it has one."""
+        """The name; without one, the operation that made the tensor (for messages)."""
         return self.name or self.hint or "tensor"
 
     @property
@@ -314,8 +319,8 @@ class Tensor:
             return tuple(dict.fromkeys(self.body.inputs))
         if self.body is None:
             return ()
-        found = [e.tensor for e in leaves(self.body.expr) if isinstance(e, Load)]
-        return tuple(dict.fromkeys(found))
+        sources = [e.tensor for e in leaves(self.body.expr) if isinstance(e, Load)]
+        return tuple(dict.fromkeys(sources))
 
 
 def renamed(tensor: Tensor, name: str) -> Tensor:
@@ -339,7 +344,7 @@ def topological(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
-    """Give every tensor a name of its own: the given one, else the operation's with a number."""
+    """Give every tensor a unique name: the user's, else its operation's with a number (exp_2)."""
     taken: set[str] = set()
     for tensor in tensors:
         if tensor.name and tensor.name in taken:

@@ -1,7 +1,7 @@
-"""Tiles of a nest: where they lie, which pipes fill and empty them, who waits for whom.
+"""Tiles of a nest: where they lie, which pipes fill and empty them, which pipe waits for which.
 
-Tiles of UB that are filled and emptied by the same pipes at the same place of the nest share one
-queue: one flag says that all of them are full, one that all are free.
+Tiles in UB that the same pipes fill and empty in the same loop share one queue: one flag says that
+all of them are full, another that all are free.
 """
 
 import math
@@ -20,8 +20,8 @@ PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A tile while it is in use: where it is, which indices it holds, its steps per axis."""
+class OpenTile:
+    """A tile while it is in use: its memory, the indices it holds, the stride of every axis."""
 
     memory: Memory
     dtype: str
@@ -32,7 +32,7 @@ class Held:
 
 @dataclass(slots=True)
 class Group:
-    """Tiles that share a queue: `names` in all, `filled` so far in this step of the loop."""
+    """Tiles that share a queue: `names` lists them all, `filled` those full in this step."""
 
     queue: isa.Queue
     names: tuple[str, ...]
@@ -60,13 +60,13 @@ class Tiles:
         block = math.lcm(32, *(s.align for s in stages))
         self.smooth = all(_whole_blocks(state, s, block) for s in stages)
         self.fractal = {s.name for s in stages if fractals.role_of(state, s)}
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, OpenTile] = {}
         self.filled: set[str] = set()
         self.groups: dict[str, Group] = {}
 
     # -- operands -------------------------------------------------------------------------------
-    def place(self, name: str, view: tuple[int, ...] = ()) -> Held:
-        """Return a tile, or a GM tensor as if it were one; `view`: its shape, if not its own."""
+    def place(self, name: str, view: tuple[int, ...] = ()) -> OpenTile:
+        """Return a tile, or a GM tensor as if it were one, under the shape `view` if given."""
         if name in self.held:
             return self.held[name]
         entry = self.state.find(name)
@@ -76,39 +76,42 @@ class Tiles:
         if name not in self.tensors:
             self.tensors[name] = self.builder.tensor(name, entry.dtype, self.elements[name])
         shape = view or entry.shape
-        zero = (isa.Affine(),) * len(shape)
-        return Held(self.tensors[name], entry.dtype, zero, shape, layout.row_major(shape))
+        starts = (isa.Affine(),) * len(shape)
+        return OpenTile(self.tensors[name], entry.dtype, starts, shape, layout.row_major(shape))
 
     def view(self, read: Read, box: boxes.Box, axes: Sequence[Axis]) -> View:
         """Return what `read` addresses while `axes` run through a box."""
-        held = self.place(read.source, read.view)
+        tile = self.place(read.source, read.view)
         offset = isa.Affine()
         strides = dict.fromkeys((a.name for a in axes), 0)
-        row = boxes.row_of(held.sizes) if read.source in self.filled else -1
-        elements = 0
-        for place, (index, start, step) in enumerate(
-            zip(read.index, held.starts, held.steps, strict=True)
+        filled_row = boxes.row_of(tile.sizes) if read.source in self.filled else -1
+        row_elements = 0
+        for axis, (index, tile_start, stride) in enumerate(
+            zip(read.index, tile.starts, tile.steps, strict=True)
         ):
-            at = boxes.index_range(index, box).start
-            if at != start:
-                offset = offset + (at - start) * step
-            elif place == row:
-                elements = held.sizes[row]
+            # A tile of columns 64..127 holds column 70 at 6 strides from its start.
+            start = boxes.index_range(index, box).start
+            if start != tile_start:
+                offset = offset + (start - tile_start) * stride
+            elif axis == filled_row:
+                row_elements = tile.sizes[filled_row]
             for name, coefficient in index.terms:
-                strides[name] += coefficient * step
-        alike = getattr(self.state.find(read.source), "repeats", False)
-        blocks = alike and not read.index[-1].terms
-        return View(held.memory, held.dtype, offset, tuple(strides.values()), blocks, elements)
+                strides[name] += coefficient * stride
+        repeats = getattr(self.state.find(read.source), "repeats", False)
+        by_blocks = repeats and not read.index[-1].terms
+        return View(
+            tile.memory, tile.dtype, offset, tuple(strides.values()), by_blocks, row_elements
+        )
 
     def room(self, stage: Stage, box: boxes.Box) -> View:
-        """Return where a stage writes; what lies behind its rows may be written too."""
-        own = self.own_view(stage, box)
-        held = self.place(stage.name)
-        row = boxes.row_of(held.sizes)
-        at = box[stage.axes[row].name].start
-        size = held.sizes[row]
-        fills = at == held.starts[row] and box[stage.axes[row].name].count == size
-        return replace(own, row=size if fills and stage.align > 1 else 0)
+        """Return where a stage writes, noting whole rows whose padding may be overwritten too."""
+        view = self.own_view(stage, box)
+        tile = self.place(stage.name)
+        row = boxes.row_of(tile.sizes)
+        start = box[stage.axes[row].name].start
+        size = tile.sizes[row]
+        whole_rows = start == tile.starts[row] and box[stage.axes[row].name].count == size
+        return replace(view, row=size if whole_rows and stage.align > 1 else 0)
 
     def own_view(self, stage: Stage, box: boxes.Box) -> View:
         """Return where a stage writes."""
@@ -117,28 +120,35 @@ class Tiles:
     # -- slots ----------------------------------------------------------------------------------
     def open(self, stage: Stage, starts: tuple[isa.Affine, ...], sizes: tuple[int, ...]) -> None:
         """Reserve a slot for a tile and note what it will hold."""
-        steps, elements = boxes.row_steps(stage, sizes)
+        strides, elements = boxes.row_steps(stage, sizes)
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
-        over = overwrites(self.state, stage)
-        old = None if over in self.groups else self.held.get(over)
-        own = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
-        if own and old and old == Held(old.memory, stage.dtype, starts, sizes, steps):
-            memory = old.memory
+        overwritten = overwrites(self.state, stage)
+        old_tile = None if overwritten in self.groups else self.held.get(overwritten)
+        # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
+        may_overwrite = sizes[-1] > 1 and self.writer(stage) == self.reader(stage) == "V"
+        if (
+            may_overwrite
+            and old_tile
+            and old_tile == OpenTile(old_tile.memory, stage.dtype, starts, sizes, strides)
+        ):
+            memory = old_tile.memory
         elif stage.name in self.groups:
             memory = self._slot(self.groups[stage.name], stage.name)
         else:
             memory = self._allocate(stage, sizes, elements)
-        self.held[stage.name] = Held(memory, stage.dtype, starts, sizes, steps)
+        self.held[stage.name] = OpenTile(memory, stage.dtype, starts, sizes, strides)
         self.filled.discard(stage.name)
 
     def _slot(self, group: Group, name: str) -> isa.Tile:
+        """Return the tile of `name` in the group's slot; the first tile asked for reserves it."""
         if group.slot is None:
             group.slot = group.queue.alloc()
         return group.tile(name, group.slot)
 
     def _allocate(self, stage: Stage, sizes: tuple[int, ...], elements: int) -> Memory:
+        """Return scratch for a tile only the vector unit touches, else a slot of its queue."""
         writer = self.writer(stage)
         reader = self.reader(stage)
         if reader == writer == "V":
@@ -146,10 +156,10 @@ class Tiles:
         partners = self._partners(stage, writer, reader)
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
-            via = any(self._by_scalar(self.state.stage(n)) for n in partners)
-            pipes: dict[str, Any] = {"src": writer, "dst": reader, "via": "S" if via else ""}
-            where = (stage.name, stage.scope, stage.dtype, elements)
-            queue = self.builder.queue(*where, depth=stage.depth, **pipes)
+            by_scalar = any(self._by_scalar(self.state.stage(n)) for n in partners)
+            pipes: dict[str, Any] = {"src": writer, "dst": reader, "via": "S" if by_scalar else ""}
+            tile_fields = (stage.name, stage.scope, stage.dtype, elements)
+            queue = self.builder.queue(*tile_fields, depth=stage.depth, **pipes)
             group = Group(queue, partners, {stage.name: queue.buffer})
         else:
             group.buffers[stage.name] = group.queue.join(stage.name, stage.dtype, elements)
@@ -170,34 +180,42 @@ class Tiles:
         )
 
     def _by_scalar(self, stage: Stage) -> bool:
-        """True if single elements of a tile have to cross on the scalar unit."""
+        """True if the scalar unit has to copy single elements of a tile.
+
+        It does on chips whose copies move whole blocks only, if a row may end inside a block and
+        the vector unit cannot repair that end (`by_blocks`).
+        """
         if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
             return False
-        rows = self._row_sizes(stage)
-        whole = not any(n % isa.c0_of(stage.dtype) for n, _ in rows)
-        return not whole and (not self.by_blocks(stage) or min(n for _, n in rows) < stage.align)
+        row_sizes = self._row_sizes(stage)
+        whole_blocks = not any(n % isa.c0_of(stage.dtype) for n, _ in row_sizes)
+        return not whole_blocks and (
+            not self.by_blocks(stage) or min(n for _, n in row_sizes) < stage.align
+        )
 
     def by_blocks(self, stage: Stage) -> bool:
-        """True if the vector unit can bring the ends of ragged rows to where they belong.
+        """True if ragged rows can be copied by whole blocks and repaired by the vector unit.
 
-        It is the only other one that touches the tile; what is stored is not read again, by it or
-        for another row. No step of the copy moves a row that another step has moved: shifting the
-        end of a row twice would take the second time what the first one wrote.
+        Besides the copy, only the vector unit may touch the tile, and a stored tile must not be
+        read again, by the vector unit or for another row of the output. No step of the copy may
+        move a row that another step has moved: the second shift of the end of a row would take
+        elements that the first one wrote.
         """
         readers = [r for r in self.state.readers(stage.name) if isinstance(r, Stage)]
-        stored = [r for r in readers if r.scope == "GM"]
-        copies = stored if self.writer(stage) == "V" else [stage]
+        stores = [r for r in readers if r.scope == "GM"]
+        copies = stores if self.writer(stage) == "V" else [stage]
         if any(leaf.tail == "guard" and leaf.width > 1 for copy in copies for leaf in copy.loops):
             return False  # its last step is moved back over the one before
-        for copy in stored:
-            used = {name for r in copy.reads for i in r.index for name, _ in i.terms}
-            if any(a.extent > 1 and a.name not in used for a in copy.axes):
+        for copy in stores:
+            used_axes = {name for r in copy.reads for i in r.index for name, _ in i.terms}
+            # y[i, j] = t[j] stores one row of the tile for every i: again after it was shifted.
+            if any(a.extent > 1 and a.name not in used_axes for a in copy.axes):
                 return False
-        on_vector = len(stored) == len(readers) if self.writer(stage) == "V" else not stored
-        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and on_vector
+        only_vector = len(stores) == len(readers) if self.writer(stage) == "V" else not stores
+        return stage.dtype in ("fp16", "fp32") and stage.align > 1 and only_vector
 
     def is_narrow(self, stage: Stage) -> bool:
-        """True for a tile of rows shorter than a block that is stored by blocks."""
+        """True for a tile with rows shorter than a block that is stored by whole blocks."""
         row = stage.shape[boxes.row_of(stage.shape)]
         stored = any(getattr(r, "scope", "") == "GM" for r in self.state.readers(stage.name))
         combined = self.builder.chip.combined and stage.name not in self.fractal
@@ -206,27 +224,30 @@ class Tiles:
     def check_ends(self, stage: Stage, has_leftover: bool) -> None:
         """Raise `ScheduleError` if elements need the scalar unit, which the queue leaves out."""
         group = self.groups.get(stage.name)
-        through = group is None or group.queue.middle is not None
-        if has_leftover and self.builder.chip.combined and not through:
+        scalar_takes_part = group is None or group.queue.middle is not None
+        if has_leftover and self.builder.chip.combined and not scalar_takes_part:
             needed = f"rows of {stage.name} in whole blocks"
             raise ScheduleError(needed, str(stage.shape), "split by multiples of 16 elements")
 
     def _row_sizes(self, stage: Stage) -> set[tuple[int, int]]:
-        """Return how long the rows of a tile may be, and all of neighbours, in parts of loops."""
+        """Return (elements of a row, elements of neighbouring rows together) of every tile shape.
+
+        A loop over 100 columns in steps of 32 makes tiles with rows of 32 and, at its end, of 4.
+        """
         if not self.first:
             self.first = boxes.first_boxes(self.state, self.root)
-        found: set[tuple[int, int]] = set()
+        row_sizes: set[tuple[int, int]] = set()
         row = boxes.row_of(stage.shape)
         for host, box in self.first.items():
             nest = self.state.stage(host)
             for axis in (*nest.axes, *nest.reduce) if host != stage.name else ():
-                for count in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
-                    own = box | {axis.name: boxes.Range(isa.Affine(), count)}
-                    around = {} if host == self.root else self.first
-                    part = boxes.tile_sizes(self.state, stage, {**around, host: own})
-                    first = row if part[row] < stage.shape[row] else max(row - 1, 0)
-                    found.add((part[row], math.prod(part[first : row + 1])))
-        return found
+                for width in _parts(nest.loops[: schedule.loop_count(self.state, nest)], axis):
+                    cut_box = box | {axis.name: boxes.Range(isa.Affine(), width)}
+                    other_boxes = {} if host == self.root else self.first
+                    sizes = boxes.tile_sizes(self.state, stage, {**other_boxes, host: cut_box})
+                    first_axis = row if sizes[row] < stage.shape[row] else max(row - 1, 0)
+                    row_sizes.add((sizes[row], math.prod(sizes[first_axis : row + 1])))
+        return row_sizes
 
     def writer(self, stage: Stage) -> str:
         """Return the pipe that fills the tile of a stage."""
@@ -236,22 +257,23 @@ class Tiles:
         return "MTE2" if loads else "V"
 
     def reader(self, stage: Stage) -> str:
-        """Return the pipe that empties the tile of a stage; the vector unit if only it uses it."""
-        found = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
-        others = found - {self.writer(stage)}
+        """Return the pipe that empties the tile of a stage: "V" if only the vector unit uses it."""
+        pipes = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
+        others = pipes - {self.writer(stage)}
         if len(others) > 1:
             needed = f"{stage.name}: readers on one pipe"
             raise ScheduleError(needed, ", ".join(sorted(others)), "cache it twice")
         return others.pop() if others else self.writer(stage)
 
     def _pipe_of(self, reader: object, tile: Stage) -> str:
+        """Return the pipe on which a stage reads a tile; only L0C leaves through the fix pipe."""
         assert isinstance(reader, Stage)
         if reader.scope != "GM":
             return self.writer(reader)
         return "FIX" if tile.scope == "L0C" else "MTE3"
 
     def fill(self, name: str) -> Group | None:
-        """Note that a tile is full; return its group when all of the group are."""
+        """Note that a tile is full; return its group once all tiles of the group are full."""
         group = self.groups.get(name)
         if group is None:
             return None
@@ -259,20 +281,21 @@ class Tiles:
         return group if len(group.filled) == len(group.names) else None
 
     def pass_on(self, group: Group) -> None:
-        """Tell the readers that all tiles of a group are full; from now on they hold them."""
+        """Tell the readers that all tiles of a group are full; the tiles are theirs from now on."""
         group.queue.enqueue()
         slot = group.queue.dequeue()
         for name in group.filled:
             self.held[name] = replace(self.held[name], memory=group.tile(name, slot))
 
     def release(self, name: str) -> None:
-        """Give up a tile; the slot of a group is free when its first member goes.
+        """Release a tile; a group frees its slot when its first tile is released.
 
-        One that only the vector unit touches becomes scratch again.
+        A tile that only the vector unit touches becomes scratch again, unless another tile was
+        computed in its memory.
         """
-        held = self.held.pop(name, None)
-        if held is not None and all(h.memory is not held.memory for h in self.held.values()):
-            self.unit.give(held.memory)
+        tile = self.held.pop(name, None)
+        if tile is not None and all(t.memory is not tile.memory for t in self.held.values()):
+            self.unit.give(tile.memory)
         group = self.groups.get(name)
         if group is not None and group.slot is not None:
             group.queue.free()
@@ -281,17 +304,23 @@ class Tiles:
 
 
 def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:
-    """Return how many elements of an axis a step of its loops takes: all parts, last ones too."""
-    found = {axis.extent}
+    """Return how many elements of an axis one step of its loops may take.
+
+    100 elements in steps of 32, and these in steps of 8: {100, 32, 4, 8}; 4 is the last step's.
+    """
+    counts = {axis.extent}
     for leaf in loops:
         if leaf.root == axis.name:
-            found |= {min(n, leaf.width) for n in found} | {n % leaf.width for n in found} - {0}
-    return found
+            counts |= {min(n, leaf.width) for n in counts} | {n % leaf.width for n in counts} - {0}
+    return counts
 
 
 def _whole_blocks(state: State, stage: Stage, unit: int) -> bool:
-    """True if every tile of a stage obviously has rows of whole units of so many elements."""
+    """True if all rows of all tiles of a stage are clearly multiples of `unit` elements.
+
+    "Clearly": every width of a loop is one, and no index of the stage is shifted or strided.
+    """
     widths = [x.width for x in stage.loops[: schedule.loop_count(state, stage)]]
     indices = [i for r in stage.reads for i in r.index]
-    plain = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
-    return plain and all(n % unit == 0 for n in (*widths, stage.shape[-1]))
+    unshifted = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
+    return unshifted and all(n % unit == 0 for n in (*widths, stage.shape[-1]))
