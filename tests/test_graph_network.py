@@ -291,7 +291,7 @@ def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
     for depth in (100, 500):
         tasks._lowered.cache_clear()
         tasks._cycles.cache_clear()
-        simulate._warm.cache_clear()
+        simulate._time_warm.cache_clear()
         calls.update(lower=0, time=0)
         net = GraphBuilder("deep", "fp16")
         x = net.input("x", (1, 16, 6, 6))
