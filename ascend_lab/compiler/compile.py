@@ -82,22 +82,27 @@ class Road:
     """The choices of each stage; the defaults are those of the compiler.
 
     Rewriting:
-    passes      names of the passes, in order
-    switches    turn passes (scope GraphFusion) and fusion rules (scope UBFusion) off by name
-    dtype       number format of the network; "" leaves every format as it is
-    keep        names of nodes that stay in fp32
-    ordered     sort nodes by `in_order`, so that the order in a file does not matter; a training
-                step keeps its own order, in which backward frees what forward kept
-    apart       rewrites of operators without a kernel, before those of `canonical`
+
+    - passes: names of the passes, in order
+    - switches: turn passes (scope GraphFusion) and fusion rules (scope UBFusion) off by name
+    - dtype: number format of the network; "" leaves every format as it is
+    - keep: names of nodes that stay in fp32
+    - ordered: sort nodes by `in_order`, so that the order in a file does not matter; a training
+      step keeps its own order, in which backward frees what forward kept
+    - apart: rewrites of operators without a kernel, before those of `canonical`
+
     Layouts:
-    layouts     assigns a layout to every tensor
-    joined      remove conversions that cancel; if False they stay where operators put them
-    most_moved  largest number of nodes of a graph whose rows may be moved to fractals
-    small       let first layers read pixels of 4 channels
+
+    - layouts: assigns a layout to every tensor
+    - joined: remove conversions that cancel; if False they stay where operators put them
+    - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
+    - small: let first layers read pixels of 4 channels
+
     Kernels:
-    fusion      fuse groups of nodes into kernels
-    start       how a kernel starts: fusion and layouts weigh times with this price
-    finish      changes the kernels at the end: `like_cann` cuts tiles as another compiler does
+
+    - fusion: fuse groups of nodes into kernels
+    - start: how a kernel starts: fusion and layouts weigh times with this price
+    - finish: changes the kernels at the end: `like_cann` cuts tiles as another compiler does
     """
 
     passes: Sequence[str] = DEFAULT

@@ -200,12 +200,12 @@ class Task:
 class Compiled:
     """A graph with layouts, and the tasks that compute it on a chip.
 
-    scopes     (first, stop): tasks first .. stop-1 are one super kernel, with one launch and
-               barriers between tasks; an operator on the AI CPU ends the launch
-    prefetch   load weights into L2, if that is a cache, before their kernel runs
-    spilled    tensors that are never kept in a buffer
-    bare       memory holds constants only in the form in which kernels read them
-    hints      tell the cache when a tensor is read for the last time
+    - scopes: (first, stop): tasks first .. stop-1 are one super kernel, with one launch and
+      barriers between tasks; an operator on the AI CPU ends the launch
+    - prefetch: load weights into L2, if that is a cache, before their kernel runs
+    - spilled: tensors that are never kept in a buffer
+    - bare: memory holds constants only in the form in which kernels read them
+    - hints: tell the cache when a tensor is read for the last time
     """
 
     graph: ir.Graph

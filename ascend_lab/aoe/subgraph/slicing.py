@@ -49,12 +49,12 @@ NETWORK_OPTIONS = {
 class Region:
     """Consecutive nodes `first` .. `last` of a graph, computed in slices along an axis.
 
-    parts    the slices' sizes, in entries of the smallest result: (4, 3) for 7 images
-    order    "depth" takes one slice after the other through the whole region; "zigzag" takes one
-             layer after the other through all slices, every other layer in reverse, so that it
-             starts with the slice that the last layer has just written
-    halo     rows that two slices need, as under a 3 x 3 kernel, are computed twice ("recompute") or
-             kept in memory ("store")
+    - parts: the slices' sizes, in entries of the smallest result: (4, 3) for 7 images
+    - order: "depth" takes one slice after the other through the whole region; "zigzag" takes one
+      layer after the other through all slices, every other layer in reverse, so that it
+      starts with the slice that the last layer has just written
+    - halo: rows that two slices need, as under a 3 x 3 kernel, are computed twice ("recompute") or
+      kept in memory ("store")
     """
 
     first: str
@@ -102,10 +102,10 @@ def even(size: int, count: int) -> tuple[int, ...]:
 class SlicePlan:
     """Regions in the order of the graph, without overlap; nodes outside them are not sliced.
 
-    one_launch    all kernels are one super kernel
-    prefetch      load weights into L2 before their kernel runs
-    inside        fusion and layouts count a barrier, not a launch, as the price of one more kernel;
-                  only with `one_launch`
+    - one_launch: all kernels are one super kernel
+    - prefetch: load weights into L2 before their kernel runs
+    - inside: fusion and layouts count a barrier, not a launch, as the price of one more kernel;
+      only with `one_launch`
     """
 
     regions: tuple[Region, ...] = ()

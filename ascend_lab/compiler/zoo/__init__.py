@@ -191,10 +191,10 @@ def why(
 ) -> list[dict[str, Any]]:
     """Return a row for each model: its counts, its time, and the lower bound of its time.
 
-    cube_fill                      products of the model / products that the cubes could do in the
-                                   time
-    padded                         products that the cubes do for each product of the model
-    launch_share, vector_share     share of the time
+    - cube_fill: products of the model / products that the cubes could do in the
+      time
+    - padded: products that the cubes do for each product of the model
+    - launch_share, vector_share: share of the time
 
     `sizes` are those of `sized`: batch, width, size. Raises as `sized` and `compile_stages`.
     """

@@ -35,20 +35,22 @@ class ConvShape:
     """An NCHW convolution of n images: c input and k output channels, images h x w, kernels r x s.
 
     What it computes:
-    `stride`, `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
-        columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form
-        and read through `strides`, `dilations` and `pads`.
-    `groups` g: output channels i*k/g .. (i+1)*k/g - 1 read input channels i*c/g .. (i+1)*c/g - 1.
-    `crop` allows a negative pad, which cuts rows or columns off; `pad_value` surrounds the image.
-    `beside` is a convolution of another image, with one tap and no padding, whose result is added
-        to the sums.
-    `pool` gives pooling windows, as of a depthwise convolution, the core applies to the result.
+
+    - `stride`, `dilation` are one number or (vertical, horizontal); `pad` is one number, (rows,
+      columns) on both sides, or (top, bottom, left, right). They are stored in the shortest form
+      and read through `strides`, `dilations` and `pads`.
+    - `groups` g: output channels i*k/g .. (i+1)*k/g - 1 read input channels i*c/g .. (i+1)*c/g - 1.
+    - `crop` allows a negative pad, which cuts rows or columns off; `pad_value` surrounds the image.
+    - `beside` is a convolution of another image, with one tap and no padding, whose result is added
+      to the sums.
+    - `pool` gives pooling windows, as of a depthwise convolution, the core applies to the result.
 
     How the image lies in memory:
-    `lanes` are the channels of a pixel if fewer than C0: 4, for a first layer of up to 4 channels.
-    `stored` (rows, step): a channel block has so many rows, of which every step-th is read
-        (`thinned`); rows 0 stands for h.
-    `mixed` m: every image is m images whose rows take turns (`stacked`).
+
+    - `lanes` are the channels of a pixel if fewer than C0: 4, for a first layer of few channels.
+    - `stored` (rows, step): a channel block has so many rows, of which every step-th is read
+      (`thinned`); rows 0 stands for h.
+    - `mixed` m: every image is m images whose rows take turns (`stacked`).
 
     The result has `out_hw` rows (of all mixed images) and columns, each
     (size + pads - reach) // stride + 1. Raises `InputError`.
