@@ -3,10 +3,8 @@
 What needs the compiler is imported when it is asked for: processes that measure begin without it.
 """
 
-from importlib import import_module
-from typing import Any
-
 from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
+from ascend_lab.facade import names_of
 
 _HOMES = {
     "bank": "Knowledge open_knowledge",
@@ -63,10 +61,4 @@ __all__ = [
     "workers_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Return a word of the facade from where it is at home."""
-    for home, words in _HOMES.items():
-        if name in words.split():
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = names_of(__name__, _HOMES)

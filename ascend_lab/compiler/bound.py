@@ -192,7 +192,8 @@ class _Work:
         ]
         self.needed_nodes = {node.name for node in self.nodes}
         self.weights = self.needs.weights(self.nodes)
-        self.loads, self.starts = list[_Load](), dict[str, float]()
+        self.loads = list[_Load]()
+        self.starts = dict[str, float]()
 
     # -- cube ---------------------------------------------------------------------------------
     def products(self) -> list[tuple[int, float, float]]:

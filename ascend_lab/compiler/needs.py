@@ -138,7 +138,8 @@ class Needs:
                 self._add(name, masks)
                 if works and self.is_whole(name):
                     self.read.add(name)
-        self.varies, self.distinct = set(graph.inputs), dict[str, int]()
+        self.varies = set(graph.inputs)
+        self.distinct = dict[str, int]()
         for node in graph.nodes:
             if not self.varies.isdisjoint(node.inputs):
                 self.varies.update(node.outputs)
@@ -367,10 +368,8 @@ class Needs:
             if meets_all and weight in weights and last_reader[weight] is node:
                 kind = self.graph.types[weight]
                 size += kind.data_bytes * self._weight_share(node)
-            from_number[name], from_row_of[name] = (
-                self._spread(node, from_number),
-                self._spread(node, from_row_of),
-            )
+            from_number[name] = self._spread(node, from_number)
+            from_row_of[name] = self._spread(node, from_row_of)
             if name in passed:
                 segments.append((name, size, from_number[name], from_row_of[name]))
                 widest = CHANNELS if len(self.graph.types[name].shape) == 4 else ROW

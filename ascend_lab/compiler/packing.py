@@ -63,7 +63,8 @@ class _Search:
         self.left: Ints = self.size @ self.alive
         self.rank: NDArray[Any] = np.arange(len(order))
         self.offset: Ints = np.zeros(len(order), np.int64)
-        self.steps, self.failed = 0, set[bytes]()
+        self.steps = 0
+        self.failed = set[bytes]()
 
     def solve(self, ids: Ints, lowest: int) -> bool:
         """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""

@@ -123,7 +123,8 @@ class Session:
         self.told = told
         self.rest = b""
         self.remark = ""
-        self.before, self.wall = _children(), Wall()
+        self.before = _children()
+        self.wall = Wall()
         self.folder = Path(tempfile.mkdtemp(prefix="handin-", dir=_open_folder()))
         _adopt_orphans()
         self.child = _started(self._own_folder())
@@ -185,7 +186,9 @@ class Session:
 
     def begin(self, most_s: float, what: str) -> None:
         """Let the time run: until the next `begin`, by the clock, twice what a processor may."""
-        self.what, self.most_s, self.since_s = what, most_s, time.monotonic()
+        self.what = what
+        self.most_s = most_s
+        self.since_s = time.monotonic()
 
     def send(self, line: Mapping[str, Any]) -> None:
         """Send a line; raise `LostError` where nobody reads it in time."""

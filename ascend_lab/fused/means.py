@@ -56,7 +56,9 @@ class Means:
         self.blocks = blocks
         (oh, ow) = shape.out_hw
         m = shape.mixed
-        self.images, self.width, self.lines = m, ow, shape.blocks[1]
+        self.images = m
+        self.width = ow
+        self.lines = shape.blocks[1]
         self.pixels = oh // m * ow
         alike = ow * m // math.gcd(ow * m, FRACTAL) if m > 1 else 1
         if alike > TOGETHER or m > FRACTAL:

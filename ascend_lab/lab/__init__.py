@@ -7,6 +7,8 @@ waits until a figure is drawn.
 from importlib import import_module
 from typing import Any
 
+from ascend_lab.facade import names_of
+
 _HOMES = {
     "checks": "compare predict",
     "checks.chapter11_12": "narrow_sum",
@@ -47,10 +49,11 @@ _HOMES = {
 """The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""
 
 
+_named = names_of(__name__, _HOMES)
+
+
 def __getattr__(name: str) -> Any:
-    """Return a word of the chapters from where it is at home."""
-    homes = (home for home, words in _HOMES.items() if name in words.split())
-    home = "figures" if name.startswith("fig_") else next(homes, None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    """Return a word of the chapters from where it is at home; `fig_*` are those of `figures`."""
+    if name.startswith("fig_"):
+        return getattr(import_module(f"{__name__}.figures"), name)
+    return _named(name)

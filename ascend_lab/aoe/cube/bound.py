@@ -48,7 +48,8 @@ class Slots:
 
     def __init__(self, count: Array) -> None:
         """Start with all of them free."""
-        self.count, self.times = count, [np.zeros_like(count)] * int(count.max())
+        self.count = count
+        self.times = [np.zeros_like(count)] * int(count.max())
 
     def wait(self, time: Array) -> Array:
         """Return the time from which the next slot is free."""

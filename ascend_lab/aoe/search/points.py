@@ -258,7 +258,8 @@ class Surrogate:
         new = self._coded(points)
         corner = self._alike(new, new) + NOISE * np.eye(len(points))
         if self._known is None:
-            self._known, self._root = new, np.linalg.inv(np.linalg.cholesky(corner))
+            self._known = new
+            self._root = np.linalg.inv(np.linalg.cholesky(corner))
             return
         cross = np.einsum("pj,ij->pi", self._alike(new, self._known), self._root)
         rest = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))

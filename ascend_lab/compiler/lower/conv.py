@@ -429,7 +429,8 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     shape = conv_gradient.deconv_shape(operator.Call(shapes, dtypes, settings, (first.shape,)))
     oh, ow = shape.out_hw
     launches = []
-    (epilogue, forms) = (None, dict[str, Form]())
+    epilogue = None
+    forms = dict[str, Form]()
     if rest:
         epilogue, forms = _after(piece, chip)
     for number, phase in enumerate(deconv.phases_of(shape)):

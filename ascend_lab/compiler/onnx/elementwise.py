@@ -174,7 +174,8 @@ def _is_nan(ctx: Context) -> Value:
 @converter("IsInf", types=(FLOATS,), result="bool")
 def _is_inf(ctx: Context) -> Value:
     x = ctx.input(0)
-    (low, high) = (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
+    low = ctx.attr("detect_negative")
+    high = ctx.attr("detect_positive")
     if not low and not high:
         ctx.unsupported("infinities of a sign to look for", "none")
     x = ctx.emit("abs", x) if low and high else x

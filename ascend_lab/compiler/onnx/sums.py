@@ -237,7 +237,8 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     how = {"epsilon": ctx.attr("epsilon")}
     if not ctx.attr("training_mode"):
         return (ctx.emit("batch_norm", *given, **how),)
-    how["momentum"], elem = ctx.attr("momentum"), ctx.elem(3)
+    how["momentum"] = ctx.attr("momentum")
+    elem = ctx.elem(3)
     out, *averages = ctx.emit_all("batch_norm_training", *given, **how)
     return out, *(ctx.typed(ctx.cast(value, kinds.FORMATS[elem]), elem) for value in averages)
 

@@ -42,7 +42,8 @@ def with_reads(
         key = (reads[0], layer.scale, layer.offset, layer.bits)
         if key not in made:
             made[key] = put(draft, node, layer, 0)
-        reads[0], reads[1] = made[key], put(draft, node, layer, 1)
+        reads[0] = made[key]
+        reads[1] = put(draft, node, layer, 1)
         if whole_bias(layer, node, graph) is not None:
             reads[2] = put(draft, node, layer, 2)
         draft.become(node, node.op, reads, node.attrs)

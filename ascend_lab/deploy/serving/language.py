@@ -193,7 +193,9 @@ class _Scheduler:
     """The state between two steps; requests have numbers in order of arrival."""
 
     def __init__(self, requests: Sequence[Request], engine: Engine, time: StepTime) -> None:
-        self.engine, self.time, self.log = engine, time, Conversation(list(requests))
+        self.engine = engine
+        self.time = time
+        self.log = Conversation(list(requests))
         self.coming = deque(sorted(requests, key=lambda one: one.arrival_s))
         for number, one in enumerate(self.coming):
             one.number = number

@@ -180,7 +180,9 @@ class _Writer:
 
     def __init__(self, chip: Chip, sizes: Points, own: isa.Share) -> None:
         k = self.k = isa.KernelBuilder("turn_scatter", chip)
-        self.sizes, self.own, self.units = sizes, own[0], tile_units(chip, sizes, own[0])
+        self.sizes = sizes
+        self.own = own[0]
+        self.units = tile_units(chip, sizes, own[0])
         self.start = k.param("core", own[2]) * (own[1] * BLOCK)
         points = self.units * BLOCK
         most = min(CHANNELS, sizes.channels)

@@ -186,7 +186,8 @@ class _Checker:
         self.lanes: dict[int, list[tuple[Region, Lanes, Lanes]]] = {}
         self.ops = [""]  # steps count from 1; shadow memory holds 0 where nobody has been
         self.starts: list[int] = []
-        self.core, self.cross = 0, CrossOrder(1, 1)
+        self.core = 0
+        self.cross = CrossOrder(1, 1)
         self.clocks: list[dict[str, Clock]] = []
         self.names: list[dict[str, str]] = []
         self.raised: list[dict[Event, list[Clock]]] = []

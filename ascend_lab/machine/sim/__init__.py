@@ -100,7 +100,8 @@ class _Crew(Compiler):
         self, chip: Chip, costs: Mapping[int, Cost], members: Sequence[_Member], team: int
     ) -> None:
         super().__init__(chip, costs)
-        self.members, self.member = members, members[0]
+        self.members = members
+        self.member = members[0]
         cores = team * (members[-1].place // team + 1)
         # Of each core and mode of cross_set: the timed cores whose sets it hears.
         self.hears = {

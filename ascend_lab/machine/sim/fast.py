@@ -238,7 +238,8 @@ class _Walk:
             self.at.append(len(self.code))
             self.lay(core, nodes)
             self.code.append((STOP, 0, 0, 0, 0))
-        self.left, self.free = [0] * len(program.counts), [0] * len(program.pipes)
+        self.left = [0] * len(program.counts)
+        self.free = [0] * len(program.pipes)
         self.flags: list[deque[int]] = [deque() for _ in program.events]
         self.seen: dict[tuple[int, ...], list[_State]] = {}
 

@@ -131,7 +131,8 @@ class L2:
     def copy(self) -> "L2":
         """Return a second L2 with the same contents, which changes independently."""
         duplicate = L2(self.size_bytes, self.piece_bytes)
-        duplicate.held_bytes, duplicate._pieces = self.held_bytes, self._pieces.copy()
+        duplicate.held_bytes = self.held_bytes
+        duplicate._pieces = self._pieces.copy()
         return duplicate
 
     def _edge_share(self, accesses: Sequence[Access]) -> float:

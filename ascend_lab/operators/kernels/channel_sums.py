@@ -135,7 +135,8 @@ def _add(
 ) -> None:
     """Add a tile to the sums, and its products with the other one, or with itself."""
     slot = loaded.dequeue().slot
-    (a, b) = ((wide[0], 0), (wide[-1], 0))
+    a = (wide[0], 0)
+    b = (wide[-1], 0)
     for buffer, to in zip((loaded.buffer, *loaded.members), wide, strict=True):
         k.each("vconv", count, (to, 0), (isa.Tile(buffer, slot), 0))
     loaded.free()

@@ -146,7 +146,8 @@ class TileWalk:
         self.job = job
         self.shape = job.shape
         self.n_own = n_own
-        self.bundle, self.k = bundles_of(job.shape), isa.KernelBuilder(name, job.chip)
+        self.bundle = bundles_of(job.shape)
+        self.k = isa.KernelBuilder(name, job.chip)
 
     def begin(self, share: BundleShare, first: isa.Affine, col: isa.Affine) -> None:
         """Write what comes before all tiles of a program."""

@@ -361,7 +361,9 @@ class _SingleWriter:
     """`big` is the table rows are picked from, `small` holds the picked rows one after another."""
 
     def __init__(self, chip: Chip, table: Table, mode: str) -> None:
-        self.k, self.mode, self.wait = KernelBuilder(f"single_{mode}", chip), mode, l2_steps(chip)
+        self.k = KernelBuilder(f"single_{mode}", chip)
+        self.mode = mode
+        self.wait = l2_steps(chip)
         k = self.k
         dtype = table.dtype
         self.index = k.tensor("index", "int32", table.picks)

@@ -107,7 +107,9 @@ class VectorWriter:
         (m, n) = map(min, zip(after.tile, own, strict=True))
         self.k = k
         self.plan = after.plan
-        self.after, self.number, self.own = after, number, own[1]
+        self.after = after
+        self.number = number
+        self.own = own[1]
         self.y = k.tensor(name, after.tail.out_dtype, after.elements)
         self.end: isa.RingEnd = k.ring_in(after.ring, core, "MTE2")
         self.finish, self.arrival = self._tiles_of(after.tail, m, n, self._channels(after.tail, n))

@@ -229,7 +229,9 @@ class _Writer:
 
     def __init__(self, job: PlaneMeans, chip: Chip, own: Share) -> None:
         """Allocate everything."""
-        self.job, self.own, self.k = job, own, KernelBuilder("plane_means", chip)
+        self.job = job
+        self.own = own
+        self.k = KernelBuilder("plane_means", chip)
         k = self.k
         dtype = job.dtype
         self.group = min(own[0], FRACTAL)

@@ -368,7 +368,9 @@ class Pooled:
         shape = conv.pool
         rows = int(pooled_rows(conv, tile))
         assert shape and epilogue
-        self.k, self.shape, self.lines = k, shape, largest_lines(shape)
+        self.k = k
+        self.shape = shape
+        self.lines = largest_lines(shape)
         self.seen, pixels, lines = rows_seen(shape, rows), rows * shape.out_hw[1], self.lines
         demand = demand_of(epilogue, k.chip, "fp32")
         assert demand

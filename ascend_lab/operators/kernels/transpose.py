@@ -260,7 +260,9 @@ class _Writer:
         own: Share,
         relu: bool,
     ) -> None:
-        self.k, self.plan, self.turn = KernelBuilder("transpose", chip), plan, turn_of(dtype)
+        self.k = KernelBuilder("transpose", chip)
+        self.plan = plan
+        self.turn = turn_of(dtype)
         sides = zip(("x", "y"), elements, strict=True)
         self.x, self.y = (self.k.tensor(name, dtype, count) for name, count in sides)
         dims = [*plan.outer, plan.column, plan.row]

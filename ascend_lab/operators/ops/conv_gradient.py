@@ -236,7 +236,8 @@ def _dx_slices(
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
         padding = list(pads)
         filling = list(extra)
-        padding[i], filling[i] = (low, max(0, high)), max(0, -high)
+        padding[i] = (low, max(0, high))
+        filling[i] = max(0, -high)
         return {"pad": tuple(padding), "output_padding": tuple(filling)}
 
     return SliceRules("SlidingWindowDeconv", rules, adjust=adjust)

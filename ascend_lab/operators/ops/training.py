@@ -76,7 +76,8 @@ def _placed(values: te.Tensor, image_size: Pair, step: Pair, tap: Pair) -> te.Te
 
 def _without_padding(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
     (n, c) = image.shape[:2]
-    (top, left) = (pads[0][0], pads[1][0])
+    top = pads[0][0]
+    left = pads[1][0]
     if not np.any(pads):
         return image
     return te.slice(image, (0, 0, top, left), (n, c, top + size[0], left + size[1]))

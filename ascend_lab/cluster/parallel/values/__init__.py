@@ -175,7 +175,10 @@ class _Trainer:
         cuts: Cuts,
         order: Sequence[Sequence[Task]] | None = None,
     ) -> None:
-        self.model, self.cuts, self.plan, self.traffic = model, cuts, cuts.plan, Traffic()
+        self.model = model
+        self.cuts = cuts
+        self.plan = cuts.plan
+        self.traffic = Traffic()
         plan = cuts.plan
         self.groups = cuts.groups(self.traffic)
         made = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
