@@ -149,6 +149,7 @@ ORDER = (
     "deploy.runtime",
     "deploy.serving",
     "compare",
+    "llm",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = ("lab", "course", "cli", "__main__")
