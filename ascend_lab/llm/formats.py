@@ -2,7 +2,7 @@
 
     bf16, fp16  weights and activations in two bytes: one product
     w8a8        weights in int8 with a scale a column; each token is brought to int8 with a scale of
-                its own (dynamic_quant), and the sums are scaled back behind the product
+                its own (dynamic_quant), and vector cores scale the sums back behind the cube
     w4a16       weights in int4, a scale for 128 of a column; the product makes them wide again
 
 Embedding, head, router and norms keep two bytes in all of them, as the published files do.
@@ -18,8 +18,12 @@ from ascend_lab.limits import shown
 from ascend_lab.machine.chip import Chip
 
 WIDE_BYTES = 2
-GROUPED = "cube of groups"
-"""The unit of a grouped product, which starts as a kernel of cube and vector cores together."""
+MIXED = "cube and vector"
+"""The unit of kernels that start cube and vector cores together.
+
+Grouped products are of that kind, and those whose vector cores scale back the sums of bytes, tile
+by tile behind the cube: QuantBatchMatmulV3 and GroupedMatmul of CANN's operator library.
+"""
 GROUP = 128
 """Weights of a column that share a scale in w4a16."""
 
@@ -58,7 +62,7 @@ class Call:
 
     `weight_bytes` and `cache_bytes` are what it must fetch from memory of weights and of the cache,
     `macs` its multiplications.
-    `unit` does the work: "cube", "vector" or GROUPED.
+    `unit` does the work: "cube", "vector" or MIXED.
     """
 
     name: str
@@ -117,14 +121,9 @@ class Caller:
         macs = float(rows) * depth * columns
         if self.format.name == "w8a8":
             to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (rows, depth))
-            shapes: Shapes = ((rows, depth), (depth, columns), (columns,), (rows,))
-            dtypes: tuple[str, ...] = ("int8", "int8", "fp32", "fp32")
-            attributes: dict[str, object] = {
-                "out_dtype": self.format.main,
-                "with": "scale+pertoken",
-            }
-            work = self.work("quant_matmul", shapes, dtypes, attributes)
-            product = Call(name, work, "cube", weight_bytes=weight_bytes, macs=macs)
+            shapes: Shapes = ((rows, depth), (columns, depth))
+            work = self.work("matmul", shapes, ("int8",), {"trans_b": True})
+            product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
             return [to_int8, product]
         shapes = ((rows, depth), (depth, columns), (depth // GROUP, columns))
         dtypes = (self.format.main, "int4", self.format.main)
@@ -139,16 +138,11 @@ class Caller:
         w = (groups, depth, columns)
         if self.format.name == "w8a8":
             to_int8 = self.call(f"{name}.quantise", "dynamic_quant", (groups * rows, depth))
-            dtypes: tuple[str, ...] = ("int8", "int8", "fp32", "fp32")
-            attributes: dict[str, object] = {
-                "out_dtype": self.format.main,
-                "with": "scale+pertoken",
-            }
-            work = self.work("quant_matmul", (x, w, (columns,), (rows,)), dtypes, attributes)
-            product = Call(name, work, GROUPED, weight_bytes=weight_bytes, macs=macs)
+            work = self.work("batch_matmul", (x, w), ("int8",))
+            product = Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)
             return [to_int8, product]
         if self.format.name == "w4a16":
             needed = "experts in bf16, fp16 or w8a8"
             raise UnsupportedError(needed, "w4a16", "write --format w8a8")
         work = self.work("batch_matmul", (x, w), (self.format.main,))
-        return [Call(name, work, GROUPED, weight_bytes=weight_bytes, macs=macs)]
+        return [Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)]

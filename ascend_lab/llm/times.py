@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
-from ascend_lab.llm.formats import GROUPED, Call
+from ascend_lab.llm.formats import MIXED, Call
 from ascend_lab.llm.layer import ROTARY
 from ascend_lab.machine.chip import Chip
 
@@ -58,8 +58,8 @@ class Times:
         """Return the seconds of a call; raises as the operator's own check of its shapes."""
         start_s = self.chip.queued_launch_s
         time_s = self._seconds(call.work)
-        if call.unit == GROUPED:
-            # GroupedMatmul starts cube and vector cores, though only cubes work.
+        if call.unit == MIXED:
+            # The vector cores' own work is hidden behind the cube's, their start is not.
             start_s += self.chip.mix_start_s
             time_s += self.chip.mix_start_s
         return CallTime(call, time_s, min(start_s, time_s))
