@@ -61,7 +61,8 @@ class Call:
     """A kernel that a layer starts: what it is for, and the work as the library is called.
 
     `weight_bytes` and `cache_bytes` are what it must fetch from memory of weights and of the cache,
-    `macs` its multiplications.
+    `macs` its multiplications. `fetches_code`: a large kernel of the library, ours stands in for
+    it: its cores fetch its code one after another first (`compare.estimates.fetched`).
     `unit` does the work: "cube", "vector" or MIXED.
     """
 
@@ -71,6 +72,7 @@ class Call:
     weight_bytes: float = 0.0
     cache_bytes: float = 0.0
     macs: float = 0.0
+    fetches_code: bool = False
 
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -240,12 +240,12 @@ class LayerCalls:
         back = caller.work("moe_finalize_routing", shapes, (main, "int32", main, main))
         return [
             router,
-            Call("choice", scores),
-            Call("tokens.to", to_experts),
+            Call("choice", scores, fetches_code=True),
+            Call("tokens.to", to_experts, fetches_code=True),
             *caller.grouped("experts.gate_up", reached, rows, hidden, 2 * width),
             caller.call("experts.swiglu", "swi_glu", (moved, 2 * width), axis=-1),
             *caller.grouped("experts.down", reached, rows, width, hidden),
-            Call("tokens.back", back),
+            Call("tokens.back", back, fetches_code=True),
         ]
 
     def rows_of_experts(self, experts: Experts) -> tuple[int, int]:

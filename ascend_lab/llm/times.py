@@ -62,6 +62,10 @@ class Times:
             # The vector cores' own work is hidden behind the cube's, their start is not.
             start_s += self.chip.mix_start_s
             time_s += self.chip.mix_start_s
+        if call.fetches_code:
+            fetch_s = self.chip.library_fetch_s * self.chip.cores_of("vector")
+            start_s += fetch_s
+            time_s += fetch_s
         return CallTime(call, time_s, min(start_s, time_s))
 
     def _seconds(self, work: Work) -> float:
