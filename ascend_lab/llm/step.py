@@ -126,7 +126,11 @@ class Model:
                 f"{memory.device_bytes / 2**30:.0f} GiB",
                 self._remedy(memory),
             )
-        return self._timed(load, memory)
+        return self._sum(load, memory)
+
+    def timed(self, load: Load) -> Step:
+        """Return the step of a load, whether or not the devices have room for it."""
+        return self._sum(load, self.memory(load))
 
     def memory(self, load: Load) -> Memory:
         """Return the bytes of the fullest device."""
@@ -169,7 +173,7 @@ class Model:
             read_bytes += repeats * sum(call.weight_bytes + call.cache_bytes for call in calls)
         return kernels * self.machine.gap_s + read_bytes / chip.memory_peak_bytes_per_s
 
-    def _timed(self, load: Load, memory: Memory) -> Step:
+    def _sum(self, load: Load, memory: Memory) -> Step:
         """Add up all layers, the head, and what passes between devices."""
         account = _Account(self.times, self.machine)
         for calls, repeats in self.calls(load):
