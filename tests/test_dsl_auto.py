@@ -139,13 +139,6 @@ def test_fusing_moves_fewer_bytes_and_saves_time():
     assert simulate_kernel(te.lower(fused), chip).cycles < 0.7 * apart
 
 
-@pytest.mark.parametrize("chip", REAL)
-def test_large_work_uses_all_cores(chip):
-    chip = chip_of(chip)
-    kernel = te.lower(te.auto_schedule(te.vrelu(tensor(1 << 22)), chip))
-    assert kernel.core_count == chip.core_count * chip.vector_cores_per_core
-
-
 # -- awkward shapes: they lower, are free of races, and keep the bounds of time --------------------
 def column(x, axis=1):
     return te.broadcast(te.reduce_sum(x, axis, True), x.shape)

@@ -10,7 +10,6 @@ from dsl_oracles import binary, broadcast, cast, fold, known, scalar, softmax, t
 from dsl_strategies import (
     ALL_CHIPS,
     CHIP_CASES,
-    CHIPS,
     Program,
     array,
     assert_close,
@@ -31,7 +30,6 @@ from ascend_lab.operators import dsl as te
 from ascend_lab.operators.kernels import (
     GemmSchedule,
     GemmShape,
-    default_schedule,
     gemm_launch,
     pack_gemm,
     unpack_gemm,
@@ -450,18 +448,6 @@ def test_matmul_by_primitives_is_the_kernel(case):
     check_text_and_replay(schedule)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (4096, 4096, 4096), (1000, 3000, 500)])
-def test_large_products_by_primitives_take_the_cycles_of_the_kernel(sizes, chip):
-    shape = GemmShape(*sizes)
-    chip = chip_of(chip)
-    x = te.placeholder(sizes[:2], name="a")
-    y = te.placeholder(sizes[1:], name="b")
-    c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
-    own = simulate_kernel(te.lower(te.auto_schedule(c, chip)), chip).cycles
-    assert own == simulate(gemm_launch(shape, chip, default_schedule(shape, chip)), chip).cycles
-
-
 @pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 def test_batched_products_by_primitives(dtype, chip):
@@ -476,41 +462,3 @@ def test_batched_products_by_primitives(dtype, chip):
         kernel = te.lower(schedule)
         assert sanitize(kernel, chip) == []
         assert_time(kernel, chip)
-
-
-# -- the cost of lowering --------------------------------------------------------------------------
-def size_of(kernel):
-    """Static instructions of all programs of a kernel."""
-    parts = [part for phase in kernel.phases for part in phase.parts]
-    return sum(len(list(part.program.instructions())) for part in parts)
-
-
-@pytest.mark.parametrize("chip", CHIPS)
-def test_programs_do_not_grow_with_the_tensors(chip):
-    """As many instructions for 64 n and 512 n rows as for n (tails aside); so for a matrix."""
-    chip = chip_of(chip)
-
-    def chain_of(rows):
-        x = te.placeholder((rows, 1024), name="x")
-        b = te.placeholder((1024,), name="b")
-        y = te.vexp(te.vadd(x, te.broadcast(b, x.shape)))
-        return te.vmul(y, te.vrelu(x))
-
-    def sums_of(rows):
-        return te.reduce_sum(te.placeholder((rows, 1024), name="x"), 1)
-
-    def columns_of(rows):
-        return te.reduce_max(te.placeholder((rows, 1024), name="x"), 0)
-
-    for make in (chain_of, sums_of, columns_of):
-        rows = (2**15, 2**21, 2**24)
-        sizes = [size_of(te.lower(te.auto_schedule(make(n), chip))) for n in rows]
-        assert max(sizes) <= 1.3 * min(sizes), (make.__name__, sizes)
-        assert max(sizes) < 250
-    tiling = GemmSchedule(128, 64, 128, 2, 2, 2)
-    products = []
-    for side in (1024, 8192):
-        x, y = (te.placeholder((side, side), name=n) for n in "ab")
-        c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
-        products.append(size_of(te.lower(te.auto_schedule(c, chip, tiling))))
-    assert products[0] == products[1]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cube_checks import run_checked
 from hypothesis import example, given, strategies as st
 
 from ascend_lab.aoe.operators import unit_of
@@ -22,9 +23,8 @@ from ascend_lab.compiler.decide import parse_switches
 from ascend_lab.errors import CapacityError
 from ascend_lab.fused.excitation import Excitation, excitation_launches
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import Kernel, sanitize
+from ascend_lab.machine.isa import Kernel
 from ascend_lab.machine.layout import address_map, pack
-from ascend_lab.machine.sim import execute, simulate, simulate_kernel
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Step
 
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
@@ -38,7 +38,7 @@ def limited(most):
 
 
 def run(job, chip, plain=False, seed=0):
-    """Return what the kernel writes, what NumPy says, and its phases."""
+    """Return what the kernel writes, and what NumPy says."""
     rng = np.random.default_rng(seed)
     after = (PLAIN, PLAIN) if plain else (limited(90.0), limited(1.0))
     job = replace(job, after=after)
@@ -61,12 +61,12 @@ def run(job, chip, plain=False, seed=0):
             missing = [(0, s - a) for s, a in zip(size, array.shape, strict=True)]
             tensors[name] = np.pad(array, missing).astype(kind).reshape(-1)
     kernel = Kernel("gates", excitation_launches(job, chip))
-    found = execute(kernel, tensors, chip, seed=seed)["y"].reshape(n, -1, max(job.rows, 1), 16)
+    found = run_checked(kernel, tensors, chip, seed=seed)["y"].reshape(n, -1, max(job.rows, 1), 16)
     hidden = x.astype(np.float64).mean((2, 3)) @ one.T + b1
     gates = (hidden if plain else hidden.clip(0, 90)) @ two.T + b2
     gates = gates if plain else gates.clip(0, 1)
     gates = np.pad(gates, ((0, 0), (0, wide - c))).reshape(n, -1, 1, 16)
-    return found, gates * weight if job.rows else gates, kernel
+    return found, gates * weight if job.rows else gates
 
 
 @given(
@@ -81,29 +81,13 @@ def run(job, chip, plain=False, seed=0):
 @example((5, 16, 4, 4), 300, 0, False, "Ascend910B2", 4)  # more rows than an instruction has
 def test_values_equal_numpy(sizes, mid, rows, plain, name, seed):
     chip = load_chip(name)
-    found, wanted, kernel = run(Excitation(*sizes, mid, (), rows), chip, plain, seed)
+    found, wanted = run(Excitation(*sizes, mid, (), rows), chip, plain, seed)
     np.testing.assert_allclose(found, wanted, rtol=2**-9, atol=2**-9)
-    for phase in kernel.phases:
-        assert sanitize(phase, chip) == []
-        fast, slow = (simulate(phase, chip, engine=e).cycles for e in ("fast", "reference"))
-        assert fast == slow
 
 
 def test_matrices_that_ub_cannot_hold_are_refused():
     with pytest.raises(CapacityError, match="of UB"):
         excitation_launches(Excitation(1, 4096, 1, 1, 512, (PLAIN, PLAIN)), load_chip("Ascend310"))
-
-
-def test_every_core_sums_pixels_of_a_few_wide_planes():
-    """32 channels are 2 blocks; 112 rows of each are shared, and no core waits for the means."""
-    for name in ("Ascend910A", "Ascend910B2"):
-        chip = load_chip(name)
-        job = Excitation(1, 32, 112, 112, 8, (PLAIN, PLAIN))
-        first, last = excitation_launches(job, chip)
-        assert first.core_count > 0.9 * chip.cores_of("vector") and last.core_count == 2
-        moved = simulate_kernel(Kernel("gates", (first, last)), chip).path_bytes
-        pixels = 2 * 32 * 112 * 112
-        assert pixels < sum(size for (at, _), size in moved.items() if at == "GM") < 1.2 * pixels
 
 
 # -- in a network ---------------------------------------------------------------------------------

@@ -1,0 +1,41 @@
+"""Messages of errors in one reviewed list for each area: tests/data/messages_AREA.txt.
+
+A section of a list is a test file, an entry the name of a call with the class and the message
+(needed; got; remedy) of its error. `MESSAGES=write pytest tests` renews the lists: read their diff
+before you commit it.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_lab.errors import AscendLabError
+
+DATA = Path(__file__).resolve().parent / "data"
+Calls = Mapping[str, Callable[[], Any]]
+
+
+def entry_of(name: str, call: Callable[[], Any]) -> str:
+    """Return what a call says: the class of its error, what is needed, what it got, what to do."""
+    with pytest.raises(AscendLabError) as caught:
+        call()
+    error = caught.value
+    assert error.needed, name
+    return f"{name}\n  {type(error).__name__}: {error}\n"
+
+
+def assert_messages(area: str, section: str, calls: Calls) -> None:
+    """Every call raises the error that the area's list has under its name."""
+    path = DATA / f"messages_{area}.txt"
+    text = path.read_text("utf-8") if path.exists() else ""
+    sections = dict(part.split("\n", 1) for part in text.split("# ")[1:])
+    said = "".join(entry_of(name, call) for name, call in calls.items())
+    if os.environ.get("MESSAGES") == "write":
+        sections[section] = said
+        parts = (f"# {name}\n{entries}" for name, entries in sorted(sections.items()))
+        path.write_text("".join(parts), "utf-8")
+        return
+    assert said == sections.get(section), "MESSAGES=write pytest renews the list"
