@@ -24,7 +24,12 @@ def entry_of(name: str, call: Callable[[], Any]) -> str:
         call()
     error = caught.value
     assert error.needed, name
-    return f"{name}\n  {type(error).__name__}: {error}\n"
+    text = str(error).replace("\0", "\\0")
+    # What Python and NumPy say differs from version to version.
+    cause = error.__context__
+    if cause is not None and not isinstance(cause, AscendLabError) and len(str(cause)) > 9:
+        text = text.replace(str(cause), "<what Python says>")
+    return f"{name}\n  {type(error).__name__}: {text}\n"
 
 
 def assert_messages(area: str, section: str, calls: Calls) -> None:

@@ -7,8 +7,6 @@ import pytest
 from cube_checks import CHIPS, run_checked
 from hypothesis import example, given, strategies as st
 
-from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled
-from ascend_lab.compiler.decide import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
@@ -79,53 +77,3 @@ def test_a_stride_loads_only_its_rows():
     thin = thinned(whole)
     assert (thin.h, thin.strides, thin.stored, thin.out_hw) == (8, (1, 2), (15, 2), whole.out_hw)
     assert thinned(replace(whole, pad=1)) == replace(whole, pad=1)
-
-
-def block(size):
-    """A residual block's end: a convolution of z and a strided one of x, with biases."""
-    n, c, d, h, k = size
-    net = GraphBuilder("block", "fp16")
-    z = net.relu(net.input("z", (n, c, h, h)))
-    x = net.relu(net.input("x", (n, d, 2 * h, 2 * h)))
-    one = net.conv2d(z, net.weight((k, c, 1, 1)), net.weight((k,), scale=1.0))
-    two = net.conv2d(x, net.weight((k, d, 1, 1)), net.weight((k,), scale=1.0), stride=2)
-    net.output(net.relu(net.add(one, two)))
-    return net.build()
-
-
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A", "Ascend910B2"])
-def test_a_residual_block_ends_in_one_kernel(chip):
-    graph = block((2, 32, 64, 14, 128))
-    off = Switches({("UBFusion", "JointConvolutionFusionPass"): False})
-    stages = compile_stages(graph, chip)
-    apart = compile_stages(graph, chip, switches=off)
-    kernels = [task.op for task in stages.compiled.tasks]
-    assert "conv2d+conv2d+add+relu" in kernels and "conv2d" not in kernels
-    assert not any("conv2d+conv2d" in task.op for task in apart.compiled.tasks)
-    assert stages.timeline().time_s < apart.timeline().time_s
-    feeds = random_inputs(graph, 1)
-    got = run_compiled(graph, feeds, chip)
-    want = evaluate(graph, feeds)
-    for name in graph.outputs:
-        np.testing.assert_allclose(
-            got[name], want[name], rtol=4e-3, atol=4e-3 * np.abs(want[name]).max()
-        )
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_a_sum_that_repeats_one_convolution_stays_a_sum(swapped):
-    net = GraphBuilder("attention over channels and pixels")
-    x = net.input("x", (2, 32, 8, 8))
-    seen = net.input("seen", (2, 32, 1, 1))
-    both = [
-        net.conv2d(image, net.weight((channels, 32, 1, 1)), net.weight((channels,)))
-        for image, channels in ((x, 1), (seen, 16))
-    ]
-    net.output(net.add(*both[::-1] if swapped else both))
-    graph = net.build()
-    ops = [task.op for task in compile_stages(graph, "Ascend310").compiled.tasks]
-    assert not any("conv2d+conv2d" in op for op in ops)
-    feeds = random_inputs(graph)
-    (got,) = run_compiled(graph, feeds, "Ascend310").values()
-    (want,) = evaluate(graph, feeds).values()
-    np.testing.assert_allclose(got, want, rtol=4e-3, atol=4e-3 * np.abs(want).max())

@@ -9,7 +9,6 @@ import pytest
 from dsl_oracles import binary, broadcast, cast, fold, known, scalar, softmax, transpose, unary
 from dsl_strategies import (
     ALL_CHIPS,
-    CHIP_CASES,
     Program,
     array,
     assert_close,
@@ -28,8 +27,6 @@ from ascend_lab.machine.isa import Loop, sanitize
 from ascend_lab.machine.sim import execute, simulate, simulate_kernel
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.kernels import (
-    GemmSchedule,
-    GemmShape,
     gemm_launch,
     pack_gemm,
     unpack_gemm,
@@ -446,19 +443,3 @@ def test_matmul_by_primitives_is_the_kernel(case):
     assert sanitize(kernel, chip) == []
     assert_time(kernel, chip)
     check_text_and_replay(schedule)
-
-
-@pytest.mark.parametrize("chip", CHIP_CASES)
-@pytest.mark.parametrize("dtype", ["fp16", "int8"])
-def test_batched_products_by_primitives(dtype, chip):
-    shape = GemmShape(40, 70, 33, dtype)
-    chip = chip_of(chip)
-    for batch in ((3,), (2, 2)):
-        a, b, c = matrices(shape, batch)
-        schedule = te.auto_schedule(c, chip, GemmSchedule(16, 32, 32, 2, 2, 1))
-        got = te.run(schedule, {"a": a, "b": b})["c"]
-        want = np.matmul(a.astype(np.float64), b.astype(np.float64))
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3 if dtype == "fp16" else 0)
-        kernel = te.lower(schedule)
-        assert sanitize(kernel, chip) == []
-        assert_time(kernel, chip)

@@ -205,13 +205,6 @@ def test_the_sanitizer_knows_what_an_atomic_add_may_meet():
     assert [f.kind for f in sanitize(mixed, TOY, filled={"x", "y"})] == ["race"]
 
 
-def test_an_atomic_add_moves_as_many_bytes_as_a_copy():
-    add = adding_launch(TOY, "fp32")
-    plain = adding_launch(TOY, "fp32", atomic=None)
-    assert analyse(add, TOY) == analyse(plain, TOY)
-    assert simulate(add, TOY).cycles == simulate(plain, TOY).cycles
-
-
 def test_atomic_places_may_repeat():
     k = KernelBuilder("fold", TOY)
     x = k.tensor("x", "fp32", 64)

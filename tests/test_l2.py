@@ -176,18 +176,6 @@ def test_what_lies_between_two_tensors_of_a_piece_is_no_hit():
     assert l2.held_bytes == 3 * 4096
 
 
-@settings(max_examples=100)
-@given(st.lists(st.integers(1, 900), min_size=1, max_size=4), st.integers(0, 40))
-def test_every_byte_written_gets_to_memory_once(sizes, low):
-    """Odd sizes and addresses, in phases smaller and much larger than L2."""
-    l2 = L2(64, 8)
-    outputs = [Access(f"y{i}", 1000 * i + low, size, True) for i, size in enumerate(sizes)]
-    inputs = [replace(a, name=f"x{i}", is_write=False) for i, a in enumerate(outputs)]
-    for accesses in (outputs, [*inputs, *outputs]):
-        written = l2.touch(accesses).write_back_bytes + l2.flush()
-        assert written == sum(sizes)
-
-
 # -- a launch on a warm L2 -------------------------------------------------------------------------
 def shares(names, low, high):
     return st.fixed_dictionaries({name: st.floats(low, high) for name in names})

@@ -15,7 +15,7 @@ from ascend_lab.compiler.canonical import canonical
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.compiler.tasks import compile_tasks
 from ascend_lab.compiler.values import run_tasks
-from ascend_lab.machine.isa import Affine, parse_program, sanitize
+from ascend_lab.machine.isa import parse_program, sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import (
     ConvShape,
@@ -27,8 +27,6 @@ from ascend_lab.operators.kernels import (
     unpack_gemm,
 )
 from ascend_lab.operators.kernels.epilogue import Deq, Epilogue, Operand
-from ascend_lab.operators.kernels.mix import share_of
-from ascend_lab.operators.kernels.tiles import Area
 
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 GEMM = GemmShape(150, 70, 100, out_dtype="fp16")
@@ -126,31 +124,6 @@ def test_sums_of_bytes_are_dequantised_on_the_vector_cores() -> None:
     sums = a.astype(np.int64) @ b + bias
     np.testing.assert_array_equal(got, np.maximum(sums * scale, 0).astype(np.float16))
     assert launch.mix == 3
-
-
-@pytest.mark.parametrize("step", [1, 3])
-@pytest.mark.parametrize("cores", [2, 3])
-def test_shares_of_a_tile_are_all_of_it_once(step: int, cores: int) -> None:
-    """Told by number, in pieces too, and of an affine number of a core."""
-    whole = ((0, Affine(5), 24),)
-    parted = ((0, Affine(5), 7), (7, Affine(90), 13), (20, Affine(300), 4))
-    for pieces in (whole, parted):
-        area = Area(Affine(), pieces, 1, 400, step, 2, 24)
-        places = []
-        for number in range(cores):
-            share, first = share_of(area, number, cores)
-            assert share.pixels == 24 // cores and first == number * share.pixels
-            assert share.pieces[0][0] == 0
-            places += [to.const + i * step for _, to, n in share.pieces for i in range(n)]
-            if pieces is whole:
-                told, row = share_of(area, Affine(0, (("core", 1),)), cores)
-                ((_, to, count),) = told.pieces
-                assert (to.at({"core": number}), count) == (
-                    share.pieces[0][1].const,
-                    share.pixels,
-                )
-                assert row.at({"core": number}) == first
-        assert places == [to.const + i * step for _, to, n in pieces for i in range(n)]
 
 
 def test_a_network_runs_a_product_and_what_follows_as_one_mix_kernel() -> None:

@@ -12,7 +12,7 @@ from ascend_lab.machine.sim import execute
 from ascend_lab.operators import ops
 from ascend_lab.operators.kernels.conv_shape import ConvShape
 from ascend_lab.operators.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
-from ascend_lab.operators.kernels.weight_plan import Plane, Stage, WeightPlan, weight_plan
+from ascend_lab.operators.kernels.weight_plan import Stage, WeightPlan, weight_plan
 from ascend_lab.operators.ops import verify
 from ascend_lab.operators.ops.convolution import conv_weight_slope
 
@@ -103,26 +103,6 @@ def test_strides_pads_and_dilations(chip, shape):
     chip = load_chip(chip)
     got, wanted = values_of(shape, chip, weight_plan(shape, chip))
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
-
-
-def test_gaps_and_rectangles_cover_a_plane_once():
-    for plane in (
-        Plane(100, 3, 30, 6, (1, 4), (1, 5)),
-        Plane(64, 1, 64, 8, (0, 8), (0, 8)),
-        Plane(50, 2, 24, 6, (0, 4), (0, 6)),
-        Plane(10, 1, 10, 5, (2, 2), (0, 3)),
-    ):
-        seen = np.zeros(plane.pixels, int)
-        for image in range(plane.images):
-            for row in range(*plane.rows):
-                first = image * plane.image_pitch + row * plane.pitch
-                seen[first + plane.columns[0] : first + plane.columns[1]] += 1
-        for gap in plane.gaps():
-            for i in range(gap.counts[0]):
-                for j in range(gap.counts[1]):
-                    start = gap.start + i * gap.steps[0] + j * gap.steps[1]
-                    seen[start : start + gap.length] += 1
-        np.testing.assert_array_equal(seen, 1)
 
 
 def test_sums_of_too_many_taps_are_refused_and_the_vector_unit_does_them():

@@ -1,4 +1,4 @@
-"""A convolution whose result is pooled before it leaves the core: values, refusals, graphs."""
+"""A convolution whose result is pooled before it leaves the core: values and refusals."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,11 +8,10 @@ import pytest
 from cube_checks import run_checked
 from hypothesis import assume, example, given, strategies as st
 from message_lists import assert_messages
+from test_cube_networks import stem
 
-from ascend_lab.aoe.operators import operators_of
-from ascend_lab.compiler import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
+from ascend_lab.compiler import GraphBuilder, evaluate, random_inputs, run_tasks
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import Switches
 from ascend_lab.compiler.passes import PASSES
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.kernels import conv2d_reference
@@ -186,58 +185,6 @@ def test_a_relu_behind_the_windows_goes_in_front_of_them_only_behind_a_convoluti
 
 
 # -- in a network ---------------------------------------------------------------------------------
-def stem(last="relu", size=(2, 3, 64, 64), skip=False, late=False):
-    """A first layer with a bias, pooled (`late`: before the activation), and a layer behind it."""
-    net = GraphBuilder("stem", "fp16")
-    own = net.weight((32, 3, 7, 7)), net.weight((32,), scale=1.0)
-    y = net.conv2d(net.input("x", size), *own, stride=2, pad=3)
-    y = y if late else getattr(net, last)(y, name="rows")
-    y = net.add(y, net.input("skip", (size[0], 32, size[2] // 2, size[3] // 2))) if skip else y
-    y = net.max_pool2d(y, kernel=3, stride=2, pad=1)
-    y = getattr(net, last)(y) if late else y
-    net.output(net.relu(net.conv2d(y, net.weight((16, 32, 1, 1)))))
-    return net.build()
-
-
-@pytest.mark.parametrize("name", COMBINED)
-@pytest.mark.parametrize(("last", "late"), [("relu", False), ("relu", True), ("sigmoid", False)])
-def test_pooling_is_done_in_the_kernel_in_front(name, last, late):
-    graph = stem(last, late=late)
-    chip = load_chip(name)
-    together = f"conv2d+{last}+max_pool2d"
-    off = Switches({("UBFusion", "PooledConvolutionFusionPass"): False})
-    stages = Road().stages(graph, chip)
-    apart = Road(switches=off).stages(graph, chip)
-    assert [together in [t.op for t in s.compiled.tasks] for s in (stages, apart)] == [True, False]
-    feeds = random_inputs(graph, 1)
-    (got,) = run_tasks(stages.compiled, feeds).values()
-    (wanted,) = evaluate(graph, feeds).values()
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
-    (other,) = run_tasks(apart.compiled, feeds).values()  # who adds the bias rounds once, or twice
-    np.testing.assert_allclose(got, other, rtol=0, atol=2**-10 * np.abs(wanted).max())
-    times = stages.timeline()
-    bound = bound_of(stages.rewritten, chip)
-    assert bound.time_s <= times.time_s < apart.timeline().time_s
-    assert sum(ledger(times, bound).values()) == pytest.approx(times.time_s, rel=1e-12)
-    own = {op.op: op for op in operators_of(stages.compiled)}[together]
-    assert not own.unit and "pooled on the core" in own.reason
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        stem("silu"),
-        stem(skip=True),
-        replace(stem(), outputs=(*stem().outputs, "rows")),
-    ],
-    ids=["falls", "a number per element", "read by others"],
-)
-def test_what_must_be_whole_is_pooled_apart(graph):
-    for name in (*COMBINED, "Ascend910B2"):
-        kernels = [t.op for t in Road().stages(graph, load_chip(name)).compiled.tasks]
-        assert "max_pool2d" in kernels
-    kernels = [t.op for t in Road().stages(stem(), load_chip("Ascend910B2")).compiled.tasks]
-    assert "max_pool2d" in kernels
 
 
 @pytest.mark.parametrize("channels", [8, 16, 24])

@@ -183,21 +183,6 @@ def test_branches_skips_and_several_outputs(make, grid):
     same(graph, tiled)
 
 
-def test_only_tiles_at_a_border_keep_its_padding():
-    net = GraphBuilder("pads")
-    x = net.input("x", (1, 1, 30, 30))
-    net.output(net.conv2d(x, net.constant(whole_numbers((1, 1, 3, 3), 0)), pad=1))
-    (step,) = cut_into(net.build(), 3, 3).steps
-    assert (len(step.kinds), len(step.tiles)) == (9, 9)
-    found = {tuple(k.nodes[0].attr("pad", ((0, 0), (0, 0)))) for k in step.kinds}
-    sides = ((1, 0), (0, 0), (0, 1))
-    assert found == {(a, b) for a in sides for b in sides}
-    corner = step.tiles[0]
-    middle = step.tiles[4]
-    assert corner.reads["x"] == ((0, 11), (0, 11))
-    assert middle.reads["x"] == ((9, 21), (9, 21))
-
-
 # -- models ---------------------------------------------------------------------------------------
 MODELS = {
     "resnet18": ({"size": 64}, 0.5),
