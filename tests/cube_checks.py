@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from dsl_oracles import BINARY, SCALAR, UNARY
 
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip
@@ -24,24 +25,8 @@ from ascend_lab.operators.ops.matmul import product_kernel
 CHIPS = ("Toy", "Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 TYPES = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32, "int8": np.int8}
 FORMATS = {kind: name for name, kind in TYPES.items()}
-FUNCTIONS = {
-    "vadd": np.add,
-    "vsub": np.subtract,
-    "vmul": np.multiply,
-    "vdiv": np.divide,
-    "vmax": np.maximum,
-    "vmin": np.minimum,
-    "vadds": np.add,
-    "vmuls": np.multiply,
-    "vmaxs": np.maximum,
-    "vmins": np.minimum,
-    "vabs": np.abs,
-    "vrelu": lambda x: np.maximum(x, np.float32(0)),
-    "vexp": np.exp,
-    "vrec": lambda x: np.float32(1) / x,
-    "vsqrt": np.sqrt,
-    "vsel": lambda mask, x, y: np.where(mask != 0, x, y),
-}
+SELECT = {"vsel": lambda mask, x, y: np.where(mask != 0, x, y)}
+FUNCTIONS = BINARY | SCALAR | UNARY | SELECT
 
 
 def on(*names):

@@ -336,21 +336,28 @@ class _Writer:
     def _reshape(self, a: Known) -> Known:
         total = math.prod(a.shape)
         first = self.pick((1, 2, 3, 7, 16))
-        shapes = [(total,), (1, *a.shape), (*a.shape, 1)]
+        shapes = [(total,), (-1,), (1, *a.shape), (*a.shape, 1)]
         shapes += [(first, total // first)] if total % first == 0 else []
         return reshape(a, self.pick(shapes))
 
     def _cut(self, a: Known) -> Known:
-        begin = [self.draw(st.integers(0, n - 1)) for n in a.shape]
-        end = [self.draw(st.integers(b + 1, n)) for b, n in zip(begin, a.shape, strict=True)]
-        return cut(a, begin, end, [1] * len(begin))
+        begin = [self.draw(st.integers(-n, n - 1)) for n in a.shape]
+        low = [b % n for b, n in zip(begin, a.shape, strict=True)]
+        end = [self.draw(st.integers(b + 1, n + 3)) for b, n in zip(low, a.shape, strict=True)]
+        step = [self.pick((1, 1, 2, 3)) for _ in a.shape]
+        if a.dtype == "int8":  # no chip moves single bytes
+            step[-1] = 1
+        return cut(a, begin, end, step)
 
     def _join(self, a: Known) -> Known:
-        return concat([a, self.pick((a, self.input(a.shape, a.dtype)))], self.pick((0, -1)))
+        axis = self.draw(st.integers(-len(a.shape), len(a.shape) - 1))
+        shape = list(a.shape)
+        shape[axis] = self.pick((1, 3, 16, 17, shape[axis]))
+        return concat(self.pick(((a, a), (a, self.input(shape, a.dtype), a))), axis)
 
     def _pad(self, a: Known) -> Known:
-        widths = [(self.pick((0, 1, 3)), self.pick((0, 2))) for _ in a.shape]
-        return pad(a, widths, self.pick((0.0, 1.0)))
+        widths = [(self.pick((0, 1, 3)), self.pick((0, 2, 16))) for _ in a.shape]
+        return pad(a, widths, self.pick((0.0, 1.0, -3.0)))
 
 
 def tame(a: Known, limit: int) -> bool:

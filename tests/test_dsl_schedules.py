@@ -254,13 +254,6 @@ def test_rows_twice_as_far_apart_as_they_are_long():
     np.testing.assert_array_equal(got.reshape(30, 32), values + 1)
 
 
-def test_a_row_stored_for_many_rows_keeps_its_end():
-    program = bias()
-    s = te.create_schedule(program.outputs[0].tensor, chip_of("Ascend910A"))
-    s = te.cache_write(te.cache_read(s, "x1", "UB"), "x1_ub", "UB")
-    verify(program.outputs, program.arrays, s)
-
-
 def test_tiles_behind_what_reads_them_are_refused():
     x = te.placeholder((30, 32), "fp16", "x0")
     s = te.create_schedule(te.renamed(te.vadds(x, 1), "y"), chip_of("Toy"))

@@ -80,19 +80,6 @@ def test_the_fused_operator_of_the_slides_runs(dtype: str, kind: Any, shapes: An
     assert not sanitize(kernel, chip)
 
 
-def test_single_operators_of_the_slides_run() -> None:
-    chip = load_chip("Ascend310")
-    data = tvm.placeholder((5, 17), name="data", dtype="float16")
-    for compute, oracle in (
-        (fusion_manager.get("fuse_relu"), lambda v: np.maximum(v, 0)),
-        (lambda t: fusion_manager.get("fuse_add")(t, t), lambda v: v + v),
-    ):
-        with tvm.target.cce(chip):
-            schedule = generic.auto_schedule(te.renamed(compute(data), "out"))
-        values = np.linspace(-2, 2, 85, dtype=np.float16).reshape(5, 17)
-        assert np.array_equal(te.run(schedule, {"data": values})["out"], oracle(values))
-
-
 def test_printing_shows_the_nests(capsys: pytest.CaptureFixture[str]) -> None:
     data = tvm.placeholder((64,), name="data", dtype="float16")
     with tvm.target.cce("Toy"):

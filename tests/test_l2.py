@@ -98,15 +98,9 @@ def assert_same(case: list[list[Access]], size: int, unit: int) -> None:
 
 
 @settings(max_examples=100)
-@given(phases(), st.integers(1, 150))
-def test_it_is_an_lru_of_bytes(case, size):
-    assert_same(case, size, 1)
-
-
-@settings(max_examples=100)
-@given(phases(unit=8), st.integers(1, 150))
-def test_it_is_an_lru_of_whole_pieces(case, size):
-    assert_same(case, size, 8)
+@given(st.sampled_from((1, 8)), st.data(), st.integers(1, 150))
+def test_it_is_an_lru_of_bytes_or_of_whole_pieces(unit, data, size):
+    assert_same(data.draw(phases(unit=unit)), size, unit)
 
 
 @settings(max_examples=100)

@@ -36,7 +36,7 @@ from ascend_lab.operators.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
-from ascend_lab.operators.kernels.transpose import maps_phases, permutation, transpose_launch
+from ascend_lab.operators.kernels.transpose import maps_phases, transpose_launch
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
 FORMATS = ("fp16", "fp32", "int8", "int32")
@@ -208,14 +208,6 @@ def test_conversions_are_right_and_never_slower_than_strided(chip, dtype, shape,
     np.testing.assert_array_equal(y, pack(target, x).ravel())
     strided = conversion_launch(shape, dtype, *ends[:2], chip)
     assert simulate_kernel(kernel, chip).cycles <= simulate(strided, chip).cycles
-
-
-def test_a_permute_joins_axes_that_move_together():
-    plan = permutation((4, 5, 6, 7), (2, 3, 0, 1))
-    assert [(d.count, d.source, d.target) for d in plan.dims] == [(42, 1, 20), (20, 42, 1)]
-    assert plan.kept_run == 1
-    assert permutation((4, 5, 6, 7), (1, 0, 2, 3)).kept_run == 42
-    assert permutation((4, 5), (0, 1)).dims[0].count == 20
 
 
 # -- gather and scatter ----------------------------------------------------------------------------
