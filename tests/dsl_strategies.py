@@ -37,18 +37,14 @@ from dsl_oracles import (
     unary,
 )
 from hypothesis import strategies as st
+from strategies import assert_bounds
 
 from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.chip import Chip, load_chip
-from ascend_lab.machine.isa import Kernel, Launch, sanitize
+from ascend_lab.machine.isa import Kernel, sanitize
 from ascend_lab.machine.isa.memory import numpy_type
 from ascend_lab.machine.sim import (
-    KernelTimeline,
-    Surroundings,
-    Timeline,
-    analyse,
     execute,
-    instruction_cost,
     simulate_kernel,
 )
 from ascend_lab.operators import dsl as te
@@ -60,7 +56,6 @@ CHIPS = ("Ascend910A", "Ascend910B2")
 ALL_CHIPS = ("Toy", "Ascend310", "Ascend310P3", *CHIPS)
 CHIP_CASES = (*CHIPS, pytest.param("Toy", marks=pytest.mark.full))
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 37, 67, 127, 128, 129)
-FORMATS = ("fp16", "fp32", "int32", "int8", "uint8", "bf16")
 
 
 @cache
@@ -155,19 +150,16 @@ def check_auto(
     return verify(outputs, arrays, schedule, whole=whole)
 
 
-def assert_time(kernel: Kernel, chip: Chip) -> KernelTimeline:
-    """Work of any pipe and of memory <= cycles <= sum of all parts; both engines agree."""
+def assert_time(kernel: Kernel, chip: Chip) -> None:
+    """Both engines agree on every pipe; phases are within their bounds and add up."""
     timeline = simulate_kernel(kernel, chip)
     plain = simulate_kernel(kernel, chip, engine="reference")
     assert timeline.cycles == plain.cycles
     assert [p.pipe_cycles for p in timeline.phases] == [p.pipe_cycles for p in plain.phases]
     waits = (len(kernel.phases) - 1) * chip.all_cores_cycles
     assert timeline.cycles == sum(p.cycles for p in timeline.phases) + waits
-    for launch, phase in zip(kernel.phases, timeline.phases, strict=True):
-        memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-        assert max(memory, pipe_work(launch, chip)) <= phase.cycles + 1e-6
-        assert phase.cycles <= max(sum_of_parts(phase), math.ceil(memory))
-    return timeline
+    for phase in timeline.phases:
+        assert_bounds(phase)
 
 
 def least_cycles(outputs: Sequence[Known], chip: Chip) -> float:
@@ -179,31 +171,6 @@ def least_cycles(outputs: Sequence[Known], chip: Chip) -> float:
     inputs = {t for t in topological(tensors) if t.body is None}
     size = sum(t.size_bytes for t in inputs)
     return size / chip.device_memory.rate_bytes_per_s * chip.clock_hz
-
-
-def pipe_work(launch: Launch, chip: Chip) -> int:
-    """Cycles of the busiest pipe of any core, were nothing to wait for."""
-    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
-    most = 0
-    for part in launch.parts:
-        work: dict[str, int] = {}
-        for instruction, times in part.program.instructions():
-            cost = instruction_cost(chip, instruction, around).occupancy_cycles
-            work[instruction.pipe] = work.get(instruction.pipe, 0) + cost * times
-        most = max(most, *work.values())
-    return most
-
-
-def sum_of_parts(phase: Timeline) -> int:
-    """Cycles of the longest core if nothing overlapped: work, flags, latencies waited for."""
-    return max(
-        max(part.tail_latency, default=0)
-        + sum(
-            runs * (cycles + latency)
-            for runs, cycles, latency in zip(part.runs(), part.cycles, part.latency, strict=True)
-        )
-        for part in phase.parts
-    )
 
 
 # -- random tensor programs ------------------------------------------------------------------------

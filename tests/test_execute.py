@@ -20,7 +20,7 @@ from ascend_lab.machine.isa import (
     Program,
     instructions,
 )
-from ascend_lab.machine.sim import L2, execute, simulate
+from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import (
     GemmShape,
     elementwise_launch,
@@ -421,9 +421,6 @@ CALLS = {
         elementwise_launch(load_chip("Ascend910A"), 32 * 2048), TOY
     ),
     "a path that is missing": lambda: simulate(gemm_launch(GemmShape(64, 64, 64), TOY), SPLIT),
-    "pieces of no bytes": lambda: L2(64, 0),
-    "pieces larger than L2": lambda: L2(64, 65),
-    "no L2": lambda: L2(0, 1),
 }
 
 

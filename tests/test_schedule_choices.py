@@ -7,6 +7,7 @@ import pytest
 from cube_checks import assert_conv, assert_gemm
 from hypothesis import assume, example, given, settings, strategies as st
 from message_lists import assert_messages
+from test_conv import conv_shapes
 from test_epilogue import PIPE, RESIDUAL
 
 from ascend_lab.errors import CapacityError
@@ -72,22 +73,6 @@ def test_products_equal_numpy(sizes, dtype, tiling, extra, chip_name, seed):
 def unchanged(extra):
     """Choices without images together."""
     return extra | {"window": "" if extra["window"] == "stacked" else extra["window"]}
-
-
-@st.composite
-def conv_shapes(draw):
-    pair = st.sampled_from((1, 2, 3))
-    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
-    c, k = (draw(st.sampled_from((3, 16, 33))) * groups for _ in range(2))
-    h = draw(st.sampled_from((5, 9, 17)))
-    w = draw(st.sampled_from((5, 16, 33, 70)))
-    pads = draw(st.integers(0, 1))
-    dtype = draw(st.sampled_from(("fp16", "int8")))
-    r = draw(pair)
-    s = draw(pair)
-    stride = draw(pair)
-    n = draw(st.integers(1, 2))
-    return ConvShape(n, c, h, w, k, r, s, stride, pads, dtype, groups=groups)
 
 
 @given(conv_shapes(), tilings(), choices(conv=True), st.sampled_from(CHIPS), st.integers(0, 99))

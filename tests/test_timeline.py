@@ -5,12 +5,11 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
-from strategies import gemm_cases, kernels
+from strategies import assert_bounds, gemm_cases, kernels
 
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Event, Instruction, Launch, Part, Program
 from ascend_lab.machine.sim import Surroundings, instruction_cost, simulate
-from ascend_lab.machine.sim.compiled import WORK
 from ascend_lab.machine.sim.timeline import start_cycles
 from ascend_lab.operators.kernels import (
     GemmShape,
@@ -20,22 +19,6 @@ from ascend_lab.operators.kernels import (
 )
 
 TOY = load_chip("Toy")
-
-
-def assert_bounds(timeline):
-    """max over pipes of work <= cycles <= sum of work + latencies + flags."""
-    program = timeline.compiled
-    work = dict.fromkeys(program.pipes, 0)
-    everything = max(program.tail_latency, default=0)
-    rows = zip(program.steps, program.runs(), program.cycles, program.latency, strict=True)
-    for step, runs, cycles, latency in rows:
-        everything += runs * (cycles + latency)
-        if step.kind == WORK:
-            work[program.pipes[step.pipe]] += runs * cycles
-    assert all(timeline.busy_cycles[pipe] <= work[pipe] for pipe in work)
-    assert max(work.values(), default=0) <= timeline.cycles
-    if timeline.memory_slowdown == 1.0:
-        assert timeline.cycles <= everything
 
 
 @settings(max_examples=150)
