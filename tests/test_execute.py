@@ -18,7 +18,6 @@ from ascend_lab.machine.isa import (
     Loop,
     Part,
     Program,
-    instructions,
 )
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import (
@@ -218,45 +217,37 @@ def test_vconv_rounds_half_to_even_and_saturates(source, values, target, expecte
 # -- moves -----------------------------------------------------------------------------------------
 
 
-def cube_program(chip, dtype, a_sizes, load_a, *, transpose_b=False, **drain):
-    """C = load(A) @ B for one fractal of B; `load_a(k, l0a, l1a)` writes the loads."""
+def cube_program(chip, *, transpose_b=False, out="fp16", **drain):
+    """C = A @ B for one fractal of A and one of B."""
     k = KernelBuilder("cube", chip)
-    c0 = 32 // np.dtype(np.float16 if dtype == "fp16" else np.int8).itemsize
-    wide = "fp32" if dtype == "fp16" else "int32"
-    a = k.tensor("a", dtype, int(np.prod(a_sizes)))
-    b = k.tensor("b", dtype, 16 * c0)
-    c = k.tensor("c", drain.pop("out", "fp16"), 256)
-    l1a = k.buffer("l1a", "L1", dtype, a.elements)
-    l1b = k.buffer("l1b", "L1", dtype, b.elements)
-    l0a, l0b = (k.buffer(n, n.upper(), dtype, 16 * c0) for n in ("l0a", "l0b"))
-    acc = k.buffer("acc", "L0C", wide, 256).region(0, (1, 1, 16, 16))
+    a, b = (k.tensor(name, "fp16", 256) for name in "ab")
+    c = k.tensor("c", out, 256)
+    l1a, l1b = (k.buffer(name, "L1", "fp16", 256) for name in ("l1a", "l1b"))
+    l0a, l0b = (k.buffer(n, n.upper(), "fp16", 256) for n in ("l0a", "l0b"))
+    acc = k.buffer("acc", "L0C", "fp32", 256).region(0, (1, 1, 16, 16))
     k.copy(l1a.region(), a.region())
     k.copy(l1b.region(), b.region())
     k.barrier()
-    load_a(k, l0a, l1a)
-    strides = (256, 1, 16) if transpose_b else (16 * c0, c0, 1)
-    k.load2d(l0b.region(0, (1, 16, c0)), l1b.region(0, (1, 16, c0), strides))
+    fractal = (1, 16, 16)
+    k.load2d(l0a.region(0, fractal), l1a.region(0, fractal))
+    strides = (256, 1, 16) if transpose_b else (256, 16, 1)
+    k.load2d(l0b.region(0, fractal), l1b.region(0, fractal, strides))
     k.barrier()
-    sizes = (1, 1, 16, c0)
-    k.mmad(acc, l0a.region(0, sizes), l0b.region(0, sizes))
+    k.mmad(acc, l0a.region(0, acc.sizes), l0b.region(0, acc.sizes))
     k.barrier()
     if chip.combined:
-        out = k.buffer("out", "UB", c.dtype, 256)
-        k.copy(out.region(0, acc.sizes), acc)
+        ub = k.buffer("out", "UB", out, 256)
+        k.copy(ub.region(0, acc.sizes), acc)
         k.barrier()
-        k.copy(c.region(), out.region())
+        k.copy(c.region(), ub.region())
     else:
         k.fixpipe(c.region(0, acc.sizes), acc, **drain)
     return k.finish()
 
 
-def load_plain(k, l0a, l1a):
-    k.load2d(l0a.region(0, (1, 16, 16)), l1a.region(0, (1, 16, 16)))
-
-
 @pytest.mark.parametrize("transpose", [False, True])
 def test_load2d_can_transpose_a_fractal(transpose):
-    program = cube_program(TOY, "fp16", (16, 16), load_plain, transpose_b=transpose)
+    program = cube_program(TOY, transpose_b=transpose)
     a = numbers(np.float16, (16, 16), 1)
     b = numbers(np.float16, (16, 16), 2)
     got = execute(program, {"a": a, "b": b}, TOY)["c"].reshape(16, 16)
@@ -269,7 +260,7 @@ def test_load2d_can_transpose_a_fractal(transpose):
     ("out", "relu", "scale"), [("fp16", True, 1.0), ("int8", False, 0.25), ("fp32", True, 2.0)]
 )
 def test_fixpipe_scales_rectifies_and_casts(out, relu, scale):
-    program = cube_program(SPLIT, "fp16", (16, 16), load_plain, out=out, relu=relu, scale=scale)
+    program = cube_program(SPLIT, out=out, relu=relu, scale=scale)
     a = numbers(np.float16, (16, 16), 1)
     b = numbers(np.float16, (16, 16), 2)
     got = execute(program, {"a": a, "b": b}, SPLIT)["c"].reshape(16, 16)
@@ -279,63 +270,6 @@ def test_fixpipe_scales_rectifies_and_casts(out, relu, scale):
     if out == "int8":
         expected = np.clip(np.rint(expected), -128, 127)
     np.testing.assert_array_equal(got, expected.astype(got.dtype))
-
-
-def im2col(image, kernel, stride, pad, dilation):
-    """Rows: output pixels; columns: (c1, kh, kw, c0)."""
-    c1, _, _, c0 = image.shape
-    padded = np.pad(image, ((0, 0), pad[:2], pad[2:], (0, 0)))
-    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    rows = []
-    for top in range(0, padded.shape[1] - reach[0] + 1, stride[0]):
-        for left in range(0, padded.shape[2] - reach[1] + 1, stride[1]):
-            window = padded[
-                :, top : top + reach[0] : dilation[0], left : left + reach[1] : dilation[1]
-            ]
-            rows.append(window.reshape(-1))
-    return np.array(rows).reshape(len(rows), c1 * kernel[0] * kernel[1] * c0)
-
-
-@settings(max_examples=100)
-@given(
-    st.tuples(st.integers(1, 2), st.integers(3, 9), st.integers(3, 9)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    st.tuples(*[st.integers(0, 2)] * 4),
-    st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    st.integers(0, 3),
-    st.integers(0, 40),
-)
-def test_load3d_is_im2col(sizes, kernel, stride, pad, dilation, k_at, m_at):
-    c1, height, width = sizes
-    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    if reach[0] > height + pad[0] + pad[1] or reach[1] > width + pad[2] + pad[3]:
-        return
-    shape = (c1, height, width, 16)
-
-    def load(k, l0a, l1a):
-        instruction = instructions.load3d(
-            TOY,
-            l0a.region(0, (1, 1, 16, 16)),
-            l1a.region(0, shape),
-            kernel=kernel,
-            stride=stride,
-            pad=pad,
-            dilation=dilation,
-            m_start=m_at,
-            k_start=k_at * 16,
-        )
-        k.emit(instruction)
-
-    image = numbers(np.float16, shape)
-    identity = np.eye(16, dtype=np.float16)
-    program = cube_program(TOY, "fp16", shape, load)
-    got = execute(program, {"a": image, "b": identity}, TOY)["c"].reshape(16, 16)
-    whole = im2col(image, kernel, stride, pad, dilation)
-    expected = np.zeros((m_at + 16, k_at * 16 + 16), np.float16)
-    part = whole[: m_at + 16, : k_at * 16 + 16]
-    expected[: part.shape[0], : part.shape[1]] = part
-    np.testing.assert_array_equal(got, expected[m_at:, k_at * 16 :])
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -411,9 +345,7 @@ CALLS = {
     "a flag that nobody sets": lambda: execute(Program("stuck", (), (WAIT,)), {}, TOY),
     "too many instructions": lambda: execute(Program("long", (), (ENDLESS,)), {}, TOY),
     "spans of too many": lambda: simulate(Program("long", (), (ENDLESS,)), TOY).spans,
-    "a program of another chip": lambda: execute(
-        cube_program(TOY, "fp16", (16, 16), load_plain), {}, SPLIT
-    ),
+    "a program of another chip": lambda: execute(cube_program(TOY), {}, SPLIT),
     "a loop variable behind its loop": use_a_loop_variable_late,
     "a core that is none": lambda: Launch("far", (Part(RELU, ((("core", 7),),)),)),
     "no core": lambda: simulate(Launch("nothing", ()), TOY),
