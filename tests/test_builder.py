@@ -194,10 +194,6 @@ CALLS = {
     "a new name for a loop inside core": hidden_param,
     "cube and vector work in separate programs": cube_and_vector,
     "of 32768 bytes left": lambda: builder().buffer("b", "UB", "fp16", 1 << 20),
-    "elements >= 1": lambda: builder().buffer("b", "UB", "fp16", 0),
-    "a whole number": lambda: builder().buffer("b", "UB", "fp16", 2.5),
-    "slots >= 1": lambda: builder().buffer("b", "UB", "fp16", 4, 0),
-    "a number format": lambda: builder().buffer("b", "UB", "fp12", 4),
     "on-chip memory of Toy": lambda: builder().buffer("b", "L9", "fp16", 4),
     "tensor": lambda: builder().buffer("b", "GM", "fp16", 4),
     "9 event ids for MTE2>V": lambda: builder().queue(
