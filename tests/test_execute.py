@@ -1,5 +1,6 @@
 """What programs compute: number formats, every instruction, poison, and any order of the pipes."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from message_lists import assert_messages
 from strategies import kernels, launches, vector_values, without_flags
 
+from ascend_lab.lab.kernels import im2col_reference
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import (
     Buffer,
@@ -217,19 +219,23 @@ def test_vconv_rounds_half_to_even_and_saturates(source, values, target, expecte
 # -- moves -----------------------------------------------------------------------------------------
 
 
-def cube_program(chip, *, transpose_b=False, out="fp16", **drain):
-    """C = A @ B for one fractal of A and one of B."""
+def cube_program(chip, *, transpose_b=False, out="fp16", image=None, window=None, **drain):
+    """C = A @ B for one fractal of B, and one of A or of the `window` of an image."""
     k = KernelBuilder("cube", chip)
-    a, b = (k.tensor(name, "fp16", 256) for name in "ab")
+    size = math.prod(image or (256,))
+    a, b = (k.tensor(name, "fp16", n) for name, n in (("a", size), ("b", 256)))
     c = k.tensor("c", out, 256)
-    l1a, l1b = (k.buffer(name, "L1", "fp16", 256) for name in ("l1a", "l1b"))
+    l1a, l1b = (k.buffer(f"l1{x.name}", "L1", "fp16", x.elements) for x in (a, b))
     l0a, l0b = (k.buffer(n, n.upper(), "fp16", 256) for n in ("l0a", "l0b"))
     acc = k.buffer("acc", "L0C", "fp32", 256).region(0, (1, 1, 16, 16))
     k.copy(l1a.region(), a.region())
     k.copy(l1b.region(), b.region())
     k.barrier()
     fractal = (1, 16, 16)
-    k.load2d(l0a.region(0, fractal), l1a.region(0, fractal))
+    if image:
+        k.load3d(l0a.region(0, acc.sizes), l1a.region(0, image), **window)
+    else:
+        k.load2d(l0a.region(0, fractal), l1a.region(0, fractal))
     strides = (256, 1, 16) if transpose_b else (256, 16, 1)
     k.load2d(l0b.region(0, fractal), l1b.region(0, fractal, strides))
     k.barrier()
@@ -254,6 +260,20 @@ def test_load2d_can_transpose_a_fractal(transpose):
     # A fractal of L0B is stored with n before k, so plain means A @ B.T.
     expected = a.astype(np.float32) @ (b if transpose else b.T).astype(np.float32)
     np.testing.assert_array_equal(got, expected.astype(np.float16))
+
+
+@given(st.integers(0, 30), st.integers(0, 6))
+def test_load3d_writes_windows_and_zeros_behind_the_last(pixel, tap):
+    """3 x 6 outputs of 2 x 3 taps, padded and spread: rows and taps beyond are 0."""
+    window = {"kernel": (2, 3), "stride": (2, 1), "pad": (1, 0, 1, 3), "dilation": (1, 2)}
+    places = {"m_start": pixel, "k_start": 16 * tap}
+    x = numbers(np.float16, (1, 16, 5, 6))
+    program = cube_program(TOY, image=(1, 5, 6, 16), window=window | places)
+    stored = x.transpose(0, 2, 3, 1)
+    got = execute(program, {"a": stored, "b": np.eye(16, dtype=np.float16)}, TOY)["c"]
+    rows = im2col_reference(x, *window.values()).reshape(-1, 16, 6)
+    wide = np.pad(rows, ((0, 64), (0, 0), (0, 8)))
+    np.testing.assert_array_equal(got.reshape(16, 16), wide[pixel : pixel + 16, :, tap])
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ SHAPE = GemmShape(64, 64, 64)
 CALLS = {
     "4 output elements for 3": lambda: compare("y", np.zeros(4, np.float16), np.zeros(3)),
     "at least 1": lambda: GemmShape(0, 1, 1),
-    "at least 1 (2)": lambda: GemmShape(1, -3, 1),
+    "sides below 0": lambda: GemmShape(1, -3, 1),
     "at most": lambda: GemmShape(1 << 40, 1, 1),
     "fp16, bf16, int8": lambda: GemmShape(1, 1, 1, "fp64"),
     "out dtype": lambda: GemmShape(1, 1, 1, "fp16", "int8"),

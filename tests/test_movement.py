@@ -227,7 +227,7 @@ BAD = {
     "equal on all axes but 1; got (2, 3), (3, 3)": lambda: concat_launch(
         TOY, [(2, 3), (3, 3)], 1, "fp16"
     ),
-    "at least one (2)": lambda: concat_launch(TOY, [], 0, "fp16"),
+    "nothing to join": lambda: concat_launch(TOY, [], 0, "fp16"),
     "an axis in -2..1 of (2, 3); got 2": lambda: concat_launch(TOY, [(2, 3)], 2, "fp16"),
     "sum to 5": lambda: split_launch(TOY, (4, 5), (2, 2), 1, "fp16"),
     "1 or more": lambda: split_launch(TOY, (4, 5), (5, 0), 1, "fp16"),
