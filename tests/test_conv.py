@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pytest
 from cube_checks import CHIPS, assert_conv, on
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 from message_lists import assert_messages
 
 from ascend_lab.compiler import GraphBuilder, compile_graph
@@ -94,26 +93,6 @@ def test_wide_rows_are_cut_into_strips(chip_name, shape, base_m):
         schedule = GemmSchedule(base_m, 32 if shape.dtype == "int8" else 16, 16, 1, 2, 1)
     assert takes_strips(shape, schedule, chip) or base_m != 16
     assert_conv(shape, chip, schedule)
-
-
-@settings(max_examples=100)
-@given(conv_shapes(), st.integers(1, 4), st.booleans())
-def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
-    from ascend_lab.operators.kernels.conv_windows import runs_of, tiles_per_image, window_sides
-
-    rows, columns = window_sides(shape, tile, strip=strip)
-    count = tiles_per_image(shape, tile, strip=strip)
-    seen = []
-    for run in runs_of(shape, tile, 0, count, strip=strip):
-        for turn, (pixel, (window,)) in product(range(run.count), run.tiles):
-            assert window.rows.count <= rows
-            assert window.columns.count <= columns
-            assert window.rows.first + turn * run.rows >= 0
-            assert window.rows.first + turn * run.rows + window.rows.count <= shape.h
-            assert window.columns.first + window.columns.count <= shape.w
-            seen += range(pixel + turn * run.pixels, pixel + turn * run.pixels + window.pixels)
-    oh, ow = shape.out_hw
-    assert sorted(seen) == list(range(oh * ow))
 
 
 # -- shapes and refusals ---------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from ascend_lab.machine.isa import (
     check_instruction,
     data_copy,
     fixpipe,
-    interleave,
     load2d,
     load3d,
     mmad,
@@ -362,16 +361,6 @@ def test_programs_count_what_runs():
     assert program.pipes == ("S",)
     assert [times for _, times in program.instructions()] == [1, 3, 12]
     assert [ranges for _, ranges in program.scoped()] == [{}, {"i": 3}, {"i": 3, "j": 4}]
-
-
-def test_interleaving_keeps_each_pipes_order():
-    steps = [Instruction("scalar", "S", attrs=(("steps", n),)) for n in (1, 2, 3)]
-    others = [Instruction("barrier", pipe) for pipe in ("V", "MTE2", "V")]
-    program = Program("two", (), (*steps, *others))
-    for pick in (lambda ready: ready[0], lambda ready: ready[-1]):
-        order = [i for i, _ in interleave(program, {}, pick)]
-        assert [i for i in order if i.pipe == "S"] == steps
-        assert len(order) == 6
 
 
 def test_launches_name_their_tensors_and_cores():

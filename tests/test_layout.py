@@ -13,19 +13,15 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import sanitize
 from ascend_lab.machine.layout import (
     FORMATS,
-    Dim,
     address,
     address_map,
     addresses,
     burst_bytes,
     conversion_launch,
     convert,
-    copy_boxes,
     element_at,
     pack,
     unpack,
-    whole_blocks,
-    zero_boxes,
 )
 from ascend_lab.machine.sim import execute
 
@@ -144,25 +140,6 @@ def test_bursts_are_common_runs(case):
         assert size == runs[0]
 
 
-@settings(max_examples=100)
-@given(cases())
-def test_boxes_cover_source_and_target_once(case):
-    first, second, shape, dtype = case
-    source = address_map(first, shape, dtype)
-    target = address_map(second, shape, dtype)
-    stored = pack(source, values(shape, dtype)).reshape(-1)
-    out = np.full(target.elements, -1, stored.dtype)
-    jobs = [(box, False) for box in copy_boxes(source, target)]
-    jobs += [(box, True) for box in zero_boxes(target)]
-    for box, zero in jobs:
-        for steps in itertools.product(*(range(d.count) for d in box.dims)):
-            pairs = list(zip(steps, box.dims, strict=True))
-            to = box.target + sum(i * d.target for i, d in pairs)
-            assert out[to] == -1
-            out[to] = 0 if zero else stored[box.source + sum(i * d.source for i, d in pairs)]
-    assert (out == convert(stored, source, target).reshape(-1)).all()
-
-
 # -- values -----------------------------------------------------------------------------------
 @given(cases())
 def test_round_trips_are_exact_for_all_pairs(case):
@@ -198,25 +175,6 @@ def test_programs_convert_on_every_chip(chip_name, case, start):
     if chip.combined:
         copies = [i for p in launch.parts for i, _ in p.program.instructions()]
         assert not any(i.attr("pad") for i in copies)
-
-
-@settings(max_examples=100)
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=3), st.sampled_from([8, 16, 32]))
-def test_whole_blocks_are_whole_and_lose_nothing(sizes, c0):
-    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    dims = tuple(Dim(n, s, s) for n, s in zip(sizes, strides, strict=True))
-    whole, rest = whole_blocks(dims, c0)
-    assert all(box.elements % c0 == 0 for box in whole)
-    seen = sorted(
-        box.target + sum(i * d.target for i, d in zip(steps, box.dims, strict=True))
-        for box in (*whole, *rest)
-        for steps in itertools.product(*(range(d.count) for d in box.dims))
-    )
-    assert seen == list(range(math.prod(sizes)))
-    longest = max(sizes)
-    if longest >= c0:
-        left = sum(box.elements for box in rest)
-        assert left < math.prod(sizes) // longest * c0
 
 
 # -- errors -----------------------------------------------------------------------------------
