@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cube_checks import run_checked
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from message_lists import assert_messages
 
 from ascend_lab.compiler import GraphBuilder, bound_of, compile_stages, run_tasks
@@ -72,27 +72,17 @@ def check(arrays, *, causal=False, chip=B2):
     st.booleans(),
     st.sampled_from((np.float16, ml_dtypes.bfloat16)),
 )
+@example((1, 1, 1, 64, 0, 32, 32), True, np.float16)
+@example((1, 2, 4, 1, 299, 64, 64), True, np.float16)
+@example((2, 1, 8, 4, 296, 64, 64), True, np.float16)
+@example((1, 1, 4, 200, 300, 64, 64), True, np.float16)
+@example((1, 2, 1, 300, 0, 16, 16), True, np.float16)
+@example((2, 1, 32, 3, 37, 32, 32), True, np.float16)
 def test_any_heads_queries_and_keys(sizes, causal, dtype):
     b, groups, heads, s, more, d, e = sizes
     t = s + more
     shapes = (b, groups * heads, s, d), (b, groups, t, d), (b, groups, t, e)
     check(drawn(*shapes, dtype=dtype), causal=causal)
-
-
-@pytest.mark.parametrize(
-    ("q", "kv"),
-    [
-        ((64, 32), (64, 32)),
-        ((1, 8, 1, 64), (1, 2, 300, 64)),
-        ((2, 8, 4, 64), (2, 1, 300, 64)),
-        ((1, 4, 200, 64), (1, 1, 500, 64)),
-        ((1, 2, 300, 16), (1, 2, 300, 16)),
-        ((2, 32, 3, 32), (2, 1, 40, 32)),
-    ],
-    ids=str,
-)
-def test_causal_decode_and_prefill(q, kv):
-    check(drawn(q, kv, kv), causal=True)
 
 
 @pytest.mark.parametrize("shape", [(40, 70), (2, 6, 40, 70), (2, 1, 1, 70), (2, 6, 1, 70), (70,)])
