@@ -43,10 +43,7 @@ from ascend_lab.errors import ScheduleError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.isa import Kernel, sanitize
 from ascend_lab.machine.isa.memory import numpy_type
-from ascend_lab.machine.sim import (
-    execute,
-    simulate_kernel,
-)
+from ascend_lab.machine.sim import execute, simulate_kernel
 from ascend_lab.operators import dsl as te
 from ascend_lab.operators.dsl.stages import Stage
 from ascend_lab.operators.dsl.tensor import topological

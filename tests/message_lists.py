@@ -6,6 +6,7 @@ before you commit it.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ def assert_messages(area: str, section: str, calls: Calls) -> None:
     """Every call raises the error that the area's list has under its name."""
     path = DATA / f"messages_{area}.txt"
     text = path.read_text("utf-8") if path.exists() else ""
-    sections = dict(part.split("\n", 1) for part in text.split("# ")[1:])
+    parts = re.split("^# ", text, flags=re.MULTILINE)[1:]
+    sections = dict(part.split("\n", 1) for part in parts)
     said = "".join(entry_of(name, call) for name, call in calls.items())
     if os.environ.get("MESSAGES") == "write":
         sections[section] = said
-        parts = (f"# {name}\n{entries}" for name, entries in sorted(sections.items()))
-        path.write_text("".join(parts), "utf-8")
+        text = "".join(f"# {name}\n{entries}" for name, entries in sorted(sections.items()))
+        path.write_text(text, "utf-8")
         return
     assert said == sections.get(section), "MESSAGES=write pytest renews the list"

@@ -5,12 +5,7 @@ import pytest
 from message_lists import assert_messages
 
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import (
-    KernelBuilder,
-    pipe_stream,
-    sanitize,
-    spread,
-)
+from ascend_lab.machine.isa import KernelBuilder, pipe_stream, sanitize, spread
 from ascend_lab.machine.sim import execute
 
 TOY = load_chip("Toy")

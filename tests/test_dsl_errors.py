@@ -233,8 +233,6 @@ def replayed(rows):
 
 
 # -- what shows later: buffers, arrays, indices ----------------------------------------------------
-
-
 def tiny(kind, index):
     x = tensor(5, 16, name="x")
     picks = tensor(3, dtype="int32", name="index")

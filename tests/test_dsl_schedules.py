@@ -26,11 +26,7 @@ from ascend_lab.errors import AlignmentError, CapacityError, ScheduleError
 from ascend_lab.machine.isa import Loop, sanitize
 from ascend_lab.machine.sim import execute, simulate, simulate_kernel
 from ascend_lab.operators import dsl as te
-from ascend_lab.operators.kernels import (
-    gemm_launch,
-    pack_gemm,
-    unpack_gemm,
-)
+from ascend_lab.operators.kernels import gemm_launch, pack_gemm, unpack_gemm
 
 
 def inputs(*shapes, dtype="fp16"):

@@ -5,15 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cube_checks import (
-    assert_conv,
-    assert_gemm,
-    few_cores,
-    numbers,
-    on,
-    pack_channels,
-    values,
-)
+from cube_checks import assert_conv, assert_gemm, few_cores, numbers, on, pack_channels, values
 from hypothesis import given, strategies as st
 from message_lists import assert_messages
 

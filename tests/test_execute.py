@@ -109,8 +109,6 @@ def test_without_its_flags_a_kernel_depends_on_the_order(pair):
 
 
 # -- poison ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("dtype", "poison"), [("fp16", np.nan), ("fp32", np.nan), ("int8", -1)])
 def test_tensors_that_are_not_given_start_poisoned(dtype, poison):
     program = Program("idle", (Buffer("y", "GM", dtype, 8),), ())
@@ -133,8 +131,6 @@ def test_poison_survives_the_cube():
 
 
 # -- vector instructions ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("op", "function"), [("vand", np.bitwise_and), ("vor", np.bitwise_or)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32, np.int8])
 def test_bitwise_ops_see_bits_not_numbers(op, function, dtype):
@@ -217,8 +213,6 @@ def test_vconv_rounds_half_to_even_and_saturates(source, values, target, expecte
 
 
 # -- moves -----------------------------------------------------------------------------------------
-
-
 def cube_program(chip, *, transpose_b=False, out="fp16", image=None, window=None, **drain):
     """C = A @ B for one fractal of B, and one of A or of the `window` of an image."""
     k = KernelBuilder("cube", chip)

@@ -178,8 +178,6 @@ def test_heads_are_read_and_written_as_columns_of_a_matrix(sizes, names, mask, c
 
 
 # -- programs -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mask", ["", "rows", "full"])
 @pytest.mark.parametrize("chip", on(*COUPLED))
 def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
@@ -276,8 +274,6 @@ def test_published_times():
 
 
 # -- refusals -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rows", [40, 128])
 def test_latent_heads_come_in_parts(rows):
     """576 numbers a key: 36 fractals, in fifths to L0, and in eighths to L1 beside 128 rows."""

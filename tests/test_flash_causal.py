@@ -19,10 +19,7 @@ from ascend_lab.operators import ops
 from ascend_lab.operators.kernels.flash import flash_launch
 from ascend_lab.operators.kernels.flash_causal import causal_grid, dealt
 from ascend_lab.operators.kernels.flash_shape import FlashShape
-from ascend_lab.operators.kernels.flash_split import (
-    SplitTiling,
-    flash_pipeline_launch,
-)
+from ascend_lab.operators.kernels.flash_split import SplitTiling, flash_pipeline_launch
 from ascend_lab.operators.ops.attention import flash_kernel
 from ascend_lab.operators.ops.expressions import prepare
 

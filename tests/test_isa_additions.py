@@ -8,9 +8,7 @@ import pytest
 from message_lists import assert_messages
 from strategies import through
 
-from ascend_lab.errors import (
-    CapacityError,
-)
+from ascend_lab.errors import CapacityError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import (
     Buffer,
@@ -63,8 +61,6 @@ def run_once(chip, program, tensors):
 
 
 # -- bf16 ------------------------------------------------------------------------------------------
-
-
 def multiply_whole_numbers(chip):
     four = (1, 1, 16, 16)
     operands = (("c", "L0C", "fp32"), ("a", "L0A", "int32"), ("b", "L0B", "int32"))
@@ -101,8 +97,6 @@ def test_vconv_rounds_as_asked_and_saturates(rounding, f, out):
 
 
 # -- blocks ----------------------------------------------------------------------------------------
-
-
 def test_costs_count_repeats_of_eight_blocks():
     x = Buffer("x", "UB", "fp16", 64)
     y = Buffer("y", "UB", "fp16", 1024, address=128)

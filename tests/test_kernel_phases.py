@@ -9,14 +9,7 @@ from strategies import through
 
 from ascend_lab.errors import ProgramError, SyncError
 from ascend_lab.machine.chip import load_chip
-from ascend_lab.machine.isa import (
-    Kernel,
-    KernelBuilder,
-    Launch,
-    Part,
-    binding_of,
-    sanitize,
-)
+from ascend_lab.machine.isa import Kernel, KernelBuilder, Launch, Part, binding_of, sanitize
 from ascend_lab.machine.sim import execute, simulate, simulate_kernel
 from ascend_lab.operators.kernels import elementwise_launch
 
@@ -67,8 +60,6 @@ TWO = Kernel("double and add", (double("x", "partial"), total("partial", "y")))
 
 
 # -- the kernel as data ----------------------------------------------------------------------------
-
-
 def test_a_kernel_has_a_phase():
     with pytest.raises(ProgramError, match="empty: a kernel of at least one phase; got none"):
         Kernel("empty", ())

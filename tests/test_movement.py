@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from message_lists import assert_messages
 
-from ascend_lab.errors import (
-    PathError,
-    SimulationError,
-)
+from ascend_lab.errors import PathError, SimulationError
 from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Kernel, sanitize
@@ -168,8 +165,6 @@ def test_conversions_are_right_and_never_slower_than_strided(chip, dtype, shape,
 
 
 # -- gather and scatter ----------------------------------------------------------------------------
-
-
 def scattered(y, index, u, mode):
     want = y.copy()
     if mode == "add":

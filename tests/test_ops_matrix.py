@@ -248,8 +248,6 @@ def test_indices_have_no_gradient():
 
 
 # -- slice rules ----------------------------------------------------------------------------------
-
-
 def test_two_pieces_of_a_convolution_share_rows_and_keep_the_outer_padding():
     operator = ops.get("conv2d")
     shapes = ((1, 1, 8, 8), (1, 1, 3, 3))

@@ -184,9 +184,6 @@ def test_a_relu_behind_the_windows_goes_in_front_of_them_only_behind_a_convoluti
         np.testing.assert_array_equal(one, other)
 
 
-# -- in a network ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("channels", [8, 16, 24])
 def test_images_of_wide_numbers_are_pooled_apart_in_blocks_of_16(channels):
     net = GraphBuilder("wide", "fp16")

@@ -96,8 +96,6 @@ def test_a_row_of_infinity_leaves_its_neighbours_alone():
 
 
 # -- programs -------------------------------------------------------------------------------------
-
-
 def test_what_does_not_fit_is_refused():
     shape = NormShape(4, 48, 1e-5)
     with pytest.raises(PathError):

@@ -21,11 +21,7 @@ from ascend_lab.machine.isa import (
     parse_program,
     sanitize,
 )
-from ascend_lab.operators.kernels import (
-    GemmShape,
-    elementwise_program,
-    gemm_launch,
-)
+from ascend_lab.operators.kernels import GemmShape, elementwise_program, gemm_launch
 
 TOY = load_chip("Toy")
 TILE = 1024
@@ -209,8 +205,6 @@ def test_overlapping_buffers_of_other_types_race():
 
 
 # -- the other kinds -----------------------------------------------------------------------------
-
-
 def test_accumulating_into_an_empty_l0c_is_an_uninitialised_read():
     shape = GemmShape(16, 64, 16)
     program = gemm_launch(shape, TOY).parts[0].program

@@ -9,9 +9,7 @@ from cube_checks import run_checked
 from hypothesis import assume, example, given, strategies as st
 from message_lists import assert_messages
 
-from ascend_lab.compiler import (
-    GraphBuilder,
-)
+from ascend_lab.compiler import GraphBuilder
 from ascend_lab.errors import CapacityError
 from ascend_lab.fused.means import diagonal
 from ascend_lab.fused.tandem_kernel import tandem_launch

@@ -175,8 +175,6 @@ def test_the_summary_is_plain_data():
 
 
 # -- refusals --------------------------------------------------------------------------------------
-
-
 def test_a_launch_of_its_own_waits_for_cores_of_both_kinds():
     more = {way: start_cycles(TOY, way, 7) - start_cycles(TOY, way)
             for way in ("cold", "queued", "inside", "across", "both")}  # fmt: skip
