@@ -12,6 +12,7 @@ from ascend_lab import errors
 from ascend_lab.machine import chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.operators.kernels.epilogue import (
+    AS_THEY_ARE,
     Deq,
     Epilogue,
     Fix,
@@ -357,8 +358,7 @@ def drain(
     The result also goes from UB to the places in `also`.
     """
     if finish.out is None:
-        fix = finish.fix or Fix()
-        store_area(finish.builder, acc, None, y, area, fix.relu, fix.scale)
+        store_area(finish.builder, acc, None, y, area, finish.fix or AS_THEY_ARE)
         return
     k = finish.builder
     pitch = _block_elements(finish, area)

@@ -26,17 +26,11 @@ from ascend_lab.machine.isa import (
     Tile,
 )
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
+from ascend_lab.operators.kernels.cube_nest import MatrixFeed, Sums, accumulate, sums_region
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.mix import AREA, After, VectorWriter, to_ring
-from ascend_lab.operators.kernels.tiles import (
-    Area,
-    Fractals,
-    Span,
-    chunks,
-    feed_a,
-    feed_b,
-    segments,
-)
+from ascend_lab.operators.kernels.leave import Leave
+from ascend_lab.operators.kernels.mix import AREA, After, VectorWriter
+from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, segments
 
 Kept = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""
@@ -234,22 +228,20 @@ class _Writer:
         )
         row, col = core = k.param("row", rows[2]), k.param("col", cols[2])
         self.base = row * rows[1] + area[0][0], col * cols[1] + area[1][0]
-        self.ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
-        if not after:
-            self.c = k.tensor(out_name, out_dtype, out_blocks * m1 * 256)  # 16 x 16 a fractal
+        ring = k.ring_out(after.ring, after.core(*core), "FIX") if after else None
+        # Vector cores, if any, store the result. A fractal of it has 16 x 16 elements.
+        c = None if after else k.tensor(out_name, out_dtype, out_blocks * m1 * 256)
         self.first_k, self.first_c = self._share_starts(*area[1])
         self.operands = (
             _Operand(a, m1, self._l1(a, tile_m), self._l0(a, tile_m), schedule.keep == "a"),
             _Operand(b, n1, self._l1(b, tile_n), self._l0(b, tile_n), schedule.keep == "b"),
         )
         self.acc = tiles.sum_queue(k, "c_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
-        self.out = (
-            tiles.out_queue(k, out_dtype, tile_m, tile_n)
-            if chip.combined and not epilogue
-            else None
-        )
+        plain_through_ub = chip.combined and not epilogue
+        out = tiles.out_queue(k, out_dtype, tile_m, tile_n) if plain_through_ub else None
         sizes = epilogue_emit.Sizes(tile_m, tile_n, cols[0], n1, n1 * m1 * 256)
         self.finish = epilogue_emit.new_finish(k, epilogue, sums, sizes)
+        self.leave = Leave(k, self.acc, c, out, self.finish, ring)
 
     def _l1(self, tensor: Buffer, side: int) -> Queue | None:
         """Allocate slots of tensor a or b in L1, none where it bypasses L1."""
@@ -298,28 +290,23 @@ class _Writer:
         self, spans: tuple[Span, Span], kept: Kept, loaded: epilogue_emit.Channels | None
     ) -> None:
         """Compute and store the tile of C at `spans`; `kept`, `loaded`: of `tiles_in_order`."""
-        (m_at, m), (n_at, n) = spans
         with epilogue_emit.held_channels(self.finish, spans[1], Affine(), loaded) as channels:
             c = self.acc.alloc()
             self._reduce(c, spans, kept, epilogue_emit.bias_of(self.finish, channels, spans[1]))
             self.acc.enqueue()
-            if self.ring is not None:
-                to_ring(self.k, self.acc, self.ring, self.finish, (m, n), m * FRACTAL)
-                return
-            # C is (N1, M1, 16, 16): a block of 16 columns holds m1 fractals of 256 elements.
-            start = self.first_c + n_at * (self.m1 * 256)
-            rows = m * FRACTAL
-            if self.finish is None:
-                start += m_at * 256
-                tiles.store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
-                return
-            block_channels = self.finish.width
-            plane = self.m1 * FRACTAL
-            piece = (0, m_at * FRACTAL, rows)
-            # An int8 result has blocks of 32 channels: half as many as of 16.
-            n = n * FRACTAL // block_channels
-            area = Area(start, (piece,), n, plane, 1, m, rows, block_channels)
-            epilogue_emit.drain(self.finish, self.acc, self.c, area, n_at, channels)
+            self.leave.store(self._area(spans), spans[1][0], channels)
+
+    def _area(self, spans: tuple[Span, Span]) -> Area:
+        """Return where the tile at `spans` lies in C."""
+        (m_at, m), (n_at, n) = spans
+        # C is (N1, M1, 16, 16): a block of 16 columns holds m1 fractals of 256 elements.
+        start = self.first_c + n_at * (self.m1 * 256)
+        rows = m * FRACTAL
+        piece = (0, m_at * FRACTAL, rows)
+        # An int8 result has blocks of 32 channels: half as many as of 16.
+        width = self.finish.width if self.finish else FRACTAL
+        blocks = n * FRACTAL // width
+        return Area(start, (piece,), blocks, self.m1 * FRACTAL, 1, m, rows, width)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:
         """Bring a piece of A or B to L1: `at` along m or n, `depth` along k."""
@@ -353,10 +340,12 @@ class _Writer:
         for stage_at, size in segments(self.k, "stage", self.k1, self.stage_k):
             for operand, span in staged:
                 self._stage(operand, span, (stage_at, size))
-            sources = [self._source(*side, stage_at) for side in sides]
-            for k_at, depth in segments(self.k, "k", size, self.tile_k):
-                sizes = (spans[0][1], depth, spans[1][1])
-                self._multiply(c, [s.down(k_at) for s in sources], sizes, stage_at + k_at, bias)
+            left, right = (
+                MatrixFeed(self.k, operand.l0, span[1], self._source(operand, span, tile, stage_at))
+                for operand, span, tile in sides
+            )
+            sums = Sums(sums_region(c, spans[0][1], spans[1][1]), stage_at, bias)
+            accumulate(self.k, sums, left, right, size, self.tile_k)
             for operand, _ in staged:
                 assert operand.l1 is not None
                 operand.l1.free()
@@ -375,29 +364,3 @@ class _Writer:
         if kept is not None:
             return Fractals(kept, stage_at * pitch, pitch)
         return Fractals(operand.l1.dequeue(), Affine(), pitch)
-
-    def _multiply(
-        self,
-        c: Tile,
-        sources: Sequence[Fractals],
-        sizes: tuple[int, int, int],
-        done: Affine,
-        bias: Region | None,
-    ) -> None:
-        """Load a tile of A and of B to L0 and add their product to c.
-
-        `done` counts the fractals of K multiplied before: where it is 0, the product replaces
-        what is in c, plus the bias if there is one.
-        """
-        (m, depth, n) = sizes
-        c0 = self.area // FRACTAL
-        a_queue, b_queue = (operand.l0 for operand in self.operands)
-        feed_a(self.k, a_queue.alloc(), sources[0], m, depth)
-        a_queue.enqueue()
-        feed_b(self.k, b_queue.alloc(), sources[1], n, depth)
-        b_queue.enqueue()
-        a = a_queue.dequeue().region(0, (m, depth, FRACTAL, c0))
-        b = b_queue.dequeue().region(0, (depth, n, FRACTAL, c0))
-        self.k.mmad(c.region(0, (n, m, FRACTAL, FRACTAL)), a, b, accumulate=done, bias=bias)
-        a_queue.free()
-        b_queue.free()

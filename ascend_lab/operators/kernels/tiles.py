@@ -16,6 +16,7 @@ from ascend_lab.machine.isa import (
     c0_of,
     up,
 )
+from ascend_lab.operators.kernels.epilogue import AS_THEY_ARE, Fix
 
 Span = tuple[Affine, int]
 """(start, size) of a stretch along one axis."""
@@ -131,35 +132,6 @@ def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
         yield index
 
 
-def store_tile(
-    k: KernelBuilder,
-    acc: Queue,
-    out: Queue | None,
-    tensor: Buffer,
-    sizes: tuple[int, int],
-    start: Affine,
-    pitch: int,
-) -> None:
-    """Move a finished (N1, M1) tile of L0C to GM at `start`; `pitch` fractals a column."""
-    m, n = sizes
-    c = acc.dequeue()
-    if out is None:
-        target = tensor.region(start, (n, m * 256), (pitch * 256, 1))
-        k.fixpipe(target, c.region(0, target.sizes))
-        acc.free()
-        return
-    # Without a fix pipe sums leave by UB, as many columns of fractals at a time as a slot holds.
-    slot_columns = out.buffer.elements // (m * 256)
-    for column, size in segments(k, "column", n, min(slot_columns, n)):
-        k.copy(out.alloc().region(0, size * m * 256), c.region(column * (m * 256), size * m * 256))
-        out.enqueue()
-        drained = out.dequeue()
-        target = tensor.region(start + column * (pitch * 256), (size, m * 256), (pitch * 256, 1))
-        k.copy(target, drained.region(0, target.sizes))
-        out.free()
-    acc.free()
-
-
 @dataclass(frozen=True, slots=True)
 class Area:
     """Where a tile of `blocks` output blocks lies in GM, in `pieces` of neighbouring pixels.
@@ -178,6 +150,12 @@ class Area:
     fractals: int
     pixels: int
     width: int = FRACTAL
+
+    def in_whole_fractals(self) -> "Area":
+        """Return the area of a tile in one piece with the rows that pad its last fractal."""
+        ((pixel, place, _),) = self.pieces
+        pixels = self.fractals * FRACTAL
+        return replace(self, pieces=((pixel, place, pixels),), pixels=pixels)
 
     def lines(self, *, separate: bool) -> Iterator[tuple[int, Affine, int, int, tuple[int, int]]]:
         """Yield (first pixel in the tile, place, pixels, pieces, distance): one copy for each.
@@ -245,17 +223,16 @@ def store_area(
     out: Queue | None,
     tensor: Tile | Buffer,
     area: Area,
-    relu: bool = False,
-    scale: float = 1.0,
+    fix: Fix = AS_THEY_ARE,
 ) -> None:
-    """Move a tile's pixels from L0C to GM; the fix pipe, if any, applies `relu` and `scale`."""
+    """Move a tile's pixels from L0C to GM; the fix pipe, if any, applies `fix`."""
     c = acc.dequeue()
     blocks = area.blocks
     # Sums of a block of 16 channels: 16 x 16 per fractal of pixels.
     block = area.fractals * FRACTAL * FRACTAL
     if out is None:
         for target, source in area.pairs(tensor, c, block, Affine(), blocks):
-            k.fixpipe(target, source, relu=relu, scale=scale)
+            k.fixpipe(target, source, relu=fix.relu, scale=fix.scale)
         acc.free()
         return
     for first, columns in segments(k, "column", blocks, min(out.buffer.elements // block, blocks)):
