@@ -18,7 +18,7 @@ from ascend_lab.deploy.compress.mixed import ledger
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops
-from ascend_lab.operators.kernels.cube_bias import MOST_WHOLE
+from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
 
 
 # -- QDQ models, written node by node -------------------------------------------------------------

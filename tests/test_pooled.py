@@ -19,8 +19,8 @@ from ascend_lab.machine.sim import execute, simulate, simulate_kernel
 from ascend_lab.operators.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
 from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.operators.kernels.conv_windows import rows_seen
-from ascend_lab.operators.kernels.cube_bias import pack_bias
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Operand, Step
+from ascend_lab.operators.kernels.epilogue_plan import pack_bias
 
 COMBINED = ("Ascend310", "Ascend310P3", "Ascend910A")
 NARROW = Step("vconv", ("sums",), None, "fp16")

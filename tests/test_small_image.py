@@ -12,8 +12,8 @@ from ascend_lab.machine.isa import sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import ConvShape, conv_launch
 from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
-from ascend_lab.operators.kernels.cube_bias import bias_bytes, pack_bias
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
+from ascend_lab.operators.kernels.epilogue_plan import bias_bytes, pack_bias
 from ascend_lab.operators.kernels.images import (
     FewChannels,
     SmallImage,

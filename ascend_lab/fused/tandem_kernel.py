@@ -35,7 +35,7 @@ from ascend_lab.fused.tandem_shape import (
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, KernelBuilder, Launch, Program, Tile, up
 from ascend_lab.operators.kernels import conv_windows
-from ascend_lab.operators.kernels.conv_feeds import load_l0b_weights
+from ascend_lab.operators.kernels.conv_tiles import load_l0b_weights
 from ascend_lab.operators.kernels.epilogue_emit import Channels, drain, held_channels
 from ascend_lab.operators.kernels.planes import Own, plane_launch
 from ascend_lab.operators.kernels.tiles import Area, chunks, repeat, segments, sum_queue

@@ -9,11 +9,11 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile, up
 from ascend_lab.operators.kernels import conv_shape, epilogue_emit, tiles
-from ascend_lab.operators.kernels.conv_feeds import WindowFeed
+from ascend_lab.operators.kernels.conv_tiles import WindowFeed
 from ascend_lab.operators.kernels.conv_windows import Window, tiles_per_image, window_of
-from ascend_lab.operators.kernels.cube_bias import CubeBias
-from ascend_lab.operators.kernels.cube_nest import ResidentFeed, Sums, accumulate, sums_region
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, check_epilogue
+from ascend_lab.operators.kernels.epilogue_plan import CubeBias
+from ascend_lab.operators.kernels.tiles import ResidentFeed, Sums, accumulate, sums_region
 
 SUMS = "fp32"
 Job = tuple[conv_shape.ConvShape, Epilogue | None]

@@ -17,13 +17,7 @@ from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.layout import address_map, maps_launch, pack
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators import dsl as te, kernels
-from ascend_lab.operators.kernels import (
-    conv_schedules,
-    cube_bias,
-    deconv,
-    dense_placement,
-    epilogue_plan,
-)
+from ascend_lab.operators.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
 from ascend_lab.operators.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
 from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
 from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
@@ -305,8 +299,8 @@ def conv_job(
         moved, others = _after(piece, chip)
         here, there = _paces(shape, (epilogue, moved), chip)
         if there < (math.inf if cube_adds else here):
-            epilogue = replace(moved, bias=bias[0], bias_bytes=cube_bias.bias_bytes(shape))
-            forms = others | {bias[0]: partial(cube_bias.pack_bias, shape)}
+            epilogue = replace(moved, bias=bias[0], bias_bytes=epilogue_plan.bias_bytes(shape))
+            forms = others | {bias[0]: partial(epilogue_plan.pack_bias, shape)}
     return shape, epilogue, forms
 
 
@@ -360,7 +354,7 @@ def _whole_job(
     if scaled.attr("small_bias", False):
         epilogue = _bias_moved(shape, epilogue, chip)
     if epilogue.bias:
-        forms[epilogue.bias] = partial(cube_bias.pack_bias, shape)
+        forms[epilogue.bias] = partial(epilogue_plan.pack_bias, shape)
     return shape, epilogue, forms
 
 
@@ -384,7 +378,7 @@ def _paces(
         if demand and dense:
             cycles += demand.instructions * HEAD_CYCLES / tile
         paces.append(max(cycles, steps) + dense * cycles * tile / own)
-    little = cube_bias.bias_bytes(shape) <= chip.buffers["L1"] // 4
+    little = epilogue_plan.bias_bytes(shape) <= chip.buffers["L1"] // 4
     return paces[0], paces[1] if little else math.inf
 
 
@@ -398,7 +392,7 @@ def _bias_moved(shape: kernels.ConvShape, epilogue: Epilogue, chip: Chip) -> Epi
         return epilogue
     own = tuple(o for o in epilogue.operands if o.name != deq.bias)
     plain = replace(deq, bias="")
-    size = cube_bias.bias_bytes(shape)
+    size = epilogue_plan.bias_bytes(shape)
     moved = replace(epilogue, operands=own, deq=plain, bias=deq.bias, bias_bytes=size)
     here, there = _paces(shape, (epilogue, moved), chip)
     return moved if there + 1 < here else epilogue

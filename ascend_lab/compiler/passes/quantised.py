@@ -27,7 +27,7 @@ from ascend_lab.compiler.draft import Draft
 from ascend_lab.compiler.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.compiler.passes import simplify
 from ascend_lab.compiler.passes.rewrite import Pass, derived, having, settings, sweep
-from ascend_lab.operators.kernels.cube_bias import MOST_WHOLE
+from ascend_lab.operators.kernels.epilogue_plan import MOST_WHOLE
 from ascend_lab.operators.ops.formats import is_float
 
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")

@@ -33,36 +33,36 @@ from ascend_lab.operators.kernels import (
     epilogue_emit,
     tiles,
 )
-from ascend_lab.operators.kernels.conv_feeds import (
+from ascend_lab.operators.kernels.conv_shape import ConvShape, units_of
+from ascend_lab.operators.kernels.conv_tiles import (
     Addend,
+    BundlePlace,
+    BundleShare,
+    Job,
     Operands,
+    Resident,
+    TileWalk,
     WindowFeed,
     load_l0b_weights,
     rows_view,
 )
-from ascend_lab.operators.kernels.conv_shape import ConvShape, units_of
-from ascend_lab.operators.kernels.conv_tiles import (
-    BundlePlace,
-    BundleShare,
-    Job,
-    Resident,
-    TileWalk,
-)
 from ascend_lab.operators.kernels.conv_windows import Pixels, Window
-from ascend_lab.operators.kernels.cube_bias import CubeBias
-from ascend_lab.operators.kernels.cube_nest import ResidentFeed, Sums, accumulate, sums_region
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.epilogue_plan import chip_left, demand_of
+from ascend_lab.operators.kernels.epilogue_emit import Leave
+from ascend_lab.operators.kernels.epilogue_plan import CubeBias, chip_left, demand_of
 from ascend_lab.operators.kernels.gemm_schedule import GemmSchedule
-from ascend_lab.operators.kernels.leave import Leave
 from ascend_lab.operators.kernels.mix import After, VectorWriter
 from ascend_lab.operators.kernels.rows import Pooled, check_pool
 from ascend_lab.operators.kernels.tiles import (
+    ResidentFeed,
     Span,
+    Sums,
+    accumulate,
     by_size,
     chunks,
     out_queue,
     segments,
+    sums_region,
 )
 
 

@@ -1,4 +1,4 @@
-"""Drain a tile of sums through an epilogue.
+"""How sums leave L0C: plain, through an epilogue, or to vector cores.
 
 Where cube and vector unit share a core, sums go by UB and the vector unit does the steps. Where
 they are separate, the bias table and the fix pipe do what they can.
@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 
 from ascend_lab import errors
 from ascend_lab.machine import chip
-from ascend_lab.machine.isa import FRACTAL, Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab.machine.isa import (
+    FRACTAL,
+    Affine,
+    Buffer,
+    KernelBuilder,
+    Queue,
+    Region,
+    RingEnd,
+    Tile,
+)
 from ascend_lab.operators.kernels.epilogue import (
     AS_THEY_ARE,
     Deq,
@@ -482,3 +491,42 @@ def load_tiles(group: Group, k: KernelBuilder, area: Area, at: Affine, count: in
         for source, target in area.pairs(tensor, slots[operand.name], block_elements, at, count):
             k.copy(target, source)
     group.queue.enqueue()
+
+
+# -- all ways out of L0C --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """How a kernel's finished tiles of sums leave the slots `acc` of L0C.
+
+    Plain to GM, through an epilogue on the way to GM, or through a ring of slots to vector cores.
+
+    `ring` goes to vector cores, which store the `result`: then a kernel has none. `finish` are the
+    buffers of an epilogue. `out` are slots of UB for plain sums on chips without a fix pipe.
+    """
+
+    k: KernelBuilder
+    acc: Queue
+    result: Buffer | None
+    out: Queue | None
+    finish: Finish | None
+    ring: RingEnd | None
+
+    def store(self, area: Area, n: Affine, channels: Channels | None) -> None:
+        """Store the next finished tile at `area`; `n` is its first output block."""
+        if self.ring is not None:
+            self._to_ring(self.ring, area)
+            return
+        assert self.result is not None
+        if self.finish is None:
+            store_area(self.k, self.acc, self.out, self.result, area)
+        else:
+            drain(self.finish, self.acc, self.result, area, n, channels)
+
+    def _to_ring(self, ring: RingEnd, area: Area) -> None:
+        """Move a tile of L0C to a slot of the ring, without the rows that pad its last fractal."""
+        fix = (self.finish.fix if self.finish else None) or AS_THEY_ARE
+        sizes = area.blocks, area.pixels * FRACTAL
+        source = self.acc.dequeue().region(0, sizes, (area.fractals * FRACTAL * FRACTAL, 1))
+        self.k.fixpipe(ring.alloc().region(0, sizes), source, relu=fix.relu, scale=fix.scale)
+        self.acc.free()
+        ring.enqueue()

@@ -26,11 +26,20 @@ from ascend_lab.machine.isa import (
     Tile,
 )
 from ascend_lab.operators.kernels import default_schedules, epilogue_emit, gemm_schedule, tiles
-from ascend_lab.operators.kernels.cube_nest import MatrixFeed, Sums, accumulate, sums_region
 from ascend_lab.operators.kernels.epilogue import Epilogue, check_epilogue, halves
-from ascend_lab.operators.kernels.leave import Leave
+from ascend_lab.operators.kernels.epilogue_emit import Leave
 from ascend_lab.operators.kernels.mix import AREA, After, VectorWriter
-from ascend_lab.operators.kernels.tiles import Area, Fractals, Span, chunks, segments
+from ascend_lab.operators.kernels.tiles import (
+    Area,
+    Fractals,
+    MatrixFeed,
+    Span,
+    Sums,
+    accumulate,
+    chunks,
+    segments,
+    sums_region,
+)
 
 Kept = tuple[isa.Tile | None, isa.Tile | None]
 """The L1 tiles with all K of A's rows and of B's columns; None where no outer loop keeps them."""

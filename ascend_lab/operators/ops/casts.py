@@ -10,7 +10,7 @@ offset o is q = clip(round(x / s) + o), and back x = (q - o) s.
 
 The scale of a whole tensor is an attribute; `scales` of its channels are an input. A `bias` is an
 integer that is added to the sums before they are scaled, as the cube does. `small_bias` promises
-that the cube can add it as one more step of K (`kernels.cube_bias`); it changes no value.
+that the cube can add it as one more step of K (`kernels.epilogue_plan`); it changes no value.
 Source: hicann/amct, docs and graph_based custom_op; ONNX QuantizeLinear and DequantizeLinear.
 """
 
