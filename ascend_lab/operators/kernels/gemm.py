@@ -47,6 +47,20 @@ Keeper = Callable[[int, Span], AbstractContextManager[isa.Tile | None]]
 """Called as keep(side, span): loads all K of a span of A (side 0) or B (side 1), if it is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all programs of a launch have in common.
+
+    They compute `area` of C; the cube's core does `epilogue`.
+    """
+
+    shape: gemm_schedule.GemmShape
+    schedule: gemm_schedule.GemmSchedule
+    chip: Chip
+    area: gemm_schedule.Stretches
+    epilogue: Epilogue | None
+
+
 def gemm_launch(
     shape: gemm_schedule.GemmShape,
     chip: Chip,
@@ -79,21 +93,21 @@ def gemm_launch(
     if chosen.split_k > 1:
         grid["part"] = chunks(k1, 1, chosen.split_k)
 
+    job = Job(shape, chosen, chip, area, head)
+
     def program(*shares: Share) -> Program | tuple[Program, ...]:
         if tail is None:
-            return _Writer(shape, chosen, chip, shares, area, head).program()
+            return _Writer(job, shares).program()
         cores = len(grid["row"]), len(grid["col"])
         sides = chosen.base_m // FRACTAL, chosen.base_n // FRACTAL
         arriving_dtype = head.out_dtype if head else ACCUMULATOR[shape.dtype]
         after = After(tail, arriving_dtype, sides, cores, n1, n1 * m1 * AREA)
-        cube = _Writer(shape, chosen, chip, shares, area, head, after).program()
+        cube = _Writer(job, shares, after).program()
         vector_cores = chip.vector_cores_per_core
         # 2 vector cores take 8 of a fractal's 16 rows each, by one program; 3 would need three.
         if FRACTAL % vector_cores == 0:
-            return cube, *[_after(shape, chosen, chip, shares, area, after)] * vector_cores
-        return cube, *(
-            _after(shape, chosen, chip, shares, area, after, i) for i in range(vector_cores)
-        )
+            return cube, *[_vector_program(job, shares, after)] * vector_cores
+        return cube, *(_vector_program(job, shares, after, i) for i in range(vector_cores))
 
     return isa.spread(f"gemm_{shape.m}x{shape.k}x{shape.n}", grid, program)
 
@@ -139,28 +153,24 @@ def tiles_in_order(
                     yield (m, n), (None, b), tile_channels
 
 
-def _after(
-    shape: gemm_schedule.GemmShape,
-    schedule: gemm_schedule.GemmSchedule,
-    chip: Chip,
-    shares: Sequence[Share],
-    area: gemm_schedule.Stretches,
-    after: After,
-    number: int | None = None,
+def _vector_program(
+    job: Job, shares: Sequence[Share], after: After, number: int | None = None
 ) -> Program:
     """Return the program of vector core `number`, by default one program that fits them all.
 
     It takes the tiles in the order in which its cube core makes them.
     """
     rows, cols = shares
-    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", chip)
+    shape = job.shape
+    area = job.area
+    k = isa.KernelBuilder(f"after_{shape.m}x{shape.n}", job.chip)
     row = k.param("row", rows[2])
     col = k.param("col", cols[2])
-    vector_core = k.param("aiv", chip.vector_cores_per_core) if number is None else number
+    vector_core = k.param("aiv", job.chip.vector_cores_per_core) if number is None else number
     write = VectorWriter(k, after, "c", after.core(row, col), vector_core, (rows[0], cols[0]))
     m1 = shape.fractals[0]
     base = (row * rows[1] + area[0][0], col * cols[1] + area[1][0])
-    for (m, n), _, channels in tiles_in_order(write.finish, k, schedule, (rows, cols), base):
+    for (m, n), _, channels in tiles_in_order(write.finish, k, job.schedule, (rows, cols), base):
         piece = (0, m[0] * FRACTAL, m[1] * FRACTAL)
         tile = Area(n[0] * (m1 * AREA), (piece,), n[1], m1 * FRACTAL, 1, m[1], m[1] * FRACTAL)
         write.tile(tile, n, Affine(), channels)
@@ -192,21 +202,16 @@ class _Writer:
     All sizes are in fractals. A share is (size, step from core to core, cores).
     """
 
-    def __init__(
-        self,
-        shape: gemm_schedule.GemmShape,
-        schedule: gemm_schedule.GemmSchedule,
-        chip: Chip,
-        shares: Sequence[Share],
-        area: gemm_schedule.Stretches,
-        epilogue: Epilogue | None,
-        after: After | None = None,
-    ) -> None:
-        """Declare the tensors; allocate the queues for `area` of C.
+    def __init__(self, job: Job, shares: Sequence[Share], after: After | None = None) -> None:
+        """Declare the tensors; allocate the queues.
 
         Tiles leave by a ring of slots if vector cores work on them `after` the cube.
         """
-        self.schedule = schedule
+        shape = job.shape
+        chip = job.chip
+        area = job.area
+        epilogue = job.epilogue
+        schedule = self.schedule = job.schedule
         (rows, cols, *k_share) = shares
         self.rows = rows
         self.cols = cols
