@@ -19,10 +19,10 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import FRACTAL, as_kernel, up
 from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators.kernels import ConvShape, conv_launch, conv_schedule, dense_placement
-from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.operators.kernels.conv_windows import rows_seen
 from ascend_lab.operators.kernels.epilogue import PLAIN, Epilogue, Operand, Step
 from ascend_lab.operators.kernels.epilogue_plan import pack_bias
+from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
 
 COMBINED = ("Ascend310", "Ascend310P3", "Ascend910A")
 NARROW = Step("vconv", ("sums",), None, "fp16")

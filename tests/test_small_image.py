@@ -11,7 +11,6 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import ConvShape, conv_launch
-from ascend_lab.operators.kernels.conv_shape import pack_conv, unpack_conv
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
 from ascend_lab.operators.kernels.epilogue_plan import bias_bytes, pack_bias
 from ascend_lab.operators.kernels.images import (
@@ -20,6 +19,7 @@ from ascend_lab.operators.kernels.images import (
     few_channels_launch,
     small_image_launch,
 )
+from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
 
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910B2"])

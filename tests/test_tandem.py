@@ -20,9 +20,9 @@ from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import as_kernel
 from ascend_lab.machine.sim import simulate_kernel
 from ascend_lab.operators.kernels import ConvShape
-from ascend_lab.operators.kernels.conv_shape import pack_conv, pack_weights, unpack_conv
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
 from ascend_lab.operators.kernels.epilogue_plan import pack_bias
+from ascend_lab.operators.kernels.operand_packing import pack_conv, pack_weights, unpack_conv
 
 A910 = load_chip("Ascend910A")
 

@@ -18,8 +18,9 @@ from ascend_lab.machine.layout import address_map, maps_launch, pack
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators import dsl as te, kernels
 from ascend_lab.operators.kernels import conv_schedules, deconv, dense_placement, epilogue_plan
-from ascend_lab.operators.kernels.conv_shape import bundles_of, pack_weights, thinned, units_of
+from ascend_lab.operators.kernels.conv_shape import bundles_of, thinned, units_of
 from ascend_lab.operators.kernels.epilogue import PAIR, PLAIN, Epilogue, Operand, supported
+from ascend_lab.operators.kernels.operand_packing import pack_weights
 from ascend_lab.operators.kernels.pooling import PoolGradient, pool_gradient_launch
 from ascend_lab.operators.ops import conv_gradient, operator, pooling
 from ascend_lab.operators.ops.convolution import geometry
