@@ -100,7 +100,7 @@ def some(n, seed=0, rate=1.0, longest=40):
             strict=True)]  # fmt: skip
 
 
-TIME = lm.StepTime(0.02, 0.0005, 0.001, 0.00001)
+TIME = model.StepTime(0.02, 0.0005, 0.001, 0.00001)
 
 
 @settings(max_examples=100)
@@ -164,7 +164,7 @@ def test_all_share_a_step_as_a_processor_is_shared():
         lm.Request(t, 1, x + 1) for t, x in zip(times.tolist(), sizes.tolist(), strict=True)
     ]
     engine = lm.Engine("prefill", 10**6, 16, 10**6, 10**6, 10**6)
-    found = lm.converse(requests, engine, lm.StepTime(decode_s=slice_s))
+    found = lm.converse(requests, engine, model.StepTime(decode_s=slice_s))
     took_s = np.array([one.end_s - one.arrival_s for one in found.requests])
     for size in (20, 100, 400):
         measured = interval(took_s[sizes == size])
