@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ascend_lab.compiler.memory import Buffer, Gap
+from ascend_lab.compiler.buffers import Buffer, Gap
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.limits import csv_of, read_file, whole_of
 

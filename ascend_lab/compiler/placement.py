@@ -29,8 +29,9 @@ from itertools import accumulate
 
 from ascend_lab.compiler import fusion, memory
 from ascend_lab.compiler.aliases import Alias, aliases
+from ascend_lab.compiler.buffers import Buffer
 from ascend_lab.compiler.ir import Graph, pixels
-from ascend_lab.compiler.memory import Buffer, Plan, plan, share
+from ascend_lab.compiler.memory import Plan, plan, share
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, Task
 from ascend_lab.machine.isa import Kernel
 from ascend_lab.machine.sim import DeviceMemory, KernelTimeline
