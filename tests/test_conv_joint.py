@@ -10,7 +10,7 @@ from hypothesis import example, given, strategies as st
 from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, random_inputs, run_compiled
-from ascend_lab.compiler.decide import Switches
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip

@@ -18,7 +18,7 @@ from ascend_lab.compiler import (
     simulate_graph,
 )
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import parse_switches
+from ascend_lab.compiler.switches import parse_switches
 from ascend_lab.errors import CapacityError
 from ascend_lab.fused.excitation import Excitation, excitation_launches
 from ascend_lab.machine.chip import load_chip

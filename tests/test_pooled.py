@@ -9,8 +9,8 @@ from hypothesis import assume, example, given, strategies as st
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.compiler import GraphBuilder, bound_of, evaluate, ledger, random_inputs, run_tasks
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import Switches
 from ascend_lab.compiler.passes import PASSES
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import AscendLabError, CapacityError, UnsupportedError
 from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.machine.chip import load_chip

@@ -17,7 +17,7 @@ from ascend_lab.compiler import (
     simulate_graph,
 )
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import Switches
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import CapacityError, InputError, UnsupportedError
 from ascend_lab.fused.means import diagonal
 from ascend_lab.fused.tandem_kernel import tandem_launch

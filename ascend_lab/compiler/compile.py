@@ -40,16 +40,17 @@ from typing import Any
 from ascend_lab.compiler import canonical, channels, decide, ir, layout, network, tasks, values
 from ascend_lab.compiler.bound import Bound
 from ascend_lab.compiler.draft import in_order
-from ascend_lab.compiler.evaluate import Overflow
 from ascend_lab.compiler.fusion import JOINT, Fused, fuse, unfused
+from ascend_lab.compiler.overflow import Overflow
 from ascend_lab.compiler.passes import DEFAULT, convert, quantise, run_passes
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections
 from ascend_lab.machine.sim.timeline import Start, Timeline
 
 FORMATS = ("fp16", "bf16", "int8")
-ALL_ON = decide.Switches()
+ALL_ON = Switches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class Road:
     """
 
     passes: Sequence[str] = DEFAULT
-    switches: decide.Switches = ALL_ON
+    switches: Switches = ALL_ON
     dtype: str = "fp16"
     apart: tuple[Callable[[ir.Graph], ir.Graph], ...] = ()
     layouts: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
@@ -192,7 +193,7 @@ def compile_stages(
     dtype: str = "fp16",
     passes: Sequence[str] = DEFAULT,
     fusion: bool = True,
-    switches: decide.Switches | None = None,
+    switches: Switches | None = None,
 ) -> Stages:
     """Return the graph after every stage on a chip, given as a `Chip` or by name.
 

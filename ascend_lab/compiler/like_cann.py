@@ -25,11 +25,11 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import Switches
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
 from ascend_lab.compiler.lower.piece import Piece
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once, with_choices
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip

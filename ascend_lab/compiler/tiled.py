@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.compiler import draft, fusion, lower, placement, tasks
 from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, Road, finish_stages
-from ascend_lab.compiler.evaluate import macs
+from ascend_lab.compiler.counts import macs
 from ascend_lab.compiler.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.compiler.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.compiler import aliases, evaluate, ir
+from ascend_lab.compiler import aliases, evaluate, ir, overflow
 from ascend_lab.compiler.lower import packed
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, Task
 from ascend_lab.machine import sim
@@ -27,7 +27,7 @@ def run_tasks(
     compiled: Compiled,
     inputs: Mapping[str, Any],
     names: Sequence[str] = (),
-    overflows: list[evaluate.Overflow] | None = None,
+    overflows: list[overflow.Overflow] | None = None,
 ) -> dict[str, ir.Values]:
     """Return the outputs as the kernels compute them, on poisoned memory and in their formats.
 
@@ -42,7 +42,7 @@ def run_tasks(
         if overflows is not None:
             entry = ir.Node(name, "input", (), (name,))
             given = np.asarray(inputs[name])
-            lost = evaluate.overflow_of(entry, (), [given], [graph.types[name].dtype])
+            lost = overflow.overflow_of(entry, (), [given], [graph.types[name].dtype])
             overflows += [lost] if lost else []
     for task in compiled.tasks:
         _check_int64(task, compiled, live)
@@ -63,7 +63,7 @@ def _overflows(
     live: Mapping[str, ir.Values],
     written: Mapping[str, ir.Values],
     beyond: bool,
-) -> list[evaluate.Overflow]:
+) -> list[overflow.Overflow]:
     """Return the nodes of a task whose finite numbers left their format.
 
     A kernel tells that some did (`beyond`), not which: each node is computed again, exactly.
@@ -72,15 +72,15 @@ def _overflows(
     lowered = task.lowered
     if lowered is None:
         return []
-    halves = [name for name in written if graph.types[name].dtype in evaluate.MOST]
+    halves = [name for name in written if graph.types[name].dtype in overflow.MOST]
     lost = not all(_finite(written[name]) for name in halves)
     if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
         return []
     nodes = [graph.producers[task.piece.names[node.output]] for node in task.piece.graph.nodes]
     unknown = [
-        evaluate.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
+        overflow.Overflow(node.name, node.op, graph.types[node.output].dtype, None, None)
         for node in nodes
-        if graph.types[node.output].dtype in evaluate.MOST
+        if graph.types[node.output].dtype in overflow.MOST
     ]
     if not unknown or (compiled.bare and task.piece.constants):
         return unknown
@@ -90,7 +90,7 @@ def _overflows(
     return found
 
 
-def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[evaluate.Overflow]:
+def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[overflow.Overflow]:
     """Return which nodes of a graph in its formats overflow for some inputs, without kernels."""
     arrays = evaluate.checked_inputs(graph, inputs)
     live = {name: packed(graph.types[name], array) for name, array in arrays.items()}
@@ -99,19 +99,19 @@ def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[evaluate.Ov
 
 def _computed_again(
     graph: ir.Graph, nodes: Sequence[ir.Node], live: Mapping[str, ir.Values]
-) -> tuple[list[evaluate.Overflow], dict[str, ir.Values]]:
+) -> tuple[list[overflow.Overflow], dict[str, ir.Values]]:
     """Return which nodes overflow when each is computed exactly, and all that they read or write.
 
     What a node writes is rounded to its format before the next reads it.
     """
-    found: list[evaluate.Overflow] = []
+    found: list[overflow.Overflow] = []
     values: dict[str, ir.Values] = {}
     for node in nodes:
         values |= {n: _logical_of(graph, n, live) for n in node.inputs if n not in values}
         arrays = [values[name] for name in node.inputs]
         exact = evaluate.exact_values(graph, node, arrays)
         kinds = graph.out_types(node)
-        lost = evaluate.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
+        lost = overflow.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
         found += [lost] if lost else []
         for name, value, kind in zip(node.outputs, exact, kinds, strict=True):
             values[name] = formats.round_to(value, kind.dtype).reshape(kind.shape)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ascend_lab.compiler import bound, ir, onnx
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.compiler.evaluate import macs, parameters, published_macs
+from ascend_lab.compiler.counts import macs, parameters, published_macs
 from ascend_lab.compiler.onnx.tensors import FORMATS, check_size
 from ascend_lab.compiler.zoo import convolutional as c, formers, mobile, transformers as t
 from ascend_lab.data import data_path
