@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.compiler.ir import Fill, Graph, Node
+from ascend_lab.compiler.slice import rules_of
 from ascend_lab.operators.ops import formats, slicing
 
 Mask = NDArray[np.bool_] | None
@@ -45,6 +46,11 @@ WHOLE = (
     "rec",
 )
 """Operators that need every element of their inputs, though none of their traits says so."""
+FOLLOWS = (*PRODUCTS, *ATTENTION, *BY_ROW, "trans_data", "transpose")
+"""Operators of which a result needs what the slice rules say, and no less.
+
+Rules of other operators may ask for more than is needed, such as a hull of windows with gaps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,28 +204,33 @@ class Needs:
 
     def _need_for(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
         """Yield (input, masks) that a node needs to compute the results in the masks `out`."""
-        shapes = [self.graph.types[name].shape for name in node.inputs]
-        if node.op in PRODUCTS or node.op in ATTENTION:
-            for name, shape, masks in zip(node.inputs, shapes, _factors(node, out), strict=False):
-                yield name, _fit(masks, shape)
-        elif node.op in BY_ROW:
-            axis = node.attr("axis", -1) % len(out)
-            yield node.inputs[0], (*out[:axis], None, *out[axis + 1 :])
-        elif node.op == "trans_data" or node.has("pointwise", "broadcasts"):
-            yield from ((n, _fit(out, shape)) for n, shape in zip(node.inputs, shapes, strict=True))
-        elif node.op == "transpose":
-            order = node.attr("perm") or tuple(reversed(range(len(out))))
-            back = {axis % len(out): at for at, axis in enumerate(order)}
-            yield node.inputs[0], tuple(out[back[axis]] for axis in range(len(out)))
+        if node.op in FOLLOWS or node.has("pointwise", "broadcasts"):
+            yield from self._followed(node, out)
         elif node.op == "reshape":
-            yield node.inputs[0], _reshaped(out, self.graph.types[node.output].shape, shapes[0])
+            in_shape = self.graph.types[node.inputs[0]].shape
+            yield node.inputs[0], _reshaped(out, self.graph.types[node.output].shape, in_shape)
         elif node.op == "slice":
             steps = node.attr("step") or (1,) * len(out)
             bounds = zip(node.attr("begin"), node.attr("end"), steps, strict=True)
-            read = [np.zeros(size, bool) for size in shapes[0]]
+            read = [np.zeros(size, bool) for size in self.graph.types[node.inputs[0]].shape]
             for mask, bound, inner in zip(read, bounds, out, strict=True):
                 mask[slice(*bound)] = True if inner is None else inner
             yield node.inputs[0], tuple(read)
+
+    def _followed(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
+        """Yield the needs of a node whose slice rules say which input axes follow an output axis.
+
+        Rows 2 and 3 of a product (8, 100) x (100, 5) need rows 2 and 3 of the first factor, and all
+        of its 100 columns: no output axis stands for these.
+        """
+        rules = rules_of(self.graph, node)
+        for place, name in enumerate(node.inputs):
+            masks: list[Mask] = [None] * len(self.graph.types[name].shape)
+            for rule, mask in zip(rules.axes, out, strict=True):
+                for source in rule.sources:
+                    if source.input == place:
+                        masks[source.axis] = mask
+            yield name, tuple(masks)
 
     def _split(self, node: Node) -> Iterator[tuple[str, Masks]]:
         """Yield the need of a split: along its axis, the ranges of those pieces needed whole."""
@@ -444,26 +455,6 @@ class Needs:
             if node.name in self.windows
             else 1 / batches
         )
-
-
-def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
-    """Return the masks of both factors of a matrix product: rows of one, columns of the other."""
-    *batch, rows, columns = out
-    if node.op in ATTENTION:
-        return (*batch, rows, None), (*batch, None, None), (*batch, None, columns)
-    first: Masks = (rows, None)
-    second: Masks = (None, columns)
-    if node.attr("trans_a", False):
-        first = (None, rows)
-    if node.attr("trans_b", False) or node.op == "attention_scores":
-        second = (columns, None)
-    return (*batch, *first), (*batch, *second)
-
-
-def _fit(masks: Masks, shape: Sequence[int]) -> Masks:
-    """Return the masks that fit `shape`: None on axes that broadcasting stretches from size 1."""
-    ends = zip(masks[len(masks) - len(shape) :], shape, strict=True)
-    return tuple(m if m is not None and len(m) == size else None for m, size in ends)
 
 
 def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:
