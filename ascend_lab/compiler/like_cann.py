@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab.compiler.compile import Road
+from ascend_lab.compiler.compile import Layouts, Road
 from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
@@ -285,6 +285,6 @@ def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -
     return Road(
         switches=switches(chip),
         dtype=dtype,
-        small=small_channel,
+        layouts=Layouts(small=small_channel),
         finish=with_tilings,
     )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.compiler.ir import Fill, Graph, Node
 from ascend_lab.compiler.slice import rules_of
-from ascend_lab.operators.ops import formats, slicing
+from ascend_lab.operators.ops import slicing
 
 Mask = NDArray[np.bool_] | None
 Masks = tuple[Mask, ...]
@@ -57,45 +57,45 @@ Rules of other operators may ask for more than is needed, such as a hull of wind
 class Windows:
     """Windows along an axis.
 
-    counts     how many windows hold 0, 1, 2, ... elements that are no padding
-    all_read   every element is in some window
-    all_taps   every tap of the kernel meets some element
-    least      smallest share of the taps that an element meets
+    counts        how many windows hold 0, 1, 2, ... elements that are no padding
+    all_read      every element is in some window
+    all_taps      every tap of the kernel meets some element
+    least_share   smallest share of the taps that an element meets
     """
 
     counts: Counter[int]
     all_read: bool
     all_taps: bool
-    least: float
+    least_share: float
 
 
 @lru_cache(1024)
-def along(
-    size: int, kernel: int, stride: int, pads: slicing.Range, dilation: int, out: int, spread: bool
-) -> Windows:
-    """Return the `out` windows along an axis of `size` elements; padding is no element.
+def along(size: int, window: slicing.Window, count: int) -> Windows:
+    """Return `count` windows along an axis of `size` elements; padding is no element.
 
-    5 elements, kernel 3, stride 1, pads (1, 1): counts are {2: 2, 3: 3}. With `spread` the windows
-    are those of a transposed convolution, whose stride separates the elements that it reads.
+    5 elements, a window of 3, stride 1, one padded element on each side: `counts` are {2: 2, 3: 3},
+    for the first and the last window hold two elements and the three between them three.
     """
     counts = Counter[int]()
-    read = Counter[int]()
+    taps_met = Counter[int]()
     taps = set[int]()
-    for at in range(out):
-        # output i of a transposed convolution reads element (i + pad - t * dilation) / stride at
-        # tap t
-        if spread:
-            steps = ((at + pads[0] - t * dilation, t) for t in range(kernel))
-            elements = [(position // stride, t) for position, t in steps if position % stride == 0]
+    kernel = (window.before + window.after) // window.dilation + 1
+    for out in range(count):
+        if window.inverse:
+            # output i of a transposed convolution reads element (i + pad - t * dilation) / stride
+            # at tap t, where that is a whole number
+            steps = ((out + window.before - t * window.dilation, t) for t in range(kernel))
+            elements = [(p // window.stride, t) for p, t in steps if p % window.stride == 0]
         else:
-            elements = [(at * stride - pads[0] + t * dilation, t) for t in range(kernel)]
+            start = out * window.stride - window.before
+            elements = [(start + t * window.dilation, t) for t in range(kernel)]
         elements = [(i, t) for i, t in elements if 0 <= i < size]
         counts[len(elements)] += 1
-        read.update(i for i, _ in elements)
+        taps_met.update(i for i, _ in elements)
         taps.update(t for _, t in elements)
-    # `read` counts in how many windows, that is taps, each element is
-    least = min(read[i] for i in range(size)) / kernel
-    return Windows(counts, len(read) == size, len(taps) == kernel, least)
+    # each window meets an element with another tap, so that windows count as taps
+    least_share = min(taps_met[i] for i in range(size)) / kernel
+    return Windows(counts, len(taps_met) == size, len(taps) == kernel, least_share)
 
 
 def slides(node: Node) -> bool:
@@ -104,16 +104,12 @@ def slides(node: Node) -> bool:
 
 
 def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
-    size = graph.types[node.inputs[0]].shape[2:]
-    out = graph.types[node.output].shape[2:]
-    shape = () if node.has("pooling") else graph.types[node.inputs[1]].shape[2:]
-    kernel = shape or formats.pair("kernel", node.attr("kernel"))
-    stride = formats.pair("stride", node.attr("stride") or (1 if shape else kernel))
-    pads = formats.pad_pairs("window", node.attr("pad", 0))
-    spread = node.op == "conv_transpose2d"
-    dilation = formats.pair("dilation", node.attr("dilation", 1))
+    """Return the windows along rows and columns, as the slice rules of the node have them."""
+    image = graph.types[node.inputs[0]].shape
+    out = graph.types[node.output].shape
+    rules = rules_of(graph, node)
     rows, columns = (
-        along(size[i], kernel[i], stride[i], pads[i], dilation[i], out[i], spread) for i in range(2)
+        along(image[axis], rules.axes[axis].sources[0].window, out[axis]) for axis in (2, 3)
     )
     return rows, columns
 
@@ -451,7 +447,7 @@ class Needs:
         """
         batches = prod(self.graph.types[node.inputs[1]].shape[:-2])
         return (
-            prod(w.least for w in self.windows[node.name])
+            prod(w.least_share for w in self.windows[node.name])
             if node.name in self.windows
             else 1 / batches
         )

@@ -246,7 +246,7 @@ def tile_for(
     laid_out = lower.blocks.images_outermost(front.laid_out)
     tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
-        plain = replace(road, small=False)
+        plain = replace(road, layouts=replace(road.layouts, small=False))
         laid_out = lower.blocks.images_outermost(
             plain.lay_out(plain.prepare(front.rewritten, chip), chip)
         )
