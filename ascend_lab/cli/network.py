@@ -234,6 +234,7 @@ def placed(
 ) -> hosted.Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
     from ascend_lab.compiler.hosted import place_model
+    from ascend_lab.compiler.onnx import host
     from ascend_lab.deploy.media import UNITS
 
     if not arguments.model.endswith(common.ONNX):
@@ -242,14 +243,14 @@ def placed(
     chip = common.chip_with(arguments)
     vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
+        model = host.whole_model(arguments.model)
+        seed = getattr(arguments, "seed", 0)
+        shapes = common.shapes_of(arguments)
         return place_model(
-            arguments.model,
+            model,
             chip,
-            given=given,
-            shapes=common.shapes_of(arguments),
-            batch=arguments.batch,
+            inputs=given or host.random_feed(model, shapes, arguments.batch, seed),
             dtype=getattr(arguments, "dtype", "fp16"),
-            seed=getattr(arguments, "seed", 0),
             media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )
     except UnsupportedError as other:

@@ -108,9 +108,9 @@ FUSED_ATTENTION = "Ascend910B"
 
 def switches(chip: Chip) -> Switches:
     """Return all passes and rules, those without a document of the vendor off."""
-    found = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
-    found |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
-    return Switches(found)
+    named = dict.fromkeys(NAMED, True) | dict.fromkeys(OURS, False)
+    named |= dict.fromkeys(ATTENTION, chip.name.startswith(FUSED_ATTENTION))
+    return Switches(named)
 
 
 # -- tilings ---------------------------------------------------------------------------------------

@@ -74,10 +74,10 @@ def _columns(words: list[str], path: str | Path) -> list[str]:
     if not set(REQUIRED) <= set(names):
         needed = f"a header with {','.join(REQUIRED)}"
         raise InputError(needed, f"none in {path}", "name them in the first line")
-    known = (*REQUIRED, *OPTIONAL)
-    unknown = [word for word, name in zip(words, names, strict=True) if name not in known]
+    columns = (*REQUIRED, *OPTIONAL)
+    unknown = [word for word, name in zip(words, names, strict=True) if name not in columns]
     if unknown:
-        needed = f"columns {', '.join(known)}"
+        needed = f"columns {', '.join(columns)}"
         raise InputError(needed, f"{unknown[0][:30]!r} in {path}", "leave it out")
     if len(set(names)) < len(names):
         raise InputError("each column once", f"{','.join(words)[:60]} in {path}", "leave one out")
@@ -119,8 +119,8 @@ def _gaps(text: str, past_the_end: int, where: str) -> tuple[Gap, ...]:
         if match is None:
             needed = "a gap as FROM-TO or FROM-TO@FIRST:LAST"
             raise InputError(needed, f"{word[:30]!r} in {where}", "mend it")
-        lower, upper, first, last = (int(number or 0) for number in match.groups())
-        gaps.append(Gap(lower, upper + past_the_end, first, last))
+        lower, upper, first_byte, last_byte = (int(number or 0) for number in match.groups())
+        gaps.append(Gap(lower, upper + past_the_end, first_byte, last_byte))
     return tuple(sorted(gaps, key=lambda gap: gap.lower))
 
 

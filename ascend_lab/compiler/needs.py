@@ -283,8 +283,8 @@ class Needs:
         """
         out = self.graph.types[node.output]
         if node.op in PRODUCTS:
-            first = self.graph.types[node.inputs[0]].shape
-            return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
+            first_shape = self.graph.types[node.inputs[0]].shape
+            return out.elements * _up(first_shape[-2 if node.attr("trans_a", False) else -1], depth)
         if node.op in ATTENTION and len(node.inputs) == 3:
             # queries (s, d), keys (t, d), values (t, e)
             (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
@@ -301,9 +301,9 @@ class Needs:
             return 0
         rows, columns = self.windows[node.name]
         steps = sum(
-            many * each * _up(channels * taps_high * taps_wide, depth)
+            many * column_count * _up(channels * taps_high * taps_wide, depth)
             for taps_high, many in rows.counts.items()
-            for taps_wide, each in columns.counts.items()
+            for taps_wide, column_count in columns.counts.items()
         )
         return out.shape[0] * out.shape[1] * steps
 

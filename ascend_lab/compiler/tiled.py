@@ -62,8 +62,8 @@ def work(graph: Graph) -> int:
 
 
 def _sum(step: Step, count: Callable[[Graph], int]) -> int:
-    each = [count(kind) for kind in step.kinds]
-    return sum(each[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
+    counts = [count(kind) for kind in step.kinds]
+    return sum(counts[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
 
 
 def _extra(step: Step) -> int:
@@ -144,18 +144,20 @@ def _parts(
     """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
     firsts = [i for i in over if i - 1 not in over]
     lasts = [i for i in over if i + 1 not in over]
-    one = [(start, over[-1], end)]
-    each = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
-    found = list[list[_Part]]()
+    as_one_part = [(start, over[-1], end)]
+    part_per_group = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
+    candidates = list[list[_Part]]()
     problem = None
-    for way in (one, each) if each != one else (one,):
+    for ends_of_parts in (
+        (as_one_part, part_per_group) if part_per_group != as_one_part else (as_one_part,)
+    ):
         try:
-            found.append([_part(graph, *ends, limit, pixels) for ends in way])
+            candidates.append([_part(graph, *ends, limit, pixels) for ends in ends_of_parts])
         except CapacityError as error:
             problem = problem or error
-    if not found:
+    if not candidates:
         raise problem or AssertionError
-    return min(found, key=lambda parts: sum(_extra(part.step) for part in parts))
+    return min(candidates, key=lambda parts: sum(_extra(part.step) for part in parts))
 
 
 def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
@@ -166,30 +168,33 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     """
     weights = weight_bytes(graph)
     alive = placement.spans(graph)
-    found = list[_Part]()
-    least = list[int]()
+    candidates = list[_Part]()
+    least_bytes = list[int]()
     stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
-        own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
-        before = {
+        sub = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
+        live_outside = {
             n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
         }
-        resident = sum(graph.types[n].size_bytes for n in {*own.inputs, *own.outputs, *before})
-        grid = Grid(own, limit - weights - resident, pixels)
+        resident = sum(
+            graph.types[n].size_bytes for n in {*sub.inputs, *sub.outputs, *live_outside}
+        )
+        grid = Grid(sub, limit - weights - resident, pixels)
         step = grid.least()
         if step:
             peak = resident + max(max(live_bytes(kind)) for kind in step.kinds)
-            found.append(_Part(start, stop, step, peak))
-        least.append(weights + resident + grid.smallest())
-    if not found:
+            candidates.append(_Part(start, stop, step, peak))
+        least_bytes.append(weights + resident + grid.smallest())
+    if not candidates:
+        needed_bytes = min(*least_bytes, placement.peak_bytes(graph))
         raise CapacityError(
-            f"{graph.name}: about {min(*least, placement.peak_bytes(graph))} B of device memory "
+            f"{graph.name}: about {needed_bytes} B of device memory "
             f"for {graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
             f"tiles, {weights} B of it weights",
             f"{limit} B",
             "use a chip with more memory or a smaller input",
         )
-    return min(found, key=lambda part: (_extra(part.step), part.stop))
+    return min(candidates, key=lambda part: (_extra(part.step), part.stop))
 
 
 def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
@@ -199,8 +204,8 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[
     """
 
     def crossing(stop: int) -> int:
-        found = (n for n, (a, b) in alive.items() if start <= a < stop)
-        needed = (n for n in found if alive[n][1] >= stop or n in graph.outputs)
+        written = (n for n, (a, b) in alive.items() if start <= a < stop)
+        needed = (n for n in written if alive[n][1] >= stop or n in graph.outputs)
         return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
 
     cost = [crossing(stop) for stop in stops]
@@ -281,12 +286,15 @@ def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> Tiled
     work = _Timer(chip, road)
     for step in tiled.steps:
         work.add(step)
-    first = work.operators[:1]
-    others = work.operators[1:]
+    first_operator = work.operators[:1]
+    later_operators = work.operators[1:]
     return TiledTimeline(
         tiled.graph.name,
         chip,
-        (*(replace(op, timeline=replace(op.timeline, start="cold")) for op in first), *others),
+        (
+            *(replace(op, timeline=replace(op.timeline, start="cold")) for op in first_operator),
+            *later_operators,
+        ),
         work.written_back_bytes,
         tiled,
         fusion.Fused((), work.counts),
@@ -337,10 +345,10 @@ class _Timer:
         (top, bottom), (left, right) = box
         title = f"{verb} {name} {bottom - top}x{right - left}"
         if title not in self.copies:
-            part = replace(kind, shape=(*kind.shape[:2], bottom - top, right - left))
-            attrs = {"begin": (0, 0, 0, 0), "end": part.shape}
+            tile_type = replace(kind, shape=(*kind.shape[:2], bottom - top, right - left))
+            attrs = {"begin": (0, 0, 0, 0), "end": tile_type.shape}
             node = Node(title, "slice", (name,), ("part",), attrs)
-            small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": part})
+            small = Graph(title, (name,), ("part",), (node,), {name: kind, "part": tile_type})
             copy = tasks.compile_tasks(small, self.chip, ((node,),))
             self.copies[title] = simulate_graph(copy, first="queued")
         return self.copies[title]

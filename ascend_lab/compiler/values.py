@@ -41,8 +41,8 @@ def run_tasks(
         live[name] = packed(graph.types[name], array)
         if overflows is not None:
             entry = ir.Node(name, "input", (), (name,))
-            given = np.asarray(inputs[name])
-            lost = overflow.overflow_of(entry, (), [given], [graph.types[name].dtype])
+            array_given = np.asarray(inputs[name])
+            lost = overflow.overflow_of(entry, (), [array_given], [graph.types[name].dtype])
             overflows += [lost] if lost else []
     for task in compiled.tasks:
         _check_int64(task, compiled, live)
@@ -84,10 +84,10 @@ def _overflows(
     ]
     if not unknown or (compiled.bare and task.piece.constants):
         return unknown
-    found, values = _computed_again(graph, nodes, live)
-    if not found and lost and all(_finite(array) for array in values.values()):
+    overflows, values = _computed_again(graph, nodes, live)
+    if not overflows and lost and all(_finite(array) for array in values.values()):
         return unknown[-1:]  # inside the kernel: what the nodes read and write is finite
-    return found
+    return overflows
 
 
 def overflows_of(graph: ir.Graph, inputs: Mapping[str, Any]) -> list[overflow.Overflow]:
@@ -104,7 +104,7 @@ def _computed_again(
 
     What a node writes is rounded to its format before the next reads it.
     """
-    found: list[overflow.Overflow] = []
+    overflows: list[overflow.Overflow] = []
     values: dict[str, ir.Values] = {}
     for node in nodes:
         values |= {n: _logical_of(graph, n, live) for n in node.inputs if n not in values}
@@ -112,10 +112,10 @@ def _computed_again(
         exact = evaluate.exact_values(graph, node, arrays)
         kinds = graph.out_types(node)
         lost = overflow.overflow_of(node, arrays, exact, [kind.dtype for kind in kinds])
-        found += [lost] if lost else []
+        overflows += [lost] if lost else []
         for name, value, kind in zip(node.outputs, exact, kinds, strict=True):
             values[name] = formats.round_to(value, kind.dtype).reshape(kind.shape)
-    return found, values
+    return overflows, values
 
 
 def _finite(array: ir.Values) -> bool:
@@ -183,20 +183,20 @@ def _named_anew(graph: ir.Graph, node: ir.Node, given: Sequence[ir.Values]) -> d
     """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
     if node.op not in aliases.CUTTING:
         return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
-    found = {}
+    views = {}
     for name, offset in zip(node.outputs, aliases.cut_offsets(graph, node) or (), strict=True):
         kind = graph.types[name]
-        first = offset // DTYPE_BYTES[kind.dtype]
-        found[name] = given[0][first : first + math.prod(kind.stored_shape)]
-    return found
+        start = offset // DTYPE_BYTES[kind.dtype]
+        views[name] = given[0][start : start + math.prod(kind.stored_shape)]
+    return views
 
 
 def run_cpu(graph: ir.Graph, node: ir.Node, stored: Sequence[ir.Values]) -> dict[str, ir.Values]:
     """Return what a node writes, from and to flat arrays as they lie in memory."""
     arrays = [logical(kind, flat) for kind, flat in zip(graph.in_types(node), stored, strict=True)]
-    found = evaluate.compute(graph, node, arrays)
+    results = evaluate.compute(graph, node, arrays)
     return {
-        n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, found, strict=True)
+        n: packed(graph.types[n], np.asarray(v)) for n, v in zip(node.outputs, results, strict=True)
     }
 
 

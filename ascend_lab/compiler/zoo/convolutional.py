@@ -151,7 +151,6 @@ INCEPTION = {
     "5b": (384, 192, 384, 48, 128, 128),
 }
 """Features of the 1 x 1 branch; two branches' reductions and features; of the pooled branch."""
-EPSILON = 1e-3
 
 
 def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
@@ -159,7 +158,7 @@ def _inception(net: Net, x: Value, widths: tuple[int, ...], name: str) -> Value:
     features_1x1, reduce_a, a, reduce_b, b, pooled = widths
 
     def layer(y: Value, features: int, kernel: int, branch: str) -> Value:
-        return net.conv_norm(y, features, kernel, epsilon=EPSILON, name=f"{name}.{branch}")
+        return net.conv_norm(y, features, kernel, name=f"{name}.{branch}")
 
     branches = (
         layer(x, features_1x1, 1, "1"),
@@ -176,10 +175,11 @@ def inception_v1(net: Net, x: Value, classes: int) -> Value:
 
     It differs from the paper: batch norms, and 3 x 3 where the paper has 5 x 5.
     """
-    x = net.conv_norm(x, 64, 7, stride=2, epsilon=EPSILON, name="conv1")
+    net.epsilon = 1e-3
+    x = net.conv_norm(x, 64, 7, stride=2, name="conv1")
     x = net.pool_up(x, 3, 2, name="pool1")
-    x = net.conv_norm(x, 64, 1, epsilon=EPSILON, name="conv2")
-    x = net.conv_norm(x, 192, 3, epsilon=EPSILON, name="conv3")
+    x = net.conv_norm(x, 64, 1, name="conv2")
+    x = net.conv_norm(x, 192, 3, name="conv3")
     for name, widths in INCEPTION.items():
         if name in ("3a", "4a", "5a"):
             x = net.pool_up(x, 2 if name == "5a" else 3, 2, name=f"pool{name[0]}")
@@ -303,13 +303,13 @@ def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
     """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
     width = features // 2
     if first:
-        left = _separable(net, x, width, 2, f"{name}.left")
+        left_branch = _separable(net, x, width, 2, f"{name}.left")
         right = x
     else:
-        left, right = net.split(x, sizes=2, axis=1)
+        left_branch, right = net.split(x, sizes=2, axis=1)
     right = net.conv_norm(right, width, name=f"{name}.reduce")
     right = _separable(net, right, width, 2 if first else 1, f"{name}.right")
-    return net.channel_shuffle(net.concat(left, right, axis=1), 2, name=name)
+    return net.channel_shuffle(net.concat(left_branch, right, axis=1), 2, name=name)
 
 
 def _shufflenet_v2(features: tuple[int, ...], last: int, net: Net, x: Value, classes: int) -> Value:

@@ -172,11 +172,11 @@ def _mobile_former(
 ) -> Value:
     """Return Mobile-Former (Chen et al. 2022), named after its multiply-accumulates."""
     n = x.shape[0]
-    first, *blocks = text.split()
+    first_block, *blocks = text.split()
     t = net.seeded("tokens", (1, tokens, width), 1.0)
     t = net.reshape(net.expand(t, shape=(n, tokens, width)), shape=(n * tokens, width))
     x = start = net.conv_norm(x, stem, 3, stride=2, act="relu6", name="stem")
-    expansion, features, stride = (int(k) for k in first.split(","))
+    expansion, features, stride = (int(k) for k in first_block.split(","))
     x = net.relu6(_wide(net, x, stem * expansion, 1, stride, "first.wide"))
     if groups > 1:
         x = net.channel_shuffle(x, stem, name="first")

@@ -154,19 +154,15 @@ class Inverted:
     squeezed: int = 0
     squeeze_act: str = "relu"
     gate: str = "hard_sigmoid"
-    epsilon: float = 1e-5
 
 
 def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
     """Append an inverted residual, with the sum where size and channels stay."""
     start = x
     channels = x.shape[1]
-    eps = block.epsilon
     if block.expanded != channels:
-        x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
-    x = net.depthwise(
-        x, block.kernel, stride=block.stride, act=block.act, epsilon=eps, name=f"{name}.depthwise"
-    )
+        x = net.conv_norm(x, block.expanded, act=block.act, name=f"{name}.expand")
+    x = net.depthwise(x, block.kernel, stride=block.stride, act=block.act, name=f"{name}.depthwise")
     if block.squeezed:
         x = net.squeeze_excite(
             x, block.squeezed, name=f"{name}.se", act=block.squeeze_act, gate=block.gate
@@ -177,7 +173,6 @@ def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
         block.features,
         act="",
         scale=BRANCH if stays else 1.0,
-        epsilon=eps,
         name=f"{name}.project",
     )
     return net.add(start, x, name=f"{name}.add") if stays else x
@@ -274,10 +269,10 @@ def _mobilenet_v3(
     A width changes neither that layer nor the ratio of expansion of a row, nor, below 0.75, the
     stem.
     """
-    eps = 1e-3
+    net.epsilon = 1e-3
     last_features = 16
     stem = rounded(16 * width) if width >= 0.75 else 16
-    x = net.conv_norm(x, stem, 3, stride=2, act=H, epsilon=eps, name="stem")
+    x = net.conv_norm(x, stem, 3, stride=2, act=H, name="stem")
     for i, (kernel, expanded, features, squeezes, act, stride) in enumerate(rows, 1):
         # a row's ratio, as 64 / 16 = 4, times the channels of the scaled network
         inner = rounded(x.shape[1] * expanded / last_features)
@@ -289,10 +284,9 @@ def _mobilenet_v3(
             stride,
             act,
             rounded(inner / 4) if squeezes else 0,
-            epsilon=eps,
         )
         x = inverted(net, x, block, f"block{i}")
-    x = net.conv_norm(x, rounded(6 * last_features * width), act=H, epsilon=eps, name="last")
+    x = net.conv_norm(x, rounded(6 * last_features * width), act=H, name="last")
     x = net.act(net.head(x, hidden, name="fc1"), H, name="fc1.act")
     return net.dense(x, classes, name="fc2")
 

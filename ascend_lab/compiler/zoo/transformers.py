@@ -117,15 +117,19 @@ def encoder_block(
     mask: Value | None,
     *,
     name: str,
-    act: str = "gelu",
-    inner: int = 0,
+    hidden: tuple[int, str] | None = None,
 ) -> Value:
-    """Append a block that norms before each half (GPT-2, ViT); `inner` is 4 widths unless given."""
+    """Append a block that norms before each half (GPT-2, ViT).
+
+    `hidden` is the width of the MLP's hidden layer and its activation: 4 widths and GELU by
+    default.
+    """
     y = norm(net, x, size.epsilon, name=f"{name}.norm1")
     y = self_attention(net, y, size, mask, name=f"{name}.attn", joined=True)
     x = net.add(x, y, name=f"{name}.add1")
     y = norm(net, x, size.epsilon, name=f"{name}.norm2")
-    y = mlp(net, y, inner or 4 * size.width, act, name=f"{name}.mlp")
+    hidden_width, act = hidden or (4 * size.width, "gelu")
+    y = mlp(net, y, hidden_width, act, name=f"{name}.mlp")
     return net.add(x, y, name=f"{name}.add2")
 
 
@@ -293,7 +297,7 @@ def _block(net: Net, start: Value, width: int, layers: int, name: str) -> Value:
     size = Size(d, 0, 4, h * w // PATCH**2, n * PATCH**2, 1e-5)
     x = net.reshape(_unfolded(net, x, (0, 3, 2, 1)), shape=(size.tokens, d))
     for i in range(layers):
-        x = encoder_block(net, x, size, None, name=f"{name}.{i}", act="silu", inner=2 * width)
+        x = encoder_block(net, x, size, None, name=f"{name}.{i}", hidden=(2 * width, "silu"))
     x = norm(net, x, size.epsilon, name=f"{name}.norm")
     x = net.reshape(x, shape=(n, PATCH**2, size.length, d))
     x = _folded(net, x, (0, 3, 2, 1), shape)
