@@ -238,7 +238,7 @@ def test_a_model_that_nobody_computes_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="the host computes"):
         place_model(model, CHIP)
     with pytest.raises(InputError, match="inputs with x"):
-        place_model(detector(), CHIP, given={"y": np.zeros(3)})
+        place_model(detector(), CHIP, inputs={"y": np.zeros(3)})
 
 
 # -- the command line ------------------------------------------------------------------------------

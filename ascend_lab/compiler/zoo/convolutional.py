@@ -258,22 +258,23 @@ GHOST = (
 
 # -- ShuffleNet V1 --------------------------------------------------------------------------------
 def _grouped(
-    net: Net, x: Value, features: int, groups: int, reduce_groups: int, first: bool, name: str
+    net: Net, x: Value, features: int, groups: tuple[int, int], halves: bool, name: str
 ) -> Value:
     """Append 1 x 1 in groups, shuffle, depthwise, 1 x 1 in groups, and a shortcut.
 
-    The first unit of a stage halves the size: it concatenates the mean of its input instead.
+    `groups` are those of the two 1 x 1. A unit that `halves` the size concatenates the mean of its
+    input instead of adding the input.
     """
+    reduce_groups, expand_groups = groups
     inner = features // 4
     y = net.conv_norm(x, inner, groups=reduce_groups, name=f"{name}.reduce")
-    y = net.channel_shuffle(y, groups, name=name)
-    y = net.depthwise(y, stride=2 if first else 1, name=f"{name}.depthwise")
+    y = net.channel_shuffle(y, expand_groups, name=name)
+    y = net.depthwise(y, stride=2 if halves else 1, name=f"{name}.depthwise")
     # the mean of the input, concatenated below, has its channels already
-    width = features - x.shape[1] if first else features
-    y = net.conv_norm(
-        y, width, groups=groups, act="", scale=1.0 if first else BRANCH, name=f"{name}.expand"
-    )
-    if not first:
+    width = features - x.shape[1] if halves else features
+    scale = 1.0 if halves else BRANCH
+    y = net.conv_norm(y, width, groups=expand_groups, act="", scale=scale, name=f"{name}.expand")
+    if not halves:
         return net.relu(net.add(x, y))
     y = net.relu(y)
     mean = net.avg_pool2d(x, kernel=3, stride=2, pad=1, count_include_pad=True)
@@ -288,7 +289,7 @@ def _shufflenet_v1(
     for stage, (width, depth) in enumerate(zip(features, DEPTHS, strict=True), 2):
         for i in range(depth):
             reduced = 1 if stage == 2 and i == 0 else groups
-            x = _grouped(net, x, width, groups, reduced, i == 0, f"stage{stage}.{i}")
+            x = _grouped(net, x, width, (reduced, groups), i == 0, f"stage{stage}.{i}")
     return net.head(x, classes, bias=False)
 
 

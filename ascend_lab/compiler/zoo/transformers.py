@@ -9,6 +9,7 @@ BERT's original has the error function (they differ by < 0.0005).
 
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -334,16 +335,18 @@ VIT_SIZES = {
 LAYERS = (2, 4, 3)
 
 
-def _mobilevit(
-    expansion: int,
-    features: tuple[int, ...],
-    widths: tuple[int, ...],
-    last: int,
-    net: Net,
-    x: Value,
-    classes: int,
-) -> Value:
+class ViTSizes(NamedTuple):
+    """A row of `VIT_SIZES`: numbers of a MobileViT."""
+
+    expansion: int
+    features: tuple[int, ...]
+    widths: tuple[int, ...]
+    last_features: int
+
+
+def _mobilevit(sizes: ViTSizes, net: Net, x: Value, classes: int) -> Value:
     """Return MobileViT: inverted residuals and three MobileViT blocks."""
+    expansion, features, widths, last_features = sizes
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
     first_features, second_features, *later_features = features
     for i, (stage_features, stride) in enumerate(
@@ -356,7 +359,7 @@ def _mobilevit(
     ):
         block = Inverted(expansion * x.shape[1], stage_features, stride=2, act="silu")
         x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
-    x = net.conv_norm(x, last, act="silu", name="last")
+    x = net.conv_norm(x, last_features, act="silu", name="last")
     return net.head(x, classes)
 
 
@@ -422,6 +425,12 @@ def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value
 
 
 MOBILEVITS = (
-    *family("mobilevit_", _mobilevit, VIT_SIZES, size=256, multiple=64),
+    *family(
+        "mobilevit_",
+        _mobilevit,
+        {name: (ViTSizes(*row),) for name, row in VIT_SIZES.items()},
+        size=256,
+        multiple=64,
+    ),
     image_network(size=256, multiple=64, scaled=True, name="mobilevit_v2")(_mobilevit_v2),
 )
