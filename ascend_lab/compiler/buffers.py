@@ -74,6 +74,7 @@ class Buffer:
 
     def _check_gaps(self) -> None:
         """Raise GraphError unless the gaps are in order, inside the lifetime and the size."""
+        # gaps may touch: the next begins where the last ended, or later
         free_from = self.lower
         for gap in self.gaps:
             where = f"buffer {self.id}: {gap.lower}-{gap.upper}@{gap.first}:{gap.last}"
@@ -93,6 +94,8 @@ class Buffer:
     def rectangles(self) -> list[Rectangle]:
         """Return the rectangles of time and bytes, in order of time, without empty ones."""
         rectangles = []
+        # 8 bytes in 0 .. 10 with the gap 3-6@2:5 are three rectangles: all bytes in 0 .. 3, bytes 2
+        # to 5 in 3 .. 6, all bytes in 6 .. 10
         begin = self.lower
         for gap in self.gaps:
             rectangles.append(Rectangle(begin, gap.lower, 0, self.size_bytes))

@@ -13,7 +13,7 @@ on the device, as for networks without such nodes; what is constant lies on both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +78,7 @@ class Hosted:
 
     def run(self) -> dict[str, h.Values]:
         """Return the outputs: the core's parts as graphs, the rest on the host."""
+        # forget what placing computed: each part has to write its results itself
         later = {name for part in self.parts for node in part.nodes for name in node.output}
         values = {name: value for name, value in self.values.items() if name not in later}
         for part in self.parts:
@@ -90,7 +91,8 @@ class Hosted:
         if part.imported is not None:
             graph = part.imported.graph
             kinds = part.imported.output_types
-            with suppress(AscendLabError):  # numbers that a graph does not hold
+            # numbers that a graph does not hold: then the host computes the part
+            with suppress(AscendLabError):
                 results = evaluate(graph, {name: known[name] for name in graph.inputs})
                 return {n: np.asarray(results[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
         return h.run_on_host(model, known)
@@ -98,11 +100,13 @@ class Hosted:
     def timeline(self) -> NetworkTimeline:
         """Return the time of everything in order; each part of the core begins with a cold L2."""
         operators: list[OperatorTime] = []
+        # a tensor is copied when the first operator on the other side needs it
         copied: set[str] = set()
         works = {work.name: work for work in self.problem.works}
         for part in self.parts:
             for node in part.nodes:
                 operators += self._copies(works[node.name], copied)
+                # a part of the core is timed as one network below
                 if part.compiled is None:
                     operators.append(self._node(node, works[node.name]))
             if part.compiled is not None:
@@ -181,6 +185,7 @@ class Hosted:
     def _outside(
         self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
     ) -> OperatorTime:
+        # the host has memory of its own; on the device every byte is taken to miss L2
         missed = 0 if engine == HOST else size
         moved = (size, 0, 0, missed, 0.0, engine)
         return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, seconds=seconds))
@@ -226,6 +231,7 @@ class _Placer:
         self.known = {tensor.name for tensor in model.graph.initializer}
         self.reasons: dict[str, str] = {}
         self.inputs = [entry.name for entry in inputs_of(model.graph)]
+        # backward from the outputs: a node that nothing reads is not placed
         used = set(self.outputs)
         live = []
         for node in reversed(model.graph.node):
@@ -254,10 +260,13 @@ class _Placer:
             for name in work.writes
             if h.is_numbers(self.values[name])
         }
+        # first the published rule, for the parts that it makes; then the cut, with the seconds of
+        # the core as they are inside these parts
         rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
         problem = Problem(self._together(rule), copy_s)
         rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
         exact = self._settled(problem, Problem.exact)
+        # the cut is exact for seconds node by node; parts may still be quicker by the rule
         return min(exact, rule, key=lambda found: found.timeline().time_s)
 
     def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
@@ -269,6 +278,7 @@ class _Placer:
             except _RefusedError as error:
                 names, reason = error.args
                 self.reasons.update(dict.fromkeys(names, reason))
+                # these nodes cannot run on the core; each round takes some away, so the loop ends
                 works = [
                     replace(w, seconds={e: s for e, s in w.seconds.items() if e != CORE})
                     if w.name in names
@@ -294,6 +304,7 @@ class _Placer:
             shares.update(dict.fromkeys(names, 0.0))
             last_name = names[0] if names else ""
             for op in simulate_graph(part.compiled).operators if part.compiled else ():
+                # a kernel is named after a node: `conv1_fp16` belongs to `conv1`, not to `conv`
                 matching = [name for name in names if op.name.startswith(name)]
                 last_name = max(matching, key=len, default=last_name)
                 shares[last_name] += op.time_s
@@ -315,6 +326,7 @@ class _Placer:
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
         image: Any = ends_of[0] if ends_of and h.is_numbers(ends_of[0]) else None
+        # a media unit resizes images of bytes, grey or in three colours
         picture = image is not None and image.dtype == np.uint8 and image.ndim == 4
         if node.op_type == "Resize" and self.media_rate and picture and image.shape[1] in (1, 3):
             pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
@@ -340,8 +352,10 @@ class _Placer:
         groups: dict[int, list[NodeProto]] = {}
         for node in self.nodes:
             on_core = placement.engines[node.name] == CORE
+            # places alternate: even ones are the core's, odd ones the others'. A node goes to the
+            # first place of its kind that is not in front of what it reads.
             at = max((place.get(name, 0) for name in h.all_reads(node)), default=0)
-            at += at % 2 == on_core  # even places are the core's
+            at += at % 2 == on_core
             place.update((name, at) for name in node.output)
             groups.setdefault(at, []).append(node)
         return [(at % 2 == 0, groups[at]) for at in sorted(groups)]

@@ -51,6 +51,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
     names = _columns(words, path)
     if len(numbered) > MOST_ROWS + 1:
         raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    # a column `end` holds the last time of a life; `upper` is the first time after it
     past_the_end = int("end" in words)
     buffers: dict[str, Buffer] = {}
     for line, row in numbered[1:]:
@@ -60,6 +61,7 @@ def read_csv(path: str | Path) -> list[Buffer]:
         cells = dict(zip(names, row, strict=True))
         try:
             buffer = _buffer(cells, past_the_end, where)
+        # `Buffer` knows no lines of files: the line is added here
         except GraphError as error:
             raise InputError(error.needed, f"{error.got} in {where}", "mend it") from error
         if buffer.id in buffers:
@@ -96,6 +98,7 @@ def _buffer(cells: Mapping[str, str], past_the_end: int, where: str) -> Buffer:
         raise InputError(f"alignment of at most {MOST_ALIGNMENT}", f"{alignment} in {where}")
     if offset < -1:
         raise InputError("offset from 0, or -1 for any", f"{offset} in {where}", "mend it")
+    # checked, so that a damaged column is reported, and then not used
     number("hint", "-1")
     return Buffer(
         cells["id"],
@@ -128,6 +131,7 @@ def _number(text: str, name: str, where: str) -> int:
     value = whole_of(text)
     if value is None:
         raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}", "mend it")
+    # 10,000 buffers of 2**40 bytes add up to less than 2**63
     if abs(value) > MOST:
         raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}", "mend it")
     return value

@@ -113,6 +113,7 @@ def migrate(
     else:
         model, became = _whole(imported, compiled, data, titles)
         before_s = simulate_graph(compiled).time_s
+        # the migrated model is read again as a user would: what its export adds counts, too
         after_s = _time_s(model, chip, dtype)
         data["time_s"] = {"before": before_s, "after": after_s}
         if after_s > before_s * (1 + PAYS):
@@ -150,6 +151,7 @@ def _as_it_was(whole: ModelProto, feed: Mapping[str, Any]) -> ModelProto:
     outputs = [entry.name for entry in whole.graph.output]
     used = set(outputs)
     live: list[NodeProto] = []
+    # backward from the outputs, so that a node comes after all its readers
     for node in reversed(whole.graph.node):
         if used.intersection(node.output):
             used.update(h.all_reads(node))
@@ -186,6 +188,7 @@ def _rows(
     became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], whole: ModelProto
 ) -> list[dict[str, Any]]:
     """Return a row for every operator and what it became, the gravest first."""
+    # verdicts are listed from the lightest to the gravest
     order = {verdict: i for i, verdict in enumerate(VERDICTS)}
     rows = [
         {
@@ -233,6 +236,7 @@ def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Be
     became: Became = defaultdict(list)
     for name, entry in titles.items():
         ops_before, ops_after = (ops.get(name, []) for ops in before_and_after)
+        # several operators are a composition; none is a constant, or a node that changes nothing
         if len(ops_before) == 1:
             verdict, by = (
                 ("direct", ops_after)
@@ -281,6 +285,7 @@ def _placed(
         became[op, "host", (engine,)].append(name)
         reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
         data["moved"].append({"node": name, "op": op, "engine": engine, "reason": reason})
+    # nodes on no engine were computed beforehand from constants
     for node in (node for node in whole.graph.node if node.name not in kept):
         became[node.op_type, "folded", ()].append(node.name)
     data["placement"] = hosted.summary()["placement"]
@@ -312,6 +317,7 @@ def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
         )
         if tensor.elem_type == element_type and model_name == name:
             continue
+        # a graph computes in fp16 or int32 where the source's ends are float or int64
         inner = f"{name}.inner"
         cast = onnx.helper.make_node(
             "Cast",

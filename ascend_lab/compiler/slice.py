@@ -81,6 +81,7 @@ def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[st
     """Return what these ranges of the outputs need; raise `ShapeError` for padding only."""
     need = dict(wanted)
     parts = {}
+    # backward: all readers of a tensor have said which range they need before its writer is cut
     for node in reversed(graph.nodes):
         span = hull(need[name] for name in node.outputs if name in need)
         need.update(dict.fromkeys(node.outputs, span))
@@ -218,6 +219,7 @@ def obstacle(graph: Graph, node: Node) -> str:
         rules = rules_of(graph, node)
     except AscendLabError as error:
         return str(error)
+    # an operand that broadcasts along rows only would be cut along columns only
     cut_inputs = []
     for axis in (ROWS, COLUMNS):
         rule = rules.axes[axis]
@@ -332,6 +334,7 @@ class Grid:
         """Return the fewest columns that fit with `rows` rows of tiles, at most `most`; else 0."""
         low = 1
         high = most
+        # more columns are smaller tiles, which fit if larger ones do: bisection is right
         if most < 1 or not self.fits(rows, most):
             return 0
         while low < high:

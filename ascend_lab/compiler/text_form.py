@@ -24,6 +24,7 @@ from ascend_lab.compiler import ir
 from ascend_lab.errors import GraphError
 from ascend_lab.operators.ops import formats
 
+# a name that is no identifier is quoted as in JSON
 _NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
 _TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
 _TYPED = re.compile(rf"({_NAME}): (\w+)\[([\d, ]*)\](?:@(\w+(?::\d+)?))?")
@@ -40,6 +41,7 @@ def from_text(text: str, data: Mapping[str, ir.Values] | None = None) -> ir.Grap
     Raises `GraphError` naming the line.
     """
     lines = [line.strip() for line in text.splitlines()]
+    # numbers are those of the file, comments and empty lines included
     rows = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
     head = _HEAD.match(rows[0][1]) if rows else None
     if head is None or rows[-1][1] != "}":
@@ -98,6 +100,7 @@ class _Reader:
         names = self.types(match[1])
         body = match[2]
         node = _NODE.match(body)
+        # what is no call of an operator is a constant: numbers, `data`, or one of its makers
         if node is None:
             (name,) = names
             self.constants[name] = ir.Constant(self.known[name], self.constant(name, body))
@@ -121,6 +124,7 @@ class _Reader:
 
 def _attrs(text: str) -> dict[str, Any]:
     """Read `key = literal, ...`; literals are Python's."""
+    # parsed as Python and never run: only literals are taken
     call = ast.parse(f"dict({text})", mode="eval").body
     if not isinstance(call, ast.Call):
         raise ValueError("key = literal, ...")

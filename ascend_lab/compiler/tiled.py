@@ -51,6 +51,7 @@ class Tiled:
 
         Of a network without any it is the share of elements.
         """
+        # pooling alone has no products: elements stand for its work
         count = macs if macs(self.graph) else work
         return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
 
@@ -68,6 +69,7 @@ def _sum(step: Step, count: Callable[[Graph], int]) -> int:
 
 def _extra(step: Step) -> int:
     """Return the cost of tiles: what they compute again and the copies in and out."""
+    # every tile copies its inputs in and its outputs out
     copied = _sum(step, lambda g: sum(g.types[n].elements for n in (*g.inputs, *g.outputs)))
     return _sum(step, work) - work(step.graph) + BALANCE * copied
 
@@ -83,6 +85,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     live = live_bytes(graph)
     large = too_large(graph, limit_bytes, most_pixels)
     chosen: list[_Part] = []
+    # a network that fits has no large node: nothing is tiled
     for start, end in _runs(graph, large) if large else ():
         over = [i for i in large if start <= i < end]
         if over:
@@ -93,6 +96,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
         steps += [*_whole(graph, done, part.start), part.step]
         done = part.stop
     steps += _whole(graph, done, len(graph.nodes))
+    # inside a tiled part, what a node needs whole does not count: its tiles do
     inside = {i for part in chosen for i in range(part.start, part.stop)}
     peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
     return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
@@ -111,6 +115,7 @@ def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
     written = set[str]()
     for i, node in enumerate(graph.nodes):
         reason = obstacle(graph, node)
+        # an operator that reads a tensor whole cannot share tiles with the tensor's writer
         if reason or whole_inputs(graph, node) & written:
             if start < i:
                 yield start, i
@@ -130,7 +135,7 @@ def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Nodes start .. stop-1 in tiles, and the most bytes of activations there meanwhile."""
+    """Nodes start .. stop-1 in tiles, and the peak of activations while they run."""
 
     start: int
     stop: int
@@ -142,6 +147,7 @@ def _parts(
     graph: Graph, start: int, end: int, over: Sequence[int], limit: int, pixels: int | None
 ) -> list[_Part]:
     """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
+    # groups of adjacent large nodes: 3, 4, 9 are (3, 4) and (9)
     firsts = [i for i in over if i - 1 not in over]
     lasts = [i for i in over if i + 1 not in over]
     as_one_part = [(start, over[-1], end)]
@@ -154,6 +160,7 @@ def _parts(
         try:
             candidates.append([_part(graph, *ends, limit, pixels) for ends in ends_of_parts])
         except CapacityError as error:
+            # the first error speaks of the whole run: it is the one to report
             problem = problem or error
     if not candidates:
         raise problem or AssertionError
@@ -170,6 +177,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     alive = placement.spans(graph)
     candidates = list[_Part]()
     least_bytes = list[int]()
+    # an elementwise node is fused with the node in front of it, if no border lies between
     stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
         sub = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
@@ -194,13 +202,14 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
             f"{limit} B",
             "use a chip with more memory or a smaller input",
         )
+    # of equal ones the shortest: more of the network runs whole
     return min(candidates, key=lambda part: (_extra(part.step), part.stop))
 
 
 def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
-    """Return the first of the stops and the last, and some at which fewer bytes cross than near.
+    """Return the first and the last stop, and some at which fewer bytes cross than beside them.
 
-    What crosses is written from node `start` on and needed at the stop or behind it.
+    The bytes that cross are written from node `start` on and needed at the stop or behind it.
     """
 
     def crossing(stop: int) -> int:
@@ -209,6 +218,7 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[
         return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
 
     cost = [crossing(stop) for stop in stops]
+    # local minima, such as behind a pooling; every n-th of them where there are many
     low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
     inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
     return sorted({stops[0], *inner, stops[-1]})
@@ -224,6 +234,7 @@ class TiledTimeline(NetworkTimeline):
 
     def repeated(self) -> list[tuple[OperatorTime, int]]:
         """Return every kernel once, and how often it runs."""
+        # tiles of one kind share the object, so that it stands for the kind
         counts = Counter(map(id, self.operators))
         return [(op, counts[i]) for i, op in {id(op): op for op in self.operators}.items()]
 
@@ -276,7 +287,8 @@ def simulate_within(
     except CapacityError as error:
         problem = error
     stages = finish_stages(front, chip, road)
-    if problem and placement.planned_bytes(stages.compiled) > limit:  # fusion may have saved it
+    # a fused group writes no tensor between its nodes, so that the network may fit after all
+    if problem and placement.planned_bytes(stages.compiled) > limit:
         raise problem
     return stages.timeline(), stages.fused
 

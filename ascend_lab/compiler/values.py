@@ -45,6 +45,7 @@ def run_tasks(
             lost = overflow.overflow_of(entry, (), [array_given], [graph.types[name].dtype])
             overflows += [lost] if lost else []
     for task in compiled.tasks:
+        # kernels hold 32 bits and would wrap silently
         _check_int64(task, compiled, live)
         beyond: list[bool] = []
         written = _run(task, compiled, live, partial(beyond.append, True))
@@ -66,12 +67,13 @@ def _overflows(
 ) -> list[overflow.Overflow]:
     """Return the nodes of a task whose finite numbers left their format.
 
-    A kernel tells that some did (`beyond`), not which: each node is computed again, exactly.
+    A kernel tells that some did (`beyond`), but not which: each node is computed again in fp64.
     """
     graph = compiled.graph
     lowered = task.lowered
     if lowered is None:
         return []
+    # the formats that networks are converted to: models come in fp32
     halves = [name for name in written if graph.types[name].dtype in overflow.MOST]
     lost = not all(_finite(written[name]) for name in halves)
     if not beyond and not (lost and isinstance(lowered.kernel, CpuKernel)):
@@ -86,7 +88,8 @@ def _overflows(
         return unknown
     overflows, values = _computed_again(graph, nodes, live)
     if not overflows and lost and all(_finite(array) for array in values.values()):
-        return unknown[-1:]  # inside the kernel: what the nodes read and write is finite
+        # inside the kernel: what the nodes read and write is finite
+        return unknown[-1:]
     return overflows
 
 
@@ -171,6 +174,7 @@ def _run(
     if isinstance(kernel, CpuKernel):
         node = graph.node(task.name)
         return run_cpu(graph, node, [stored(name) for name in node.inputs])
+    # small tensors of the kernel's own, such as tables of indices
     tensors = dict(task.lowered.extra)
     for buffer in kernel.tensors:
         if buffer.name.partition(".")[0] in inputs:
@@ -186,6 +190,7 @@ def _named_anew(graph: ir.Graph, node: ir.Node, given: Sequence[ir.Values]) -> d
     views = {}
     for name, offset in zip(node.outputs, aliases.cut_offsets(graph, node) or (), strict=True):
         kind = graph.types[name]
+        # an offset in bytes, from the start of the operand
         start = offset // DTYPE_BYTES[kind.dtype]
         views[name] = given[0][start : start + math.prod(kind.stored_shape)]
     return views
