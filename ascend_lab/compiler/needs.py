@@ -19,8 +19,7 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.compiler.ir import Fill, Graph, Node
-from ascend_lab.compiler.slice import rules_of
+from ascend_lab.compiler.ir import Fill, Graph, Node, rules_of
 from ascend_lab.operators.ops import slicing
 
 Mask = NDArray[np.bool_] | None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ascend_lab.compiler.draft import Draft, given_attrs
-from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, verify
+from ascend_lab.compiler.ir import Graph, Node, operator_of, pixels, rules_of, verify
 from ascend_lab.compiler.lower.piece import read_outside
 from ascend_lab.compiler.placement import live_bytes
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
@@ -23,11 +23,6 @@ from ascend_lab.operators.ops.slicing import AxisRule, Cut, Range, SliceRules, c
 
 Rules = Mapping[str, SliceRules]
 """Slice rules of every node of a graph, by name, at its full shapes."""
-
-
-def rules_of(graph: Graph, node: Node) -> SliceRules:
-    """Return the slice rules of a node at its shapes."""
-    return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
 
 
 def all_rules(graph: Graph) -> Rules:
