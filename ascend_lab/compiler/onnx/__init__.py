@@ -121,6 +121,7 @@ def import_pinning(
         try:
             return import_model(source, shapes=shapes, batch=batch, pinned=pinned)
         except NeedsConstant as error:
+            # pin what this node asks for, and begin again
             newly_pinned = {name: given[name] for name in error.names if name in given}
             if not newly_pinned.keys() - pinned.keys():
                 raise
@@ -138,6 +139,7 @@ class _Importer:
         self.tensors: dict[str, Tensor] = {
             proto.name: file.tensor_of(proto, folder) for proto in self.proto.initializer
         }
+        # names of the file are kept for its own tensors; those inside a node get others
         reserved = {name for node in self.nodes for name in (*node.input, *node.output)}
         reserved |= {entry.name for entry in (*self.proto.input, *self.proto.output)}
         self.net = Builder(self.proto.name or "model", reserved)
@@ -188,6 +190,7 @@ class _Importer:
         )
         start = self.net.node_count
         results = tensors_of(ctx)
+        # optional outputs that a converter does not compute may stand there if nobody reads them
         for name in node.output[len(results) :]:
             if name in self.read:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
@@ -231,6 +234,7 @@ _MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeErro
 
 def tensors_of(ctx: Context) -> list[Tensor]:
     """Return what a node writes; whole numbers computed from what is known are known, too."""
+    # the nodes from here on are those of this ONNX node
     start = ctx.net.node_count
     ctx.result = CONVERTERS[ctx.op].result or next((t.elem for t in ctx.inputs if t), "")
     converted = _converted(ctx)
@@ -266,6 +270,7 @@ def _converted(ctx: Context) -> Sequence[Result]:
     except UnsupportedError:
         raise
     except AscendLabError as error:
+        # tensors without elements are legal in ONNX; kernels have none of size 0
         if any(t is not None and not t.elements for t in ctx.inputs):
             raise UnsupportedError(f"{ctx.where}: {error.needed}", error.got, "skip it") from error
         if error.needed.startswith("node "):

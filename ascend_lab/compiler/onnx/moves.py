@@ -162,9 +162,11 @@ def _pad(ctx: Context) -> Result:
     axes = shapes.axes_of(ctx, ctx.ints(3), rank) if ctx.has(3) else tuple(range(rank))
     if len(pads) != 2 * len(axes):
         ctx.unsupported(f"{2 * len(axes)} pads", str(pads))
+    # the file has all pads before the axes, then all behind: (t, l, b, r)
     sides = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         sides[axis] = (pads[i], pads[len(axes) + i])
+    # negative pads cut; what is left is padded by the positive ones
     parts = [slice(max(0, -a), n - max(0, -b), 1) for n, (a, b) in zip(x.shape, sides, strict=True)]
     if any(p.start >= p.stop for p in parts):
         ctx.unsupported("pads that leave an element", str(pads))
@@ -190,6 +192,7 @@ def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: o
             ctx.unsupported(
                 f"axes of at most {kinds.SMALL} elements", str(pad_before + size + pad_after)
             )
+        # `reflect` leaves out the border itself, `wrap` does not: one element more
         if mode != "edge" and max(pad_before, pad_after) >= size + (mode == "wrap"):
             ctx.unsupported(
                 f"pads that axis {axis} of size {size} can fill", f"{pad_before}, {pad_after}"
@@ -216,6 +219,7 @@ def _blocks(ctx: Context) -> Value:
         needed = "channels a multiple of blocksize squared" if deep else sides
         ctx.unsupported(f"4 axes, {needed}", f"{x.shape}, {block}")
     n, c, h, w = x.shape
+    # channel (i, j, k) of DCR and (k, i, j) of CRD become pixel (i, j) of a block, channel k
     if deep:
         c //= block**2
         split = (n, block, block, c, h, w) if mode == "DCR" else (n, c, block, block, h, w)
@@ -262,6 +266,7 @@ def _hardmax(ctx: Context) -> Value:
     x = ctx.input(0)
     shape = ctx.shape(0)
     axis = ctx.axis(ctx.attr("axis"), len(shape))
+    # the older definition takes the tensor as a matrix
     if ctx.opset < 13:
         x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
@@ -293,6 +298,7 @@ def _reverse_sequence(ctx: Context) -> Value:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     turned = places if batch == 0 else places.T
+    # rows of a view: turning them changes `places`
     for row, length in zip(turned, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
     flat = ctx.reshape(x, (places.size, *x.shape[2:]))

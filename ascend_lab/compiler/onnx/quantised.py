@@ -63,6 +63,7 @@ def _shift(ctx: Context) -> Value:
     """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
     x = ctx.input(0, "int32")
     y = ctx.input(1, "int32")
+    # a shift is a product with, or a quotient by, a power of two from a table
     is_left = ctx.attr("direction") == "LEFT"
     dtype = ctx.input(0).type.dtype
     if not is_left and ctx.attr("direction") != "RIGHT":
@@ -77,6 +78,7 @@ def _shift(ctx: Context) -> Value:
         sign = zero
     else:
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
+        # a negative number shifted right for ever is -1
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
     inside = ctx.emit("equal", y, places)
     shifted = ctx.choose(inside, moved, sign)
@@ -181,6 +183,7 @@ def _in_int8(ctx: Context, i: int, point: Value | int) -> tuple[Value, Value | i
     x = ctx.input(i)
     if x.type.dtype == "int8":
         return x, point
+    # the cube multiplies signed bytes: (a - 128) - (point - 128) is the same difference
     half = ctx.table(128, "int32", "half")
     moved = ctx.cast(ctx.emit("sub", ctx.cast(x, "int32"), half), "int8")
     return moved, point - 128 if isinstance(point, int) else ctx.emit("sub", point, half)
@@ -238,6 +241,7 @@ def _convolved(
         return total
     if not isinstance(points, int) and points.shape:  # one a channel
         points = ctx.reshape(points, (points.type.elements, *(1,) * (len(w.shape) - 2)))
+    # sum x over each window, as a convolution with ones
     ones = ctx.table(np.ones(w.shape), "int8", "ones")
     return _less(ctx, total, _above(ctx, x, low, ones), points)
 
@@ -253,6 +257,7 @@ def _above(ctx: Context, x: Value, low: Value | int, w: Value, *bias: Value) -> 
         counts = windows.convolved(ctx, inside, w)
         return _less(ctx, windows.convolved(ctx, x, w, *bias), counts, low)
     if low:
+        # -low sum w for each filter: one number, so that it fits in the bias
         axes = tuple(range(1, len(w.shape)))
         sums = ctx.emit("reduce_sum", ctx.cast(w, "int32"), axis=axes, keepdims=False)
         border_sums = ctx.emit("mul", sums, ctx.table(-low, "int32", "point"))

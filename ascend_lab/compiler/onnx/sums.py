@@ -36,6 +36,7 @@ def _matmul(ctx: Context) -> draft.Value:
     right = b if len(b.shape) > 1 else ctx.reshape(b, (*b.shape, 1))
     flat = len(matrix_a.shape) == len(right.shape) == 2
     out = ctx.emit("matmul" if flat else "batch_matmul", matrix_a, right)
+    # the axis that made a vector a matrix leaves again
     rows = out.shape[-2:-1] if len(a.shape) > 1 else ()
     columns = out.shape[-1:] if len(b.shape) > 1 else ()
     return ctx.reshape(out, (*out.shape[:-2], *rows, *columns))
@@ -68,10 +69,12 @@ def _parsed(ctx: Context) -> tuple[list[str], str]:
     if len(terms) != len(ctx.inputs):
         ctx.unsupported(f"a term for each of {len(ctx.inputs)} inputs", equation)
     full_terms = [_written(ctx, term, len(ctx.shape(i))) for i, term in enumerate(terms)]
+    # axes of an ellipsis are aligned at the right, as in broadcasting
     dots = _DOTS[: max(sum(c in _DOTS for c in term) for term in full_terms)][::-1]
     if arrow:
         result = result.replace("...", dots)
     else:
+        # without an arrow: letters that stand once, in the order of the alphabet
         letters = sorted("".join(full_terms))
         result = dots + "".join(c for c in letters if letters.count(c) == 1 and c not in _DOTS)
     if any(len(set(term)) < len(term) for term in (*full_terms, result)):
@@ -104,6 +107,7 @@ def _joined(ctx: Context, left: Named, right: Named, needed: set[str]) -> Named:
         if size != 1 and sizes.get(name, 1) not in (1, size):
             ctx.unsupported(f"one size for {name}", f"{sizes[name]} and {size}")
         sizes[name] = max(size, sizes.get(name, 1))
+    # "bij,bjk->bik": batch b, inner j, rows i, columns k
     batch = "".join(name for name in a if name in b and name in needed)
     inner = "".join(name for name in a if name in b and name not in needed)
     rows, columns = (
@@ -185,7 +189,9 @@ def _composed(ctx: Context) -> Result:
         ctx.unsupported("axes to fold", "none")
     if op == "LogSumExp" and _empty(ctx):
         return _least(ctx, 1)
-    if op == "LogSumExp":  # max + log sum exp(x - max): nothing overflows, nor is infinity - itself
+    if op == "LogSumExp":
+        # max + log sum exp(x - max): no exponential overflows; a limit on the maximum keeps
+        # infinity - infinity, which is NaN, away
         largest: float = _LARGEST[ctx.elem(0)]
         top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
         total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))

@@ -82,6 +82,7 @@ def in_type(values: Any, kind: str) -> Any:
     """
     array = np.asarray(values)
     if kind == "bool":
+        # a graph holds truth values as int32
         return array != 0
     dtype = NUMPY.get(kind, array.dtype)
     if dtype.kind in "iu" and array.dtype.kind in "iu" and array.size:

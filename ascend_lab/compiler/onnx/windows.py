@@ -72,6 +72,7 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         ctx.unsupported("pads of at least 0", str(pads))
     padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
     check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded))
+    # a row (n, c, w) is an image of height 1
     lead: Any = (1,) * (2 - rank)
     none: Any = ((0, 0),) * (2 - rank)
     return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
@@ -92,6 +93,7 @@ def _pads(
     auto = ctx.attr("auto_pad")
     pads = ctx.attr("pads")
     if auto in ("NOTSET", ""):
+        # the file has all pads before the axes, then all behind
         flat = pads or (0,) * (2 * rank)
         if len(flat) != 2 * rank:
             raise GraphError(f"{ctx.where}: {2 * rank} pads", str(flat), "mend it")
@@ -107,7 +109,8 @@ def _pads(
     pairs = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
-        # A stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut.
+        # 5 pixels, kernel 3, stride 2: 3 windows reach from 0 to 6, 2 pixels too far
+        # a stride beyond the kernel needs no pad for ceil(n / s) windows; below 0 it would cut
         pairs.append(_halves(max(total, 0), auto))
     return tuple(pairs)
 
@@ -180,6 +183,7 @@ def _conv_transpose(ctx: Context) -> Value:
     full_sizes = [
         (n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)
     ]
+    # the output's size is given, and the pads follow from it: full size less the target
     if output_shape or auto.startswith("SAME"):
         target = tuple(n * s for n, s in zip(size, window.stride, strict=True))
         target = (

@@ -210,6 +210,7 @@ def _staged(
             channels = x.shape[1]
             stride = first_stride if i == 0 else 1
             name = f"stage{stage}.{i}"
+            # only the first block of a stage changes the size
             block = Inverted(
                 channels * expansion,
                 scaled(features),
@@ -313,6 +314,7 @@ def _efficientnet(
     x = net.conv_norm(
         x, scaled(rows[0][2] if rows[0][3] > 1 else 32), 3, stride=2, act="silu", name="stem"
     )
+    # a depth of 1.1 makes 2 blocks 3: rounded up, as published
     deep_rows = tuple((*row[:3], math.ceil(row[3] * depth), row[4]) for row in rows)
     x = _staged(net, x, deep_rows, scaled, "silu", True)
     x = net.conv_norm(x, scaled(1280), act="silu", name="last")
