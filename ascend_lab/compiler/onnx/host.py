@@ -92,6 +92,7 @@ class _Host:
         parts: list[tuple[tuple[str, ...], list[NodeProto]]] = []
         for node in nodes:
             names = self.evaluators(node)
+            # a call of an evaluator costs more than a node: neighbours of one evaluator share it
             if not parts or parts[-1][0][:1] != names[:1]:
                 parts.append((names, []))
             parts[-1][1].append(node)
@@ -121,6 +122,7 @@ class _Host:
         if len(nodes) == 1:
             self.alone(nodes[0], self.evaluators(nodes[0])[1:], wanted, reason)
             return
+        # an evaluator does not say which node it refuses: of 64 nodes six halvings find it
         half = len(nodes) // 2
         reads = [name for node in nodes[half:] for name in all_reads(node)]
         self.part(names, nodes[:half], [*wanted, *reads])
@@ -152,6 +154,7 @@ class _Host:
         try:
             results = run(sub, writes, feed)
         except Exception:
+            # the runtime may be older than the file's version of an operator
             older = _in_oldest_words(sub, self.onnx) if name == RUNTIME else None
             if older is None:
                 raise
@@ -203,8 +206,10 @@ def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    # errors are raised, and need not be printed as well
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
+    # rewrites would round elsewhere than the file says
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     data = model.SerializeToString()
     session = onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
@@ -276,6 +281,7 @@ def whole_model(source: str | Path | bytes | ModelProto) -> ModelProto:
     ordered = onnx.GraphProto(node=sound_nodes(model))
     del model.graph.node[:]
     model.graph.node.extend(ordered.node)
+    # names of nodes are optional in ONNX; here they are keys of engines and reasons
     seen: Counter[str] = Counter()
     for node in model.graph.node:
         name = title(node)
@@ -291,6 +297,7 @@ def all_reads(node: NodeProto) -> list[str]:
         for graph in (attribute.g, *attribute.graphs):
             inner_names = {entry.name for entry in (*graph.input, *graph.initializer)}
             for inner in graph.node:
+                # what a branch does not write itself it takes from the graph around it
                 reads += [name for name in all_reads(inner) if name not in inner_names]
                 inner_names.update(inner.output)
             reads += [entry.name for entry in graph.output if entry.name not in inner_names]

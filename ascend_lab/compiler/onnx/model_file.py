@@ -205,6 +205,7 @@ def signature(op: str, opset: int) -> Signature | None:
     for name, attribute in stated.items():
         kinds[name] = int(attribute.type)
         default = attribute.default_value
+        # a list that is left out is empty; `Constant` tells its forms apart by what is there at all
         empty = () if _KINDS.get(kinds[name]) in _LISTS and op != "Constant" else None
         defaults[name] = read_with_kind(default, op)[1] if default.name else empty
     required = frozenset(n for n, a in schema.attributes.items() if a.required)
@@ -255,6 +256,7 @@ def attributes(
     values = dict(says.defaults)
     for attribute in node.attribute:
         name = attribute.name
+        # inside a function an attribute may stand for one of the call
         if outer is not None and attribute.ref_attr_name:
             value = outer[attribute.ref_attr_name]
             values[name] = values[name] if value is None else value

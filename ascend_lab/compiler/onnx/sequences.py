@@ -195,6 +195,7 @@ def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
     gates = layer.gates(x, h, 0, 2)
     update, reset = (layer.active(0, layer.gate(gates, i, i + 1)) for i in range(2))
     fresh = layer.project(0, x, 2, 3)
+    # r (h R + b), or (r h) R + b: exporters of PyTorch write the first, the paper has the second
     if ctx.attr("linear_before_reset"):
         from_state = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
     else:
@@ -208,6 +209,7 @@ def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
     ctx = layer.ctx
     (h, c) = states
     gates = layer.gates(x, h, 0, 4)
+    # the file's order of gates: input, output, forget, cell
     enter, leave, forget, fresh = (layer.gate(gates, i, i + 1) for i in range(4))
     enter = layer.active(0, layer.peep(0, enter, c))
     forget = layer.active(0, layer.peep(2, forget, c))
@@ -251,9 +253,11 @@ def _unrolled(ctx: Context) -> tuple[Value, ...]:
         layer = _Layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
         now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
         hiddens = []
+        # a graph has no loops: each step is written out
         for step in range(steps)[::direction]:
             now = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), now)
             hiddens.append(ctx.reshape(now[0], (1, 1, batch, hidden)))
+        # a layer that runs backward still lists its states in order of time
         outs.append(_joined(ctx, hiddens[::direction], 0))
         lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
     all_outputs = _joined(ctx, outs, 1)
@@ -324,6 +328,7 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
             value = ctx.emit("mul", difference, _row(ctx, beta, step))
         learned = ctx.emit("batch_matmul", key, value, trans_a=True)
         state = ctx.emit("add", state, learned)
+        # several readers share a state, as in grouped attention
         query = ctx.reshape(_row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
         read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
         outs.append(ctx.reshape(read, (n, 1, readers * v.shape[-1])))
