@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from ascend_lab.compiler import compile_stages, simulate_graph
-from ascend_lab.compiler.decide import parse_switches
 from ascend_lab.compiler.fusion import (
     Count,
     fusion_rule,
     rules_restored,
 )
+from ascend_lab.compiler.switches import parse_switches
 from ascend_lab.lab.checks.chapter09_10 import gain, misgrouped, network
 from ascend_lab.lab.figures import fig_fusion
 from ascend_lab.lab.figures.fusing import chain_kernels, crossings, operations

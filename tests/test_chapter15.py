@@ -22,6 +22,7 @@ from ascend_lab.errors import GraphError
 from ascend_lab.lab.checks import chapter15_16 as chapter15
 from ascend_lab.lab.figures.lowering import network
 from ascend_lab.lab.graph_examples import topological_order
+from ascend_lab.lab.packing import exact_plan
 
 MiB = 2**20
 TOY, EIGHT = (
@@ -42,7 +43,7 @@ def test_the_toy_is_as_worked_by_hand():
 def test_eight_buffers_need_a_byte_more_than_ever_live():
     live = [sum(b.size_bytes for b in EIGHT if b.lower <= t < b.upper) for t in range(6)]
     assert live == [4] * 6
-    best = memory.plan(EIGHT, method="exact", time_limit_s=60)
+    best = exact_plan(EIGHT, 60)
     assert (best.height_bytes, best.lower_bound_bytes, best.optimal) == (5, 4, True)
     # without the search: all offsets within four bytes, none of them sound
     places = [range(5 - b.size_bytes) for b in EIGHT]
@@ -150,7 +151,7 @@ def test_published_instances_fit_only_by_search():
     for letter in "AB":
         buffers = read_csv(data_path(f"minimalloc/{letter}.1048576.csv"))
         assert min(memory.plan(buffers, method=name).gap for name in memory.HEURISTICS) > 0.25
-        assert memory.plan(buffers, method="exact", time_limit_s=120).height_bytes == MiB
+        assert exact_plan(buffers, 120).height_bytes == MiB
 
 
 def test_depth_first_finishes_a_branch_before_the_next():

@@ -12,6 +12,7 @@ from ascend_lab.compare.chains import CHAINS, GROUPS, groups, products
 from ascend_lab.compare.model import estimate
 from ascend_lab.compare.rows import Work
 from ascend_lab.compiler import Graph, Road, random_inputs, run_tasks
+from ascend_lab.compiler.compile import Layouts
 from ascend_lab.errors import AscendLabError, InputError, PathError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import sanitize
@@ -39,7 +40,7 @@ def constant(graph: Graph, name: str) -> np.ndarray:
 def computed(graph: Graph) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """Return inputs drawn at random, and what the kernels of a graph make of them, wide."""
     inputs = random_inputs(graph)
-    stages = Road(dtype="", layouts=ends_as_given).stages(graph, B2)
+    stages = Road(dtype="", layouts=Layouts(ends_as_given)).stages(graph, B2)
     got = run_tasks(stages.compiled, inputs, stages.laid_out.outputs)
     wide = {name: np.asarray(x).astype(np.float64) for name, x in inputs.items()}
     return wide, [np.asarray(got[n]).astype(np.float64) for n in stages.laid_out.outputs]

@@ -17,7 +17,6 @@ from ascend_lab.compiler import (
     run_tasks,
 )
 from ascend_lab.compiler.compile import Road, compile_stages
-from ascend_lab.compiler.decide import Switches, parse_switches, read_switches
 from ascend_lab.compiler.fusion import (
     AUTOMATIC,
     LONGEST,
@@ -32,6 +31,7 @@ from ascend_lab.compiler.fusion import (
     rules_restored,
     unfused,
 )
+from ascend_lab.compiler.switches import Switches, parse_switches, read_switches
 from ascend_lab.compiler.tasks import cycles_started
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip

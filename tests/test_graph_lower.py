@@ -23,11 +23,11 @@ from ascend_lab.compiler import (
     verify,
 )
 from ascend_lab.compiler.canonical import canonical
-from ascend_lab.compiler.decide import Switches
 from ascend_lab.compiler.fusion import fuse
 from ascend_lab.compiler.ir import infer
 from ascend_lab.compiler.layout import assign_layouts, cancel_trans_data
 from ascend_lab.compiler.lower import lower, piece_of
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.compiler.tasks import compile_tasks
 from ascend_lab.errors import AscendLabError, TypeMismatchError, UnsupportedError
 from ascend_lab.machine.chip import load_chip

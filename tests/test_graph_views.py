@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compiler import GraphBuilder, zoo
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.compiler.evaluate import HEAD, table
+from ascend_lab.compiler.counts import HEAD, table
 from ascend_lab.compiler.network import simulate_graph
 from ascend_lab.errors import InputError
 from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch, kernel_times

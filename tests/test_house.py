@@ -25,7 +25,7 @@ from ascend_lab.machine.chip import load_chip
 PACKAGE = Path(ascend_lab.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-ROAD = 82
+ROAD = 84
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18, special kernels blocked."""
 
 

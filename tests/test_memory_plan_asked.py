@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compiler.buffers import Buffer, Gap
 from ascend_lab.compiler.memory import (
     HEURISTICS,
-    Buffer,
-    Gap,
     Plan,
     height,
     peak_live_bytes,

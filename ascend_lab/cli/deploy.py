@@ -162,10 +162,11 @@ def _report(arguments: argparse.Namespace) -> bool:
 
 def _road(arguments: argparse.Namespace) -> Road:
     """Return what passes, rules and number format the options ask for."""
-    from ascend_lab.compiler import Road, decide
+    from ascend_lab.compiler import Road
+    from ascend_lab.compiler.switches import Switches, read_switches
 
     file = arguments.fusion_switch_file
-    switches = decide.read_switches(file) if file else decide.Switches()
+    switches = read_switches(file) if file else Switches()
     network.warn_of_switches(switches)
     keep = network.kept_nodes(arguments.keep_dtype)
     return Road(switches=switches, dtype=dtype_of(arguments), keep=keep)

@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ascend_lab.compiler import aliases, lower
-from ascend_lab.compiler.decide import Switches, pays
+from ascend_lab.compiler.decide import pays
 from ascend_lab.compiler.ir import Graph, Node, moves_behind, only_reader, operator_of
 from ascend_lab.compiler.rules import Match, Rule, fusions
+from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.sim.timeline import Start

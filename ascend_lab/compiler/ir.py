@@ -300,6 +300,11 @@ def operator_of(op: str) -> Operator:
     return GRAPH_ONLY[op] if op in GRAPH_ONLY else get(op)
 
 
+def rules_of(graph: Graph, node: Node) -> slicing.SliceRules:
+    """Return the slice rules of a node at its shapes."""
+    return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
+
+
 def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
     """Return the types of the outputs, row-major unless `op` is `trans_data`.
 
