@@ -9,7 +9,6 @@ from ascend_lab.compiler import GraphBuilder, bound_of, compile_graph, ledger, s
 from ascend_lab.compiler.compile import TERMS
 from ascend_lab.errors import InputError
 from ascend_lab.lab import tuning as tq
-from ascend_lab.lab.checks.chapter24_25 import two_credits
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
 from ascend_lab.machine.chip import load_chip
@@ -40,13 +39,6 @@ def test_shares_are_the_mean_over_all_orders():
     assert sum(found.values()) == pytest.approx(11)
 
 
-def test_two_credits_are_the_shapley_factors():
-    times = {frozenset(): 12.0, frozenset("a"): 6.0, frozenset("b"): 4.0, frozenset("ab"): 3.0}
-    found = tq.factors(times, ("a", "b"))
-    assert (found["a"], found["b"]) == pytest.approx(two_credits(12, 6, 4, 3))
-    assert tq.factor_range(times, "a", ("a", "b")) == pytest.approx((4 / 3, 2))
-
-
 # -- the compiler with switches --------------------------------------------------------------------
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
 def test_all_techniques_are_the_default_compiler(chip):
@@ -71,12 +63,6 @@ def test_unknown_techniques_are_refused(small):
         tq.compile_with(small, CHIP, ["magic"])
 
 
-def test_what_a_scheduler_of_small_tiles_believes():
-    blind = tq.small_chip(CHIP)
-    assert (blind.core_count, blind.buffers["UB"] * 8) == (CHIP.core_count, CHIP.buffers["UB"])
-    assert blind.buffers["L1"] == CHIP.buffers["L1"]
-
-
 def test_credits_of_a_small_network_multiply_to_the_whole(small):
     times = tq.all_times(small, CHIP)
     assert len(times) == 2 ** len(tq.TECHNIQUES)
@@ -86,12 +72,6 @@ def test_credits_of_a_small_network_multiply_to_the_whole(small):
     assert [name for name, _, _ in rows] == ["naive", *tq.TECHNIQUES]
     assert rows[0][2] == times[frozenset()]
     assert rows[-1][2] == times[frozenset(tq.TECHNIQUES)]
-
-
-def test_one_slot_is_slower_than_two(small):
-    most = [t for t in tq.TECHNIQUES if t != "double buffers"]
-    single = simulate_graph(tq.compile_with(small, CHIP, most)).time_s
-    assert single > 1.05 * simulate_graph(tq.compile_with(small, CHIP, tq.TECHNIQUES)).time_s
 
 
 # -- figures ---------------------------------------------------------------------------------------

@@ -101,28 +101,6 @@ def test_equal_kernels_are_one_row(capsys):
     assert len(rows) >= len(kinds) and all(len(row) <= 88 for row in rows)
 
 
-def test_no_fusion_costs_launches(capsys, tiny):
-    base = (tiny, "--chip", "Ascend910A", "--batch", 2)
-    fused = run_json(capsys, "simulate", *base)
-    apart = run_json(capsys, "simulate", *base, "--no-fusion")
-    assert "conv2d+relu" in {row["type"] for row in fused["operators"]}
-    assert not any("+" in row["type"] for row in apart["operators"])
-    assert apart["totals"]["kernels"] > fused["totals"]["kernels"]
-    assert apart["time_s"] > fused["time_s"]
-
-
-def test_larger_batches_take_longer_but_not_per_image(capsys, tiny):
-    times = [
-        run_json(capsys, "simulate", tiny, "--chip", "Ascend310", "--batch", n)["time_s"]
-        for n in (1, 64)
-    ]
-    assert times[0] < times[1] < 64 * times[0]
-    by_shape = run_json(
-        capsys, "simulate", tiny, "--chip", "Ascend310", "--input-shape", "x:64,3,16,16"
-    )
-    assert by_shape["time_s"] == times[1]
-
-
 def test_fewer_cores_are_a_chip_of_fewer_cores(capsys, tiny, tmp_path):
     """Against a chip file that says so; also where part of a model runs on the host."""
     one = tmp_path / "one.toml"
@@ -266,14 +244,6 @@ def test_switch_files_that_are_wrong(capsys, tiny, tmp_path, text, message):
     file.write_text(text)
     line = refused(capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file)
     assert message in line
-
-
-def test_a_switch_file_of_bytes(capsys, tiny, tmp_path):
-    file = tmp_path / "fusion_switch.cfg"
-    file.write_bytes(b"\xff\xfe\x00")
-    assert "a fusion switch file" in refused(
-        capsys, "simulate", tiny, *CHIP, "--batch", 1, "--fusion-switch", file
-    )
 
 
 # -- models by name -------------------------------------------------------------------------------

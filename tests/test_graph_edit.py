@@ -159,12 +159,3 @@ def test_ten_thousand_nodes_in_reverse():
     graph = net.build()
     found = ordered(shuffled(graph, range(9_999, -1, -1)))
     assert found.nodes == graph.nodes
-
-
-def test_a_name_has_the_first_number_that_is_free():
-    net = GraphBuilder("names")
-    x = net.input("neg_1", (2,))
-    for _ in range(3):
-        x = net.neg(x)
-    net.output(net.neg(x))
-    assert [n.output for n in net.build().nodes] == ["neg", "neg_2", "neg_3", "neg_4"]

@@ -371,18 +371,6 @@ def test_moves_that_others_read_or_that_tear_rows_apart_stay():
     assert_close(graph, random_inputs(graph, 1), "Ascend910A", share=1e-2)
 
 
-def test_softmax_of_ragged_rows_between_products():
-    net = GraphBuilder("net", "fp16")
-    x = net.input("x", (5, 17))
-    y = net.softmax(net.matmul(x, net.constant(half(17, 19))))
-    y = net.layer_norm(net.matmul(y, net.constant(half(19, 16))), net.fill((16,), 1.0),
-                       net.constant(half(16)))  # fmt: skip
-    y = net.softmax(net.matmul(net.matmul(y, y, trans_b=True), net.constant(half(5, 32))))
-    net.output(net.matmul(y, net.constant(half(32, 3))))
-    for chip in NAMES:
-        assert_close(net.build(), {"x": half(5, 17)}, chip, share=2e-2)
-
-
 # -- images ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("channels", [1, 3, 17, 33])
@@ -480,18 +468,6 @@ def test_casts_in_blocks(fusion):
     net.output(net.conv2d(net.cast(wide, dtype="fp16"), net.constant(whole(2, 9, 1, 1))), wide)
     for chip in NAMES:
         _, wanted, got = compiled_values(net.build(), {"x": whole(1, 3, 4, 5)}, chip, fusion=fusion)
-        assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
-
-
-def test_images_and_matrices_of_the_same_tensor():
-    """A product over the planes of an image, and a convolution of what it leaves."""
-    net = GraphBuilder("net", "fp16")
-    x = net.input("x", (2, 17, 5, 4))
-    y = net.relu(net.conv2d(x, net.constant(whole(17, 17, 1, 1))))
-    y = net.clip(net.batch_matmul(y, y, trans_b=True), low=-2.0, high=2.0)
-    net.output(net.conv2d(y, net.constant(whole(3, 17, 1, 1))), y)
-    for chip in NAMES:
-        _, wanted, got = compiled_values(net.build(), {"x": whole(2, 17, 5, 4)}, chip)
         assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
 
 
@@ -694,17 +670,6 @@ def test_a_piece_writes_what_is_read_outside():
     assert piece.graph.inputs == ("x0", "x1") and piece.graph.outputs == ("y0", "y1")
     assert [piece.names[n] for n in ("x0", "x1", "y0", "y1")] == ["z", "x", "add", "relu"]
     assert piece.key == piece_of(graph.renamed("other"), graph.nodes[:3]).key
-
-
-def test_nodes_that_nobody_needs_are_not_compiled():
-    net = GraphBuilder("net", "fp16")
-    x = net.input("x", (4,))
-    net.exp(net.exp(x))
-    net.output(net.neg(x), x)
-    stages = compile_stages(net.build(), CHIPS["Toy"], passes=())
-    assert [t.op for t in stages.compiled.tasks] == ["neg"]
-    found = run_tasks(stages.compiled, {"x": np.ones(4, np.float16)})
-    assert {name: value[0] for name, value in found.items()} == {"neg": -1, "x": 1}
 
 
 def test_an_operator_registered_anew_is_lowered_anew():

@@ -13,7 +13,6 @@ from hypothesis import given, strategies as st
 from PIL import Image as Picture
 
 from ascend_lab.deploy import media as m
-from ascend_lab.deploy.media.aipp import KEYS
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 
@@ -252,12 +251,6 @@ def test_several_inputs_and_modes():
         m.parse_config((HEAD + "}") * 2)
 
 
-def test_every_key_takes_its_default():
-    plain = {k: v for k, v in KEYS.items() if v.default is not None and k != "input_format"}
-    lines = [f"{name}: {json.dumps(key.default)}" for name, key in plain.items()]
-    assert m.parse_config(HEAD + "\n".join(lines) + "}") == m.parse_config(HEAD + "}")
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -362,16 +355,6 @@ def test_limits_of_a_chip():
         m.check(wide, load_chip("Ascend310"))
     odd = m.Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
     assert m.check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
-
-
-def test_sizes_left_to_the_network():
-    open_ = m.Aipp("RGB888_U8", 0, 0)
-    assert m.fitted(open_, 20, 10).size == (20, 10)
-    assert m.fitted(replace(open_, width=30, height=30, crop=(2, 4, 0, 0)), 20, 10).crop == (
-        2, 4, 20, 10,
-    )  # fmt: skip
-    with pytest.raises(InputError, match=r"20 x 10 pixels.*got 30 x 30"):
-        m.fitted(replace(open_, width=30, height=30), 20, 10)
 
 
 @pytest.mark.parametrize("frames", [np.zeros(5, np.uint8), np.zeros(0, np.uint8), np.zeros(6)])

@@ -116,11 +116,6 @@ def test_offsets_that_are_given_hold_and_bind_others():
         verify(moved, buffers)
 
 
-def test_l2_places_plain_buffers_only():
-    with pytest.raises(GraphError, match="l2"):
-        plan([Buffer("a", 0, 1, 4, 4)], method="l2")
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -174,11 +169,3 @@ def test_bad_columns_are_named(tmp_path, capsys, header, row, message):
     text = capsys.readouterr().err
     assert message in text
     assert text.count("\n") == 1
-
-
-def test_the_command_obeys_alignment(tmp_path, capsys):
-    """b begins at 8, the first multiple of 4 behind a, and ends at 13."""
-    file = tmp_path / "p.csv"
-    file.write_text("id,lower,upper,size,alignment\na,0,10,5,4\nb,5,15,5,4\n")
-    assert main(["plan-memory", str(file), "--capacity", "12"]) == 1
-    assert "13 bytes" in capsys.readouterr().out

@@ -50,13 +50,6 @@ def test_alignment_method_and_file_are_used(capsys, tmp_path):
     assert all(offset % 512 == 0 for offset in data["offsets"].values())
 
 
-def test_no_buffers_need_no_bytes(capsys, tmp_path):
-    file = tmp_path / "none.csv"
-    file.write_text("id,lower,upper,size\n")
-    code, out, _ = run(capsys, file, "--capacity", 0, "--json", "-")
-    assert (code, json.loads(out)["height_bytes"], json.loads(out)["offsets"]) == (0, 0, {})
-
-
 BAD = {
     "": "header",
     "id,lower,upper\na,0,1\n": "header",

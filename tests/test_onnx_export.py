@@ -12,7 +12,7 @@ from ascend_lab.compiler import Fill, GraphBuilder, TensorType, evaluate, random
 from ascend_lab.compiler.onnx import import_onnx
 from ascend_lab.compiler.onnx.export import export_onnx, save_onnx
 from ascend_lab.compiler.onnx.export_writer import RULES
-from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.operators import ops
 from ascend_lab.operators.ops import verify
 from ascend_lab.operators.ops.formats import format_of
@@ -76,15 +76,6 @@ def test_casts_round_and_limit_as_ours_do(mode):
     values = np.array([-1e9, -129.5, -2.5, -1.5, -0.4, 0.5, 1.5, 2.6, 127.4, 255.5, 1e9], "f4")
     for dtype in ("int8", "uint8", "int32"):
         graph, feed = one_node("cast", [values], {"dtype": dtype, "round": mode})
-        got = run_onnx(export_onnx(graph), feed)["cast"]
-        np.testing.assert_array_equal(got, evaluate(graph, feed)["cast"])
-
-
-def test_whole_casts_limit_instead_of_wrapping():
-    for source, target in (("int32", "int8"), ("int32", "uint8"), ("int8", "uint8")):
-        values = np.array([-128, -1, 0, 1, 127], source)
-        values = np.append(values, np.array([-1000, 300], source)) if source == "int32" else values
-        graph, feed = one_node("cast", [values], {"dtype": target})
         got = run_onnx(export_onnx(graph), feed)["cast"]
         np.testing.assert_array_equal(got, evaluate(graph, feed)["cast"])
 
@@ -175,13 +166,6 @@ def test_models_beyond_what_a_file_holds_are_refused():
     with pytest.raises(UnsupportedError, match="bytes of constants"):
         export_onnx(net.build())
     assert len(export_onnx(net.build(), fill_nodes=True).SerializeToString()) < 1000
-
-
-def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path):
-    net = GraphBuilder("net")
-    net.output(net.relu(net.input("x", (3,))))
-    with pytest.raises(InputError, match="make its folder first"):
-        save_onnx(net.build(), tmp_path / "none" / "net.onnx")
 
 
 # -- random graphs, and networks ------------------------------------------------------------------

@@ -8,8 +8,8 @@ from command_lines import refused, run, run_json
 
 from ascend_lab.compiler import zoo
 from ascend_lab.compiler.compile import compile_stages
-from ascend_lab.deploy.serving import affine, queues, read_scenario
-from ascend_lab.deploy.serving.model import batch_sizes, network_seconds
+from ascend_lab.deploy.serving import queues, read_scenario
+from ascend_lab.deploy.serving.model import network_seconds
 
 PLAIN = """
 [service]
@@ -84,16 +84,6 @@ def test_a_network_on_a_chip_is_a_server(simulate, monkeypatch):
     assert simulate(top) == data
     table = '[model]\nname = "zoo:squeezenet"\nchip = "Ascend310"\n' + text.split("\n", 3)[3]
     assert simulate(table) == data
-
-
-def test_a_line_through_times_says_how_far_they_lie_from_it():
-    line = affine({b: 1.8874 + 0.1438 * b for b in (1, 2, 4, 128)})
-    assert (line.mean_s, line.per_item_s) == pytest.approx((1.8874, 0.1438))
-    assert line.worst_error < 1e-12
-    assert affine({1: 1.0, 2: 4.0}).mean_s == 0
-    assert affine({1: 1.0, 2: 1.0, 3: 1.5}).worst_error > 0.1
-    assert batch_sizes(1) == [1]
-    assert batch_sizes(6) == [1, 2, 4, 6]
 
 
 def test_further_tables_are_read_and_reported(simulate):

@@ -296,10 +296,6 @@ def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     assert split_by_size(by_size(split, rows), rows) == split
 
 
-def test_without_bytes_one_share_has_all():
-    assert by_size(((0, 0), (1, 1)), rows_of([0, 1], [0, 0])) == (100.0,)
-
-
 # -- the verb --------------------------------------------------------------------------------------
 
 PRICE = ["--alpha-us", "1", "--beta-us-per-byte", "1"]
@@ -317,18 +313,6 @@ def test_the_verb_answers_in_json(tmp_path, capsys):
     assert "scenario" not in data
     assert main(["gradient-plan", str(file), *PRICE, "--max-segments", "1", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["segments"] == [[0, 2]]
-
-
-def test_the_verb_prints_a_table(tmp_path, capsys):
-    """Of two threads that overlap one gradient may be ready before the one above it."""
-    events = [event("autograd::engine::evaluate_function: AddBackward0", 5, 30)]
-    events += [accumulate(ts, [9], dur) for ts, dur in ((10, 5), (20, 9), (22, 2))]
-    file = written(tmp_path, json.dumps(events), "t.json")
-    assert main(["gradient-plan", str(file), *PRICE, "--streams", "2", "--noise", "0.1"]) == 0
-    out = capsys.readouterr().out
-    for word in ("optimal", "mg_wfbp", "set_split_strategy_by_size", "bucket_cap_mb", "2 streams"):
-        assert word in out
-    assert "1 gradients are ready before one above" in out
 
 
 def test_the_table_says_what_limits_and_small_sizes_mean(tmp_path, capsys):

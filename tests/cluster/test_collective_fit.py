@@ -101,13 +101,6 @@ def test_any_table_gives_a_cost_that_never_falls(table: list[tuple[int, int, flo
     assert fit.time_s(1e6, 1) == 0
 
 
-def test_a_negative_rate_is_held_at_zero() -> None:
-    falling = [Measured(1e3, 4, 2e-5), Measured(1e6, 4, 1.9e-5), Measured(1e7, 4, 1.8e-5)]
-    (band,) = fit_collective(falling).bands
-    assert band.beta_s_per_byte == 0
-    assert band.time_s(1e6, 4) == pytest.approx(1.9e-5, rel=0.05)
-
-
 def test_a_row_is_judged_by_a_fit_that_never_saw_its_size() -> None:
     rows = ring_rows([Band(1e3, 1e9, 1e-5, 1e-10)], [1e4, 1e5, 1e6, 1e7], (2, 4))
     wrong = [
@@ -122,13 +115,6 @@ def test_a_row_is_judged_by_a_fit_that_never_saw_its_size() -> None:
     apart = [row for row in wrong if row.ranks == 2]
     (seen,) = [item for item in held_out(wrong, "ranks") if item.row == wrong[1]]
     assert seen == predicted(fit_collective(apart), wrong[1])
-
-
-def test_nothing_is_left_out_where_nothing_would_remain() -> None:
-    one_size = ring_rows([Band(1e3, 1e9, 1e-5, 1e-10)], [1e4], (2, 4, 8))
-    assert held_out(one_size) == []
-    assert len(held_out(one_size, "ranks")) == 3
-    assert mape([]) is None
 
 
 # -- DeepBench ------------------------------------------------------------------------------------
@@ -155,24 +141,6 @@ def test_sizes_of_a_megabyte_and_more_are_within_12_percent(device: str) -> None
     small = mape(item for item in held_out(rows) if item.row.size_bytes < 1e6)
     assert small is not None
     assert small > 0.3, "one size below a megabyte: nothing to learn it from"
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_two_and_four_ranks_predict_eight(device: str) -> None:
-    fit = fit_collective(deepbench(device, 2, 4))
-    error = mape(predicted(fit, row) for row in deepbench(device, 8))
-    assert error is not None
-    assert 0.05 < error <= 0.12
-
-
-def test_two_servers_leave_the_law() -> None:
-    rows = deepbench("NV_P100", 2, 4, 8)
-    judged = [predicted(fit_collective(rows), row) for row in deepbench("NV_P100", 16)]
-    assert len(judged) == 7
-    assert all(item.predicted_s < item.row.time_s for item in large(judged))
-    error = mape(large(judged))
-    assert error is not None
-    assert error > 0.4
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -234,22 +202,3 @@ def test_the_command_prints_bands_and_errors(
     assert band["rows"] == data["rows"] == 18
     assert data["held_out_mape"] == pytest.approx(0, abs=1e-9)
     assert data["held_out_mape_ranks"] == pytest.approx(0, abs=1e-9)
-
-
-def test_the_command_reads_deepbench_and_states_errors_by_band_and_size(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ["fit-collective", str(DEEPBENCH), "--device", "NV_P100", "--max-ranks", "8"]
-    assert main([*words, "--json", "-"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    judged = held_out(deepbench("NV_P100", 2, 4, 8))
-    assert data["held_out_mape"] == pytest.approx(mape(judged))
-    assert sum(band["rows"] for band in data["bands"]) == 21
-    assert len(data["sizes"]) == 7
-    by_size = np.mean([size["held_out_mape"] for size in data["sizes"]])
-    assert data["held_out_mape"] == pytest.approx(by_size)
-    assert main(words) == 0
-    text = capsys.readouterr().out
-    assert "ring law fitted to 21 rows" in text
-    assert f"in all {data['held_out_mape']:.1%}" in text
-    assert main([*words[:-1], "1"]) == 2
