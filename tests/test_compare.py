@@ -527,35 +527,6 @@ def test_a_chip_of_ones_own_takes_the_rows_that_name_it_or_none(
     assert all(row["refused"] is None for row in data)
 
 
-def test_files_that_are_no_tables_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "rows.csv"
-    head = "case,chip,operator,inputs,dtype,timing,measured_us\n"
-    for text, word in (
-        ("", "empty"),
-        ("\n\n,,\n", "empty"),
-        (head, "at least one row"),
-        (head.replace("chip", "chp"), "did you mean chip"),
-        (head.replace("chip", "colour"), "colour"),
-        (head.replace("chip", "case"), "case twice"),
-        (head.replace("chip,", ""), "also the columns chip"),
-        ('a,"b', "CSV"),
-        (f"{','.join(map(str, range(70)))}\nx\n", "columns"),
-        ("OP Type,Task Duration(us)\nAdd,3\n", "op name"),
-    ):
-        path.write_text(text, "utf-8")
-        assert word in refused(capsys, "compare", path, "--chip", "Toy")
-    path.write_bytes(b"\xff\xfe\x00case")
-    refused(capsys, "compare", path)
-    refused(capsys, "compare", tmp_path / "none.csv")
-    refused(capsys, "compare", tmp_path)
-    assert "profile" in refused(capsys, "compare", DATA / "op_summary.csv")
-    refused(capsys, "compare", DATA / "measured.csv", "--figure", tmp_path / "x.gif")
-    refused(capsys, "compare", DATA / "measured.csv", "--figure", "-")
-    refused(capsys, "compare", DATA / "measured.csv", "--chip", "Ascend911")
-
-
 def test_a_file_that_is_too_large_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,33 +79,6 @@ def test_a_limit_belongs_to_what_it_allows(tmp_path):
             limits.toml_of(tmp_path / "x", "a file", InputError)
 
 
-FLAGS = {
-    "digit": ("gemm ² 64 64 --chip Toy", "M: a whole number"),
-    "other script": ("gemm 64 64 ٣ --chip Toy", "K: a whole number"),
-    "tile": ("gemm 64 64 64 --chip Toy --tile ²,16,16", "--tile"),
-    "shape": ("op relu ²x4 --chip Toy", "a shape such as"),
-    "digits": (f"op relu {'9' * 5000} --chip Toy", "a shape such as"),
-    "count": ("plan-memory x.csv --seed 99999999999999999999", "--seed"),
-    "trials": ("replay x.csv --budget 2147483648", "--budget: a whole number of at most 1,000,000"),
-    "runs": ("replay x.csv --seeds 2147483648", "--seeds: a whole number of at most 1,000,000"),
-    "seeds": ("replay x.csv --seeds 1001", "--seeds of at most 1,000; got 1,001"),
-    "tiny": ("gradient-plan x.csv --alpha-us 1e-320 --beta-us-per-byte 1", "--alpha-us: a number"),
-    "huge": ("gradient-plan x.csv --alpha-us 1e308 --beta-us-per-byte 1", "--alpha-us: a number"),
-    "attribute": ("op leaky_relu 64 --chip Toy --attr alpha=²", "attribute alpha: a number"),
-    "nested": (f"op relu 64 --chip Toy --attr x={'(' * 5000}", "attributes"),
-    "wide": ("conv 1 1 1 1000000 1 1 1 --chip Toy", "instructions of at most 500"),
-    "pads": ("conv 1 16 9 9 16 3 3 --pad 100 --chip Ascend310", "instructions of at most 500"),
-}
-
-
-@pytest.mark.parametrize("case", FLAGS)
-def test_a_flag_that_cannot_be_meant_is_one_line(case, capsys, monkeypatch):
-    monkeypatch.setattr("ascend_lab.machine.isa.builder.INSTRUCTIONS", 500)
-    line, message = FLAGS[case]
-    said = refused(capsys, *line.split())
-    assert message in said and len(said) < 500
-
-
 # -- attributes ------------------------------------------------------------------------------------
 WRONG = (math.nan, 10**400, "x", "²", (), (1.5,), b"x", 1j, [[1]], {}, ..., True)
 

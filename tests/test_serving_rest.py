@@ -11,7 +11,6 @@ import time
 import httpx
 import numpy as np
 import pytest
-from command_lines import refused
 
 from ascend_lab.compiler import GraphBuilder
 from ascend_lab.compiler.onnx import save_onnx
@@ -291,17 +290,6 @@ def test_shutdown_answers_what_is_on_its_way(tmp_path):
     client.join()
     assert (running.process.returncode, out, err) == (0, "linear is served no more\n", "")
     assert found[0].status_code == 200
-
-
-@pytest.mark.parametrize("words", [
-    ["missing.onnx"], ["zoo:nothing"], ["{}", "--port", "70000"], ["{}", "--chip", "nothing"],
-    ["{}", "--max-batch", "0"], ["{}", "--instances", "0"], ["{}", "--queue-limit", "0"],
-    ["{}", "--max-delay-s", "-1"], ["{}", "--port", "x"], ["."], ["{}", "--body-mib", "0"],
-])  # fmt: skip
-def test_what_cannot_be_served_is_one_line(words, tmp_path, capsys):
-    model = tmp_path / "linear.onnx"
-    save_model(model)
-    refused(capsys, "serve", *(word.replace("{}", str(model)) for word in words))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

@@ -450,45 +450,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_gets_one_line(capsys, small, tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    arguments, word = BAD[name]
-    err = refused(capsys, *(small if a == "MODEL" else a for a in arguments))
-    assert word in err
-    assert not list(tmp_path.glob("aoe_result*"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "3",
-        '{"op": "nosuch", "shapes": [[1]]}',
-        '{"op": "matmul"}',
-        '{"op": "matmul", "shapes": [[0, 2], [2, 2]]}',
-        '{"op": "matmul", "shapes": [[4, 3], [2, 2]]}',
-        '{"op": "relu", "shapes": [[4]], "dtypes": ["fp64"]}',
-        '{"op": "relu", "shapes": [[4]], "color": 1}',
-        '{"op": "softmax", "shapes": [[4]], "attrs": {"axis": "x"}}',
-        '{"op": "relu", "input_desc": [{"shape": [4]}]}',
-    ],
-)
-def test_bad_descriptions_get_one_line(capsys, small, tmp_path, text):
-    file = tmp_path / "op.json"
-    file.write_text(text)
-    refused(capsys, "-j", "2", "--singleop", file, "--output", tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '{"tune_ops_type": "relu"}', '{"x": []}', "{"])
-def test_bad_lists_of_operators_get_one_line(capsys, small, tmp_path, text):
-    file = tmp_path / "ops.json"
-    file.write_text(text)
-    err = refused(capsys, "-j", "2", "-m", small, "--output", tmp_path, "--tune_ops_file", file)
-    assert "ops.json" in err
-
-
 def test_schedules_for_something_else_are_refused(capsys, small, tmp_path):
     tune(capsys, small, tmp_path)
     model = tmp_path / "mlp_tuned.onnx"

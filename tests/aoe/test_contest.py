@@ -377,22 +377,3 @@ def test_the_table_names_both_bounds(capsys, tmp_path):
     target = tmp_path / "found.json"
     assert run(capsys, FOLDER / "mlsys-2026-1.json", "--json", target)[0] == 0
     assert json.loads(target.read_text()).keys() >= KEYS
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["missing.json"],
-        [FOLDER / "README.md"],
-        [FOLDER / "mlsys-2026-1.json", "--time-limit", "-1"],
-        [FOLDER / "mlsys-2026-1.json", "--time-limit", "nan"],
-        [FOLDER / "mlsys-2026-1.json", "--evaluations", "-1"],
-        [FOLDER / "mlsys-2026-1.json", "--seed", "-1"],
-        [FOLDER / "mlsys-2026-1.json", "--evaluations", "0", "--json", "/nonexistent/x"],
-        [],
-    ],
-)
-def test_errors_are_one_line_and_exit_2(capsys, arguments):
-    code, out, err = run(capsys, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("ascend-lab: ")

@@ -401,11 +401,3 @@ def test_the_verb_counts_trials_and_gives_ratios(name):
     assert ratios[0] >= 1 and data["median_ratio"] == pytest.approx(ratios[1])
     assert data["within_5_percent"] == np.mean([r <= 1.05 for r in ratios])
     assert f"{data['median_ratio']:.4f}" in text
-
-
-def test_the_verb_refuses_what_means_nothing(tmp_path, capsys):
-    file = tmp_path / "a.csv"
-    file.write_text(SMALL)
-    for words in (["--budget", "0"], ["--seeds", "0"], ["--search", "luck"]):
-        assert lab(["replay", str(file), *words]) == 2
-        assert words[0].removeprefix("--") in capsys.readouterr().err

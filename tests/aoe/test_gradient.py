@@ -500,28 +500,6 @@ def test_the_command_tunes_and_reports(capsys, small, tmp_path):
     assert "in 1 segments" in out
 
 
-BAD_TUNINGS = {
-    "cluster": (["-j", "4"], "`ascend-lab topologies` lists them"),
-    "together": (["-j", "2,4", "--cluster", "star:4"], "by itself"),
-    "other job": (["-j", "2", "--cluster", "star:4"], "--cluster only with --job_type 4"),
-    "devices": (["-j", "4", "--cluster", "star", "--devices", "0"], "--devices of at least 1"),
-    "twice": (["-j", "4", "--cluster", "star:4", "--devices", "8"], "--devices 4, as --cluster"),
-    "unknown": (["-j", "4", "--cluster", "moon"], "a topology by name"),
-    "unknown size": (["-j", "4", "--cluster", "moon", "--devices", "8"], "a topology by name"),
-    "fixed": (["-j", "4", "--cluster", "910a-server", "--devices", "4"], "910a-server"),
-    "segments": (["-j", "4", "--cluster", "star:4", "--max_segments", "-2"], "at least 1 segment"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TUNINGS)
-def test_wrong_calls_are_one_line(capsys, small, tmp_path, case):
-    words, message = BAD_TUNINGS[case]
-    code, _, err = run(capsys, *words, "-m", small, "--output", tmp_path)
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_a_chip_that_the_cluster_has_not_is_said(capsys, small, tmp_path):
     words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce:2")
     code, _, err = run(capsys, *words, "--soc_version", "Ascend310")

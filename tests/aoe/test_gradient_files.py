@@ -334,29 +334,3 @@ def test_the_table_says_what_limits_and_small_sizes_mean(tmp_path, capsys):
     assert "# segments larger than asked: HCCL takes 8" in out
     assert main(["gradient-plan", str(file), *PRICE]) == 0
     assert "optimal (among all splits)" in capsys.readouterr().out
-
-
-BAD_CALLS = {
-    "no file": (["none.csv", *PRICE], "none.csv"),
-    "no alpha": (["FILE", "--beta-us-per-byte", "1"], "--alpha-us"),
-    "negative": (["FILE", "--alpha-us", "-1", "--beta-us-per-byte", "1"], "alpha and beta"),
-    "nan": (["FILE", "--alpha-us", "nan", "--beta-us-per-byte", "1"], "--alpha-us: a number, 0 or"),
-    "overflow": (["FILE", *PRICE[:3], "1e310"], "us-per-byte: a number"),
-    "too slow": (["FILE", *PRICE[:3], "1e307"], "us-per-byte: a number"),
-    "segments": (["FILE", *PRICE, "--max-segments", "0"], "at least 1 segment"),
-    "bytes": (["FILE", *PRICE, "--max-bytes", "-3"], "more than 0"),
-    "streams": (["FILE", *PRICE, "--streams", "0"], "at least 1 stream"),
-    "budget": (["FILE", *PRICE, "--streams", "2", "--budget", "0"], "budget"),
-    "seed": (["FILE", *PRICE, "--seed", "-1"], "--seed"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_wrong_calls_are_one_line(tmp_path, capsys, case):
-    arguments, message = BAD_CALLS[case]
-    file = str(written(tmp_path, CSV))
-    assert main(["gradient-plan", *(file if a == "FILE" else a for a in arguments)]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert not captured.out

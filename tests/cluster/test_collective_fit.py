@@ -144,37 +144,6 @@ def test_sizes_of_a_megabyte_and_more_are_within_12_percent(device: str) -> None
 
 
 # -- tables ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "columns bytes, ranks, time_s; got nothing"),
-        ("bytes,ranks\n8,2\n", "columns bytes, ranks, time_s; got bytes, ranks"),
-        ("bytes,ranks,time_s\n", "measured rows; got no rows"),
-        ("bytes,ranks,time_s\n8,2\n", "line 2: time_s as a number; got None"),
-        ("bytes,ranks,time_s\n8,2,x\n", "line 2: time_s as a number; got 'x'"),
-        ("#\n\nBytes,RANKS,time_s\n# x\n8,2,x\n", "line 5: time_s as a number; got 'x'"),
-        ("bytes,ranks,time_s\n8,2,nan\n", "line 2: time_s as a number"),
-        ("bytes,ranks,time_s\n8,2,inf\n", "line 2: time_s as a number"),
-        ("bytes,ranks,time_s\n8,2,1\n8,2.5,1\n", "line 3: a whole count of ranks"),
-        ("bytes,ranks,time_s\n-8,2,1\n", "line 2: bytes > 0, ranks > 1, time_s > 0"),
-        ("bytes,ranks,time_s\n8,2,-1\n", "line 2: bytes > 0, ranks > 1, time_s > 0"),
-        ("bytes,ranks,time_s\n8,2,0\n", "line 2: bytes > 0"),
-        ("bytes,ranks,time_s\n8,1,1\n", "ranks > 1"),
-        ('bytes,ranks,time_s\n"8,2,1\n', "a CSV file"),
-        ("bytes,ranks,time_s\n8,2,1\n", "rows of two or more sizes"),
-        ("bytes,ranks,time_s\n8,2,1\n8,2,2\n", "rows of two or more sizes"),
-        ("device,bytes,ranks,time_s\na,8,2,1\nb,9,2,1\n", "rows of one device; got a, b"),
-    ],
-)
-def test_bad_tables_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
-) -> None:
-    path = tmp_path / "table.csv"
-    path.write_text(text, "utf-8")
-    assert main(["fit-collective", str(path)]) == 2
-    complaint = capsys.readouterr().err
-    assert said in complaint
-    assert complaint.count("\n") == 1
 
 
 def test_a_file_that_is_not_there_and_a_device_that_is_not_in_it(tmp_path: Path) -> None:

@@ -506,27 +506,3 @@ def test_the_command_says_that_nothing_fits(
     )
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert "the least any plan needs; got 1,000 bytes; use more" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (("bert_huge", "--cluster", "910a-server", "--devices", 8), "models"),
-        (("bert_base", "--cluster", "nowhere", "--devices", 8), "topology"),
-        (("bert_base", "--cluster", "910a-server", "--devices", 0), "--devices"),
-        (("resnet18", "--cluster", "910a-server", "--devices", 9), "devices"),
-        (("bert_base", "--cluster", "910a-server", "--devices", 8, "--batch", 0), "--batch"),
-        (("bert_base", "--cluster", "ring", "--devices", 2, "--optimizer", "lion"), "--optimizer"),
-        (("bert_base", "--cluster", "ring", "--devices", 2, "--dtype", "fp8"), "--dtype"),
-        (("bert_base", "--cluster", "ring", "--devices", 2, "--plans", 0), "--plans"),
-        (("bert_base", "--cluster", "ring", "--devices", 2, "--memory-limit", -1), "--memory"),
-        (("none.onnx", "--cluster", "ring", "--devices", 2), "none.onnx"),
-        (("bert_base", "--devices", 2), "--cluster"),
-    ],
-)
-def test_bad_input_is_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...], word: str
-) -> None:
-    code, out, err = run(capsys, *arguments)
-    assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("ascend-lab: ") and word in err
