@@ -19,7 +19,6 @@ from ascend_lab.compiler import bound_of, compile_stages, zoo
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.operators import ops
-from bench.compared import VARIABLE, compared_figures, folder_of
 
 DATA = Path(__file__).parent / "data" / "compare"
 B2 = load_chip("Ascend910B2")
@@ -534,21 +533,3 @@ def test_a_file_that_is_too_large_is_refused(
     assert "at most 3" in refused(capsys, "compare", table(tmp_path, *[{}] * 4))
     monkeypatch.setattr("ascend_lab.compare.TABLE_BYTES", 100)
     assert "at most 100 bytes" in refused(capsys, "compare", table(tmp_path, {}))
-
-
-# -- bench -----------------------------------------------------------------------------------------
-def test_bench_tells_groups_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert (folder_of(None) / "kernels_910b2.csv").is_file()
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
-    for given in (None, str(tmp_path / "missing")):
-        with pytest.raises(InputError):
-            list(compared_figures(given))
-    table(tmp_path, {}, {"operator": ""})
-    (tmp_path / "words.csv").write_text("a,b\n1,2\n", "utf-8")
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    head, group, words = compared_figures()
-    assert "measured tables" in head.name
-    assert group.name == "  rows, made up" and group.measured.startswith("1 of 2 rows: -")
-    assert "not read" in words.measured
-    assert all(figure.met is None for figure in (head, group, words))

@@ -251,42 +251,6 @@ def test_several_inputs_and_modes():
         m.parse_config((HEAD + "}") * 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "an aipp_op"),
-        ("aipp_op {", "}; got the end"),
-        ("aipp { }", "line 1: a known key; got 'aipp'; did you mean aipp_op?"),
-        ("aipp_op [ ]", "an aipp_op { ... }"),
-        ("aipp_op { }", "aipp_mode"),
-        ("aipp_op { aipp_mode: static }", "input_format"),
-        ("aipp_op { aipp_mode: dynamic }", "max_src_image_size above 0"),
-        ("aipp_op { aipp_mode: dynamic max_src_image_size: 9 crop: true }", "crop only with"),
-        (
-            HEAD + "\n crop_siz_w: 3 }",
-            "line 2: a known key; got 'crop_siz_w'; did you mean crop_size_w",
-        ),
-        (HEAD + "crop: true crop: true }", "crop once"),
-        (HEAD + "matrix_r0c0: 1 matrix_r0c0: 2 }", "matrix_r0c0 once"),
-        (HEAD + "matrix_r0c0: 40000 }", "matrix_r0c0: a number from -32768 to 32767"),
-        (HEAD + "mean_chn_0: 1.5 }", "mean_chn_0: a whole number"),
-        (HEAD + "var_reci_chn_0: nan }", "var_reci_chn_0: a finite number"),
-        (HEAD + "left_padding_size: 33 }", "left_padding_size: a number from 0 to 32"),
-        (HEAD + "crop: maybe }", "crop: true or false"),
-        (HEAD + "crop true }", "crop: a value behind a colon"),
-        (HEAD + "resize: true }", "resize: False; got True; the documents reserve it"),
-        (HEAD + 'related_input_name: "data" }', "related_input_name"),
-        (HEAD + "max_src_image_size: 5 }", "only with aipp_mode: dynamic"),
-        (HEAD.replace("YUV420SP_U8", "YUYV_U8") + "}", "YUV420SP_U8 or XRGB8888_U8"),
-        (HEAD + "crop: }", "crop: true or false; got '}'"),
-    ],
-)
-def test_a_wrong_file_is_named(text, said):
-    with pytest.raises(InputError) as found:
-        m.parse_config(text)
-    assert said in str(found.value)
-
-
 def text_of(s, rank):
     """Return settings as a configuration file says them."""
     sizes = {"src_image_size_w": s.width, "src_image_size_h": s.height}

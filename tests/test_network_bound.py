@@ -398,36 +398,6 @@ def test_a_chain_waits_on_its_way_from_buffer_to_buffer():
     assert split == pytest.approx(5 * (once + told + 2 + 11 + 50) + 4 * told)
 
 
-def test_what_a_path_does_waits_for_nothing():
-    def chain(act):
-        def write(net, x, w):
-            for _ in range(5):
-                x = act(net, net.matmul(x, w(16, 16)))
-            return x
-
-        return net_of(write, 16, 16)
-
-    plain, relu, exp = (
-        chain(a) for a in (lambda _, x: x, lambda n, x: n.relu(x), lambda n, x: n.exp(x))
-    )
-    for chip in (CHIP, load_chip("Ascend910B2")):  # on one core a ReLU may bring numbers to UB
-        assert cycles(relu, chip)["chain"] == cycles(plain, chip)["chain"]
-        assert cycles(exp, chip)["chain"] > cycles(plain, chip)["chain"]
-
-
-def test_what_is_joined_waits_for_one_part():
-    def join(net, x, w):
-        y = x
-        for _ in range(9):
-            y = net.exp(y)
-        return net.relu(net.concat(x, y, axis=1))
-
-    assert (
-        cycles(net_of(join, 16, 16))["chain"]
-        < cycles(net_of(lambda net, x, w: net.exp(net.exp(x)), 16, 16))["chain"]
-    )
-
-
 # -- what comes one after another ------------------------------------------------------------------
 def squeezed(images):
     """A function, a product that needs all of an image, and as much work behind it."""

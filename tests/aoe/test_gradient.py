@@ -3,7 +3,6 @@
 import json
 import math
 from collections import namedtuple
-from functools import partial
 
 import numpy as np
 import pytest
@@ -32,8 +31,6 @@ from ascend_lab.cluster import checked, collective_time, load_topology
 from ascend_lab.compiler import GraphBuilder
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import load_chip
-from bench import gradient as bench_gradient
-from bench.gradient import line_of, row_of, tuned
 
 limits = st.one_of(st.none(), st.integers(1, 5))
 
@@ -506,21 +503,3 @@ def test_a_chip_that_the_cluster_has_not_is_said(capsys, small, tmp_path):
     assert code == 0
     assert err.count("\n") == 1
     assert "warning: the devices of 910a-roce:2 are Ascend910A, --soc_version is Ascend310" in err
-
-
-def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path):
-    ask = Counting()
-    monkeypatch.setattr(bench_gradient, "NETWORKS", {"small": 4})
-    monkeypatch.setattr(bench_gradient, "CLUSTERS", ("star", "ring"))
-    monkeypatch.setattr(bench_gradient, "SIZES", (4, 8))
-    monkeypatch.setattr(bench_gradient.zoo, "build", lambda name, batch: network(batch, name))
-    with_fake = partial(tune_gradients, profiler=ask)
-    monkeypatch.setattr(bench_gradient, "tune_gradients", with_fake)
-    rows = [row_of(where, found) for where, found in tuned(["small"], tmp_path / "p.db")]
-    assert [row["cluster"] for row in rows] == ["star:4", "star:8", "ring:4", "ring:8"]
-    assert ask.asked == 1
-    for row in rows:
-        assert set(row["gains"]) == set(gradient.BASELINES)
-        assert min(row["gains"].values()) >= -1e-9
-        assert row["hccl_loss"] >= -1e-9
-        assert "small" in line_of(row)

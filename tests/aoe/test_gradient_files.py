@@ -31,33 +31,6 @@ def test_a_table_is_read(tmp_path):
     assert read_profile(written(tmp_path, text)) == (Gradient("a/grad", 1e-6, 8, "fp32"),)
 
 
-BAD_TABLES = {
-    "empty": ("", "header"),
-    "header only": ("name,ready_us,bytes\n", "at least one gradient"),
-    "no times": ("gradient_node_name,gradient_size(byte)\na,1\n", "line 1: a column ready_us"),
-    "letters": (CSV + "x,soon,5\n", "line 4: ready_us as a number"),
-    "nan": (CSV + "x,nan,5\n", "line 4: ready_us as a number"),
-    "negative": (CSV + "x,-1,5\n", "line 4: a ready time"),
-    "half": (CSV + "x,1,0.5\n", "line 4: a whole number of bytes"),
-    "huge": (CSV + "x,1,inf\n", "line 4: bytes as a number"),
-    "short": (CSV + "x,1\n", "line 4: 3 columns"),
-    "quote": (CSV + '"x,1,2\n', "a CSV file"),
-    "unknown column": ("name,ready_us,bytes,ready_ms\na,1,2,3\n", "line 1: known .*ready_ms"),
-    "a column twice": ("name,bytes,ready_us,bytes\na,1,2,3\n", "line 1: one column bytes"),
-    "two words for one": ("name,bytes,ready_us,gradient_size(byte)\na,1,2,3\n", "one column bytes"),
-    "long": (CSV + "x,3,5,fp16\n", "line 4: 3 columns"),
-    "a row twice": (CSV + "fc,3,1000\n", "line 4: a name of its own .*fc.*, as in line 2"),
-    "falling": (CSV + "x,2.25,5\n", "line 4: a ready_us of at least 2.5, .* got 2.25"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TABLES)
-def test_wrong_tables_name_the_line(tmp_path, case):
-    text, message = BAD_TABLES[case]
-    with pytest.raises(InputError, match=message):
-        read_profile(written(tmp_path, text))
-
-
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [

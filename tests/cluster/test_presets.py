@@ -154,44 +154,6 @@ def test_a_file_needs_little(written: Path) -> None:
     assert (room.name, room.devices, room.links) == ("room", ("npu0",), ())
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ('name = "two boxes"', "name = 3", "name as a text"),
-        ('name = "two boxes"', "nmae = 3", "'nmae'.*known: name"),
-        ('name = "two boxes"', "name = ", "valid TOML"),
-        ('devices = ["a", "b", "c", "d"]', "devices = 0", "from 1 to 1024"),
-        ('devices = ["a", "b", "c", "d"]', "devices = []", "0 names"),
-        ('devices = ["a", "b", "c", "d"]', "devices = true", "a list of names"),
-        ('devices = ["a", "b", "c", "d"]', 'devices = ["a", "b", "c", "c"]', "one twice"),
-        ('switches = ["sw"]', 'switches = ["a"]', "one twice"),
-        ('servers = [["a", "b"], ["c", "d"]]', 'servers = [["a", "b"]]', "in exactly one"),
-        ('servers = [["a", "b"], ["c", "d"]]', 'servers = [["a", "sw"]]', r"servers\[0\]"),
-        ('servers = [["a", "b"], ["c", "d"]]', "servers = 2", "servers as lists"),
-        ("gamma_s_per_byte = 2e-12", "gamma_s_per_byte = nan", "gamma_s_per_byte as a number"),
-        ("gamma_s_per_byte = 2e-12", "gamma_s_per_byte = -1", "gamma_s_per_byte as a number"),
-        ("alpha_us = 2", "alpha_us = -2", r"links\[0\]: alpha_us as a number of at least 0"),
-        ("alpha_us = 2", 'alpha_us = "2"', r"links\[0\]: alpha_us as a number"),
-        ("alpha_us = 2", "", r"links\[0\]: one of alpha_us and alpha_s; got neither"),
-        ("alpha_us = 2", "alpha_us = 2\nalpha_s = 2e-6", "one of alpha_us and alpha_s"),
-        ("gbytes_per_s = 12.5", "gbytes_per_s = 0", r"links\[0\]: gbytes_per_s above 0"),
-        ("gbytes_per_s = 12.5", "gbps = 12.5", r"links\[0\]: a known key; got 'gbps'"),
-        ('to = "sw"', 'to = "switch"', r"links\[0\]: to names a node; got 'switch'"),
-        ('to = "sw"', "to = 4", r"links\[0\]: to: a list of names"),
-        ('from = "a"\nto = "b"', 'from = "a"\nto = "a"', r"links\[1\]: a link between two nodes"),
-        ("one_way = true", 'one_way = "yes"', r"links\[1\]: one_way as true or false"),
-        ('["a", "b", "c", "d"]\nto', '["a", "b", "c"]\nto', "none to d"),
-        ("gbytes_per_s = 12.5", "gbytes_per_s = 12.5\none_way = true", "none to c, d"),
-        ("[[links]]", "[links]", "valid TOML"),
-    ],
-)
-def test_wrong_entries_are_named(written: Path, old: str, new: str, said: str) -> None:
-    assert old in GOOD
-    written.write_text(GOOD.replace(old, new, 1), "utf-8")
-    with pytest.raises(ClusterError, match=rf"room\.toml.*{said}"):
-        load_topology(written)
-
-
 # -- command line ---------------------------------------------------------------------------------
 def test_the_command_lists_and_shows(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topologies", "--json", "-"]) == 0
