@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.errors import CapacityError
 from ascend_lab.lab import figures
 from ascend_lab.lab.checks.chapter03_04 import max_plus_product
 from ascend_lab.lab.figures import gantt
@@ -81,26 +80,6 @@ def test_bars_are_the_spans_and_stalls_look_different(timeline: Timeline) -> Non
         assert colours[0] != colours[1]
 
 
-def test_the_critical_path_is_drawn_and_can_be_left_out(timeline: Timeline) -> None:
-    def longest(critical: bool) -> Any:
-        (ax,) = figures.fig_gantt(timeline, critical=critical).axes
-        return max((line.get_xdata() for line in ax.lines), key=len)
-
-    path = timeline.critical_path
-    assert list(longest(True)) == [x for s in path for x in (s.start + s.stall_cycles, s.end)]
-    assert len(longest(False)) == 2
-
-
-def test_pieces_of_work_count_the_tiles(timeline: Timeline) -> None:
-    for pipe in ("MTE2", "V", "MTE3"):
-        pieces = gantt.work_pieces(timeline, pipe)
-        assert len(pieces) == 8
-        assert sum(end - start for start, end in pieces) == timeline.busy_cycles[pipe]
-    (ax,) = figures.fig_gantt(timeline).axes
-    assert sorted(text.get_text() for text in ax.texts) == sorted("01234567" * 3)
-    assert not figures.fig_gantt(timeline, numbers=False).axes[0].texts
-
-
 # --- figures of the chapter -----------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("times", "slowest"),
@@ -126,15 +105,6 @@ def test_d_buffers_give_at_most_a_factor_d(chip: Chip, degree: int) -> None:
         now = gantt.steady_cycles(work, chip, (degree,), depth, rounds=12)
         assert one / depth <= now <= before
         before = now
-
-
-def test_overlap_figure_answers_to_every_slider() -> None:
-    texts = {figures.fig_overlap(work, QUIET).alt_text}
-    for change in ({"degree": 5}, {"buffers": 1}, {"latency_cycles": 300}, {"tiles": 5}):
-        texts.add(figures.fig_overlap(work, QUIET, **change).alt_text)
-    assert len(texts) == 5
-    with pytest.raises(CapacityError, match="UB"):
-        figures.fig_overlap(work, QUIET, buffers=5)
 
 
 # --- exercises ------------------------------------------------------------------------------------

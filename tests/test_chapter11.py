@@ -8,8 +8,9 @@ from ascend_lab.lab.checks.chapter11_12 import (
     FP16_UNIT,
     additions,
     narrow_sum,
+    worth_using,
 )
-from ascend_lab.lab.figures.many_cores import balance, cuttable, unit_shares
+from ascend_lab.lab.figures.many_cores import balance, cuttable, row_sums, unit_shares
 from ascend_lab.lab.kernels.cross_core_folds import (
     atomic,
     chain,
@@ -158,3 +159,11 @@ def test_fp16_sums_keep_the_bound_and_need_it(order):
         assert error <= bound
         worst = max(worst, error / bound if bound else 0.0)
     assert worst > 0.01
+
+
+def test_thirty_one_cores_are_as_fast_as_twenty_one():
+    cycles = {n: timed(kept(row_sums(1000, 1024), A910, n)).cycles for n in (20, 21, 22, 31, 32)}
+    assert cycles[21] == cycles[22] == cycles[31] < cycles[20]
+    assert cycles[32] < 0.85 * cycles[31]
+    assert 21 in worth_using(63, 32)
+    assert not set(range(22, 32)) & set(worth_using(63, 32))

@@ -7,12 +7,11 @@ from onnx_models import run_onnx
 from ascend_lab.aoe.subgraph import (
     Region,
     SlicePlan,
-    compiled,
     prepared,
     sliced,
 )
 from ascend_lab.aoe.subgraph.slicing import even, ranges_of
-from ascend_lab.compiler import GraphBuilder, evaluate, simulate_graph
+from ascend_lab.compiler import evaluate
 from ascend_lab.compiler.onnx import export_onnx
 from ascend_lab.compiler.slice import part_of
 from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes
@@ -70,24 +69,6 @@ def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
     moved += l2.flush() // KIB
     bands = Bands(12, l2_rows, even(12, count), 0, False)
     assert (bands.count("hit"), bands.memory_rows) == (found, moved)
-
-
-def test_zigzag_reads_weights_once():
-    net = GraphBuilder("dense", "fp16")
-    x = net.input("x", (4096, 2048))
-    for i in range(4):
-        x = net.relu(net.matmul(x, net.weight((2048, 2048)), name=f"m{i}"), name=f"r{i}")
-    net.output(x)
-    graph = prepared(net.build(), CHIP)
-    depth, zigzag = (
-        simulate_graph(
-            compiled(
-                sliced(graph, SlicePlan((Region("m0", "r3", "batch", (512,) * 8, order),))), CHIP
-            )
-        )
-        for order in ("depth", "zigzag")
-    )
-    assert zigzag.memory_bytes < depth.memory_bytes and zigzag.time_s < depth.time_s
 
 
 def test_the_sliced_graph_runs_as_onnx(net):

@@ -7,7 +7,6 @@ import pytest
 
 from ascend_lab.compiler import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
 from ascend_lab.compiler.compile import TERMS
-from ascend_lab.errors import InputError
 from ascend_lab.lab import tuning as tq
 from ascend_lab.lab.figures import fig_ledger
 from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
@@ -47,20 +46,6 @@ def test_all_techniques_are_the_default_compiler(chip):
     default = simulate_graph(compile_graph(one_block(2), device))
     assert [o.name for o in found.operators] == [o.name for o in default.operators]
     assert found.time_s == default.time_s
-
-
-def test_the_naive_compiler_is_slower_in_every_way():
-    naive = tq.compile_with(one_block(), CHIP, ())
-    default = tq.compile_with(one_block(), CHIP, tq.TECHNIQUES)
-    assert len(naive.tasks) > 2 * len(default.tasks)
-    assert simulate_graph(naive).time_s > 8 * simulate_graph(default).time_s
-    cores = {p.core_count for o in simulate_graph(naive).operators for p in o.timeline.phases}
-    assert max(cores) == CHIP.core_count
-
-
-def test_unknown_techniques_are_refused(small):
-    with pytest.raises(InputError, match="magic"):
-        tq.compile_with(small, CHIP, ["magic"])
 
 
 def test_credits_of_a_small_network_multiply_to_the_whole(small):

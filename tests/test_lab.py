@@ -153,15 +153,6 @@ def test_help_names_every_verb(lab, capsys, words):
     assert listed == list(lab.VERBS)
 
 
-def test_help_for_a_reader_that_has_gone_is_quiet():
-    read, write = os.pipe()
-    os.close(read)
-    command = [sys.executable, str(ROOT / "lab.py"), "--help"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_an_unknown_verb_is_refused_in_one_line(checkout):
     done = run_lab(checkout, "bok")
     assert (done.returncode, done.stdout) == (2, "")
@@ -261,18 +252,6 @@ def test_the_browser_site_has_copies_that_install_the_package(copies, monkeypatc
     assert (tmp_path / "files" / "a.ipynb").exists()
 
 
-def test_a_pdf_without_a_browser_gets_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
-    printer = load_script(ROOT / "book" / "pdf.py")
-    monkeypatch.delenv("CHROMIUM", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert printer.main([str(tmp_path), str(tmp_path / "book.pdf")]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "needs Chromium, Chrome or Edge" in said
-    assert "set CHROMIUM" in said
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_relative_folder_for_copies_is_the_users(lab, monkeypatch, tmp_path):
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(lab, "python", lambda *words, **options: done.append((words, options)) or 0)
@@ -285,15 +264,6 @@ def test_a_relative_folder_for_copies_is_the_users(lab, monkeypatch, tmp_path):
     assert lab.do_copies([]) == 0
     folders = [words[0][1] for words in done[1:]]
     assert folders == [tmp_path / "mine", lab.ROOT / "my_notebooks"]
-
-
-def test_notebooks_writes_the_copies_and_opens_them(lab, told, monkeypatch):
-    assert lab.do_notebooks(["--no-browser"]) == 0
-    copies = lab.ROOT / "my_notebooks"
-    assert told == [(lab.COPIER, copies), ("-m", "jupyterlab", "--no-browser", copies)]
-    monkeypatch.setattr(lab, "python", lambda *words: 1)
-    with pytest.raises(lab.LabError, match="reason is above"):
-        lab.do_notebooks([])
 
 
 def test_git_and_clean_leave_the_readers_copies_alone(checkout):

@@ -7,7 +7,6 @@ import signal
 import zipfile
 from argparse import ArgumentTypeError
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -22,12 +21,9 @@ from ascend_lab.cluster import load_topology
 from ascend_lab.compiler import memory as hot
 from ascend_lab.compiler.memory import Buffer, plan
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
-from ascend_lab.lab import chip_report
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import KernelBuilder
-from ascend_lab.machine.sim import simulate
 from ascend_lab.operators import ops
-from ascend_lab.operators.kernels import GemmShape, gemm_launch
 from ascend_lab.operators.ops.pooling import window_counts
 
 TOY = load_chip("Toy")
@@ -100,10 +96,6 @@ def test_every_numeric_attribute_is_checked(name, key):
     for wrong in WRONG:
         with pytest.raises(InputError, match=f"{name}: attribute {key}: a .*number"):
             op.infer(*example.shapes, **{**example.attrs, key: wrong})
-
-
-def test_there_are_as_many_numeric_attributes_as_counted():
-    assert len(_numeric()) >= 30
 
 
 @pytest.mark.parametrize(
@@ -252,25 +244,6 @@ def test_a_model_whose_output_is_a_constant_runs(tmp_path, capsys):
     for verb in (["simulate"], ["run", "--compiled"]):
         code, _, said = run(capsys, *verb, tmp_path / "y.onnx", "--chip", "Toy")
         assert code in (0, 2) and "too large" not in said and said.count("\n") <= 1
-
-
-# -- names -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["<script>alert(1)</script>", '" onload="alert(1)', "a & b's"])
-def test_names_are_text_in_html(name):
-    chip = replace(TOY, name=name)
-    launch = gemm_launch(GemmShape(32, 32, 32), TOY)
-    timeline = simulate(replace(launch, name=name), TOY)
-    timeline = replace(timeline, chip=chip)
-    pages = [
-        timeline._repr_html_(),
-        chip_report.chip_facts_html(chip),
-        chip_report.overview_html([chip]),
-        chip_report.trust_html([chip]),
-        chip_report.sources_html([chip]),
-        chip_report.table_html(name, [name], []),
-    ]
-    for page in pages:
-        assert name not in page
 
 
 # -- processor time --------------------------------------------------------------------------------

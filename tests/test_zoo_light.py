@@ -13,6 +13,7 @@ from ascend_lab.compiler import (
     zoo,
 )
 from ascend_lab.compiler.onnx.export import export_onnx
+from ascend_lab.compiler.zoo import why, why_lines
 from ascend_lab.compiler.zoo.blocks import Net
 from ascend_lab.errors import InputError
 
@@ -169,3 +170,17 @@ def test_a_shuffle_is_undone_by_a_shuffle_of_the_other_groups() -> None:
     once, twice = evaluate(graph, given).values()
     assert once[0, :4, 0, 0].tolist() == given["x"][0, [0, 4, 8, 1], 0, 0].tolist()
     np.testing.assert_array_equal(twice, given["x"])
+
+
+def test_macs_do_not_rank_times_and_the_table_says_why() -> None:
+    """A sixth of ResNet-18's products, and far from a sixth of its time: depthwise layers."""
+    plain, light = why(["resnet18", "mobilenet_v2"], "Ascend310")
+    assert plain["macs"] / light["macs"] > 6
+    assert plain["time_s"] / light["time_s"] < 3
+    assert light["cube_fill"] < plain["cube_fill"] < 1
+    assert light["padded"] > 1.5 * plain["padded"] > 1.5
+    for row in (plain, light):
+        assert row["bound_s"] < row["time_s"]
+        assert 0 < row["launch_share"] + row["vector_share"] < 2
+    assert light["launches"] > plain["launches"]
+    assert "mobilenet_v2" in why_lines([light])[1]

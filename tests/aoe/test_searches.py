@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from ascend_lab import aoe
 from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Mcts, search_named, tree_of
-from ascend_lab.aoe.search.points import Surrogate, scaled
+from ascend_lab.aoe.search.points import Annealing, Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
 from ascend_lab.errors import InputError
 from bench import search as bench
@@ -274,3 +274,10 @@ def test_the_report_skips_peers_that_cannot_be_installed(tmp_path, capsys, monke
     rows = json.loads((tmp_path / "r.json").read_text())
     assert [r["search"] for r in rows] == ["random", "genetic", *bench.PLAIN]
     assert all(len(r["mean"]) == 20 for r in rows)
+
+
+def test_annealing_takes_a_step_up_less_and_less():
+    walk = Annealing()
+    assert walk._chance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
+    assert walk._chance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
+    assert walk._chance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)

@@ -73,17 +73,6 @@ def attention(batch=4, rows=6):
     return net.build()
 
 
-def dense(batch=6, rows=4):
-    """Products with constants: columns in slices cut the weights."""
-    net = GraphBuilder("dense", "fp16")
-    x = net.input("x", (batch, rows, 8))
-    flat = net.reshape(x, shape=(batch * rows, 8), name="flat")
-    y = net.relu(net.matmul(flat, whole_numbers(net, (8, 32), 1), name="m1"), name="r1")
-    z = net.add(y, whole_numbers(net, (32,), 2), name="a1")
-    net.output(net.reshape(z, shape=(batch, rows, 32), name="nd"))
-    return net.build()
-
-
 def region(graph, axis, parts, order="depth", halo="recompute", first=None, last=None):
     names = [node.name for node in graph.nodes]
     return Region(first or names[0], last or names[-1], axis, tuple(parts), order, halo)
@@ -136,21 +125,6 @@ def test_images_on_every_axis(data):
     assert len(new.nodes) > len(graph.nodes)
 
 
-@pytest.mark.parametrize("order", ["depth", "zigzag"])
-@pytest.mark.parametrize(
-    ("axis", "halo", "parts"),
-    [
-        ("batch", "recompute", (1, 2)),
-        ("height", "recompute", (3, 4)),
-        ("height", "store", (3, 4)),
-        ("width", "store", (2, 6)),
-    ],
-)
-def test_compiled_slices_of_images(axis, halo, parts, order):
-    graph = images(3, 20, 8)
-    agree(graph, SlicePlan((region(graph, axis, parts, order, halo),)), compiled=True)
-
-
 def test_channels_cut_the_weights():
     graph = images(2, 5, 6)
     last = graph.node("y2")
@@ -192,14 +166,6 @@ def test_slices_of_heads_are_read_where_they_lie(parts):
     new = agree(graph, plan, compiled=True, rtol=3e-2)
     rule = compile_stages(new, CHIP).fused.counts["FlashAttentionTransposeFusionPass"]
     assert rule.effect_times == sum(part > 1 for part in parts)
-
-
-@pytest.mark.parametrize(("axis", "parts"), [("batch", (4, 2)), ("channel", (16, 16))])
-def test_products(axis, parts):
-    graph = dense()
-    first = "m1" if axis == "channel" else None
-    new = agree(graph, SlicePlan((region(graph, axis, parts, first=first),)), compiled=True)
-    assert len([n for n in new.nodes if n.op == "matmul"]) == 2
 
 
 def test_several_regions_and_graphs_between():
