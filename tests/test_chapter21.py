@@ -10,10 +10,12 @@ from ascend_lab.aoe.subgraph import (
     prepared,
     sliced,
 )
+from ascend_lab.aoe.subgraph.segments import Segments
 from ascend_lab.aoe.subgraph.slicing import even, ranges_of
 from ascend_lab.compiler import evaluate
 from ascend_lab.compiler.onnx import export_onnx
 from ascend_lab.compiler.slice import part_of
+from ascend_lab.compiler.zoo import build
 from ascend_lab.lab.checks.chapter21_22 import chain_rows, eyes
 from ascend_lab.lab.figures.tuned_networks import Bands
 from ascend_lab.machine.chip import load_chip
@@ -78,3 +80,14 @@ def test_the_sliced_graph_runs_as_onnx(net):
     inputs = {"x": rng.integers(-2, 3, (7, 3, 224, 224)).astype(np.float16)}
     (got,) = run_onnx(export_onnx(graph), inputs).values()
     np.testing.assert_array_equal(got, evaluate(net, inputs)["pool"])
+
+
+def test_kernels_on_one_image_fill_the_cores_less_well():
+    """Launches apart: sixteen times one image takes longer than sixteen images at once."""
+    work = {}
+    for batch in (1, 16):
+        segments = Segments(prepared(build("resnet50", batch=batch), CHIP), CHIP)
+        floors = [segments.floor(i) for i in range(6)]
+        launches = segments.launch_s * sum(kernels for _, kernels in floors)
+        work[batch] = sum(time_s for time_s, _ in floors) - launches
+    assert 16 * work[1] > 1.2 * work[16]

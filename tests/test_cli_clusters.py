@@ -103,3 +103,13 @@ def test_a_trace_with_true_for_a_count_is_refused(capsys, tmp_path):
     args = {"Collective name": "allreduce", "In msg nelems": True, "dtype": "Float"}
     file.write_text(json.dumps([{"ph": "X", "ts": 1, "name": "x", "args": args}]))
     assert "In msg nelems as a whole number" in refused(capsys, "gradient-plan", file, *COST)
+
+
+def test_a_table_of_many_sizes_is_fitted(capsys, tmp_path):
+    sizes = [float(round(1e3 * 10 ** (i / 20))) for i in range(121)]
+    found = run_json(capsys, "fit-collective", table(tmp_path / "many.csv", sizes, [2, 8]))
+    low = found["bands"][0]
+    high = found["bands"][-1]
+    assert low["alpha_s"] == pytest.approx(3e-6, rel=0.02)
+    assert high["beta_s_per_byte"] == pytest.approx(1e-10, rel=0.02)
+    assert found["rows"] == 242 and 0 <= found["held_out_mape"] < 0.05

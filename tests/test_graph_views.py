@@ -5,10 +5,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.compiler import GraphBuilder
+from ascend_lab.compiler import GraphBuilder, zoo
+from ascend_lab.compiler.compile import compile_stages
 from ascend_lab.compiler.evaluate import HEAD, table
+from ascend_lab.compiler.network import simulate_graph
 from ascend_lab.errors import InputError
-from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch
+from ascend_lab.lab.graph_examples import WAYS, crossing_bytes, dispatch, kernel_times
+from ascend_lab.machine.chip import load_chip
 
 TIMES = st.lists(st.floats(1e-7, 1e-4), min_size=1, max_size=30)
 
@@ -94,3 +97,14 @@ def test_bytes_over_a_cut_are_what_the_second_part_reads():
     graph = net.build()
     # before a: x; behind a: a; behind b: a for the sum, and b; behind c: a and c; at the end: none
     assert [crossing_bytes(graph, i) for i in range(5)] == [128, 128, 160, 256, 0]
+
+
+def test_kernel_times_are_the_networks_without_launches():
+    chip = load_chip("Ascend910A")
+    net = compile_stages(zoo.build("resnet18", size=32), chip, passes=(), fusion=False).compiled
+    times = kernel_times(net)
+    network = simulate_graph(net)
+    assert len(times) == len(network.operators)
+    assert sum(times.values()) + network.launch_s == pytest.approx(network.time_s, rel=1e-9)
+    sink = dispatch(list(times.values()), "sink", chip.launch_overhead_s, chip.queued_launch_s)
+    assert sink.time_s == pytest.approx(network.time_s, rel=1e-9)

@@ -232,3 +232,15 @@ def test_a_chip_without_an_ai_cpu_refuses_and_its_numbers_change_no_bank():
     with pytest.raises(AscendLabError, match="int32"):
         compile_graph(graph, bare)
     assert chip_digest(bare) == chip_digest(chip)
+
+
+def test_shapes_are_computed_while_importing():
+    """Catches folds that stop at an operator: the reshape's sizes depend on shapes only."""
+    nodes = (
+        "Shape x -> s; Gather s pair -> two; ReduceProd two -> flat keepdims=1; "
+        "Neg one -> rest; Concat flat rest -> shape axis=0; Reshape x shape -> y"
+    )
+    weights = {"pair": np.array([0, 1]), "one": np.array([1])}
+    graph = import_onnx(model_of(nodes, {"x": (2, 3, 4)}, ["y"], weights))
+    assert [node.op for node in graph.nodes] == ["reshape"]
+    assert graph.types["y"].shape == (6, 4)

@@ -10,6 +10,7 @@ from onnx_models import run_onnx
 
 from ascend_lab.compiler import (
     Graph,
+    GraphBuilder,
     Seeded,
     evaluate,
     evaluate_all,
@@ -242,3 +243,19 @@ def test_the_list_of_models_is_stored_as_it_is_counted():
     assert list(stored) == list(zoo.ZOO)
     for name, row in stored.items():
         assert row == zoo.counts_of(name), name
+
+
+def test_macs_of_each_kind_of_product() -> None:
+    net = GraphBuilder("products", "fp16")
+    a = net.input("a", (2, 5, 7))
+    b = net.input("b", (2, 7, 3))
+    q = net.input("q", (2, 5, 7))
+    image = net.input("image", (1, 4, 6, 6))
+    net.output(
+        net.batch_matmul(a, b),  # 2 * 5 * 7 * 3 = 210
+        net.attention(q, a, a),  # scores and context: 2 * (2 * 5 * 5 * 7) = 700
+        net.conv2d(image, net.weight((4, 1, 3, 3)), groups=4),  # 4 * 16 * 9 = 576
+        net.conv_transpose2d(image, net.weight((4, 3, 2, 2)), stride=2),  # 144 * 12 = 1728
+        net.relu(image),
+    )
+    assert zoo.macs(net.build()) == 210 + 700 + 576 + 1728

@@ -281,3 +281,14 @@ def test_annealing_takes_a_step_up_less_and_less():
     assert walk._chance(2.0, 3.0, 0) == pytest.approx(math.exp(-1))  # half more, at 0.5
     assert walk._chance(2.0, 4.0, 0) < walk._chance(2.0, 3.0, 0) < walk._chance(2.0, 2.0, 0) == 1
     assert walk._chance(2.0, 3.0, 400) < walk._chance(2.0, 3.0, 0) == walk._chance(2.0, 3.0, 500)
+
+
+def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):
+    monkeypatch.setattr("ascend_lab.aoe.search.points.MOST", 20)
+    space = SPACES["table"]
+    points = list(space.points())
+    model = Surrogate()
+    for first in range(0, len(points), 9):
+        model.learn(points[first : first + 9], [cases.cost(p) for p in points[first : first + 9]])
+    assert len(model.points) <= 20 and min(model.costs) == cases.optimum(space)
+    assert np.isfinite(model.predict(points)).all()

@@ -355,3 +355,9 @@ def test_parameters_dropped_too_early_are_missed(monkeypatch) -> None:
 def drop(found: dict[str, Var]) -> None:
     for var in found.values():
         var.values = []
+
+
+def test_small_gradients_vanish_without_a_scale() -> None:
+    grads = {"w": np.array([0.0, 1e-9, 1e-7, 1e-3])}
+    assert values.vanishing(grads) == pytest.approx(1 / 3)
+    assert values.vanishing(grads, 2.0**10) == 0.0
