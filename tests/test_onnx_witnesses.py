@@ -65,8 +65,13 @@ def same(case: Case, one, two) -> bool:
     return True
 
 
-@settings(max_examples=400)
-@given(st.sampled_from(sorted(FAMILIES)), st.integers(0, 2**32 - 1))
+# Windows, cuts and pads have the most attributes: 20 times the share of another operator.
+MANY_FORMS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "Slice", "Pad", "LSTM", "GRU")
+DRAWN = [*sorted(FAMILIES), *MANY_FORMS * 20]
+
+
+@settings(max_examples=800)
+@given(st.sampled_from(DRAWN), st.integers(0, 2**32 - 1))
 def test_evaluators_that_the_table_calls_right_agree(op, seed):
     case = drawn(op, seed)
     right = witnesses.evaluators(case.model().graph.node[0], case.opset)
@@ -97,7 +102,7 @@ def test_whom_the_table_accuses_is_wrong_in_a_case(fault):
 def test_every_operator_of_the_table_is_drawn():
     named = {op for fault in FAULTS for op in fault.ops}
     assert named <= set(FAMILIES)
-    assert len(FAMILIES) > 170
+    assert len(FAMILIES) > 150
 
 
 # -- recurrent layers: a witness of the standard's text -------------------------------------------

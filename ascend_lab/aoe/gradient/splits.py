@@ -146,8 +146,8 @@ class AlphaBeta:
 
     def many(self, sizes_bytes: Floats) -> Floats:
         """Return the seconds of many."""
-        times_s: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
-        return times_s
+        found: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,8 @@ class Piecewise:
         x = self._x
         y = self._y
         slope = y[-1] / x[-1] if x[-1] > 0 else 0.0
-        times_s: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(sizes_bytes - x[-1], 0.0)
-        return times_s
+        found: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(sizes_bytes - x[-1], 0.0)
+        return found
 
 
 def _rising(values: Floats) -> Floats:
@@ -210,26 +210,26 @@ def sampled(
     For times with one straight line per algorithm the table errs only where the algorithm changes.
     Below one byte its cost holds: an all-reduce of nothing is still started.
     """
-    top_bytes = max(float(most_bytes), 2 * least_bytes)
-    count = math.ceil(per_octave * math.log2(top_bytes / least_bytes)) + 1
-    sizes = [1.0, *np.geomspace(least_bytes, top_bytes, count).round().tolist()]
+    most = max(float(most_bytes), 2 * least_bytes)
+    count = math.ceil(per_octave * math.log2(most / least_bytes)) + 1
+    sizes = [1.0, *np.geomspace(least_bytes, most, count).round().tolist()]
     return Piecewise(tuple(sizes), tuple(float(cost(size)) for size in sizes))
 
 
 def price_of(cost: Cost) -> Price:
     """Return a cost on arrays, checked: `InputError` for times below 0 or without end."""
-    cached: dict[float, float] = {}
+    known: dict[float, float] = {}
 
     def each(sizes: Floats) -> Floats:
         keys = sizes.tolist()
-        cached.update({size: float(cost(size)) for size in keys if size not in cached})
-        return np.array([cached[size] for size in keys], np.float64)
+        known.update({size: float(cost(size)) for size in keys if size not in known})
+        return np.array([known[size] for size in keys], np.float64)
 
-    many: Price = getattr(cost, "many", each)
+    found: Price = getattr(cost, "many", each)
 
     def price(sizes: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-            times = many(sizes)
+            times = found(sizes)
         if not ((times >= 0) & (times <= LONGEST_S)).all():
             needed = f"a cost of at least 0 and at most {LONGEST_S:g} s"
             raise InputError(needed, str(times)[:80])
@@ -262,20 +262,20 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     if max_segments is not None and max_segments < 1:
         raise InputError("at least 1 segment", str(max_segments))
     count = table.count
-    is_unlimited = max_segments is None
+    free = max_segments is None
     levels = 1 if max_segments is None else min(max_segments, count)
     ends = np.full((levels + 1, count + 1), np.inf)
     ends[:, 0] = 0.0
-    bucket_start = np.zeros((levels + 1, count + 1), np.int64)
+    came = np.zeros((levels + 1, count + 1), np.int64)
     rows = np.arange(levels)
     for j in range(1, count + 1):
         low = int(table.first[j - 1])
         times = price(table.sums_bytes[j] - table.sums_bytes[low:j])
-        bucket_free_s = ends[1:, low:j] if is_unlimited else ends[:-1, low:j]
-        ends_s = np.maximum(bucket_free_s, table.ready_s[j - 1]) + times
-        pick = ends_s.argmin(axis=1)
-        ends[1:, j] = ends_s[rows, pick]
-        bucket_start[1:, j] = low + pick
+        before = ends[1:, low:j] if free else ends[:-1, low:j]
+        found = np.maximum(before, table.ready_s[j - 1]) + times
+        pick = found.argmin(axis=1)
+        ends[1:, j] = found[rows, pick]
+        came[1:, j] = low + pick
     end = float(ends[levels, count])
     if not np.isfinite(end):
         remedy = "allow more, or let buckets be larger"
@@ -285,8 +285,8 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     j = count
     while j > 0:  # the choices lead back to the first gradient
         lasts.append(j - 1)
-        j = int(bucket_start[level, j])
-        level = level if is_unlimited else level - 1
+        j = int(came[level, j])
+        level = level if free else level - 1
     return _fewer(table, price, split_at(reversed(lasts)), end), end
 
 
@@ -296,20 +296,20 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
-    joined: list[tuple[int, int]] = []
+    made: list[tuple[int, int]] = []
     done = [0.0]
     for k, (first, last) in enumerate(split):
         ready = float(table.ready_s[last])
-        if joined and joined[-1][0] >= table.first[last]:
-            bucket = (joined[-1][0], last)
-            sent = max(done[-2], ready) + float(price(table.sizes_bytes((bucket,)))[0])
+        if made and made[-1][0] >= table.first[last]:
+            both = (made[-1][0], last)
+            sent = max(done[-2], ready) + float(price(table.sizes_bytes((both,)))[0])
             if sent <= latest[k + 1]:
-                joined[-1] = bucket
+                made[-1] = both
                 done[-1] = sent
                 continue
-        joined.append((first, last))
+        made.append((first, last))
         done.append(max(done[-1], ready) + float(times[k]))
-    return tuple(joined) if end_s(table, price, tuple(joined)) <= end else split
+    return tuple(made) if end_s(table, price, tuple(made)) <= end else split
 
 
 def lower_bound_s(table: Table, price: Price) -> float:
@@ -319,11 +319,11 @@ def lower_bound_s(table: Table, price: Price) -> float:
     then on gradients j.. are still to be sent, which takes at least the cheapest split of them
     without any waiting, h[j] = min over k of cost(S[k] - S[j]) + h[k].
     """
-    sending_s = np.zeros(table.count + 1)
+    rest = np.zeros(table.count + 1)
     sums = table.sums_bytes
     for j in range(table.count - 1, -1, -1):
-        sending_s[j] = np.min(price(sums[j + 1 :] - sums[j]) + sending_s[j + 1 :])
-    return float((table.ready_s + sending_s[:-1]).max())
+        rest[j] = np.min(price(sums[j + 1 :] - sums[j]) + rest[j + 1 :])
+    return float((table.ready_s + rest[:-1]).max())
 
 
 def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:

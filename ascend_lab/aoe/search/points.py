@@ -66,10 +66,10 @@ class Fresh:
 
     def new(self, points: Sequence[Point]) -> list[Point]:
         """Return those of the points that were never proposed, each candidate once."""
-        candidates: dict[Hashable, Point] = {}
+        found: dict[Hashable, Point] = {}
         for point in points:
-            candidates.setdefault(self.space.key(point), point)
-        return [point for key, point in candidates.items() if key not in self.costs]
+            found.setdefault(self.space.key(point), point)
+        return [point for key, point in found.items() if key not in self.costs]
 
     def legal(self, start: Sequence[Point]) -> list[Point]:
         """Return the points to start with, each moved to the nearest legal one."""
@@ -77,28 +77,28 @@ class Fresh:
 
     def sample(self, count: int) -> list[Point]:
         """Return up to `count` random points never proposed; fewer only if there are no more."""
-        candidates: dict[Hashable, Point] = {}
+        found: dict[Hashable, Point] = {}
         misses = 0
-        while len(candidates) < count and self._rest is None:
+        while len(found) < count and self._rest is None:
             point = self.space.sample(self.rng)
             key = self.space.key(point)
-            if key not in self.costs and key not in candidates:
-                candidates[key] = point
+            if key not in self.costs and key not in found:
+                found[key] = point
                 misses = 0
                 continue
             misses += 1
             if misses > PATIENCE:
                 if self.space.size is None:
                     break
-                remaining = self.new(list(self.space.points()))  # from now on, from a list of all
-                self._rest = [remaining[i] for i in self.rng.permutation(len(remaining))]
-        if self._rest is not None and len(candidates) < count:
+                left = self.new(list(self.space.points()))  # from now on, from a list of all
+                self._rest = [left[i] for i in self.rng.permutation(len(left))]
+        if self._rest is not None and len(found) < count:
             self._rest = self.new(self._rest)
             for point in self._rest:
-                if len(candidates) == count:
+                if len(found) == count:
                     break
-                candidates.setdefault(self.space.key(point), point)
-        return list(candidates.values())
+                found.setdefault(self.space.key(point), point)
+        return list(found.values())
 
 
 def exhaustive(space: Space, rng: np.random.Generator, start: Sequence[Point] = ()) -> Steps:
@@ -143,8 +143,8 @@ class IteratedLocal:
     def _jumps(self, fresh: Fresh, point: Point) -> list[Point]:
         """Return a new point some decisions away, or random ones where those are all known."""
         for _ in range(20):
-            if jumped := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
-                return jumped
+            if found := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
+                return found
         return fresh.sample(1)
 
     def _down(
@@ -156,8 +156,8 @@ class IteratedLocal:
             moved = False
             nearby = fresh.new(neighbours(fresh.space, point))
             order = [nearby[i] for i in fresh.rng.permutation(len(nearby))]
-            for start in range(0, len(order), self.batch):
-                reached, best = yield from fresh.best_of(order[start : start + self.batch])
+            for first in range(0, len(order), self.batch):
+                reached, best = yield from fresh.best_of(order[first : first + self.batch])
                 if reached < cost:
                     cost = reached
                     point = best
@@ -255,19 +255,19 @@ class Surrogate:
 
     def _grow(self, points: Sequence[Point]) -> None:
         """Extend the root by new rows: [[R, 0], [-S V R, S]], with V and S of the new rows."""
-        codes = self._coded(points)
-        corner = self._alike(codes, codes) + NOISE * np.eye(len(points))
+        new = self._coded(points)
+        corner = self._alike(new, new) + NOISE * np.eye(len(points))
         if self._known is None:
-            self._known = codes
+            self._known = new
             self._root = np.linalg.inv(np.linalg.cholesky(corner))
             return
-        cross = np.einsum("pj,ij->pi", self._alike(codes, self._known), self._root)
-        corner_root = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))
-        block = np.linalg.inv(corner_root)
+        cross = np.einsum("pj,ij->pi", self._alike(new, self._known), self._root)
+        rest = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))
+        block = np.linalg.inv(rest)
         side = np.einsum("pq,qi->pi", block, np.einsum("pi,ij->pj", cross, self._root))
         nothing = np.zeros((len(self._root), len(points)))
         self._root = np.block([[self._root, nothing], [-side, block]])
-        pairs = zip(self._known, codes, strict=True)
+        pairs = zip(self._known, new, strict=True)
         self._known = tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[assignment]
 
     def _thin(self) -> None:
@@ -300,8 +300,8 @@ class Surrogate:
             total += one[0][:, d, None] != two[0][None, :, d]
             apart = np.abs(one[1][:, d, None] - two[1][None, :, d])
             total += np.minimum(apart / DOUBLINGS, 1.0)
-        likeness: Reals = np.exp(-total / (2 * LENGTH))
-        return likeness
+        found: Reals = np.exp(-total / (2 * LENGTH))
+        return found
 
 
 def _doublings(value: Value) -> float:
@@ -312,13 +312,13 @@ def _doublings(value: Value) -> float:
 
 def scaled(costs: Sequence[float]) -> Reals:
     """Return clipped logarithms of costs with mean 0 and deviation 1, failures as the worst."""
-    raw = np.asarray(costs, np.float64)
-    good = np.isfinite(raw)
-    logs = np.log(np.maximum(np.where(good, raw, raw[good].max()), 1e-300))
+    given = np.asarray(costs, np.float64)
+    good = np.isfinite(given)
+    logs = np.log(np.maximum(np.where(good, given, given[good].max()), 1e-300))
     logs = np.minimum(logs, np.quantile(logs, CLIP))
     deviation = float(logs.std())
-    standardised: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
-    return standardised
+    found: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
+    return found
 
 
 Scored = tuple[float, int, Point]
@@ -417,15 +417,15 @@ class Genetic:
         """Return the neighbours of the best point and many children, none of them known."""
         rng = fresh.rng
         space = fresh.space
-        origins = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
+        found = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
         picks = rng.integers(len(parents), size=(self.children, 2, self.tournament)).min(2)
-        for parent_a, parent_b in picks.tolist():
-            child = parents[parent_a][2]
+        for one, two in picks.tolist():
+            child = parents[one][2]
             origin = "mutated"
             if rng.random() < self.crossover:
-                child = crossed(space, child, parents[parent_b][2], rng)
+                child = crossed(space, child, parents[two][2], rng)
                 origin = "crossed"
             if origin == "mutated" or rng.random() < 0.5:
                 child = mutated(space, child, rng, 1 + int(rng.integers(2)))
-            origins.setdefault(child, origin)
-        return {point: origins[point] for point in fresh.new(list(origins))}
+            found.setdefault(child, origin)
+        return {point: found[point] for point in fresh.new(list(found))}
