@@ -17,7 +17,7 @@ from ascend_lab.compiler import (
     simulate_graph,
 )
 from ascend_lab.compiler.compile import Road
-from ascend_lab.compiler.decide import parse_switches
+from ascend_lab.compiler.switches import parse_switches
 from ascend_lab.machine.chip import load_chip
 
 COUPLED = ("Ascend310", "Ascend310P3", "Ascend910A")
