@@ -37,12 +37,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_lab.compiler import canonical, channels, decide, ir, layout, network, tasks, values
+from ascend_lab.compiler import canonical, decide, ir, layout, network, tasks, values
 from ascend_lab.compiler.bound import Bound
 from ascend_lab.compiler.draft import in_order
 from ascend_lab.compiler.evaluate import Overflow
 from ascend_lab.compiler.fusion import JOINT, Fused, fuse, unfused
 from ascend_lab.compiler.passes import DEFAULT, convert, quantise, run_passes
+from ascend_lab.compiler.rules import layout_rewrites
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections
@@ -145,7 +146,8 @@ class Road:
             if len(graph.nodes) <= self.most_moved:
                 graph = decide.stay_in_fractals(graph, chip, self.start)
             graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
-            graph = channels.blocks_outermost(graph, chip)
+            for rewrite in layout_rewrites():
+                graph = rewrite.apply(graph, chip, self.start)
         return graph
 
     def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:

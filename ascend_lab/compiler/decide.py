@@ -22,7 +22,7 @@ from pathlib import Path
 from ascend_lab import limits
 from ascend_lab.compiler import aliases, ir, lower, tasks
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.lower.blocks import scale_of
+from ascend_lab.compiler.layout import scale_of
 from ascend_lab.compiler.lower.vector import ROW_WISE
 from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError, InputError

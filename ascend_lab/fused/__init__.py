@@ -3,6 +3,8 @@
 - `tandem`: a pointwise convolution and the depthwise one that reads it; what lies between stays in
   L1.
 - `gates`: squeeze and excite, from the means of channels to the convolution of what they scale.
+- `channels`: moves of channels as products with zeros and ones.
+- `blocks`: joins of several images as views, and the kernels that find their blocks.
 - `row_norm`: layer norm of rows in fractals, whose sums the cube adds up.
 
 Each file registers a record (`compiler.rules`). Without a file, or without this folder, networks
@@ -13,5 +15,5 @@ compile to plain kernels: slower, with the same values.
 ['TandemConvolutionFusionPass', 'ChannelGatesFusionPass']
 """
 
-PLUGINS = ("tandem", "gates", "row_norm")
+PLUGINS = ("tandem", "gates", "row_norm", "channels", "blocks")
 """The modules that register something, in the order in which their rules are asked."""

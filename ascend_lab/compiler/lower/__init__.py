@@ -6,7 +6,7 @@ Special kernels plug in (`compiler.rules`): they are asked first.
 from collections.abc import Callable
 
 from ascend_lab.compiler.ir import operator_of
-from ascend_lab.compiler.lower import blocks, conv, matmul, vector
+from ascend_lab.compiler.lower import conv, matmul, vector
 from ascend_lab.compiler.lower.conv import added_convolutions, conv_job, near_cycles
 from ascend_lab.compiler.lower.matmul import around_attention, attention_in
 from ascend_lab.compiler.lower.piece import (
@@ -18,7 +18,7 @@ from ascend_lab.compiler.lower.piece import (
     piece_of,
     refuse_packed_twice,
 )
-from ascend_lab.compiler.rules import row_kernels, special_form
+from ascend_lab.compiler.rules import piece_kernels, row_kernels, special_form
 from ascend_lab.errors import TypeMismatchError, UnsupportedError
 from ascend_lab.machine.chip import Chip
 from ascend_lab.machine.isa import ACCUMULATOR
@@ -58,9 +58,14 @@ def lower(
     `known` returns that of another piece, if kernels are remembered. Raises a typed error if it
     cannot be written for the chip.
     """
-    if plain := blocks.plain_piece(piece):
-        found = known(plain) if known else lower(plain, chip, choice, start)
-        return blocks.among_blocks(piece, plain, found, chip)
+
+    def lower_other(other: Piece) -> Lowered:
+        return known(other) if known else lower(other, chip, choice, start)
+
+    for write in piece_kernels():
+        special = write(piece, chip, lower_other)
+        if special is not None:
+            return special
     return _lowered(piece, chip, choice, start)
 
 
