@@ -17,10 +17,11 @@ import pytest
 
 import ascend_lab
 from ascend_lab import deploy, fused, machine, operators
-from ascend_lab.compiler import zoo
+from ascend_lab.compiler import rules, zoo
 from ascend_lab.compiler.onnx import save_onnx
 from ascend_lab.errors import InputError, SimulationError
 from ascend_lab.floor import FIRST_FLOOR
+from ascend_lab.lab import special_kernels
 from ascend_lab.machine.chip import load_chip
 
 PACKAGE = Path(ascend_lab.__file__).parent
@@ -381,6 +382,16 @@ EVERY_KIND = {
 def test_without_a_special_kernel_networks_compile_and_compute_the_same(gone: str) -> None:
     network, batch, left = EVERY_KIND[gone]
     assert counts_without([gone], [(network, {"batch": batch})]) == [str(count) for count in left]
+
+
+def test_special_kernels_can_be_switched_off_and_on_again() -> None:
+    row = ("shufflenet_v2_x0_5", 1, "Ascend310P3")
+    ratios = special_kernels.time_ratios([row])
+    assert special_kernels.geometric_mean(ratios) == pytest.approx(ratios[row])
+    assert ratios[row] > 1.1
+    with rules.without_special_kernels():
+        assert not rules.fusions() and not rules.layout_rewrites()
+    assert rules.fusions() and rules.layout_rewrites()
 
 
 def test_an_old_name_is_the_package_itself_and_says_so() -> None:
