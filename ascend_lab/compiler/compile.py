@@ -12,10 +12,9 @@
 A `Road` holds the choices of each stage. `simulate` and the tuner take the default road; the ladder
 of techniques switches stages off; training has its own rewrites and its own layout of images.
 
-Three decisions need times before the last stage: whether a group is faster as one fused kernel,
-whether rows are faster in fractals, and whether a first layer reads pixels of 4 channels. `decide`
-makes them: it lowers and times the candidates alone, and the stage `lower` finds these kernels in a
-cache.
+Two decisions need times before the last stage: whether a group is faster as one fused kernel, and
+whether rows are faster in fractals. `decide` makes them: it lowers and times the candidates alone,
+and the stage `lower` finds these kernels in a cache.
 
 The ledger splits the time into its lower bound and named terms for all that lies above it:
 
@@ -97,7 +96,7 @@ class Road:
     - layouts: assigns a layout to every tensor
     - joined: remove conversions that cancel; if False they stay where operators put them
     - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
-    - small: let first layers read pixels of 4 channels
+    - left_out: names of the special rewritings of layouts (`rules.layout_rewrites`) not to run
 
     Kernels:
 
@@ -114,7 +113,7 @@ class Road:
     joined: bool = True
     most_moved: float = float("inf")
     fusion: bool = True
-    small: bool = True
+    left_out: frozenset[str] = frozenset()
     start: Start = "queued"
     keep: frozenset[str] = frozenset()
     ordered: bool = True
@@ -145,9 +144,9 @@ class Road:
             graph = layout.cancel_trans_data(graph)
             if len(graph.nodes) <= self.most_moved:
                 graph = decide.stay_in_fractals(graph, chip, self.start)
-            graph = decide.small_first_layers(graph, chip, self.start) if self.small else graph
             for rewrite in layout_rewrites():
-                graph = rewrite.apply(graph, chip, self.start)
+                if rewrite.name not in self.left_out:
+                    graph = rewrite.apply(graph, chip, self.start)
         return graph
 
     def fuse(self, graph: ir.Graph, chip: Chip) -> Fused:

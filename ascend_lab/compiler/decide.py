@@ -1,9 +1,8 @@
 """Decisions: those that need the clock, and those that a user takes in a file of switches.
 
-Groups of one kernel, rows in fractals and pixels of 4 channels are decided before the network is
-lowered, so candidates are lowered and timed here, with what starts them in a network: a launch from
-the device's queue, or a barrier inside a super kernel. Kernels are remembered, so that what is
-taken is not written again.
+Groups of one kernel and rows in fractals are decided before the network is lowered, so candidates
+are lowered and timed here, with what starts them in a network: a launch from the device's queue, or
+a barrier inside a super kernel. Kernels are remembered, so that what is taken is not written again.
 
 Which passes and fusion rules are on is said in the two forms of `fusion_switch.cfg`:
 
@@ -26,7 +25,6 @@ from ascend_lab.compiler.layout import scale_of
 from ascend_lab.compiler.lower.vector import ROW_WISE
 from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators.ops.casts import QUANTISED
@@ -101,7 +99,8 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     after = ir.only_reader(graph, group[-1])
     special = special_form(graph, group)
     smaller = special[0].smaller(special[1]) if special else ()
-    two_products = special or _added(graph, group)
+    products = any(node.has("convolution", "product") for node in group)
+    two_products = (special and products) or _added(graph, group)
     more = after and after.has("lanes") and not scale_of(graph, after)
     if (len(piece.graph.outputs) > 1 and not smaller) or (more and two_products):
         return False  # what follows two products needs a kernel of its own
@@ -238,8 +237,8 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
         found = _moved(graph, graph.node(name))
         if found is None:
             continue
-        cycles = _near_cycles(*found, chip, start, NEVER)
-        if cycles < _near_cycles(graph, name, chip, start, cycles + 1):
+        cycles = near_cycles(*found, chip, start, NEVER)
+        if cycles < near_cycles(graph, name, chip, start, cycles + 1):
             graph = found[0]
     return graph
 
@@ -276,33 +275,7 @@ def _moved(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     return draft.finish(), y
 
 
-def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
-    """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
-
-    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
-    of 32. With 4 lanes a pixel four taps fill 16, or eight 32. Conversion and convolution are
-    timed, together.
-    """
-    for node in graph.nodes:
-        maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
-        if maker is None or maker.op != "trans_data" or len(graph.readers[maker.output]) > 1:
-            continue
-        (_, c, *_), (*_, r, s) = (graph.types[name].shape for name in node.inputs[:2])
-        plain = (r, s) == (1, 1) or node.attr("groups", 1) > 1
-        plain = plain or DTYPE_BYTES[graph.types[maker.output].dtype] > 2
-        if c > isa.SMALL_C0 or plain or node.inputs[1] not in graph.constants:
-            continue
-        draft = Draft(graph)
-        kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
-        draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
-        small = draft.finish()
-        cycles = _near_cycles(small, node.name, chip, start, NEVER)
-        if cycles < _near_cycles(graph, node.name, chip, start, cycles + 1):
-            graph = small
-    return graph
-
-
-def _near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float) -> float:
+def near_cycles(graph: ir.Graph, name: str, chip: Chip, start: Start, enough: float) -> float:
     """Return the cycles of an operator and of the conversions it alone needs, with their starts.
 
     Bytes are made, and sums of bytes scaled, in the same kernels. Conversions are written first.

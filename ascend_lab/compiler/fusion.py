@@ -96,12 +96,6 @@ def pooled_convolution(graph: Graph, node: Node) -> Sequence[Node] | None:
     return [*chain, pool] if pool is not None and pool.has("largest") else None
 
 
-def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
-    after = only_reader(graph, node) if node.op == "quantise" else None
-    return [node, after] if after is not None and after.op == "trans_data" else None
-
-
 def moved_attention(graph: Graph, node: Node) -> Sequence[Node] | None:
     """Propose attention and the moves around it that its kernel can do: it strides over them."""
     if not lower.attention_in([node]):
@@ -115,9 +109,9 @@ def moved_attention(graph: Graph, node: Node) -> Sequence[Node] | None:
     return found
 
 
+FIRST_PLAIN = "FlashAttentionTransposeFusionPass"
 RULES: list[Rule] = [
-    Rule("TbeEltwiseQuantFusionPass", quantised_move),
-    Rule("FlashAttentionTransposeFusionPass", moved_attention),
+    Rule(FIRST_PLAIN, moved_attention),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     Rule(JOINT, joint_convolutions),
     Rule("PooledConvolutionFusionPass", pooled_convolution),
@@ -134,7 +128,8 @@ RULES: list[Rule] = [
 
 def rules() -> list[Rule]:
     """Return all rules in order of priority, those of special kernels included."""
-    at = next(i for i, rule in enumerate(RULES) if rule.name == JOINT)  # special ones come first
+    # a user's rules come first, then those of special kernels
+    at = next(i for i, rule in enumerate(RULES) if rule.name == FIRST_PLAIN)
     return [*RULES[:at], *(fusion.rule for fusion in fusions()), *RULES[at:]]
 
 

@@ -30,6 +30,7 @@ from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
 from ascend_lab.compiler.lower.piece import Piece
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once, with_choices
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
@@ -285,6 +286,6 @@ def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -
     return Road(
         switches=switches(chip),
         dtype=dtype,
-        small=small_channel,
+        left_out=frozenset() if small_channel else frozenset({SMALL_FIRST_LAYERS}),
         finish=with_tilings,
     )

@@ -45,6 +45,8 @@ None for pieces that the special kernel does not know.
 OperatorRewrite = Callable[[Graph, Chip, bool], Graph]
 """From a graph to one in other operators; told whether two added convolutions may be one kernel."""
 PACKAGE = "ascend_lab.fused"
+SMALL_FIRST_LAYERS = "SmallFirstLayers"
+"""The name of the rewriting that lets first layers read pixels of 4 channels."""
 
 
 @dataclass(frozen=True, slots=True)

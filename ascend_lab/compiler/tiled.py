@@ -20,6 +20,7 @@ from ascend_lab.compiler.ir import SMALL_PIXELS, Graph, Node
 from ascend_lab.compiler.layout import images_outermost
 from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.compiler.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
 from ascend_lab.errors import CapacityError
 from ascend_lab.machine.chip import Chip
@@ -247,7 +248,7 @@ def tile_for(
     laid_out = images_outermost(front.laid_out)
     tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
-        plain = replace(road, small=False)
+        plain = replace(road, left_out=road.left_out | {SMALL_FIRST_LAYERS})
         laid_out = images_outermost(plain.lay_out(plain.prepare(front.rewritten, chip), chip))
         tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     return tiled

@@ -1,5 +1,6 @@
 """Special kernels that plug into the compiler: several operators, or one done in a special way.
 
+- `first_images`: first layers on pixels of 4 channels, and the way there from planes.
 - `tandem`: a pointwise convolution and the depthwise one that reads it; what lies between stays in
   L1.
 - `gates`: squeeze and excite, from the means of channels to the convolution of what they scale.
@@ -12,8 +13,8 @@ compile to plain kernels: slower, with the same values.
 
 >>> from ascend_lab.compiler.rules import fusions
 >>> [fusion.rule.name for fusion in fusions()]
-['TandemConvolutionFusionPass', 'ChannelGatesFusionPass']
+['TbeEltwiseQuantFusionPass', 'TandemConvolutionFusionPass', 'ChannelGatesFusionPass']
 """
 
-PLUGINS = ("tandem", "gates", "row_norm", "channels", "blocks")
+PLUGINS = ("first_images", "tandem", "gates", "row_norm", "channels", "blocks")
 """The modules that register something, in the order in which their rules are asked."""

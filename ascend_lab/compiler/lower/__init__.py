@@ -105,8 +105,6 @@ def _lowered(piece: Piece, chip: Chip, choice: Choice | None, start: Start) -> L
         return conv.lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return vector.lower_weight_gradient(piece, chip)
-    if [node.op for node in nodes] == ["quantise", "trans_data"]:
-        return vector.lower_quantised_move(piece, chip)
     if vector.mixed_blocks(piece) and op != "cast":
         return vector.lower_mixed(piece, chip)
     return _from_template(piece, chip) or _lower_rows(piece, chip)
