@@ -366,12 +366,15 @@ def test_networks_compile_and_compute_the_same_on_the_first_floor() -> None:
 
 # -- special kernels plug in ----------------------------------------------------------------------
 EVERY_KIND = {
-    "fused.first_images": ("squeezenet", 1, (2, 1)),
-    "fused.tandem": ("mobilenet_v3_small", 1, (2, 1)),
-    "fused.gates": ("mobilenet_v3_small", 1, (2, 1)),
-    "fused.row_norm": ("mobilevit_block", 1, (3, 0)),
-    "fused.channels": ("shufflenet_v2_x0_5", 1, (3, 1)),
-    "fused.blocks": ("squeezenet", 2, (3, 1)),
+    "fused.first_images": ("squeezenet", 1, (3, 1)),
+    "fused.attention_moves": ("mobilevit_block", 1, (4, 1)),
+    "fused.tandem": ("mobilenet_v3_small", 1, (3, 1)),
+    "fused.gates": ("mobilenet_v3_small", 1, (3, 1)),
+    "fused.joint": ("resnet18", 1, (4, 1)),
+    "fused.pooled": ("squeezenet", 1, (3, 1)),
+    "fused.row_norm": ("mobilevit_block", 1, (4, 0)),
+    "fused.channels": ("shufflenet_v2_x0_5", 1, (4, 1)),
+    "fused.blocks": ("squeezenet", 2, (4, 1)),
     "fused": ("mobilevit_block", 1, (0, 0)),
 }
 """What is taken away, a network that uses it, its images, special kernels left: groups, rows."""

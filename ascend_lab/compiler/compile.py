@@ -40,9 +40,9 @@ from ascend_lab.compiler import canonical, decide, ir, layout, network, tasks, v
 from ascend_lab.compiler.bound import Bound
 from ascend_lab.compiler.draft import in_order
 from ascend_lab.compiler.evaluate import Overflow
-from ascend_lab.compiler.fusion import JOINT, Fused, fuse, unfused
+from ascend_lab.compiler.fusion import Fused, fuse, unfused
 from ascend_lab.compiler.passes import DEFAULT, convert, quantise, run_passes
-from ascend_lab.compiler.rules import layout_rewrites
+from ascend_lab.compiler.rules import JOINT, layout_rewrites
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
 from ascend_lab.machine.sim import few_collections

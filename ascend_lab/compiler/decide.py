@@ -99,8 +99,7 @@ def pays(graph: ir.Graph, group: Sequence[ir.Node], chip: Chip, start: Start = "
     after = ir.only_reader(graph, group[-1])
     special = special_form(graph, group)
     smaller = special[0].smaller(special[1]) if special else ()
-    products = any(node.has("convolution", "product") for node in group)
-    two_products = (special and products) or _added(graph, group)
+    two_products = sum(node.has("convolution", "product") for node in group) > 1
     more = after and after.has("lanes") and not scale_of(graph, after)
     if (len(piece.graph.outputs) > 1 and not smaller) or (more and two_products):
         return False  # what follows two products needs a kernel of its own
@@ -189,9 +188,6 @@ def _ways_apart(graph: ir.Graph, group: Sequence[ir.Node]) -> Iterator[Sequence[
     if special := special_form(graph, group):
         fusion, parts = special
         yield from fusion.apart(parts)
-        return
-    if group[-1].has("largest"):
-        yield [group[:-1], group[-1:]]
         return
     if heads := _added(graph, group):  # the one in front would be one kernel with what follows
         other = heads[0] if group[0] in heads[1] else heads[1]

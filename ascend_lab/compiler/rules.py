@@ -4,6 +4,7 @@ A rule says which nodes may run together; what lowers them is the head's own ker
 kernel brings its own lowering, too. It is a module of `ascend_lab.fused` with lists:
 
     FUSIONS             groups of nodes that become one kernel
+    RULES               groups of nodes that the head's own kernel computes
     PIECE_KERNELS       kernels in place of the usual ones
     ROW_KERNELS         kernels that compete with those of the vector unit
     OPERATOR_REWRITES   graphs in other operators, before layouts
@@ -45,6 +46,8 @@ None for pieces that the special kernel does not know.
 OperatorRewrite = Callable[[Graph, Chip, bool], Graph]
 """From a graph to one in other operators; told whether two added convolutions may be one kernel."""
 PACKAGE = "ascend_lab.fused"
+JOINT = "JointConvolutionFusionPass"
+"""The name of the rule that makes two convolutions that are added one kernel."""
 SMALL_FIRST_LAYERS = "SmallFirstLayers"
 """The name of the rewriting that lets first layers read pixels of 4 channels."""
 
@@ -149,6 +152,15 @@ def _listed(modules: tuple[ModuleType, ...], name: str) -> tuple[Any, ...]:
 def fusions() -> tuple[Fusion, ...]:
     """Return the special kernels for groups of nodes, in the order of their rules."""
     return _listed(plugins(), "FUSIONS")
+
+
+def special_rules() -> tuple[Rule, ...]:
+    """Return the rules of special kernels in order of priority."""
+    rules = list[Rule]()
+    for module in plugins():
+        rules += getattr(module, "RULES", ())
+        rules += [fusion.rule for fusion in getattr(module, "FUSIONS", ())]
+    return tuple(rules)
 
 
 def piece_kernels() -> tuple[PieceKernel, ...]:
