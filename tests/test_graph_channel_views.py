@@ -8,7 +8,6 @@ from test_placement import run_in_arena
 from ascend_lab.compiler import GraphBuilder, compile_stages, evaluate, run_tasks
 from ascend_lab.compiler.aliases import BLOCK_BYTES, Alias, run_offset
 from ascend_lab.compiler.ir import TensorType
-from ascend_lab.compiler.lower import blocks
 from ascend_lab.compiler.memory import METHODS, Plan, verify
 from ascend_lab.compiler.placement import (
     aliases_of,
@@ -18,6 +17,7 @@ from ascend_lab.compiler.placement import (
     plan_network,
 )
 from ascend_lab.errors import UnsupportedError
+from ascend_lab.fused import block_kernels as blocks
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import Buffer, Instruction, check_program, var
 from ascend_lab.machine.layout import addresses

@@ -7,18 +7,18 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.compiler import Graph, GraphBuilder, compile_stages, evaluate, run_compiled, zoo
 from ascend_lab.errors import InputError
+from ascend_lab.fused.first_image_kernels import (
+    FewChannels,
+    SmallImage,
+    few_channels_launch,
+    small_image_launch,
+)
 from ascend_lab.machine.chip import load_chip
 from ascend_lab.machine.isa import sanitize
 from ascend_lab.machine.sim import execute, simulate
 from ascend_lab.operators.kernels import ConvShape, conv_launch
 from ascend_lab.operators.kernels.epilogue import Epilogue, Step
 from ascend_lab.operators.kernels.epilogue_plan import bias_bytes, pack_bias
-from ascend_lab.operators.kernels.images import (
-    FewChannels,
-    SmallImage,
-    few_channels_launch,
-    small_image_launch,
-)
 from ascend_lab.operators.kernels.operand_packing import pack_conv, unpack_conv
 
 

@@ -3,7 +3,6 @@
 # fmt: off
 # isort: off
 from ascend_lab.compiler.bound import Bound, bound_of
-from ascend_lab.compiler.channels import channels_by_cube
 from ascend_lab.compiler.compile import (
     Road, Stages, compile_graph, compile_stages, finish_stages, front_stages, ledger, run_compiled,
 )
@@ -26,7 +25,7 @@ from ascend_lab.compiler.values import run_tasks
 __all__ = [
     "Bound", "Compiled", "Constant", "Draft", "Fill", "Graph", "GraphBuilder",
     "NetworkTimeline", "Node", "OperatorTime", "Road", "Seeded", "Stages", "Task",
-    "TensorType", "Value", "bound_of", "buffers_of", "channels_by_cube", "compile_graph",
+    "TensorType", "Value", "bound_of", "buffers_of", "compile_graph",
     "compile_stages",
     "constant_bytes", "evaluate", "evaluate_all", "finish_stages", "from_text", "front_stages",
     "fusion_rule", "in_place_pairs", "infer", "ledger", "live_bytes", "ordered",

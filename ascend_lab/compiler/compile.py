@@ -12,10 +12,9 @@
 A `Road` holds the choices of each stage. `simulate` and the tuner take the default road; the ladder
 of techniques switches stages off; training has its own rewrites and its own layout of images.
 
-Three decisions need times before the last stage: whether a group is faster as one fused kernel,
-whether rows are faster in fractals, and whether a first layer reads pixels of 4 channels. `decide`
-makes them: it lowers and times the candidates alone, and the stage `lower` finds these kernels in a
-cache.
+Two decisions need times before the last stage: whether a group is faster as one fused kernel, and
+whether rows are faster in fractals. `decide` makes them: it lowers and times the candidates alone,
+and the stage `lower` finds these kernels in a cache.
 
 The ledger splits the time into its lower bound and named terms for all that lies above it:
 
@@ -37,12 +36,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_lab.compiler import canonical, channels, decide, ir, layout, network, tasks, values
+from ascend_lab.compiler import canonical, decide, ir, layout, network, tasks, values
 from ascend_lab.compiler.bound import Bound
 from ascend_lab.compiler.draft import in_order
-from ascend_lab.compiler.fusion import JOINT, Fused, fuse, unfused
+from ascend_lab.compiler.fusion import Fused, fuse, unfused
 from ascend_lab.compiler.overflow import Overflow
 from ascend_lab.compiler.passes import DEFAULT, convert, quantise, run_passes
+from ascend_lab.compiler.rules import JOINT, layout_rewrites
 from ascend_lab.compiler.switches import Switches
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import Chip, load_chip
@@ -86,13 +86,13 @@ class Layouts:
     - joined: remove conversions that cancel; if False they stay where operators put them, and
       nothing below is tried
     - most_moved: largest number of nodes of a graph whose rows may be moved to fractals
-    - small: let first layers read pixels of 4 channels
+    - left_out: names of the special rewritings of layouts (`rules.layout_rewrites`) not to run
     """
 
     assign: Callable[[ir.Graph], ir.Graph] = layout.assign_layouts
     joined: bool = True
     most_moved: float = float("inf")
-    small: bool = True
+    left_out: frozenset[str] = frozenset()
 
     def lay_out(self, graph: ir.Graph, chip: Chip, start: Start) -> ir.Graph:
         """Return a prepared graph with layouts; `start` is how its kernels will start."""
@@ -103,9 +103,10 @@ class Layouts:
         graph = layout.cancel_trans_data(graph)
         if len(graph.nodes) <= self.most_moved:
             graph = decide.stay_in_fractals(graph, chip, start)
-        if self.small:
-            graph = decide.small_first_layers(graph, chip, start)
-        return channels.blocks_outermost(graph, chip)
+        for rewrite in layout_rewrites():
+            if rewrite.name not in self.left_out:
+                graph = rewrite.apply(graph, chip, start)
+        return graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from itertools import chain
 
 from ascend_lab.compiler import aliases, ir, lower, tasks
 from ascend_lab.compiler.draft import Draft
-from ascend_lab.compiler.lower.blocks import scale_of
+from ascend_lab.compiler.layout import scale_of
 from ascend_lab.compiler.lower.vector import ROW_WISE
 from ascend_lab.compiler.rules import special_form
 from ascend_lab.errors import AscendLabError
-from ascend_lab.machine import isa
 from ascend_lab.machine.chip import DTYPE_BYTES, Chip
 from ascend_lab.machine.sim.timeline import Start, start_cycles
 from ascend_lab.operators.ops.casts import QUANTISED
@@ -104,7 +103,8 @@ def pays(graph: ir.Graph, group: Group, chip: Chip, start: Start = "queued") -> 
         return False
     reader = ir.only_reader(graph, group[-1])
     is_followed = reader and reader.has("lanes") and not scale_of(graph, reader)
-    if is_followed and (special or _added_convolutions(graph, group)):
+    products = sum(node.has("convolution", "product") for node in group)
+    if is_followed and products > 1:
         # what follows two products needs a kernel of its own
         return False
     if smaller and not pays(graph, smaller, chip, start):
@@ -152,9 +152,6 @@ def _splits(graph: ir.Graph, group: Group) -> Iterator[Sequence[Group]]:
         fusion, groups = special
         yield from fusion.apart(groups)
         return
-    if group[-1].has("largest"):
-        yield [group[:-1], group[-1:]]
-        return
     if heads := _added_convolutions(graph, group):
         # the convolution in front would be one kernel with what follows
         alone = heads[0] if group[0] in heads[1] else heads[1]
@@ -192,7 +189,7 @@ def stay_in_fractals(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir
     clock = Clock(chip, start)
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
         on_fractals = _on_fractals(graph, graph.node(name))
-        if on_fractals and _is_quicker(clock, on_fractals, (graph, name)):
+        if on_fractals and is_quicker(clock, on_fractals, (graph, name)):
             graph = on_fractals[0]
     return graph
 
@@ -231,36 +228,7 @@ def _on_fractals(graph: ir.Graph, node: ir.Node) -> tuple[ir.Graph, str] | None:
     return draft.finish(), y
 
 
-def small_first_layers(graph: ir.Graph, chip: Chip, start: Start = "queued") -> ir.Graph:
-    """Return the graph whose first convolutions read pixels of 4 channels where that is faster.
-
-    An image of 3 channels fills 3 of 16 lanes of memory, and of the depth of the cube, in bytes 3
-    of 32. With 4 lanes a pixel four taps fill 16, or eight 32. Conversion and convolution are
-    timed, together.
-    """
-    clock = Clock(chip, start)
-    for node in graph.nodes:
-        maker = graph.producers.get(node.inputs[0]) if node.op == "conv2d" else None
-        if maker is None or maker.op != "trans_data" or len(graph.readers[maker.output]) > 1:
-            continue
-        (_, channels, *_), (*_, height, width) = (graph.types[n].shape for n in node.inputs[:2])
-        # a single tap, groups or 4-byte numbers gain nothing from more taps in a fractal
-        is_pointwise = (height, width) == (1, 1)
-        is_wide = DTYPE_BYTES[graph.types[maker.output].dtype] > 2
-        if is_pointwise or node.attr("groups", 1) > 1 or is_wide:
-            continue
-        if channels > isa.SMALL_C0 or node.inputs[1] not in graph.constants:
-            continue
-        draft = Draft(graph)
-        kind = replace(draft.type(maker.output), layout=ir.SMALL_PIXELS)
-        draft.put(replace(maker, attrs={**maker.attrs, "layout": ir.SMALL_PIXELS}), kind)
-        small = draft.finish()
-        if _is_quicker(clock, (small, node.name), (graph, node.name)):
-            graph = small
-    return graph
-
-
-def _is_quicker(
+def is_quicker(
     clock: Clock, candidate: tuple[ir.Graph, str], current: tuple[ir.Graph, str]
 ) -> bool:
     """Tell whether an operator takes fewer cycles in one graph than in another.

@@ -27,6 +27,8 @@ MOVES = ("trans_data", "reshape", "transpose")
 """Operators that compute nothing: they change the order, the shape or the layout of elements."""
 JOINS = ("concat", "slice", "split")
 """Operators that concatenate tensors along an axis, or cut one into pieces."""
+IMAGES = "NC1HWC0"
+BLOCKS = "C1NHWC0"
 SMALL_PIXELS = "NC1HWC0:4"
 """Images of up to 4 channels, 4 numbers a pixel: a network's first convolution may read them."""
 

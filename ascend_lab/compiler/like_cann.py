@@ -29,6 +29,7 @@ from ascend_lab.compiler.lower import CONVOLUTIONS, PRODUCTS, Choice
 from ascend_lab.compiler.lower.conv import conv_shape_of
 from ascend_lab.compiler.lower.matmul import is_plain, is_turned, product_job
 from ascend_lab.compiler.lower.piece import Piece
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.switches import Switches
 from ascend_lab.compiler.tasks import Compiled, CpuKernel, lowered_once, with_choices
 from ascend_lab.errors import AscendLabError, CapacityError
@@ -288,9 +289,10 @@ def cann_road(chip: Chip, dtype: str = "fp16", *, small_channel: bool = False) -
 
     `small_channel`: the first layer reads pixels of 4 channels, as enable_small_channel=1 asks.
     """
+    left_out = frozenset() if small_channel else frozenset({SMALL_FIRST_LAYERS})
     return Road(
         switches=switches(chip),
         dtype=dtype,
-        layouts=Layouts(small=small_channel),
+        layouts=Layouts(left_out=left_out),
         finish=with_tilings,
     )

@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ascend_lab.compiler import draft, fusion, lower, placement, tasks
+from ascend_lab.compiler import draft, fusion, placement, tasks
 from ascend_lab.compiler.compile import DEFAULT_ROAD, Front, Road, finish_stages
 from ascend_lab.compiler.counts import macs
 from ascend_lab.compiler.ir import SMALL_PIXELS, Graph, Node
+from ascend_lab.compiler.layout import images_outermost
 from ascend_lab.compiler.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.compiler.placement import KERNEL_PIXELS, live_bytes, too_large, weight_bytes
+from ascend_lab.compiler.rules import SMALL_FIRST_LAYERS
 from ascend_lab.compiler.slice import Box, Grid, Step, obstacle, part_of, whole_inputs
 from ascend_lab.errors import CapacityError
 from ascend_lab.machine.chip import Chip
@@ -259,13 +261,12 @@ def tile_for(
     at any column, pixels of 4 channels at every fourth: in tiles, first layers read whole blocks.
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
-    laid_out = lower.blocks.images_outermost(front.laid_out)
+    laid_out = images_outermost(front.laid_out)
     tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     if tiled.tile_count and any(t.layout == SMALL_PIXELS for t in front.laid_out.types.values()):
-        plain = replace(road, layouts=replace(road.layouts, small=False))
-        laid_out = lower.blocks.images_outermost(
-            plain.lay_out(plain.prepare(front.rewritten, chip), chip)
-        )
+        left_out = road.layouts.left_out | {SMALL_FIRST_LAYERS}
+        plain = replace(road, layouts=replace(road.layouts, left_out=left_out))
+        laid_out = images_outermost(plain.lay_out(plain.prepare(front.rewritten, chip), chip))
         tiled = tile_graph(laid_out, limit, most_pixels=KERNEL_PIXELS)
     return tiled
 
