@@ -232,7 +232,7 @@ def test_the_page_of_special_kernels_is_true() -> None:
 
 # -- the first floor ------------------------------------------------------------------------------
 DEBTS = {
-    "compiler": "compiler.bound ",
+    "compiler": "compiler.bound",
     "compiler.canonical": "operators.ops.attention",
     "compiler.compile": "compiler.bound",
     "compiler.decide": "operators.ops.casts",
