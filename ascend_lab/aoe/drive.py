@@ -63,12 +63,12 @@ class Settings:
 
 def jobs_of(text: str) -> tuple[str, ...]:
     """Return the jobs of a text such as "2" or "1,2", in the order they run: subgraph first."""
-    given = [part.strip() for part in text.split(",")]
-    if not text or any(job not in JOBS for job in given):
+    numbers = [word.strip() for word in text.split(",")]
+    if not text or any(job not in JOBS for job in numbers):
         names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **ALONE}.items())
         remedy = "e.g. 2, or 1,2; 4 by itself: `aoe --job_type 4 --cluster NAME`, or tune_gradients"
         raise InputError(f"jobs among {names}", text or "nothing", remedy)
-    return tuple(sorted(set(given)))
+    return tuple(sorted(set(numbers)))
 
 
 # -- what a run says while it goes on --------------------------------------------------------------
@@ -229,12 +229,12 @@ class _Driven:
                 return "budget"
             if self.deadline.over:
                 return "time"
-            new = self.fresh(batch)
-            idle = 0 if new else idle + 1
+            untried = self.fresh(batch)
+            idle = 0 if untried else idle + 1
             if idle > IDLE_BATCHES:
                 return "exhausted"
-            self.tell(new)
-            if new and is_proven and is_proven(self.trials):
+            self.tell(untried)
+            if untried and is_proven and is_proven(self.trials):
                 return "proven"
             if self.patience and len(self.trials) - self.best_at > self.patience:
                 return "idle"
@@ -250,34 +250,34 @@ class _Driven:
 
     def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
         """Return the candidates of a batch not tried before, as far as the budget reaches."""
-        found: dict[Hashable, Point] = {}
+        candidates: dict[Hashable, Point] = {}
         for point in batch:
             key = self.space.key(point)
             if key not in self.costs:
-                found.setdefault(key, point)
-        return dict(list(found.items())[: self.budget - len(self.trials)])
+                candidates.setdefault(key, point)
+        return dict(list(candidates.items())[: self.budget - len(self.trials)])
 
-    def tell(self, new: Mapping[Hashable, Point]) -> None:
+    def tell(self, untried: Mapping[Hashable, Point]) -> None:
         """Measure new candidates and add their trials in order, each as soon as it is known."""
-        answers = self.hopeless(new)
+        answers = self.hopeless(untried)
         answers.update(
-            {k: self.known[p] for k, p in new.items() if k not in answers and p in self.known}
+            {k: self.known[p] for k, p in untried.items() if k not in answers and p in self.known}
         )
-        todo = [k for k in new if k not in answers]
-        waiting = list(new)
+        unanswered = [k for k in untried if k not in answers]
+        waiting = list(untried)
 
         def add() -> None:
             while waiting and waiting[0] in answers:
                 key = waiting.pop(0)
                 cost, note = answers[key]
                 self.costs[key] = cost
-                self.trials.append(Trial(len(self.trials), new[key], cost, note))
+                self.trials.append(Trial(len(self.trials), untried[key], cost, note))
                 if self.on_trial:
                     self.on_trial(self.trials[-1])
 
-        def told(place: int, cost: float, note: str) -> None:
+        def on_answer(place: int, cost: float, note: str) -> None:
             if math.isfinite(cost) or not self.deadline.over:
-                answers[todo[place]] = cost, note
+                answers[unanswered[place]] = cost, note
                 add()
             if self.deadline.over:
                 raise TimeUpError
@@ -285,17 +285,19 @@ class _Driven:
         add()
         left_s = self.deadline.left_s
         limits_s = [s for s in (self.trial_limit_s, left_s) if s is not None and math.isfinite(s)]
-        self.workers.run(self.measure, [new[k] for k in todo], min(limits_s, default=None), told)
+        self.workers.run(
+            self.measure, [untried[k] for k in unanswered], min(limits_s, default=None), on_answer
+        )
 
-    def hopeless(self, new: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
+    def hopeless(self, untried: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
         """Return the candidates whose bound says to stop early, with the bound as their cost."""
         bound = getattr(self.measure, "bound", None)
         best = min(self.costs.values(), default=math.inf)
         if not self.early_stop or bound is None or not math.isfinite(best):
             return {}
-        bounds = {key: float(bound(point)) for key, point in new.items()}
-        most = best * self.early_stop
-        return {key: (low, "stopped early") for key, low in bounds.items() if low > most}
+        bounds = {key: float(bound(point)) for key, point in untried.items()}
+        limit = best * self.early_stop
+        return {key: (low, "stopped early") for key, low in bounds.items() if low > limit}
 
 
 def drive(

@@ -153,7 +153,7 @@ class _Jobs:
         chip = self.chip
         settings = self.settings
         knowledge = self.knowledge
-        front, baseline, before = self._compiled(graph, dtype)
+        front, baseline, baseline_times = self._compiled(graph, dtype)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
@@ -162,9 +162,13 @@ class _Jobs:
         operators = None
         outcome = None
         if "1" in self.jobs:
-            both = "2" in self.jobs and not math.isinf(deadline.end)
-            own = deadline.within(SLICES * deadline.left_s) if both else deadline
-            sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress, own)
+            shares_time = "2" in self.jobs and not math.isinf(deadline.end)
+            slicing_deadline = (
+                deadline.within(SLICES * deadline.left_s) if shares_time else deadline
+            )
+            sliced, outcome = slice_network(
+                front, chip, settings, knowledge, self.progress, slicing_deadline
+            )
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph
                 compiled = sliced.compiled
@@ -179,7 +183,7 @@ class _Jobs:
                 deadline=deadline,
             )
             compiled = operators.compiled
-        after = simulate_graph(compiled)
+        result_times = simulate_graph(compiled)
         bound = bound_of(front.rewritten, chip)
         return Tuning(
             graph,
@@ -187,14 +191,14 @@ class _Jobs:
             self.jobs,
             sliced,
             operators,
-            before.time_s,
-            after.time_s,
+            baseline_times.time_s,
+            result_times.time_s,
             bound.time_s,
             time.monotonic() - started,
             (outcome,) if outcome else (),
             (*knowledge.warnings, *late),
-            ledger(before, bound),
-            ledger(after, bound),
+            ledger(baseline_times, bound),
+            ledger(result_times, bound),
         )
 
     def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, NetworkTimeline]:
@@ -241,11 +245,11 @@ def tune_network(
     except KeyboardInterrupt:  # between two searches; those that ended are kept
         run.interrupted = True
     missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
-    found = [
+    results = [
         run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
     ]
     before_s = simulate_graph(compiled).time_s
-    tuned, after_s, kept = together(compiled, found, before_s)
+    tuned, after_s, kept = together(compiled, results, before_s)
     return NetworkResult(tuned, before_s, after_s, kept, tuple(run.outcomes), run.interrupted)
 
 
@@ -300,12 +304,12 @@ class _Operators:
 
     def _known(self, operator: Tunable) -> bool:
         """Take an operator from the bank if that is what the settings ask for."""
-        found = None if self.settings.repeat else self.knowledge.find(key_of(operator))
-        if found is None or (self.settings.deeper and not found[0].proven):
+        match = None if self.settings.repeat else self.knowledge.find(key_of(operator))
+        if match is None or (self.settings.deeper and not match[0].proven):
             return False
         if self.knowledge.trials(self._run_id(operator)):  # an interrupted run goes on
             return False
-        self.results[operator.name] = from_bank(operator, *found)
+        self.results[operator.name] = from_bank(operator, *match)
         self.outcomes.append("hit")
         return True
 
@@ -314,32 +318,32 @@ class _Operators:
 
     def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
         run_id = self._run_id(operator)
-        known = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
+        earlier = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"
 
         def on_trial(trial: Trial) -> None:
-            if trial.point not in known:
+            if trial.point not in earlier:
                 self.knowledge.save_trials(run_id, (trial,))
             self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
 
-        found = tune_operator(
+        result = tune_operator(
             operator,
             self.settings,
             workers=self.workers,
             time_limit_s=limit_s,
             deadline=self.deadline,
-            known=known,
+            known=earlier,
             near=tuning.suggestions(operator, self.knowledge),
             on_trial=on_trial,
             told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
         )
-        self.results[operator.name] = found
-        if found.trace is None:
+        self.results[operator.name] = result
+        if result.trace is None:
             return
-        self.interrupted = found.trace.end == "interrupted"
-        worth = found.choice is not None if self.interrupted else found.source == "tuned"
-        if worth and len(found.trace.failures) < found.trials:
-            self.outcomes.append(settle(self.knowledge, tuning.entry_of(found, self.settings)))
+        self.interrupted = result.trace.end == "interrupted"
+        worth = result.choice is not None if self.interrupted else result.source == "tuned"
+        if worth and len(result.trace.failures) < result.trials:
+            self.outcomes.append(settle(self.knowledge, tuning.entry_of(result, self.settings)))
             if not self.interrupted:
                 self.knowledge.forget_trials(run_id)
 
@@ -357,10 +361,10 @@ def estimated(operator: Tunable) -> float:
     """Return about what `potential` does, without a space: from work, rates and cold operands."""
     chip = operator.chip
     graph = operator.piece.graph
-    least = bound_of(graph, chip)
+    bound = bound_of(graph, chip)
     cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
     memory_s = cold / chip.device_memory.rate_bytes_per_s
-    busy_s = max(least.cube, least.vector, memory_s) + chip.launch_overhead_s
+    busy_s = max(bound.cube, bound.vector, memory_s) + chip.launch_overhead_s
     return operator.count * max(operator.default_cycles - busy_s * chip.clock_hz, 0.0)
 
 
@@ -404,9 +408,9 @@ def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) 
     """Return the keys of the pieces whose kernels take longer in one timeline than in another."""
     change: dict[str, float] = {}
     keys = {task.name: task.piece.key for task in compiled.tasks}
-    for old, new in zip(before.operators, after.operators, strict=True):
-        key = keys[old.name]
-        change[key] = change.get(key, 0.0) + new.time_s - old.time_s
+    for timed_before, timed_after in zip(before.operators, after.operators, strict=True):
+        key = keys[timed_before.name]
+        change[key] = change.get(key, 0.0) + timed_after.time_s - timed_before.time_s
     return {key for key, seconds in change.items() if seconds > 0}
 
 
@@ -414,9 +418,9 @@ def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
     """Return a compiled network with the schedules that a bank knows; nothing is searched."""
     results = []
     for operator in operators_of(compiled):
-        found = knowledge.find(key_of(operator)) if operator.unit else None
+        match = knowledge.find(key_of(operator)) if operator.unit else None
         note = operator.reason or "not in the bank"
-        results.append(from_bank(operator, *found) if found else untuned(operator, note))
+        results.append(from_bank(operator, *match) if match else untuned(operator, note))
     before_s = simulate_graph(compiled).time_s
     tuned, after_s, kept = together(compiled, results, before_s)
     hits: list[Outcome] = ["hit" for r in results if r.source != "none"]

@@ -82,15 +82,15 @@ def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     for task in compiled.tasks:
         if task.lowered is not None:
             hits = lines[task.name].hits.items()
-            held = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
-            groups.setdefault(task.piece.key, []).append((task, held))
+            warm = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
+            groups.setdefault(task.piece.key, []).append((task, warm))
     return tuple(_operator(compiled.chip, group) for group in groups.values())
 
 
 def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     task = group[0][0]
     assert task.lowered is not None
-    warm = Counter(held for _, held in group).most_common(1)[0][0]
+    warm = Counter(warm_names for _, warm_names in group).most_common(1)[0][0]
     kernel = task.lowered.kernel
     if isinstance(kernel, tasks.CpuKernel):
         unit = ""
@@ -145,8 +145,12 @@ def _fixed(piece: Piece) -> str:
 
 def _multiplied(kernel: isa.Kernel) -> bool:
     """Tell whether the cube works in a kernel."""
-    programs = (part.program for phase in kernel.phases for part in phase.parts)
-    return any(one.op == "mmad" for program in programs for one, _ in program.instructions())
+    programs = (core_part.program for phase in kernel.phases for core_part in phase.parts)
+    return any(
+        instruction.op == "mmad"
+        for program in programs
+        for instruction, _ in program.instructions()
+    )
 
 
 # -- does a tuned kernel compute what the default one computes? ----------------------------------
@@ -192,21 +196,21 @@ def _apart(got: Values, wanted: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
     got = got.reshape(-1)
     wanted = wanted.reshape(-1)
-    other = np.flatnonzero(got != wanted)
-    some = got[other].astype(np.float64)
-    true = wanted[other].astype(np.float64)
-    both = np.isnan(some) & np.isnan(true)
-    some = some[~both]
-    true = true[~both]
-    if not some.size:
+    places = np.flatnonzero(got != wanted)
+    got_values = got[places].astype(np.float64)
+    expected = wanted[places].astype(np.float64)
+    both_nan = np.isnan(got_values) & np.isnan(expected)
+    got_values = got_values[~both_nan]
+    expected = expected[~both_nan]
+    if not got_values.size:
         return 0.0
     finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
-    return float(np.abs(some - true).max()) / max(1.0, float(finite.max(initial=0)))
+    return float(np.abs(got_values - expected).max()) / max(1.0, float(finite.max(initial=0)))
 
 
 def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
     """Return an array per input: small numbers, or indices and counts that every operator takes."""
-    found = {}
+    arrays = {}
     for name in piece.graph.inputs:
         kind = piece.type(name)
         if kind.dtype.startswith(("int", "uint")):
@@ -215,8 +219,8 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
             array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
             readers = {n.op for n in piece.graph.nodes if name in n.inputs}
             array = np.abs(array) if readers & POSITIVE else array
-        found[name] = array.astype(formats.numpy_type(kind.dtype))
-    return found
+        arrays[name] = array.astype(formats.numpy_type(kind.dtype))
+    return arrays
 
 
 def run(
@@ -231,9 +235,9 @@ def run(
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
-    found = {}
+    results = {}
     for name in piece.graph.outputs:  # what pads a layout is left out
         kind = piece.type(name)
         flat = np.asarray(memory[name]).reshape(-1)
-        found[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
-    return found
+        results[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
+    return results

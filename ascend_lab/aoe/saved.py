@@ -64,17 +64,17 @@ class Report:
 
     def top(self, count: int) -> str:
         """Return the operators that take the most time as a table, and the shares of the time."""
-        found = self.tuning.operators
-        if found is None:
+        tuned = self.tuning.operators
+        if tuned is None:
             return ""
-        rows = sorted(found.results, key=lambda r: -r.operator.count * r.after_cycles)
-        more = [f"... and {len(rows) - count} more"] if len(rows) > count else []
-        return "\n".join([_HEAD, *map(_row, rows[:count]), *more, self.shares()])
+        rows = sorted(tuned.results, key=lambda r: -r.operator.count * r.after_cycles)
+        left_out = [f"... and {len(rows) - count} more"] if len(rows) > count else []
+        return "\n".join([_HEAD, *map(_row, rows[:count]), *left_out, self.shares()])
 
     def shares(self) -> str:
         """Return how much of the kernels' time is proven optimal, bounded, or neither."""
-        found = self.tuning.operators
-        results = found.results if found is not None else ()
+        tuned = self.tuning.operators
+        results = tuned.results if tuned is not None else ()
         gap = max((r.gap for r in results if r.gap is not None and not r.proven), default=0.0)
         tenths = tenths_of(results)
         kinds = [
@@ -83,20 +83,20 @@ class Report:
         text = ", ".join(kinds) or "no kernels"
         text = text.replace("bounded", f"within {gap:.2%} of a bound")
         sliced = self.tuning.subgraph
-        one = " (all together have one)" if sliced and sliced.plan.one_launch else ""
-        return f"time of the kernels, each alone with a launch of its own{one}:\n  {text}"
+        launch_note = " (all together have one)" if sliced and sliced.plan.one_launch else ""
+        return f"time of the kernels, each alone with a launch of its own{launch_note}:\n  {text}"
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
         t = self.tuning
-        found = {}
+        sections = {}
         basic = {"tuning_name": self.name, "tuning_time(s)": round(t.spent_s)}
         outcome = "tuning incomplete" if t.interrupted else "tuning successful"
         if t.subgraph is not None:
-            found["sgat"] = {"basic": basic, **self._sgat(t.subgraph, outcome)}
+            sections["sgat"] = {"basic": basic, **self._sgat(t.subgraph, outcome)}
         if t.operators is not None:
-            found["opat"] = {"basic": basic, **self._opat(t.operators, outcome)}
-        return found
+            sections["opat"] = {"basic": basic, **self._opat(t.operators, outcome)}
+        return sections
 
     def _sgat(self, sliced: SubgraphResult, outcome: str) -> Data:
         times = _performance(sliced)
@@ -115,16 +115,20 @@ class Report:
     def _opat(self, found: NetworkResult, outcome: str) -> Data:
         modified: dict[str, list[Data]] = {"add": [], "update": []}
         for r in found.results:
-            if how := self._modified(r):  # listed with its times, and the axis that was tuned
-                schedule = {"Schedule": {**_times(r), "update_mode": how}}
-                modified[how].append({**_named(r), **_times(r), "tune_performance": schedule})
+            if update_mode := self._modified(
+                r
+            ):  # listed with its times, and the axis that was tuned
+                schedule = {"Schedule": {**_times(r), "update_mode": update_mode}}
+                modified[update_mode].append(
+                    {**_named(r), **_times(r), "tune_performance": schedule}
+                )
         tuned = [r for r in found.results if r.source in TUNED]
         return {
             "OPAT": {
                 **_performance(found),
                 "opat_tuning_result": outcome,
                 "repo_modified_operators": {
-                    f"{how}_repo_operators": rows for how, rows in modified.items()
+                    f"{update_mode}_repo_operators": rows for update_mode, rows in modified.items()
                 },
                 "repo_summary": dict(repo_summary(found.outcomes)),
                 "tune_failed_operators": [_named(r) for r in found.results if failed(r)],
@@ -144,9 +148,13 @@ class Report:
         """Return whether an operator was added to the bank ("add"), updated there, or neither."""
         if result.source != "tuned":
             return ""
-        new = "add" if result.choice else ""
-        how = new if self.written is None else self.written.get(key_of(result.operator), "")
-        return how if how in ("add", "update") else ""
+        outcome_by_default = "add" if result.choice else ""
+        outcome = (
+            outcome_by_default
+            if self.written is None
+            else self.written.get(key_of(result.operator), "")
+        )
+        return outcome if outcome in ("add", "update") else ""
 
     def _own(self) -> Data:
         """Return what the published report lacks."""
@@ -262,12 +270,12 @@ def _row(result: Result) -> str:
     us = 1e6 / result.operator.chip.clock_hz
     name = limits.labelled(op.name, op.op, LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
-    how = f"{result.search}, {result.trials}" if result.trials else result.source
-    how = how if result.source != "none" else "default"
+    source = f"{result.search}, {result.trials}" if result.trials else result.source
+    source = source if result.source != "none" else "default"
     note = f"\n    {result.note}" if result.note else ""
     return (
         f"{name:{LONGEST}} {op.count:>5} {result.before_cycles * us:>9.2f} "
-        f"{result.after_cycles * us:>8.2f} {result.gain:>7.2%} {gap:>7}  {how}{note}"
+        f"{result.after_cycles * us:>8.2f} {result.gain:>7.2%} {gap:>7}  {source}{note}"
     )
 
 
@@ -295,10 +303,10 @@ class Schedules:
         Raises `InputError` for other chips or kernels.
         """
         chip = compiled.chip
-        mine = (self.chip, self.core_count, self.chip_digest)
-        given = (chip.name, chip.core_count, chip_digest(chip))
-        if mine != given:
-            numbers = "" if mine[:2] != given[:2] else ", with other numbers in its file"
+        tuned_chip = (self.chip, self.core_count, self.chip_digest)
+        this_chip = (chip.name, chip.core_count, chip_digest(chip))
+        if tuned_chip != this_chip:
+            numbers = "" if tuned_chip[:2] != this_chip[:2] else ", with other numbers in its file"
             needed = f"the chip these schedules are for, {self.core_count} cores of {self.chip}"
             got = f"{chip.core_count} cores of {chip.name}{numbers}"
             raise InputError(needed, got, "use that chip, or tune for this one")
@@ -328,17 +336,21 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip = tuning.compiled.chip
-    found = tuning.operators
-    better = found.results if found and found.after_s < found.before_s else ()
+    tuned_operators = tuning.operators
+    better = (
+        tuned_operators.results
+        if tuned_operators and tuned_operators.after_s < tuned_operators.before_s
+        else ()
+    )
     choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
     write_schedules(schedules, choices, chip, dtype, plan)
     output.write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
-    again = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
-    own = as_named_in(again, tuning.compiled, choices)
-    if own.keys() - choices.keys():
-        write_schedules(schedules, own, chip, dtype, plan)
-    tuned = plan.launched(tasks.with_choices(again, own))
+    read_back = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
+    named_choices = as_named_in(read_back, tuning.compiled, choices)
+    if named_choices.keys() - choices.keys():
+        write_schedules(schedules, named_choices, chip, dtype, plan)
+    tuned = plan.launched(tasks.with_choices(read_back, named_choices))
     return Saved(model, schedules, simulate_graph(tuned).time_s)
 
 
@@ -350,18 +362,24 @@ def as_named_in(
     ONNX has no product with a transposed constant, for instance: it is read as the plain product.
     Kernels correspond by their order; a choice that does not suit the other words is left out.
     """
-    found = dict(choices)
+    renamed = dict(choices)
     if len(again.tasks) != len(tuned.tasks):
-        return found
-    for new, old in zip(again.tasks, tuned.tasks, strict=True):
-        choice = choices.get(old.piece.key)
-        if choice is not None and new.op == old.op and new.piece.key not in found:
+        return renamed
+    for read_task, tuned_task in zip(again.tasks, tuned.tasks, strict=True):
+        choice = choices.get(tuned_task.piece.key)
+        if (
+            choice is not None
+            and read_task.op == tuned_task.op
+            and read_task.piece.key not in renamed
+        ):
             try:
-                tasks.with_choices(replace(again, tasks=(new,)), {new.piece.key: choice})
+                tasks.with_choices(
+                    replace(again, tasks=(read_task,)), {read_task.piece.key: choice}
+                )
             except AscendLabError:
                 continue
-            found[new.piece.key] = choice
-    return found
+            renamed[read_task.piece.key] = choice
+    return renamed
 
 
 def write_schedules(
@@ -391,8 +409,8 @@ def read_schedules(file: str | Path) -> Schedules:
         try:
             choices[str(data["kernel"])] = lower.choice_of(data["schedule"], str(head["chip"]))
         except (KeyError, TypeError, InputError) as error:
-            what = f"{file} line {number}: a kernel and its schedule"
-            raise InputError(what, str(error), "tune the model again") from None
+            needed = f"{file} line {number}: a kernel and its schedule"
+            raise InputError(needed, str(error), "tune the model again") from None
     try:
         words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
         launches = SlicePlan(
@@ -400,8 +418,8 @@ def read_schedules(file: str | Path) -> Schedules:
         )
         return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
     except (KeyError, TypeError, ValueError) as error:
-        what = f"{file} line 1: chip, chip_digest, core_count and dtype"
-        raise InputError(what, str(error), "tune the model again") from None
+        needed = f"{file} line 1: chip, chip_digest, core_count and dtype"
+        raise InputError(needed, str(error), "tune the model again") from None
 
 
 def _record(file: str | Path, number: int, line: str) -> dict[str, Any]:

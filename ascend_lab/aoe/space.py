@@ -62,9 +62,9 @@ class TableSpace:
         if len(names) != len(columns) or len(lengths) != 1 or 0 in lengths:
             got = f"{len(names)} names, columns of {sorted(lengths)} rows"
             raise InputError("a column of equal length per name, with rows", got, "fill the table")
-        found = [_coded(column) for column in columns]
-        codes = np.unique(np.stack([code for _, code in found], axis=1), axis=0)
-        self._take(names, tuple(values for values, _ in found), codes)
+        coded = [_coded(column) for column in columns]
+        codes = np.unique(np.stack([code for _, code in coded], axis=1), axis=0)
+        self._take(names, tuple(values for values, _ in coded), codes)
 
     def _take(
         self, names: Sequence[str], values: tuple[tuple[Value, ...], ...], codes: NDArray[np.int32]
@@ -95,15 +95,15 @@ class TableSpace:
 
     def options(self, prefix: Point) -> tuple[Value, ...]:
         """Return the legal values of the decision after `prefix`, in ascending order."""
-        known = self._options.get(prefix)
-        if known is None:
+        values_here = self._options.get(prefix)
+        if values_here is None:
             low, high = self._range(prefix)
             column = self.codes[low:high, len(prefix)]
-            first = np.flatnonzero(column[1:] != column[:-1]) + 1
-            codes = column[:1].tolist() + column[first].tolist()
+            changes = np.flatnonzero(column[1:] != column[:-1]) + 1
+            codes = column[:1].tolist() + column[changes].tolist()
             values = self.values[len(prefix)]
-            known = self._options[prefix] = tuple(values[c] for c in codes)
-        return known
+            values_here = self._options[prefix] = tuple(values[c] for c in codes)
+        return values_here
 
     def _range(self, prefix: Point) -> tuple[int, int]:
         """Return first row and end of the points that begin with `prefix`."""
@@ -111,8 +111,8 @@ class TableSpace:
             low, high = self._range(prefix[:-1])
             column = self.codes[low:high, len(prefix) - 1]
             code = self._places[len(prefix) - 1].get(prefix[-1], -1)
-            first, stop = column.searchsorted((code, code + 1)).tolist() if code >= 0 else (0, 0)
-            self._ranges[prefix] = (low + first, low + stop)
+            start, stop = column.searchsorted((code, code + 1)).tolist() if code >= 0 else (0, 0)
+            self._ranges[prefix] = (low + start, low + stop)
         return self._ranges[prefix]
 
     def sample(self, rng: np.random.Generator) -> Point:
@@ -182,8 +182,8 @@ def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1
         if not free:
             return point
         at = free[int(rng.integers(len(free)))]
-        others = [v for v in options[at] if v != point[at]]
-        value = others[int(rng.integers(len(others)))]
+        alternatives = [v for v in options[at] if v != point[at]]
+        value = alternatives[int(rng.integers(len(alternatives)))]
         point = completed(space, point, (*point[:at], value))
     return point
 
@@ -197,12 +197,12 @@ def crossed(space: Space, one: Point, two: Point, rng: np.random.Generator) -> P
 
 def neighbours(space: Space, point: Point) -> list[Point]:
     """Return the points that differ in one decision, and where they must in later ones."""
-    found: dict[Point, None] = {}
+    points: dict[Point, None] = {}
     for at, value in enumerate(point):
-        for other in space.options(point[:at]):
-            if other != value:
-                found[completed(space, point, (*point[:at], other))] = None
-    return list(found)
+        for alternative in space.options(point[:at]):
+            if alternative != value:
+                points[completed(space, point, (*point[:at], alternative))] = None
+    return list(points)
 
 
 # -- recorded spaces ------------------------------------------------------------------------------
@@ -279,14 +279,14 @@ def read_recorded(path: str | Path) -> RecordedSpace:
 def _values(name: str, cells: Sequence[str], where: str) -> Sequence[Value]:
     """Return a column of integers, of other numbers, or of words."""
     numbers = [number_of(cell) for cell in cells]
-    found = [n for n in numbers if n is not None]
-    if not found and all(cells):
+    present = [n for n in numbers if n is not None]
+    if not present and all(cells):
         return cells
-    if len(found) < len(cells):
+    if len(present) < len(cells):
         wrong = numbers.index(None)
         got = f"{cells[wrong]!r} in row {wrong + 2} of {where}"
         raise InputError(f"numbers in the column {name}", got)
-    return [int(n) for n in found] if all(n == int(n) for n in found) else found
+    return [int(n) for n in present] if all(n == int(n) for n in present) else present
 
 
 def _times(cells: Sequence[str], where: str) -> list[float]:

@@ -173,9 +173,9 @@ class Workers:
                 add(i, attempt(measure, point, limit_s))
             return list(done.values())
         for tries in range(1, TRIES + 1):
-            left = [i for i in range(len(points)) if i not in done]
+            pending = [i for i in range(len(points)) if i not in done]
             # after a death every candidate goes alone, so that only the guilty one fails again
-            for group in [left] if tries == 1 else [[i] for i in left]:
+            for group in [pending] if tries == 1 else [[i] for i in pending]:
                 self._round(measure, {i: points[i] for i in group}, limit_s, add)
         dead = [i for i in range(len(points)) if i not in done]
         if dead:
@@ -204,11 +204,11 @@ class Workers:
                 raise self._lost(type(error).__name__) from None
         try:
             for i, future in futures.items():
-                found = self._answer(future, list(futures.values()), limit_s)
-                if found is None:
+                answer = self._answer(future, list(futures.values()), limit_s)
+                if answer is None:
                     broken = True
                 else:
-                    add(i, found)
+                    add(i, answer)
         except WorkersLostError:
             raise
         except BaseException:  # the user, or who hears of them, has heard enough
@@ -288,10 +288,10 @@ class Workers:
 
 def workers_of(text: str = "serial") -> Workers:
     """Return the workers that `--executor` names: serial, processes:N, or dask:ADDRESS."""
-    kind, _, rest = text.partition(":")
+    kind, _, argument = text.partition(":")
     if text == "serial":
         return Workers()
-    if kind == "processes" and 0 < (count := whole_of(rest) or 0) <= PROCESSES:
+    if kind == "processes" and 0 < (count := whole_of(argument) or 0) <= PROCESSES:
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
 
@@ -301,8 +301,10 @@ def workers_of(text: str = "serial") -> Workers:
         quiet = (signal.SIGINT, signal.SIG_IGN)
         make = partial(ProcessPoolExecutor, count, spawn, signal.signal, quiet)
         return Workers(make, name=f"the {count} worker processes")
-    if kind == "dask" and rest:
-        return Workers(partial(_dask, rest), name=f"the Dask scheduler at {rest} or its workers")
+    if kind == "dask" and argument:
+        return Workers(
+            partial(_dask, argument), name=f"the Dask scheduler at {argument} or its workers"
+        )
     needed = f"serial, processes:N or dask:ADDRESS, N at most {PROCESSES}"
     raise InputError(needed, text[:200], "e.g. processes:2")
 

@@ -88,8 +88,8 @@ def short(key: BankKey) -> BankKey:
 
 def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
     """Return the built-in entry of exactly this key, or None; BankError if the file is damaged."""
-    found = builtin_entries(file).get(short(key))
-    return replace(found, key=key) if found is not None else None
+    entry = builtin_entries(file).get(short(key))
+    return replace(entry, key=key) if entry is not None else None
 
 
 @lru_cache(maxsize=4)
@@ -97,7 +97,7 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
     """Return the built-in entries by their short keys (see `short`); none if there is no file."""
     if not file.exists():
         return MappingProxyType({})
-    found = {}
+    entries = {}
     try:
         lines = gzip.decompress(file.read_bytes()).splitlines()
         if not lines or json.loads(lines[0]) != _HEADER:
@@ -105,12 +105,12 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
         for line in lines[1:]:
             *values, problem = json.loads(line)
             key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
-            rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
-            found[key] = BankEntry(key=key, **rest)
+            values_by_name = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
+            entries[key] = BankEntry(key=key, **values_by_name)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
         remedy = "install ascend_lab again, or delete that file: it is not needed"
         raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
-    return MappingProxyType(found)
+    return MappingProxyType(entries)
 
 
 def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
@@ -186,10 +186,10 @@ class Knowledge:
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
-        near = self._asked(lambda store: store.nearest(key, features, count)) or ()
-        known = {entry.key: entry for entry in near} | self.unsaved
-        others = self._builtin_besides((*known, key))
-        return records.nearest([*known.values(), *others], key, features, count)
+        stored = self._asked(lambda store: store.nearest(key, features, count)) or ()
+        custom = {entry.key: entry for entry in stored} | self.unsaved
+        builtin = self._builtin_besides((*custom, key))
+        return records.nearest([*custom.values(), *builtin], key, features, count)
 
     def _builtin_besides(self, keys: Iterable[BankKey]) -> list[BankEntry]:
         """Return the entries of the built-in bank for other problems than those of `keys`."""
@@ -199,29 +199,31 @@ class Knowledge:
 
     def keep(self, entry: BankEntry) -> Written:
         """Write an entry if it is new or better, to memory where the bank cannot be; say which."""
-        known = self.find(entry.key) is not None
+        was_known = self.find(entry.key) is not None
         done = self._asked(lambda store: store.put(entry)) or self._remembered(entry)
-        new: Outcome = "add" if entry.improved else "unsatisfied"
-        self.written[entry.key] = done if done == "reserved" else "update" if known else new
+        outcome_if_better: Outcome = "add" if entry.improved else "unsatisfied"
+        self.written[entry.key] = (
+            done if done == "reserved" else "update" if was_known else outcome_if_better
+        )
         return done
 
     def _remembered(self, entry: BankEntry) -> Written:
         """Keep `entry` in memory, in the place of a bank that cannot be written."""
-        old = self._custom(entry.key)
-        if not entry.better_than(old):
+        current = self._custom(entry.key)
+        if not entry.better_than(current):
             return "reserved"
         self.unsaved[entry.key] = entry
-        return "update" if old else "add"
+        return "update" if current else "add"
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
         """Keep trials of a running search if the bank can be written, those that were measured."""
-        kept = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
-        self._asked(lambda store: store.save_trials(run_id, kept))
+        measured = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
+        self._asked(lambda store: store.save_trials(run_id, measured))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
-        found = self._asked(lambda store: store.trials(run_id)) if self.resume else None
-        return tuple(t for t in found or () if not t.note.startswith(UNMEASURED))
+        saved = self._asked(lambda store: store.trials(run_id)) if self.resume else None
+        return tuple(t for t in saved or () if not t.note.startswith(UNMEASURED))
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of a search that is finished."""
@@ -261,8 +263,8 @@ def settle(knowledge: Knowledge, tuned: BankEntry) -> Outcome:
 
     It never makes the custom bank worse, nor puts there what the built-in bank already holds.
     """
-    found = knowledge.find(tuned.key)
-    if not tuned.better_than(found[0] if found else None):
+    current = knowledge.find(tuned.key)
+    if not tuned.better_than(current[0] if current else None):
         return "reserved"
     knowledge.keep(tuned)
     return knowledge.written[tuned.key]

@@ -63,24 +63,24 @@ _DAMAGED: tuple[Reason, str] = (
 @contextmanager
 def explained(file: Path, doing: str) -> Iterator[None]:
     """Turn what SQLite or the system says of `file` into a `BankError`; wrong calls pass."""
-    what = f"{doing} {file}"
+    action = f"{doing} {file}"
     try:
         yield
     except FileNotFoundError:
-        raise BankError("missing", what, "no such file", "check the name") from None
+        raise BankError("missing", action, "no such file", "check the name") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
         got = getattr(error, "strerror", None) or str(error)
-        raise BankError("unwritable", what, got, "check the name and the permissions") from None
+        raise BankError("unwritable", action, got, "check the name and the permissions") from None
     except ImportError:  # in some browsers' Python
         remedy = "run 'import sqlite3' in a cell of its own first, which may fetch it"
-        raise BankError("unwritable", what, "no sqlite3 in this Python", remedy) from None
+        raise BankError("unwritable", action, "no sqlite3 in this Python", remedy) from None
     except Exception as error:  # sqlite3.Error, without importing it
         name = getattr(error, "sqlite_errorname", None)
         if name is None:  # not from the library: a closed connection, a wrong thread
             raise
         kind = name.removeprefix("SQLITE_").partition("_")[0]
         reason, remedy = _KINDS.get(kind, _DAMAGED)
-        raise BankError(reason, what, " ".join(str(error).split()), remedy) from error
+        raise BankError(reason, action, " ".join(str(error).split()), remedy) from error
 
 
 # -- keys and entries ------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
 def read_file(file: str | Path) -> bytes:
     """Return the bytes of a regular file of at most `LONGEST_BYTES`; BankError."""
     with explained(Path(file), "reading"):
-        found = Path(file).stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LONGEST_BYTES:
-            got = f"{found.st_size:,}" if stat.S_ISREG(found.st_mode) else "no regular file"
+        status = Path(file).stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_BYTES:
+            got = f"{status.st_size:,}" if stat.S_ISREG(status.st_mode) else "no regular file"
             needed = f"a file of at most {LONGEST_BYTES:,} bytes: {file}"
             raise BankError("unwritable", needed, got, "check the name")
         return Path(file).read_bytes()
@@ -385,8 +385,8 @@ def trial_of(number: object, point: object, cost: object, note: object) -> Trial
     if not (isinstance(cost, float) and cost >= 0):
         return None
     with suppress(ValueError, RecursionError):
-        found = _tuples(json.loads(point))
-        return Trial(number, found, cost, note) if isinstance(found, tuple) else None
+        values = _tuples(json.loads(point))
+        return Trial(number, values, cost, note) if isinstance(values, tuple) else None
     return None
 
 

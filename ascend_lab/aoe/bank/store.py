@@ -102,8 +102,8 @@ class Store:
 
     def get(self, key: BankKey) -> BankEntry | None:
         """Return the entry of exactly this key, or None."""
-        found = self._entries("WHERE digest = ?", key.digest)
-        return found[0] if found and found[0].key == key else None
+        entries = self._entries("WHERE digest = ?", key.digest)
+        return entries[0] if entries and entries[0].key == key else None
 
     def entries(self) -> tuple[BankEntry, ...]:
         """Return all entries, in an order that depends on their keys only."""
@@ -117,11 +117,11 @@ class Store:
     def put(self, entry: BankEntry) -> Written:
         """Store `entry` if its key is new or it is better than what is there, and say which."""
         with self._writing(durable=True):
-            old = self.get(entry.key)
-            if not entry.better_than(old):
+            current = self.get(entry.key)
+            if not entry.better_than(current):
                 return "reserved"
             self._replace(entry)
-        return "update" if old else "add"
+        return "update" if current else "add"
 
     def export_jsonl(self, file: str | Path) -> int:
         """Write all entries to `file`, one JSON object a line; return how many."""
@@ -143,9 +143,9 @@ class Store:
 
     def forget_unreadable(self) -> int:
         """Delete the rows that are no entries; return how many."""
-        found = self._unreadable()
-        self._delete(found)
-        return len(found)
+        digests = self._unreadable()
+        self._delete(digests)
+        return len(digests)
 
     # -- trials of running searches ----------------------------------------------------------------
 
@@ -185,12 +185,12 @@ class Store:
         counts: Counter[Written] = Counter()
         with self._writing(durable=True):
             for entry in entries:
-                old = self.get(entry.key)
-                if old is not None and better(old, entry) == old:
+                current = self.get(entry.key)
+                if current is not None and better(current, entry) == current:
                     counts["reserved"] += 1
                     continue
                 self._replace(entry)
-                counts["update" if old else "add"] += 1
+                counts["update" if current else "add"] += 1
         return {"add": counts["add"], "update": counts["update"], "reserved": counts["reserved"]}
 
     def _replace(self, entry: BankEntry) -> None:
@@ -260,29 +260,29 @@ def connect(file: Path, write: bool) -> tuple[sqlite3.Connection, int]:
 def _size_bytes(file: Path, write: bool) -> int:
     """Return the size of a bank's file, 0 of one to make; BankError for what can be none."""
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         if write and file.parent.is_dir():
             return 0
         got = "no such file" if file.parent.is_dir() else "no such folder"
         remedy = "check the name, or tune something first: that makes a bank"
         raise BankError("missing", f"opening knowledge bank {file}", got, remedy) from None
-    if not stat.S_ISREG(found.st_mode):
-        got = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
+    if not stat.S_ISREG(status.st_mode):
+        got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, a pipe or the like"
         raise BankError("unwritable", f"a file as knowledge bank {file}", got, "name another")
-    if not write and not found.st_size:
+    if not write and not status.st_size:
         raise BankError("not-a-bank", f"opening knowledge bank {file}", "an empty file", _LEFT)
-    return found.st_size
+    return status.st_size
 
 
 def _patiently(file: Path) -> sqlite3.Connection:
     """Open; SQLite does not wait by itself where another process changes the journal mode."""
-    last = time.monotonic() + BUSY_TIMEOUT_S
+    give_up_s = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
             return _open(file)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                 raise
             time.sleep(0.02)
 
@@ -314,13 +314,13 @@ def _read(file: Path) -> tuple[sqlite3.Connection, int]:
         trials = []
         with suppress(sqlite3.DatabaseError):
             trials = raw.execute("SELECT run_id, number, point, cost, note FROM trials").fetchall()
-    made = sqlite3.connect(":memory:", isolation_level=None)
-    made.executescript(_SCHEMA)
-    made.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-    hidden += len(rows) - made.total_changes
-    made.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
-    made.execute("PRAGMA query_only=ON")
-    return made, hidden
+    bank = sqlite3.connect(":memory:", isolation_level=None)
+    bank.executescript(_SCHEMA)
+    bank.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+    hidden += len(rows) - bank.total_changes
+    bank.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
+    bank.execute("PRAGMA query_only=ON")
+    return bank, hidden
 
 
 def _copied(file: Path) -> sqlite3.Connection:
@@ -334,11 +334,11 @@ def _copied(file: Path) -> sqlite3.Connection:
     memory.text_factory = _text
     if not shared.exists():
         with TemporaryDirectory() as folder:
-            own = Path(folder, "bank")
-            shutil.copyfile(file, own)
+            copy = Path(folder, "bank")
+            shutil.copyfile(file, copy)
             with suppress(FileNotFoundError):
-                shutil.copyfile(file.with_name(f"{file.name}-wal"), f"{own}-wal")
-            with closing(_raw(own, "rw")) as alone:
+                shutil.copyfile(file.with_name(f"{file.name}-wal"), f"{copy}-wal")
+            with closing(_raw(copy, "rw")) as alone:
                 alone.backup(memory)
     if shared.exists():  # from the start, or a writer came in between
         with closing(_raw(file, "ro")) as live:
@@ -348,19 +348,19 @@ def _copied(file: Path) -> sqlite3.Connection:
 
 def _salvaged(con: sqlite3.Connection) -> tuple[list[tuple[object, ...]], int]:
     """Return the rows found from both ends and by the index, and how many are lost, at least."""
-    found: dict[int, tuple[object, ...]] = {}
-    whole = False
+    rows_by_id: dict[int, tuple[object, ...]] = {}
+    is_complete = False
     for order in ("ASC", "DESC"):
-        if not whole:
-            rows, whole = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
-            found |= {row[0]: row[1:] for row in rows}
+        if not is_complete:
+            rows, is_complete = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
+            rows_by_id |= {row[0]: row[1:] for row in rows}
     places, _ = _until_damage(con, "SELECT rowid FROM entries INDEXED BY alike")
-    missing = [place for (place,) in places if place not in found]
+    missing = [place for (place,) in places if place not in rows_by_id]
     for place in missing:
         rows, _ = _until_damage(con, f"{_ROWS} WHERE rowid = ?", place)
-        found |= {row[0]: row[1:] for row in rows}
-    hidden = sum(place not in found for place in missing)
-    return list(found.values()), hidden if whole else max(1, hidden)
+        rows_by_id |= {row[0]: row[1:] for row in rows}
+    hidden = sum(place not in rows_by_id for place in missing)
+    return list(rows_by_id.values()), hidden if is_complete else max(1, hidden)
 
 
 def _until_damage(

@@ -107,8 +107,8 @@ class GradientTuning:
 
     def gain(self, baseline: str) -> float:
         """Return (before - after) / after of the whole step, as the published reports do."""
-        after = self.step_s()
-        return (self.step_s(baseline) - after) / after if after else 0.0
+        plan_step_s = self.step_s()
+        return (self.step_s(baseline) - plan_step_s) / plan_step_s if plan_step_s else 0.0
 
 
 def tune_gradients(
@@ -133,18 +133,18 @@ def tune_gradients(
     `load_topology` and `plan`.
     """
     started = time.monotonic()
-    given = dict(settings or {})
+    training = dict(settings or {})
     chip = load_chip(chip) if isinstance(chip, str) else chip
     topology = load_topology(topology) if isinstance(topology, str) else topology
     bank = knowledge if knowledge is not None else Knowledge(None)
-    profile, outcome = profiled(graph, chip, bank, repeat, profiler, given)
+    profile, outcome = profiled(graph, chip, bank, repeat, profiler, training)
     rows = profile.gradients
     if not rows:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
     table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
-    found = plan(rows, table, max_segments, max_bytes=max_bytes)
-    error = 0.0 if cost else _error(found, profile, table, topology)
-    forms = planning.forms_of(found, rows, table, max_bytes=max_bytes)
+    best = plan(rows, table, max_segments, max_bytes=max_bytes)
+    cost_error = 0.0 if cost else _error(best, profile, table, topology)
+    forms = planning.forms_of(best, rows, table, max_bytes=max_bytes)
     least_s = bound(rows, table, max_bytes=max_bytes)
     spent_s = time.monotonic() - started
     warnings = tuple(bank.warnings)
@@ -153,14 +153,14 @@ def tune_gradients(
         chip,
         topology,
         profile,
-        found,
+        best,
         forms,
         least_s,
-        error,
+        cost_error,
         outcome,
         spent_s,
         warnings,
-        given,
+        training,
     )
 
 
@@ -201,19 +201,19 @@ def profiled(
     settings: Mapping[str, Any] | None = None,
 ) -> tuple[Profile, str]:
     """Return a network's training profile, from the banks if they know it, and its outcome."""
-    given = dict(settings or {})
-    key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(given.items())))
-    known = None if repeat else known_profile(knowledge, key)
-    if known is not None:
-        return known, "hit"
+    training = dict(settings or {})
+    key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(training.items())))
+    stored = None if repeat else known_profile(knowledge, key)
+    if stored is not None:
+        return stored, "hit"
     if profiler is None:
         from ascend_lab.cluster.train import profile_training
 
         profiler = profile_training
-    step = profiler(graph, chip, **given)
-    rows = gradients_of(step.gradients, given.get("dtype", "fp16"))
-    found = Profile(step.forward_s, step.backward_s, step.update_s, rows)
-    return found, _keep(knowledge, key, found, chip.clock_hz)
+    step = profiler(graph, chip, **training)
+    rows = gradients_of(step.gradients, training.get("dtype", "fp16"))
+    profile = Profile(step.forward_s, step.backward_s, step.update_s, rows)
+    return profile, _keep(knowledge, key, profile, chip.clock_hz)
 
 
 def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
@@ -240,10 +240,10 @@ def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -
 
 def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
     """Return the profile the banks hold under a key; None if there is none that can be read."""
-    found = knowledge.find(key)
-    if found is None:
+    match = knowledge.find(key)
+    if match is None:
         return None
-    data: Any = found[0].schedule
+    data: Any = match[0].schedule
     try:
         forward_s, backward_s, update_s = map(float, data["times_s"])
         rows = tuple(Gradient(str(n), float(r), int(s), str(d)) for n, r, s, d in data["gradients"])
@@ -323,12 +323,14 @@ def tuning_text(found: GradientTuning) -> list[str]:
     """Return what job 4 found as lines."""
     t = found
     p = found.profile
-    before = t.step_s(DEFAULT)
-    after = t.step_s()
+    default_step_s = t.step_s(DEFAULT)
+    plan_step_s = t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
     times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
-    gain = f"{t.gain(DEFAULT):.2%}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms a step"
+    gain = (
+        f"{t.gain(DEFAULT):.2%}, {default_step_s * 1e3:.4f} ms -> {plan_step_s * 1e3:.4f} ms a step"
+    )
     source = "from the bank" if t.outcome == "hit" else "timed anew"
     count = len(p.gradients)
     spent = f"{t.spent_s:.1f} s, profile {source}"
@@ -348,14 +350,14 @@ def section(found: GradientTuning) -> dict[str, Any]:
     """Return what job 4 found as a section of the report, in the published form and our own."""
     t = found
     p = found.profile
-    before = t.step_s(DEFAULT)
-    after = t.step_s()
+    default_step_s = t.step_s(DEFAULT)
+    plan_step_s = t.step_s()
     return {
         "basic": {"tuning_name": t.name, "tuning_time(s)": round(t.spent_s)},
         "GDAT": {
-            "model_baseline_performance(ms)": round(before * 1e3, 9),
+            "model_baseline_performance(ms)": round(default_step_s * 1e3, 9),
             "model_performance_improvement": f"{t.gain(DEFAULT):.2%}",
-            "model_result_performance(ms)": round(after * 1e3, 9),
+            "model_result_performance(ms)": round(plan_step_s * 1e3, 9),
             "gdat_tuning_result": "tuning successful",
         },
         "ascend_lab": {

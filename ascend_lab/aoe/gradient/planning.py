@@ -68,8 +68,8 @@ def by_cap(table: Table, cap_bytes: float, first_bytes: float | None = None) -> 
 
     `first_bytes`: another size for the first bucket.
     """
-    first = cap_bytes if first_bytes is None else first_bytes
-    return closed(table.sums_bytes.tolist(), cap_bytes, first)
+    first_cap_bytes = cap_bytes if first_bytes is None else first_bytes
+    return closed(table.sums_bytes.tolist(), cap_bytes, first_cap_bytes)
 
 
 def ddp_25mb(table: Table, cost: Cost) -> Split:
@@ -80,9 +80,11 @@ def ddp_25mb(table: Table, cost: Cost) -> Split:
 def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Split, float]:
     """Return the best single cap of a grid of sizes, its buckets and their end."""
     total = max(float(table.sums_bytes[-1]), 1.0)
-    least = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
-    count = int(np.ceil(per_octave * np.log2(total / least))) + 1 if total > least else 1
-    caps = [float(round(min(total, least * 2 ** (k / per_octave)))) for k in range(count + 1)]
+    least_bytes = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
+    count = (
+        int(np.ceil(per_octave * np.log2(total / least_bytes))) + 1 if total > least_bytes else 1
+    )
+    caps = [float(round(min(total, least_bytes * 2 ** (k / per_octave)))) for k in range(count + 1)]
     splits = [legal(table, by_cap(table, cap)) for cap in caps]
     ends = [end_s(table, price, split) for split in splits]
     best = ends.index(min(ends))
@@ -126,29 +128,31 @@ def gdat(table: Table, cost: Cost) -> Split:
     """
     start = splits.startup_s(cost)
     sums = table.sums_bytes.tolist()
-    at = (table.ready_s - table.ready_s[0]).tolist()  # the time of the first gradient counts as 0
+    ready_s = (
+        table.ready_s - table.ready_s[0]
+    ).tolist()  # the time of the first gradient counts as 0
     count = table.count
-    whole = at[-1]
+    backward_s = ready_s[-1]
     best = float(cost(sums[-1]))
-    found = one_bucket(table, cost)
-    for first in range(1, count):
-        sent = float(cost(sums[first]))
-        end = at[first - 1] + sent
-        begin = first
-        lasts = [first - 1]
+    best_split = one_bucket(table, cost)
+    for first_count in range(1, count):
+        sent = float(cost(sums[first_count]))
+        end = ready_s[first_count - 1] + sent
+        begin = first_count
+        lasts = [first_count - 1]
         while begin < count and len(lasts) < GDAT_SEGMENTS:
-            stop = bisect_right(at, at[begin - 1] + sent + start, begin)
+            stop = bisect_right(ready_s, ready_s[begin - 1] + sent + start, begin)
             if stop == begin:  # one slow layer: wait for it
-                end += at[begin] - at[begin - 1] - sent
+                end += ready_s[begin] - ready_s[begin - 1] - sent
                 stop = begin + 1
             sent = float(cost(sums[stop] - sums[begin]))
             end = end + sent
             begin = stop
             lasts.append(stop - 1)
-        if begin == count and end - whole < best:
-            best = end - whole
-            found = split_at(lasts)
-    return found
+        if begin == count and end - backward_s < best:
+            best = end - backward_s
+            best_split = split_at(lasts)
+    return best_split
 
 
 BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
@@ -227,9 +231,9 @@ def plan(
     price = price_of(cost)
     split, end = splits.best_split(table, price, max_segments)
     unlimited = splits.table_of(rows)
-    others = {name: baseline(name, unlimited, cost) for name in BASELINES}
-    ends = {name: end_s(table, price, other) for name, other in others.items()}
-    over = tuple(name for name, other in others.items() if not table.allows(other, max_segments))
+    baselines = {name: baseline(name, unlimited, cost) for name in BASELINES}
+    ends = {name: end_s(table, price, rival) for name, rival in baselines.items()}
+    over = tuple(name for name, rival in baselines.items() if not table.allows(rival, max_segments))
     return GradientPlan(split, end, ends, over, float(table.ready_s[-1]), max_segments, max_bytes)
 
 
@@ -317,7 +321,7 @@ def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
     marks[-1] = PARTS
     parts = [b - a for a, b in zip([0, *marks[:-1]], marks, strict=True)]
-    return tuple(part * 100 / PARTS for part in parts if part)
+    return tuple(share * 100 / PARTS for share in parts if share)
 
 
 def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:

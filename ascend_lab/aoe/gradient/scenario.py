@@ -122,7 +122,7 @@ def _end_s(
         sending = sum(startup <= 0 for startup, _ in active)
         pace = 1 / (1 + scenario.slowdown) if active else 1.0
         rate = 1 / (1 + max(sending - 1, 0) * scenario.sharing)
-        times = [startup if startup > 0 else rest / rate for startup, rest in active]
+        times = [startup if startup > 0 else bytes_s / rate for startup, bytes_s in active]
         marks = [backward, *ready[coming : coming + 1]]
         times += [(mark - done) / pace for mark in marks if mark > done + nothing]
         step = min(times)

@@ -146,8 +146,8 @@ class AlphaBeta:
 
     def many(self, sizes_bytes: Floats) -> Floats:
         """Return the seconds of many."""
-        found: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
-        return found
+        times_s: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
+        return times_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,10 @@ class Piecewise:
         x = self._x
         y = self._y
         slope = y[-1] / x[-1] if x[-1] > 0 else 0.0
-        found: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(sizes_bytes - x[-1], 0.0)
-        return found
+        times_s: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(
+            sizes_bytes - x[-1], 0.0
+        )
+        return times_s
 
 
 def _rising(values: Floats) -> Floats:
@@ -210,26 +212,26 @@ def sampled(
     For times with one straight line per algorithm the table errs only where the algorithm changes.
     Below one byte its cost holds: an all-reduce of nothing is still started.
     """
-    most = max(float(most_bytes), 2 * least_bytes)
-    count = math.ceil(per_octave * math.log2(most / least_bytes)) + 1
-    sizes = [1.0, *np.geomspace(least_bytes, most, count).round().tolist()]
+    top_bytes = max(float(most_bytes), 2 * least_bytes)
+    count = math.ceil(per_octave * math.log2(top_bytes / least_bytes)) + 1
+    sizes = [1.0, *np.geomspace(least_bytes, top_bytes, count).round().tolist()]
     return Piecewise(tuple(sizes), tuple(float(cost(size)) for size in sizes))
 
 
 def price_of(cost: Cost) -> Price:
     """Return a cost on arrays, checked: `InputError` for times below 0 or without end."""
-    known: dict[float, float] = {}
+    cached: dict[float, float] = {}
 
-    def each(sizes: Floats) -> Floats:
+    def one_by_one(sizes: Floats) -> Floats:
         keys = sizes.tolist()
-        known.update({size: float(cost(size)) for size in keys if size not in known})
-        return np.array([known[size] for size in keys], np.float64)
+        cached.update({size: float(cost(size)) for size in keys if size not in cached})
+        return np.array([cached[size] for size in keys], np.float64)
 
-    found: Price = getattr(cost, "many", each)
+    many: Price = getattr(cost, "many", one_by_one)
 
     def price(sizes: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-            times = found(sizes)
+            times = many(sizes)
         if not ((times >= 0) & (times <= LONGEST_S)).all():
             needed = f"a cost of at least 0 and at most {LONGEST_S:g} s"
             raise InputError(needed, str(times)[:80])
@@ -262,20 +264,20 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     if max_segments is not None and max_segments < 1:
         raise InputError("at least 1 segment", str(max_segments))
     count = table.count
-    free = max_segments is None
+    is_unlimited = max_segments is None
     levels = 1 if max_segments is None else min(max_segments, count)
     ends = np.full((levels + 1, count + 1), np.inf)
     ends[:, 0] = 0.0
-    came = np.zeros((levels + 1, count + 1), np.int64)
+    bucket_start = np.zeros((levels + 1, count + 1), np.int64)
     rows = np.arange(levels)
     for j in range(1, count + 1):
         low = int(table.first[j - 1])
         times = price(table.sums_bytes[j] - table.sums_bytes[low:j])
-        before = ends[1:, low:j] if free else ends[:-1, low:j]
-        found = np.maximum(before, table.ready_s[j - 1]) + times
-        pick = found.argmin(axis=1)
-        ends[1:, j] = found[rows, pick]
-        came[1:, j] = low + pick
+        bucket_free_s = ends[1:, low:j] if is_unlimited else ends[:-1, low:j]
+        ends_s = np.maximum(bucket_free_s, table.ready_s[j - 1]) + times
+        pick = ends_s.argmin(axis=1)
+        ends[1:, j] = ends_s[rows, pick]
+        bucket_start[1:, j] = low + pick
     end = float(ends[levels, count])
     if not np.isfinite(end):
         remedy = "allow more, or let buckets be larger"
@@ -285,8 +287,8 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     j = count
     while j > 0:  # the choices lead back to the first gradient
         lasts.append(j - 1)
-        j = int(came[level, j])
-        level = level if free else level - 1
+        j = int(bucket_start[level, j])
+        level = level if is_unlimited else level - 1
     return _fewer(table, price, split_at(reversed(lasts)), end), end
 
 
@@ -296,20 +298,20 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
-    made: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     done = [0.0]
     for k, (first, last) in enumerate(split):
         ready = float(table.ready_s[last])
-        if made and made[-1][0] >= table.first[last]:
-            both = (made[-1][0], last)
-            sent = max(done[-2], ready) + float(price(table.sizes_bytes((both,)))[0])
+        if joined and joined[-1][0] >= table.first[last]:
+            bucket = (joined[-1][0], last)
+            sent = max(done[-2], ready) + float(price(table.sizes_bytes((bucket,)))[0])
             if sent <= latest[k + 1]:
-                made[-1] = both
+                joined[-1] = bucket
                 done[-1] = sent
                 continue
-        made.append((first, last))
+        joined.append((first, last))
         done.append(max(done[-1], ready) + float(times[k]))
-    return tuple(made) if end_s(table, price, tuple(made)) <= end else split
+    return tuple(joined) if end_s(table, price, tuple(joined)) <= end else split
 
 
 def lower_bound_s(table: Table, price: Price) -> float:
@@ -319,11 +321,11 @@ def lower_bound_s(table: Table, price: Price) -> float:
     then on gradients j.. are still to be sent, which takes at least the cheapest split of them
     without any waiting, h[j] = min over k of cost(S[k] - S[j]) + h[k].
     """
-    rest = np.zeros(table.count + 1)
+    sending_s = np.zeros(table.count + 1)
     sums = table.sums_bytes
     for j in range(table.count - 1, -1, -1):
-        rest[j] = np.min(price(sums[j + 1 :] - sums[j]) + rest[j + 1 :])
-    return float((table.ready_s + rest[:-1]).max())
+        sending_s[j] = np.min(price(sums[j + 1 :] - sums[j]) + sending_s[j + 1 :])
+    return float((table.ready_s + sending_s[:-1]).max())
 
 
 def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:

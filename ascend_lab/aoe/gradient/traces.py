@@ -86,9 +86,9 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     for place, event in enumerate(chosen):
         where = f"{path} event {event.get('name')} at {event['ts']}"
         rows.append(row_of(where, place, event))
-    first = min(at for _, at, _, _ in rows)
+    start = min(at for _, at, _, _ in rows)
     backward = (_begin(e) for e in timed if str(e.get("name")).startswith(BACKWARD))
-    zero = next((t for t in backward if begin <= t <= first), first)
+    zero = next((t for t in backward if begin <= t <= start), start)
     return tuple(
         Gradient(name, max(at - zero, 0.0) * 1e-6, size, dtype) for name, at, size, dtype in rows
     )
@@ -245,15 +245,15 @@ def _last_whole_pass(
     cuts = [0, *(bisect_left(times, t) for t in starts[1:]), len(events)]
     passes = [list(events[a:b]) for a, b in pairwise(cuts)]
     sizes = [Counter(map(_size_of, one_pass)) for one_pass in passes]
-    most = max(map(len, passes))
-    last = max(k for k, one_pass in enumerate(passes) if len(one_pass) == most)
+    longest = max(map(len, passes))
+    last_pass = max(k for k, one_pass in enumerate(passes) if len(one_pass) == longest)
     for place, counts in enumerate(sizes):
         may_be_cut = not is_one_step and place in (0, len(passes) - 1)
-        if counts != sizes[last] and not (may_be_cut and counts <= sizes[last]):
+        if counts != sizes[last_pass] and not (may_be_cut and counts <= sizes[last_pass]):
             needed = f"{path}: the same gradients in each backward pass of a step"
-            got = f"{len(passes[place])} and {most}, or other shapes"
+            got = f"{len(passes[place])} and {longest}, or other shapes"
             raise InputError(needed, got, "profile one backward pass a step")
-    return starts[last], passes[last]
+    return starts[last_pass], passes[last_pass]
 
 
 def _size_of(event: Event) -> tuple[str, str]:
@@ -271,8 +271,8 @@ def _last_part(
     """
     sizes = [_size_of(e) for e in events]
     for count in counts:
-        length, rest = divmod(len(sizes), max(count, 1))
-        if count > 1 and not rest and sizes == sizes[:length] * count:
+        length, extra = divmod(len(sizes), max(count, 1))
+        if count > 1 and not extra and sizes == sizes[:length] * count:
             return events[-length:]
     if is_one_step:
         return events
@@ -309,8 +309,8 @@ def _shape(event: Event) -> list[int] | None:
     """Return the shape of what an event was given; None if that was nothing."""
     dims = _args(event).get("Input Dims")
     types = _args(event).get("Input type")
-    known = isinstance(types, list) and types and types[0]
-    shape = dims[0] if known and isinstance(dims, list) and dims else None
+    has_shapes = isinstance(types, list) and types and types[0]
+    shape = dims[0] if has_shapes and isinstance(dims, list) and dims else None
     good = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_BYTES for n in shape)
     return shape if good else None
 

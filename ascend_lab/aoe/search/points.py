@@ -66,10 +66,10 @@ class Fresh:
 
     def new(self, points: Sequence[Point]) -> list[Point]:
         """Return those of the points that were never proposed, each candidate once."""
-        found: dict[Hashable, Point] = {}
+        candidates: dict[Hashable, Point] = {}
         for point in points:
-            found.setdefault(self.space.key(point), point)
-        return [point for key, point in found.items() if key not in self.costs]
+            candidates.setdefault(self.space.key(point), point)
+        return [point for key, point in candidates.items() if key not in self.costs]
 
     def legal(self, start: Sequence[Point]) -> list[Point]:
         """Return the points to start with, each moved to the nearest legal one."""
@@ -77,28 +77,28 @@ class Fresh:
 
     def sample(self, count: int) -> list[Point]:
         """Return up to `count` random points never proposed; fewer only if there are no more."""
-        found: dict[Hashable, Point] = {}
+        candidates: dict[Hashable, Point] = {}
         misses = 0
-        while len(found) < count and self._rest is None:
+        while len(candidates) < count and self._rest is None:
             point = self.space.sample(self.rng)
             key = self.space.key(point)
-            if key not in self.costs and key not in found:
-                found[key] = point
+            if key not in self.costs and key not in candidates:
+                candidates[key] = point
                 misses = 0
                 continue
             misses += 1
             if misses > PATIENCE:
                 if self.space.size is None:
                     break
-                left = self.new(list(self.space.points()))  # from now on, from a list of all
-                self._rest = [left[i] for i in self.rng.permutation(len(left))]
-        if self._rest is not None and len(found) < count:
+                remaining = self.new(list(self.space.points()))  # from now on, from a list of all
+                self._rest = [remaining[i] for i in self.rng.permutation(len(remaining))]
+        if self._rest is not None and len(candidates) < count:
             self._rest = self.new(self._rest)
             for point in self._rest:
-                if len(found) == count:
+                if len(candidates) == count:
                     break
-                found.setdefault(self.space.key(point), point)
-        return list(found.values())
+                candidates.setdefault(self.space.key(point), point)
+        return list(candidates.values())
 
 
 def exhaustive(space: Space, rng: np.random.Generator, start: Sequence[Point] = ()) -> Steps:
@@ -143,8 +143,8 @@ class IteratedLocal:
     def _jumps(self, fresh: Fresh, point: Point) -> list[Point]:
         """Return a new point some decisions away, or random ones where those are all known."""
         for _ in range(20):
-            if found := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
-                return found
+            if jumped := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
+                return jumped
         return fresh.sample(1)
 
     def _down(
@@ -156,8 +156,8 @@ class IteratedLocal:
             moved = False
             nearby = fresh.new(neighbours(fresh.space, point))
             order = [nearby[i] for i in fresh.rng.permutation(len(nearby))]
-            for first in range(0, len(order), self.batch):
-                reached, best = yield from fresh.best_of(order[first : first + self.batch])
+            for start in range(0, len(order), self.batch):
+                reached, best = yield from fresh.best_of(order[start : start + self.batch])
                 if reached < cost:
                     cost = reached
                     point = best
@@ -250,24 +250,24 @@ class Surrogate:
         target = np.einsum("ij,j->i", self._root, scaled(self.costs))
         cross = np.einsum("pj,ij->pi", self._alike(self._coded(pool), self._known), self._root)
         variance = float(target @ target) / len(target)
-        left = np.maximum(1.0 + NOISE - np.einsum("pi,pi->p", cross, cross), 0.0)
-        return np.einsum("pi,i->p", cross, target), np.sqrt(variance * left)
+        unexplained = np.maximum(1.0 + NOISE - np.einsum("pi,pi->p", cross, cross), 0.0)
+        return np.einsum("pi,i->p", cross, target), np.sqrt(variance * unexplained)
 
     def _grow(self, points: Sequence[Point]) -> None:
         """Extend the root by new rows: [[R, 0], [-S V R, S]], with V and S of the new rows."""
-        new = self._coded(points)
-        corner = self._alike(new, new) + NOISE * np.eye(len(points))
+        codes = self._coded(points)
+        corner = self._alike(codes, codes) + NOISE * np.eye(len(points))
         if self._known is None:
-            self._known = new
+            self._known = codes
             self._root = np.linalg.inv(np.linalg.cholesky(corner))
             return
-        cross = np.einsum("pj,ij->pi", self._alike(new, self._known), self._root)
-        rest = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))
-        block = np.linalg.inv(rest)
+        cross = np.einsum("pj,ij->pi", self._alike(codes, self._known), self._root)
+        corner_root = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))
+        block = np.linalg.inv(corner_root)
         side = np.einsum("pq,qi->pi", block, np.einsum("pi,ij->pj", cross, self._root))
         nothing = np.zeros((len(self._root), len(points)))
         self._root = np.block([[self._root, nothing], [-side, block]])
-        pairs = zip(self._known, new, strict=True)
+        pairs = zip(self._known, codes, strict=True)
         self._known = tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[assignment]
 
     def _thin(self) -> None:
@@ -300,8 +300,8 @@ class Surrogate:
             total += one[0][:, d, None] != two[0][None, :, d]
             apart = np.abs(one[1][:, d, None] - two[1][None, :, d])
             total += np.minimum(apart / DOUBLINGS, 1.0)
-        found: Reals = np.exp(-total / (2 * LENGTH))
-        return found
+        likeness: Reals = np.exp(-total / (2 * LENGTH))
+        return likeness
 
 
 def _doublings(value: Value) -> float:
@@ -312,13 +312,13 @@ def _doublings(value: Value) -> float:
 
 def scaled(costs: Sequence[float]) -> Reals:
     """Return clipped logarithms of costs with mean 0 and deviation 1, failures as the worst."""
-    given = np.asarray(costs, np.float64)
-    good = np.isfinite(given)
-    logs = np.log(np.maximum(np.where(good, given, given[good].max()), 1e-300))
+    raw = np.asarray(costs, np.float64)
+    good = np.isfinite(raw)
+    logs = np.log(np.maximum(np.where(good, raw, raw[good].max()), 1e-300))
     logs = np.minimum(logs, np.quantile(logs, CLIP))
     deviation = float(logs.std())
-    found: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
-    return found
+    standardised: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
+    return standardised
 
 
 Scored = tuple[float, int, Point]
@@ -417,15 +417,15 @@ class Genetic:
         """Return the neighbours of the best point and many children, none of them known."""
         rng = fresh.rng
         space = fresh.space
-        found = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
+        origins = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
         picks = rng.integers(len(parents), size=(self.children, 2, self.tournament)).min(2)
-        for one, two in picks.tolist():
-            child = parents[one][2]
+        for parent_a, parent_b in picks.tolist():
+            child = parents[parent_a][2]
             origin = "mutated"
             if rng.random() < self.crossover:
-                child = crossed(space, child, parents[two][2], rng)
+                child = crossed(space, child, parents[parent_b][2], rng)
                 origin = "crossed"
             if origin == "mutated" or rng.random() < 0.5:
                 child = mutated(space, child, rng, 1 + int(rng.integers(2)))
-            found.setdefault(child, origin)
-        return {point: found[point] for point in fresh.new(list(found))}
+            origins.setdefault(child, origin)
+        return {point: origins[point] for point in fresh.new(list(origins))}

@@ -127,7 +127,7 @@ def tune_subgraph(
     rewritten = source.rewritten if isinstance(source, Front) else DEFAULT_ROAD.rewrite(source)[0]
     graph = canonical(rewritten, chip)
     search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
-    before = search.time(SlicePlan())
+    before_s = search.time(SlicePlan())
     try:
         search.also(one_launch=True)
         search.also(one_launch=True, inside=True)
@@ -146,7 +146,7 @@ def tune_subgraph(
         search.best,
         sliced(graph, search.best),
         search.compiled,
-        before,
+        before_s,
         search.best_s,
         bound,
         search.tried,
@@ -228,24 +228,26 @@ class _Search:
         When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
         """
         best_s = self.time(self._plan(segments, chain))
-        near = neighbours
-        seen = {chain}
+        propose = neighbours
+        tried_chains = {chain}
         while self.tried < self.budget:
-            cost = {c: total(segments, c) for c in near(segments, chain) if c not in seen}
-            most = FAR * total(segments, chain)
-            for one in sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__):
+            cost = {
+                c: total(segments, c) for c in propose(segments, chain) if c not in tried_chains
+            }
+            limit_s = FAR * total(segments, chain)
+            for candidate in sorted((c for c in cost if cost[c] <= limit_s), key=cost.__getitem__):
                 if self.tried >= self.budget:
                     return
-                seen.add(one)
-                time_s = self.time(self._plan(segments, one))
+                tried_chains.add(candidate)
+                time_s = self.time(self._plan(segments, candidate))
                 if time_s < best_s:
-                    chain = one
+                    chain = candidate
                     best_s = time_s
                     break
             else:
-                if near is uneven:
+                if propose is uneven:
                     return
-                near = uneven
+                propose = uneven
 
     def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
         regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
@@ -279,9 +281,9 @@ def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
     alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
     yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
     for i, (first, stop, way) in enumerate(chain):
-        for other in (WHOLE, *segments.ways(first, stop)):
-            if other != way:
-                yield (*chain[:i], (first, stop, other), *chain[i + 1 :])
+        for alternative in (WHOLE, *segments.ways(first, stop)):
+            if alternative != way:
+                yield (*chain[:i], (first, stop, alternative), *chain[i + 1 :])
     for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
         ends = chain[:i], chain[i + 2 :]
         for way in {left, right}:
@@ -301,8 +303,8 @@ def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
         place = chain.index(worst)
         for count in (len(parts) - 1, len(parts) + 1):
             if 1 < count <= segments.batch:
-                other = first, stop, (axis, even(segments.batch, count))
-                yield (*chain[:place], other, *chain[place + 1 :])
+                resliced = first, stop, (axis, even(segments.batch, count))
+                yield (*chain[:place], resliced, *chain[place + 1 :])
 
 
 def cheapest(
@@ -317,16 +319,16 @@ def cheapest(
     """
     best: list[tuple[float, list[Choice]]] = [(0.0, [])]
     for stop in range(1, count + 1):
-        found: tuple[float, list[Choice]] = (math.inf, [])
+        cheapest_here: tuple[float, list[Choice]] = (math.inf, [])
         for first in reversed(range(stop)):
-            before, chosen = best[first]
+            before_s, chosen = best[first]
             for way in choices(first, stop, ways):
-                if before + least(first, stop, way) >= found[0]:
+                if before_s + least(first, stop, way) >= cheapest_here[0]:
                     continue
-                total = before + cost(first, stop, way)
-                if total < found[0]:
-                    found = total, [*chosen, (first, stop, way)]
-        best.append(found)
+                total = before_s + cost(first, stop, way)
+                if total < cheapest_here[0]:
+                    cheapest_here = total, [*chosen, (first, stop, way)]
+        best.append(cheapest_here)
     return best[-1]
 
 
@@ -342,8 +344,8 @@ def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
         return
     for stop in range(first + 1, count + 1):
         for way in choices(first, stop, ways):
-            for rest in every(count, ways, stop):
-                yield [(first, stop, way), *rest]
+            for remainder in every(count, ways, stop):
+                yield [(first, stop, way), *remainder]
 
 
 # -- as the bank keeps it -------------------------------------------------------------------------
@@ -359,29 +361,29 @@ def slice_network(
     graph = canonical(front.rewritten, chip)
     bound_s = bound_of(front.rewritten, chip).time_s
     key = key_of_graph(graph, chip)
-    known = None if settings.repeat else knowledge.find(key)
-    if known and (plan := _from_bank(graph, chip, known[0], bound_s)):
+    stored = None if settings.repeat else knowledge.find(key)
+    if stored and (plan := _from_bank(graph, chip, stored[0], bound_s)):
         return plan, "hit"
     try:
-        found = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
+        result = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
-        found = replace(planned(graph, SlicePlan(), chip, bound_s), interrupted=True)
-    if found.interrupted:
-        return found, None
-    cycles = (found.before_s, found.after_s, found.bound_s)
-    before, after, bound = (round(t * chip.clock_hz) for t in cycles)
+        result = replace(planned(graph, SlicePlan(), chip, bound_s), interrupted=True)
+    if result.interrupted:
+        return result, None
+    cycles = (result.before_s, result.after_s, result.bound_s)
+    before_cycles, after_cycles, bound_cycles = (round(t * chip.clock_hz) for t in cycles)
     entry = BankEntry(
         key,
-        numbered(found.plan, graph),
-        before,
-        min(after, before),
-        min(bound, after),
+        numbered(result.plan, graph),
+        before_cycles,
+        min(after_cycles, before_cycles),
+        min(bound_cycles, after_cycles),
         False,
         "dynamic programming, descent",
         settings.seed,
-        found.tried,
+        result.tried,
     )
-    return found, settle(knowledge, entry)
+    return result, settle(knowledge, entry)
 
 
 def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
@@ -412,7 +414,7 @@ def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
 def _from_bank(graph: Graph, chip: Chip, entry: BankEntry, bound_s: float) -> SubgraphResult | None:
     """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
     try:
-        found = planned(graph, named(entry.schedule, graph), chip, bound_s)
+        result = planned(graph, named(entry.schedule, graph), chip, bound_s)
     except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
         return None
-    return None if found.after_s > found.before_s else found
+    return None if result.after_s > result.before_s else result

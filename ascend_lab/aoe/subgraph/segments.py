@@ -62,13 +62,13 @@ def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROA
     for name in part.inputs:
         if name in laid.types:
             types[name] = replace(types[name], layout=laid.types[name].layout)
-    own = road.lay_out(replace(part, types=types), chip)
+    laid_part = road.lay_out(replace(part, types=types), chip)
     outs = []
-    for wanted, name in zip(part.outputs, own.outputs, strict=True):
-        node = own.producers.get(name)
-        inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
+    for output, name in zip(part.outputs, laid_part.outputs, strict=True):
+        node = laid_part.producers.get(name)
+        inner = node is not None and node.op == "trans_data" and output not in laid.outputs
         outs.append(node.inputs[0] if node is not None and inner else name)
-    return road.kernels(pruned(replace(own, outputs=tuple(outs))), chip)
+    return road.kernels(pruned(replace(laid_part, outputs=tuple(outs))), chip)
 
 
 def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
@@ -92,16 +92,16 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     crossing = {i: [n for n, (first, last) in live if first < i <= last] for i in free}
     cost = {i: sum(graph.types[n].size_bytes for n in names) for i, names in crossing.items()}
     chain = [i for i in free if len(crossing[i]) == 1]
-    found = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
-    while len(found) < MOST_POINTS + 2:
-        gaps = [[i for i in free if a < i < b] for a, b in pairwise(found)]
+    cuts = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
+    while len(cuts) < MOST_POINTS + 2:
+        gaps = [[i for i in free if a < i < b] for a, b in pairwise(cuts)]
         longest = max(gaps, key=len)
         if not longest:
             break
         third = len(longest) // 3
         middle = longest[third : len(longest) - third]
-        found = sorted([*found, min(middle, key=lambda i: cost[i])])
-    return found
+        cuts = sorted([*cuts, min(middle, key=lambda i: cost[i])])
+    return cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,13 @@ class Buffer(Cache):
         sizes = Counter[str]()
         for step in steps:
             sizes.update(step.writes)
-        before = frozenset[str]()
-        for step, held in zip(steps, allocate(uses, sizes, {*kept}, self.size_bytes), strict=True):
-            out = sum(size for name, size in step.writes.items() if name not in held)
-            yield Met(before & held & step.reads.keys(), out)
-            before = held
+        held_before = frozenset[str]()
+        for step, held_now in zip(
+            steps, allocate(uses, sizes, {*kept}, self.size_bytes), strict=True
+        ):
+            out = sum(size for name, size in step.writes.items() if name not in held_now)
+            yield Met(held_before & held_now & step.reads.keys(), out)
+            held_before = held_now
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,32 +267,32 @@ class Segments:
         if stop > self.reach[first]:
             rows = not self.numbers and live > room
             return list(self._rows(part, SLACK * room / live)) if rows else []
-        found = []
+        slicings = []
         coarser = 1
         for n in self.numbers:
             if live > coarser * room and live <= SLACK * n * room:
-                found.append(("batch", even(self.batch, n)))
+                slicings.append(("batch", even(self.batch, n)))
             coarser = n
-        return found
+        return slicings
 
     @cached_property
     def numbers(self) -> list[int]:
         """Numbers of slices of the batch."""
-        every = list(range(2, min(self.batch, MOST_SLICES) + 1))
-        found = [n for n in every if self.batch % n == 0]
-        return found if len(found) > 1 else every
+        counts = list(range(2, min(self.batch, MOST_SLICES) + 1))
+        divisors = [n for n in counts if self.batch % n == 0]
+        return divisors if len(divisors) > 1 else counts
 
     @cached_property
     def reach(self) -> list[int]:
         """Of each unit the end of the longest segment from there on that images can be cut in."""
-        found = list[int]()
+        ends = list[int]()
         stop = 0
         for first in range(self.count):
             stop = max(stop, first)
             while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
                 stop += 1
-            found.append(stop)
-        return found
+            ends.append(stop)
+        return ends
 
     def _sliceable(self, first: int, stop: int) -> bool:
         part = self.part(first, stop)
@@ -305,12 +307,12 @@ class Segments:
         ends = part.nodes[0].name, part.nodes[-1].name
         for axis in ("height", "sequence"):
             size = _size(part, axis)
-            known = set[int]()
+            sizes_tried = set[int]()
             for count in range(2, min(size, MOST_ROWS) + 1):
                 parts = even(size, count)
-                if parts[0] in known or parts[0] > share * size or len(known) == SIZES:
+                if parts[0] in sizes_tried or parts[0] > share * size or len(sizes_tried) == SIZES:
                     continue
-                known.add(parts[0])
+                sizes_tried.add(parts[0])
                 try:
                     ranges_of(part, Region(*ends, axis, parts))
                 except AscendLabError:
@@ -351,13 +353,13 @@ class Segments:
         cache = (Buffer if l2.kind == "buffer" else Cache)(l2.size_bytes)
         kept = frozenset(part.outputs)
         types = part.types
-        before = [n for n in part.inputs if n not in self.graph.inputs]
-        cache.left({name: types[name].size_bytes for name in before})
+        produced = [n for n in part.inputs if n not in self.graph.inputs]
+        cache.left({name: types[name].size_bytes for name in produced})
         for size, times in Counter(way[1] or (self.batch,)).items():
-            found = [self.runs(unit, size) for unit in range(first, stop)]
-            if None in found:
+            runs_by_unit = [self.runs(unit, size) for unit in range(first, stop)]
+            if None in runs_by_unit:
                 return math.inf
-            runs = [run for unit in found for run in unit or ()]
+            runs = [run for unit in runs_by_unit for run in unit or ()]
             steps = [run.step for run in runs]
             for count in (1, times - 1):
                 if count:
@@ -368,7 +370,7 @@ class Segments:
 
     def _time(self, run: Run, met: Met) -> float:
         """Return the seconds of a run, its launch included."""
-        hits = tuple(own for own, name in run.names.items() if name in met.found)
+        hits = tuple(buffer for buffer, name in run.names.items() if name in met.found)
         key = id(run.launch), hits, met.written_bytes
         if key not in self.timed:
             traffic = traffic_of(run.launch, self.chip)
@@ -389,13 +391,13 @@ class Segments:
 
     def _runs(self, unit: int, size: int) -> Iterator[Run]:
         part = self.part(unit, unit + 1)
-        whole = dict[str, str]()
+        uncut_name = dict[str, str]()
         if size < self.batch:
             way = "batch", (size, self.batch - size)
-            part, whole = one_slice(part, self.region(unit, unit + 1, way))
+            part, uncut_name = one_slice(part, self.region(unit, unit + 1, way))
         built = compiled_part(part, self.laid, self.chip, self.road)
         outs = zip(built.graph.outputs, part.outputs, strict=True)
-        whole |= {new: whole.get(name, name) for new, name in outs}
+        uncut_name |= {built_name: uncut_name.get(name, name) for built_name, name in outs}
         owner = owners(built)
         for task in built.tasks:
             if task.lowered is None:
@@ -406,7 +408,7 @@ class Segments:
             for buffer in task.lowered.kernel.tensors:
                 name = task.value(buffer.name)
                 name = owner.get(name, name)
-                names[buffer.name] = whole.get(name, name)
+                names[buffer.name] = uncut_name.get(name, name)
             for i, launch in enumerate(task.lowered.kernel.phases):
                 traffic = traffic_of(launch, self.chip)
                 step = Step(_named(traffic.read_once, names), _named(traffic.write_once, names))
@@ -420,17 +422,17 @@ class Segments:
             built = compiled_part(cut, self.laid, self.chip, self.road)
         except AscendLabError:
             return math.inf
-        before = [n for n in built.graph.inputs if n not in self.graph.inputs]
+        produced = [n for n in built.graph.inputs if n not in self.graph.inputs]
         built = SlicePlan(one_launch=True).launched(built)
-        times = simulate_graph(built, written=before, passed=built.graph.outputs, first="inside")
+        times = simulate_graph(built, written=produced, passed=built.graph.outputs, first="inside")
         return times.time_s
 
 
 def _named(sizes: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:
-    found = Counter[str]()
-    for own, size in sizes.items():
-        found[names[own]] += size
-    return found
+    bytes_by_tensor = Counter[str]()
+    for buffer, size in sizes.items():
+        bytes_by_tensor[names[buffer]] += size
+    return bytes_by_tensor
 
 
 def _size(part: Graph, axis: str) -> int:

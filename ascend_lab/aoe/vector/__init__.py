@@ -100,5 +100,5 @@ class VectorJob:
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the bound, and whether all of the space was timed."""
-        most = min(COUNTED, 1 << len(trials).bit_length())  # more of them were not all timed
-        return self.operator.bounded(self.least_cycles, trials, self.space.counted(most))
+        count_limit = min(COUNTED, 1 << len(trials).bit_length())  # more of them were not all timed
+        return self.operator.bounded(self.least_cycles, trials, self.space.counted(count_limit))

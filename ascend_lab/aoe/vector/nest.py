@@ -54,9 +54,9 @@ class NestSpace:
         lanes = any(along_lanes(state.stage(n)) for n in names)
         self.fold_ladder = fold_ladder(self.folds, self.unit if lanes else 1)
         self.small = result_bytes(root) <= SMALL_BYTES
-        others = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
+        outer_rows = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
         narrow = self.extents[self.last] < 2 * self.unit
-        self.by_elements = long_rows(state, phase) or (narrow and not others)
+        self.by_elements = long_rows(state, phase) or (narrow and not outer_rows)
         self.apart = narrow and not self.by_elements
         self._options: dict[Point, tuple[Value, ...]] = {}
         self._needs: dict[Layout, tuple[int, int, int]] = {}
@@ -85,10 +85,10 @@ class NestSpace:
                 width = wide
         if cut and self.outside(cut):
             outer = sizes[self.outside(cut)[-1]]
-        given = self.folds | dict(layout.folds)
+        all_widths = self.folds | dict(layout.folds)
         stages = {n.split(".")[0] for n, _ in layout.folds}
-        own = {n: w for n, w in given.items() if not stages or n.split(".")[0] in stages}
-        return (names, *numbers, cut, width, outer, largest_fold(own), layout.depth, "cut")
+        widths = {n: w for n, w in all_widths.items() if not stages or n.split(".")[0] in stages}
+        return (names, *numbers, cut, width, outer, largest_fold(widths), layout.depth, "cut")
 
     # -- decisions to numbers ---------------------------------------------------------------------
     def layout(self, point: Point) -> Layout:
@@ -97,8 +97,8 @@ class NestSpace:
         if spread == WHOLE:
             assert self.default is not None
             return self.default
-        given = zip([n for n in spread.split("+") if n], (share, share2), strict=False)
-        shares = self.extents | dict(given)
+        core_shares = zip([n for n in spread.split("+") if n], (share, share2), strict=False)
+        shares = self.extents | dict(core_shares)
         widths = dict(shares)
         if cut:
             outside = self.outside(cut)
@@ -162,8 +162,8 @@ class NestSpace:
         if plain not in self._needs:
             state = lay(self.schedule, self.nest, plain).state
             self._needs[plain] = nest_needs(state, self.nest.phase.root, self.schedule.chip)
-        least, slot, count = self._needs[plain]
-        return least + (layout.depth - 1) * slot, count * layout.depth
+        first_bytes, slot, count = self._needs[plain]
+        return first_bytes + (layout.depth - 1) * slot, count * layout.depth
 
     @cached_property
     def has_points(self) -> bool:
@@ -207,11 +207,11 @@ class NestSpace:
         at = len(prefix)
         if at and prefix[0] == WHOLE:
             return (LEAST[at],)
-        found = list(getattr(self, f"_{DECISIONS[at]}")(prefix))
-        own = self.default_point
-        if own is not None and prefix == own[:at] and own[at] not in found:
-            found.append(own[at])
-        return tuple(found)
+        values = list(getattr(self, f"_{DECISIONS[at]}")(prefix))
+        default = self.default_point
+        if default is not None and prefix == default[:at] and default[at] not in values:
+            values.append(default[at])
+        return tuple(values)
 
     def _spread(self, prefix: Point) -> Iterator[str]:
         free = [n for n in self.extents if self._shares(n, self.cores)]
@@ -237,23 +237,27 @@ class NestSpace:
         axes = prefix[0].split("+")
         if not axes[0]:
             return (0,)
-        found = self._shares(axes[0], self.cores // len(axes))
-        return [n for n in found if self._reaches((*prefix, n))]
+        shares = self._shares(axes[0], self.cores // len(axes))
+        return [n for n in shares if self._reaches((*prefix, n))]
 
     def _share2(self, prefix: Point) -> Sequence[int]:
-        first, _, second = prefix[0].partition("+")
-        if not second:
+        outer_axis, _, inner_axis = prefix[0].partition("+")
+        if not inner_axis:
             return [0]
-        rest = self.cores // -(-self.extents[first] // prefix[1])
-        return [n for n in self._shares(second, rest, rest) if self._reaches((*prefix, n))]
+        cores_left = self.cores // -(-self.extents[outer_axis] // prefix[1])
+        return [
+            n
+            for n in self._shares(inner_axis, cores_left, cores_left)
+            if self._reaches((*prefix, n))
+        ]
 
-    def _shares(self, axis: str, cores: int, least: int = 0) -> list[int]:
+    def _shares(self, axis: str, cores: int, least_cores: int = 0) -> list[int]:
         """Return the shares of one core along an axis, for few cores only where little is done."""
         if axis not in self.nest.rows or (axis == self.last and self.apart):
             return []
         unit = self.unit if axis == self.last and not self.by_elements else 1
-        least = least or (2 if self.small else cores // 4)
-        return share_ladder(self.extents[axis], cores, unit, least)
+        least_cores = least_cores or (2 if self.small else cores // 4)
+        return share_ladder(self.extents[axis], cores, unit, least_cores)
 
     def _cut(self, prefix: Point) -> Iterator[str]:
         if self.good((*prefix, "")):
@@ -279,8 +283,8 @@ class NestSpace:
         return outer_ladder(share, lambda w: self.good((*prefix, w)))
 
     def _fold(self, prefix: Point) -> Sequence[int]:
-        found = [w for w in self.fold_ladder if self.good((*prefix, w))]
-        return (*found[:FOLDS], *found[FOLDS:][-1:])
+        fitting = [w for w in self.fold_ladder if self.good((*prefix, w))]
+        return (*fitting[:FOLDS], *fitting[FOLDS:][-1:])
 
     def _depth(self, prefix: Point) -> list[int]:
         return [d for d in DEPTHS if self.good((*prefix, d))]
@@ -308,8 +312,8 @@ OUTERS = (1, 2, 4, 8, 16)
 def result_bytes(stage: Stage) -> int:
     """Return the bytes of the result of a stage, or of what it folds if that is more."""
     read = max((DTYPE_BYTES[r.dtype] for r in stage.reads), default=1)
-    own = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
-    return max(own, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
+    result = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
+    return max(result, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
 
 
 def share_ladder(extent: int, cores: int, unit: int, least: int) -> list[int]:
@@ -322,17 +326,17 @@ def share_ladder(extent: int, cores: int, unit: int, least: int) -> list[int]:
     halves = {cores >> n for n in range(cores.bit_length())} | {3 * cores // 4}
     counts = {n for n in halves if n >= least}
     counts |= {max((d for d in range(1, min(cores, blocks) + 1) if blocks % d == 0), default=0)}
-    found = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
-    long = {up(s, 8 * unit) * 8 * unit for s in found if unit > 1 and s >= 32 * unit}
-    return sorted(s for s in found | long if s < extent)
+    shares = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
+    long = {up(s, 8 * unit) * 8 * unit for s in shares if unit > 1 and s >= 32 * unit}
+    return sorted(s for s in shares | long if s < extent)
 
 
 def width_ladder(
     share: int, unit: int, repeat: int, fine: bool, good: Callable[[int], bool]
 ) -> list[int]:
     """Return widths of tiles below a share, the widest that fits first."""
-    least = min(unit, share)
-    if least >= share or not good(least):
+    narrowest = min(unit, share)
+    if narrowest >= share or not good(narrowest):
         return []
     low = 1
     high = up(share, unit)
@@ -340,15 +344,15 @@ def width_ladder(
         middle = (low + high) // 2
         fits = good(min(share, up(up(share, middle), unit) * unit))
         low, high = (low, middle) if fits else (middle + 1, high)
-    first = low
-    found: dict[int, None] = {}
+    fewest = low
+    widths: dict[int, None] = {}
     ladder = FINE if fine else TILES
-    for tiles in (first, *(max(first, n) for n in ladder), *(n * first for n in ladder)):
+    for tiles in (fewest, *(max(fewest, n) for n in ladder), *(n * fewest for n in ladder)):
         width = aligned(up(share, tiles), unit, repeat)
-        if width < share and (tiles > first or good(width)):
-            found[width] = None
-    found = found or {least: None}
-    return sorted(found, reverse=True)[: 2 * WIDTHS if fine else WIDTHS]
+        if width < share and (tiles > fewest or good(width)):
+            widths[width] = None
+    widths = widths or {narrowest: None}
+    return sorted(widths, reverse=True)[: 2 * WIDTHS if fine else WIDTHS]
 
 
 def aligned(width: int, unit: int, repeat: int) -> int:
@@ -359,51 +363,51 @@ def aligned(width: int, unit: int, repeat: int) -> int:
 
 def outer_ladder(share: int, good: Callable[[int], bool]) -> list[int]:
     """Return widths along the next axis outside: rows that share one tile."""
-    found = [1]
+    widths = [1]
     for width in (*OUTERS[1:], share):
-        if found[-1] < width <= share and good(width):
-            found.append(width)
-    return found
+        if widths[-1] < width <= share and good(width):
+            widths.append(width)
+    return widths
 
 
 def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
     """Return how many elements folds may take at a time: all, half, ..., in whole blocks."""
-    part = largest_fold(extents)
-    found = [part]
-    while part > min(unit, 2):
-        half = up(part, 2)
-        part = up(half, unit) * unit if half >= unit else half
-        if part == found[-1]:
+    width = largest_fold(extents)
+    widths = [width]
+    while width > min(unit, 2):
+        half = up(width, 2)
+        width = up(half, unit) * unit if half >= unit else half
+        if width == widths[-1]:
             break
-        found.append(part)
-        if part <= unit:
+        widths.append(width)
+        if width <= unit:
             break
-    return tuple(found)
+    return tuple(widths)
 
 
 def largest_fold(extents: Mapping[str, int]) -> int:
     """Return the elements of the largest fold, all its axes together; 1 without folds."""
-    found: dict[str, int] = {}
+    elements: dict[str, int] = {}
     for name, extent in extents.items():
         stage = name.split(".")[0]
-        found[stage] = found.get(stage, 1) * extent
-    return max(found.values(), default=1)
+        elements[stage] = elements.get(stage, 1) * extent
+    return max(elements.values(), default=1)
 
 
 def fold_widths(extents: Mapping[str, int], elements: int) -> tuple[tuple[str, int], ...]:
     """Return the widths of folds that take `elements` at a time, inner axes filled first."""
-    found: list[tuple[str, int]] = []
-    left: dict[str, int] = {}
+    widths: list[tuple[str, int]] = []
+    unfilled: dict[str, int] = {}
     for name, extent in reversed(list(extents.items())):
         stage = name.split(".")[0]
-        now = left.get(stage, elements)
-        if now < extent:
-            found.append((name, max(now, 1)))
-        left[stage] = now // extent
-    return tuple(reversed(found))
+        room = unfilled.get(stage, elements)
+        if room < extent:
+            widths.append((name, max(room, 1)))
+        unfilled[stage] = room // extent
+    return tuple(reversed(widths))
 
 
 def along_lanes(stage: Stage) -> bool:
     """True if a fold walks its source along the axis that lies contiguously."""
-    last = stage.reduce[-1].name
-    return any(dict(r.index[-1].terms).get(last) == 1 for r in stage.reads if r.index)
+    last_axis = stage.reduce[-1].name
+    return any(dict(r.index[-1].terms).get(last_axis) == 1 for r in stage.reads if r.index)
