@@ -5,7 +5,7 @@ import pytest
 
 from ascend_lab.aoe.cube import CubeMeasure
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.drive import Rules, drive
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.space import completed, crossed, mutated
 from ascend_lab.errors import CapacityError
@@ -69,7 +69,7 @@ def test_one_seed_gives_one_run(small):
 def test_it_starts_from_what_it_is_given(small):
     space, costs = small
     best = space.point(int(costs.argmin()))
-    trace = drive(SimpleGenetic(), space, from_table(space, costs), 30, start=[best])
+    trace = drive(SimpleGenetic(), space, from_table(space, costs), 30, rules=Rules(start=[best]))
     assert trace.trials[0].point == best
 
 

@@ -199,25 +199,47 @@ IDLE_BATCHES = 200
 """A search that proposes so many batches without a new candidate has come to its end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Where a search starts, who measures its candidates, and what ends it before its budget.
+
+    A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
+    (`measure.bound`) exceeds that many times the best cost is not built: its bound is its cost.
+    `known` are trials of an earlier run, answered without measuring. The search ends as soon as its
+    trials say `is_proven` (nothing better is left), or after `patience` trials without a gain.
+    """
+
+    start: Sequence[Point] = ()
+    workers: Workers | Executor | None = None
+    time_limit_s: float | None = None
+    trial_limit_s: float | None = None
+    early_stop: float | None = None
+    known: Mapping[Point, tuple[float, str]] = field(default_factory=dict)
+    on_trial: Callable[[Trial], None] | None = None
+    is_proven: Callable[[Sequence[Trial]], bool] | None = None
+    patience: int | None = None
+
+
+NO_RULES = Rules()
+
+
 @dataclass
 class _Driven:
-    """One run: what it asks of whom and how long, its trials so far, and costs by candidate."""
+    """One run: its space and its rules, the trials so far, and the costs by candidate."""
 
     space: Space
     measure: Measure
     budget: int
+    rules: Rules
     workers: Workers
     deadline: Deadline
-    trial_limit_s: float | None
-    early_stop: float | None
-    known: Mapping[Point, tuple[float, str]]
-    on_trial: Callable[[Trial], None] | None
-    patience: int | None = None
     trials: list[Trial] = field(default_factory=list)
     costs: dict[Hashable, float] = field(default_factory=dict)
 
-    def loop(self, steps: Steps, is_proven: Callable[[Sequence[Trial]], bool] | None) -> str:
-        """Have batches proposed and measured to the end, and return why it came."""
+    def loop(self, steps: Steps) -> str:
+        """Have batches proposed and measured until the search ends, and return what ended it."""
+        is_proven = self.rules.is_proven
+        patience = self.rules.patience
         idle = 0
         answers = None
         while True:
@@ -236,7 +258,7 @@ class _Driven:
             self.tell(untried)
             if untried and is_proven and is_proven(self.trials):
                 return "proven"
-            if self.patience and len(self.trials) - self.best_at > self.patience:
+            if patience and len(self.trials) - self.best_at > patience:
                 return "idle"
             costs = [self.costs.get(self.space.key(p)) for p in batch]
             answers = [cost for cost in costs if cost is not None]
@@ -260,9 +282,8 @@ class _Driven:
     def tell(self, untried: Mapping[Hashable, Point]) -> None:
         """Measure new candidates and add their trials in order, each as soon as it is known."""
         answers = self.hopeless(untried)
-        answers.update(
-            {k: self.known[p] for k, p in untried.items() if k not in answers and p in self.known}
-        )
+        known = self.rules.known
+        answers |= {k: known[p] for k, p in untried.items() if k not in answers and p in known}
         unanswered = [k for k in untried if k not in answers]
         waiting = list(untried)
 
@@ -272,8 +293,8 @@ class _Driven:
                 cost, note = answers[key]
                 self.costs[key] = cost
                 self.trials.append(Trial(len(self.trials), untried[key], cost, note))
-                if self.on_trial:
-                    self.on_trial(self.trials[-1])
+                if self.rules.on_trial:
+                    self.rules.on_trial(self.trials[-1])
 
         def on_answer(place: int, cost: float, note: str) -> None:
             if math.isfinite(cost) or not self.deadline.over:
@@ -284,7 +305,9 @@ class _Driven:
 
         add()
         left_s = self.deadline.left_s
-        limits_s = [s for s in (self.trial_limit_s, left_s) if s is not None and math.isfinite(s)]
+        limits_s = [
+            s for s in (self.rules.trial_limit_s, left_s) if s is not None and math.isfinite(s)
+        ]
         self.workers.run(
             self.measure, [untried[k] for k in unanswered], min(limits_s, default=None), on_answer
         )
@@ -293,10 +316,11 @@ class _Driven:
         """Return the candidates whose bound says to stop early, with the bound as their cost."""
         bound = getattr(self.measure, "bound", None)
         best = min(self.costs.values(), default=math.inf)
-        if not self.early_stop or bound is None or not math.isfinite(best):
+        early_stop = self.rules.early_stop
+        if not early_stop or bound is None or not math.isfinite(best):
             return {}
         bounds = {key: float(bound(point)) for key, point in untried.items()}
-        limit = best * self.early_stop
+        limit = best * early_stop
         return {key: (low, "stopped early") for key, low in bounds.items() if low > limit}
 
 
@@ -307,32 +331,21 @@ def drive(
     budget: int,
     *,
     seed: int = 0,
-    start: Sequence[Point] = (),
-    executor: Executor | Workers | None = None,
-    time_limit_s: float | None = None,
-    trial_limit_s: float | None = None,
-    early_stop: float | None = None,
-    known: Mapping[Point, tuple[float, str]] | None = None,
-    on_trial: Callable[[Trial], None] | None = None,
-    is_proven: Callable[[Sequence[Trial]], bool] | None = None,
-    patience: int | None = None,
+    rules: Rules = NO_RULES,
 ) -> Trace:
     """Return the trace of a search with at most `budget` unique candidates.
 
-    A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
-    (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
-    are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
-    say `is_proven`: nothing better is left, or after `patience` trials without a gain. Ctrl-C keeps
-    what was found; candidates that the end of the time cuts off are no trials. Raises
-    `WorkersLostError`.
+    Ctrl-C ends the search and keeps its trials. A candidate that the time limit cuts off is not a
+    trial. Raises `WorkersLostError`.
     """
-    workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
-    deadline = Deadline.of(time_limit_s)
-    limits = deadline, trial_limit_s, early_stop
-    run = _Driven(space, measure, budget, workers, *limits, known or {}, on_trial, patience)
-    steps = search(space, np.random.default_rng(seed), start)
+    workers = rules.workers
+    if not isinstance(workers, Workers):
+        workers = Workers(executor=workers)
+    deadline = Deadline.of(rules.time_limit_s)
+    run = _Driven(space, measure, budget, rules, workers, deadline)
+    steps = search(space, np.random.default_rng(seed), rules.start)
     try:
-        end = run.loop(steps, is_proven)
+        end = run.loop(steps)
     except WorkersLostError:
         if not deadline.over:
             raise

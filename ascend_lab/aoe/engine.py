@@ -10,14 +10,15 @@ Operators are tuned alone; the network decides: a schedule that makes it slower 
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ascend_lab.aoe import tuning
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
-from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial, jobs_of
+from ascend_lab.aoe.drive import OVERALL, Progress, Rules, Settings, Trial, jobs_of
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
 from ascend_lab.aoe.tuning import Result, from_bank, job_of, key_of, tune_operator, untuned
@@ -34,7 +35,7 @@ TAIL = 0.5
 SLICES = 0.9
 """Share of a limited time that slices may take before operators are tuned: they gain more."""
 Chosen = Callable[[Tunable], bool]
-"""Whether the user wants an operator tuned."""
+"""Tells whether the user wants an operator tuned."""
 LEAST_S = 1.0
 """Seconds of a limited time that the search of an operator gets at least."""
 CHECK_S = 40e-6
@@ -60,11 +61,51 @@ class NetworkResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """How a tuning run is carried out, whatever it tunes.
+
+    `executor` measures candidates: "serial", "processes:N", "dask:ADDRESS", or workers that are
+    already open. `dtype` is the number format of the network. `chosen` tells which operators to
+    tune, all by default. The run has to end by the `deadline`, or else within the settings' time
+    limit from now on.
+    """
+
+    executor: Workers | str = "serial"
+    dtype: str = "fp16"
+    chosen: Chosen | None = None
+    progress: Progress = lambda label, done, total, best: None
+    deadline: Deadline | None = None
+
+    @contextmanager
+    def opened(self, settings: Settings) -> Iterator[tuple[Workers, Deadline]]:
+        """Yield the workers, closed afterwards if they are opened here, and the deadline."""
+        deadline = self.deadline or Deadline.of(settings.time_limit_s)
+        if isinstance(self.executor, Workers):
+            yield self.executor, deadline
+            return
+        with workers_of(self.executor) as workers:
+            yield workers, deadline
+
+
+NO_SESSION = Session()
+
+
+class Ledgers(NamedTuple):
+    """Where the seconds of a network go (see `compiler.ledger`), before and after tuning."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+NO_LEDGERS = Ledgers({}, {})
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """A tuned network: what each job found, and the times before and after (model results).
+    """A tuned network: the result of each job, and the times before and after (of the model).
 
     `bound_s`: no slicing and no schedule is faster. `outcomes`: what became of the bank's entry for
-    the slicing. `warnings` are the bank's. The ledgers say where the seconds before and after go.
+    the slicing. `warnings` are the bank's.
     """
 
     graph: Graph
@@ -78,8 +119,7 @@ class Tuning:
     spent_s: float
     outcomes: tuple[Outcome, ...] = ()
     warnings: tuple[str, ...] = ()
-    ledger_before: Mapping[str, float] = field(default_factory=dict)
-    ledger_after: Mapping[str, float] = field(default_factory=dict)
+    ledgers: Ledgers = NO_LEDGERS
 
     @property
     def interrupted(self) -> bool:
@@ -105,33 +145,25 @@ def tune(
     *,
     settings: Settings | None = None,
     bank: Knowledge | str | Path | None = None,
-    executor: Workers | str = "serial",
-    dtype: str = "fp16",
-    wanted: Chosen | None = None,
-    progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    session: Session = NO_SESSION,
 ) -> Tuning:
-    """Tune a graph for a chip and return what was found; Ctrl-C keeps what was found so far.
+    """Tune a graph for a chip; Ctrl-C and the time limit keep the best results so far.
 
-    The settings' limit holds for all of it, from now on or as the `deadline` says; a compile of the
-    network as it is, at least, is done.
+    The network is compiled as it is even if that takes longer than the limit.
 
     `job`: "1" subgraph, "2" operator, "1,2" both. `bank`: the custom bank's file; without one
-    results are not stored, but the built-in bank is used. `executor`: serial, processes:N, or
-    dask:ADDRESS. Raises as `compile_stages`, and `InputError` for unknown jobs or executors.
+    results are not stored, but the built-in bank is used. Raises as `compile_stages`, and
+    `InputError` for unknown jobs or executors.
     """
     jobs = jobs_of(job)
     settings = settings or Settings()
-    deadline = deadline or Deadline.of(settings.time_limit_s)
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    with ExitStack() as own:  # what is opened here is closed here
-        if not isinstance(executor, Workers):
-            executor = own.enter_context(workers_of(executor))
+    with ExitStack() as opened_here:
+        workers, deadline = opened_here.enter_context(session.opened(settings))
         if not isinstance(bank, Knowledge):
-            bank = own.enter_context(Knowledge(bank))
-        told = progress or (lambda *_: None)
-        run = _Jobs(chip, jobs, settings, bank, executor, wanted, told, deadline)
-        return run.tune(graph, dtype)
+            bank = opened_here.enter_context(Knowledge(bank))
+        session = replace(session, executor=workers, deadline=deadline)
+        return _Jobs(chip, jobs, settings, bank, session, deadline).tune(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +174,16 @@ class _Jobs:
     jobs: tuple[str, ...]
     settings: Settings
     knowledge: Knowledge
-    workers: Workers
-    wanted: Chosen | None
-    progress: Progress
+    session: Session
     deadline: Deadline
 
-    def tune(self, graph: Graph, dtype: str) -> Tuning:
+    def tune(self, graph: Graph) -> Tuning:
         """Run the jobs."""
         started = time.monotonic()
         chip = self.chip
         settings = self.settings
         knowledge = self.knowledge
-        front, baseline, baseline_times = self._compiled(graph, dtype)
+        front, baseline, baseline_times = self._compiled(graph)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
@@ -167,20 +197,14 @@ class _Jobs:
                 deadline.within(SLICES * deadline.left_s) if shares_time else deadline
             )
             sliced, outcome = slice_network(
-                front, chip, settings, knowledge, self.progress, slicing_deadline
+                front, chip, settings, knowledge, self.session.progress, slicing_deadline
             )
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph
                 compiled = sliced.compiled
         if "2" in self.jobs and not (sliced and sliced.interrupted):
             operators = tune_network(
-                compiled,
-                settings,
-                knowledge,
-                workers=self.workers,
-                wanted=self.wanted,
-                progress=self.progress,
-                deadline=deadline,
+                compiled, settings, knowledge, session=replace(self.session, deadline=deadline)
             )
             compiled = operators.compiled
         result_times = simulate_graph(compiled)
@@ -197,21 +221,21 @@ class _Jobs:
             time.monotonic() - started,
             (outcome,) if outcome else (),
             (*knowledge.warnings, *late),
-            ledger(baseline_times, bound),
-            ledger(result_times, bound),
+            Ledgers(ledger(baseline_times, bound), ledger(result_times, bound)),
         )
 
-    def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, NetworkTimeline]:
+    def _compiled(self, graph: Graph) -> tuple[Front, Compiled, NetworkTimeline]:
         """Return the network as it is and its times."""
-        self.progress(OVERALL, 0, 3, "")
-        self.progress("compile", 0, 3, "")
-        front = front_stages(graph, self.chip, Road(dtype=dtype))
-        self.progress("compile", 1, 3, "")
+        progress = self.session.progress
+        progress(OVERALL, 0, 3, "")
+        progress("compile", 0, 3, "")
+        front = front_stages(graph, self.chip, Road(dtype=self.session.dtype))
+        progress("compile", 1, 3, "")
         baseline = finish_stages(front, self.chip).compiled
-        self.progress("compile", 2, 3, "")
+        progress("compile", 2, 3, "")
         times = simulate_graph(baseline)
-        self.progress("compile", 3, 3, "")
-        self.progress(OVERALL, 1, 3, "")
+        progress("compile", 3, 3, "")
+        progress(OVERALL, 1, 3, "")
         return front, baseline, times
 
 
@@ -222,28 +246,25 @@ def tune_network(
     settings: Settings | None = None,
     knowledge: Knowledge | None = None,
     *,
-    workers: Workers | None = None,
-    wanted: Chosen | None = None,
-    progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    session: Session = NO_SESSION,
 ) -> NetworkResult:
-    """Tune the operators of a compiled network; Ctrl-C and the deadline keep what was found.
+    """Tune the operators of a compiled network; Ctrl-C and the deadline keep the results so far.
 
-    The deadline is that of the settings from now on, unless it is given. Operators that it leaves
-    out keep their defaults, and their results say so.
+    Operators that the deadline leaves out keep their defaults, and their results say so.
     """
     settings = settings or Settings()
     knowledge = knowledge or Knowledge(None, None)
-    deadline = deadline or Deadline.of(settings.time_limit_s)
-    run = _Operators(settings, knowledge, workers, progress or (lambda *_: None), deadline)
     operators = operators_of(compiled)
-    asked = [op for op in operators if op.unit and (wanted is None or wanted(op))]
-    refused = {op.name: op.reason or "not asked for" for op in operators if op not in asked}
+    is_chosen = session.chosen or (lambda operator: True)
+    chosen = [op for op in operators if op.unit and is_chosen(op)]
+    refused = {op.name: op.reason or "not asked for" for op in operators if op not in chosen}
     sizes = {t.piece.key: t.lowered.kernel.event_count for t in compiled.tasks if t.lowered}
-    try:
-        run.tune(asked, sizes)
-    except KeyboardInterrupt:  # between two searches; those that ended are kept
-        run.interrupted = True
+    with session.opened(settings) as (workers, deadline):
+        run = _Operators(settings, knowledge, workers, session.progress, deadline)
+        try:
+            run.tune(chosen, sizes)
+        except KeyboardInterrupt:  # between two searches; those that ended are kept
+            run.interrupted = True
     missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
     results = [
         run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
@@ -259,7 +280,7 @@ class _Operators:
 
     settings: Settings
     knowledge: Knowledge
-    workers: Workers | None
+    workers: Workers
     progress: Progress
     deadline: Deadline
 
@@ -329,13 +350,12 @@ class _Operators:
         result = tune_operator(
             operator,
             self.settings,
-            workers=self.workers,
-            time_limit_s=limit_s,
+            rules=Rules(
+                workers=self.workers, time_limit_s=limit_s, known=earlier, on_trial=on_trial
+            ),
             deadline=self.deadline,
-            known=earlier,
-            near=tuning.suggestions(operator, self.knowledge),
-            on_trial=on_trial,
-            told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
+            hints=tuning.suggestions(operator, self.knowledge),
+            report=lambda stage, done, total: self.progress(f"{label}, {stage}", done, total, ""),
         )
         self.results[operator.name] = result
         if result.trace is None:

@@ -176,8 +176,8 @@ class Report:
             "gap_formula": GAP_FORMULA,
             "bound_s": t.bound_s,
             "gap": t.gap,
-            "ledger_before": dict(t.ledger_before),
-            "ledger_after": dict(t.ledger_after),
+            "ledger_before": dict(t.ledgers.before),
+            "ledger_after": dict(t.ledgers.after),
             "warnings": list(t.warnings),
         }
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge
 from ascend_lab.aoe.cube import FIRST, CubeJob, JointJob, ProductJob, prove
-from ascend_lab.aoe.drive import Search, Settings, Steps, Trace, Trial, drive
+from ascend_lab.aoe.drive import NO_RULES, Rules, Search, Settings, Steps, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import search_named
 from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.aoe.vector import PATIENCE, VectorJob
-from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
+from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, attempt
 from ascend_lab.compiler.lower import Choice, choice_of
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.machine.sim import few_collections
@@ -163,30 +163,28 @@ def tune_operator(
     operator: Tunable,
     settings: Settings | None = None,
     *,
-    workers: Workers | None = None,
-    time_limit_s: float | None = None,
+    rules: Rules = NO_RULES,
     deadline: Deadline | None = None,
-    known: Mapping[Point, tuple[float, str]] | None = None,
-    near: Sequence[Choice] = (),
-    on_trial: Callable[[Trial], None] | None = None,
-    told: Step = lambda what, done, most: None,
+    hints: Sequence[Choice] = (),
+    report: Step = lambda stage, done, total: None,
 ) -> Result:
     """Search the schedules of an operator; the default stays where nothing is faster.
 
-    `time_limit_s` limits search and proof. The `deadline` also limits the check of the winner's
-    values: a candidate that was not checked is not taken. `near` are schedules that suited similar
-    shapes and are tried first. `known` are the trials of an interrupted run. `told` receives the
-    progress of proof and check. An operator without a space keeps its default, and its result says
-    why. Raises `InputError` for an unknown search.
+    Of the `rules`, the caller chooses `workers`, `known`, `on_trial` and `time_limit_s`, which
+    limits search and proof; the operator and the settings decide the others. The `deadline` also
+    limits the check of the winner's values: a candidate that was not checked is not taken. `hints`
+    are schedules that suited similar shapes and are tried first. `report` receives the progress of
+    proof and check. An operator without a space keeps its default, and its result says why. Raises
+    `InputError` for an unknown search.
     """
     settings = settings or Settings()
     started = time.monotonic()
     deadline = deadline or Deadline()
-    search_deadline = deadline.within(time_limit_s)
+    search_deadline = deadline.within(rules.time_limit_s)
     try:
         with deadline.cut():
             job = job_of(operator)
-            start = [*job.start(), *job.points(near)]
+            start = [*job.start(), *job.points(hints)]
     except AscendLabError as error:
         return untuned(operator, str(error))
     except TimeUpError:
@@ -198,24 +196,24 @@ def tune_operator(
         job.measure,
         settings.budget,
         seed=settings.seed,
-        start=start,
-        executor=workers,
-        time_limit_s=search_deadline.limit_s,
-        trial_limit_s=settings.trial_limit_s,
-        early_stop=settings.early_stop,
-        known=known,
-        on_trial=on_trial,
-        is_proven=lambda trials: job.bound(trials)[1],
-        patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
+        rules=replace(
+            rules,
+            start=start,
+            time_limit_s=search_deadline.limit_s,
+            trial_limit_s=settings.trial_limit_s,
+            early_stop=settings.early_stop,
+            is_proven=lambda trials: job.bound(trials)[1],
+            patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
+        ),
     )
     bound, proven = job.bound(trace.trials)
     # branch and bound follows the search only if the user named no search of their own or asked
     # for proofs (`deeper`), and if no kernel failed that the proof would have to time again
     is_settled = proven or trace.failures or trace.end in ("interrupted", "time")
     if not is_settled and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
-        deadlines = _Deadlines(proof=search_deadline, whole=deadline)
-        trace, bound, proven = _proven(job, trace, bound, settings, deadlines, told)
-    result = _result(job, trace, settings, (bound, proven), deadline, told)
+        deadlines = _Deadlines(proof=search_deadline, run=deadline)
+        trace, bound, proven = _proven(job, trace, bound, settings, deadlines, report)
+    result = _result(job, trace, settings, (bound, proven), deadline, report)
     return replace(result, search=name, spent_s=time.monotonic() - started)
 
 
@@ -252,7 +250,7 @@ class _Deadlines(NamedTuple):
     """When the proof has to stop by itself, and when everything is cut off."""
 
     proof: Deadline
-    whole: Deadline
+    run: Deadline
 
 
 def _proven(
@@ -282,7 +280,7 @@ def _proven(
         return costs[point]
 
     try:
-        with deadlines.whole.cut():
+        with deadlines.run.cut():
             proof = prove(
                 job.space,
                 job.measure,

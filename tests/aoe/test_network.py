@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import (
     Knowledge,
+    Session,
     Settings,
     engine as engine_module,
     operators_of,
@@ -99,14 +100,14 @@ def test_miss_hit_repeat_deeper(tmp_path):
     trials = []
     progress = hearing(trials)
     with bank(tmp_path) as knowledge:
-        first = tune_network(COMPILED, FEW, knowledge, progress=progress)
+        first = tune_network(COMPILED, FEW, knowledge, session=Session(progress=progress))
     assert len(first.outcomes) == TUNABLE and set(first.outcomes) <= {"add", "unsatisfied"}
     assert "add" in first.outcomes and first.gain > 0
     tried = [t for r in first.results if r.trace for t in r.trace.trials]
     assert len(trials) == sum(t.note != "branch and bound" for t in tried)
     with bank(tmp_path) as knowledge:
         trials.clear()
-        second = tune_network(COMPILED, FEW, knowledge, progress=progress)
+        second = tune_network(COMPILED, FEW, knowledge, session=Session(progress=progress))
         assert second.outcomes == ("hit",) * TUNABLE
         assert not trials and not any(r.trials for r in second.results)
         assert {r.source for r in second.results} == {"custom", "none"}
@@ -186,12 +187,12 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
 
 
 def test_only_what_the_user_wants():
-    found = tune_network(COMPILED, FEW, wanted=lambda op: op.unit == "vector")
+    found = tune_network(COMPILED, FEW, session=Session(chosen=lambda op: op.unit == "vector"))
     for result in found.results:
         assert bool(result.trials) == (result.operator.unit == "vector")
         if result.operator.unit == "cube":
             assert (result.source, result.note) == ("none", "not asked for")
-    nothing = tune_network(COMPILED, FEW, wanted=lambda op: False)
+    nothing = tune_network(COMPILED, FEW, session=Session(chosen=lambda op: False))
     assert nothing.gain == 0 and nothing.compiled is COMPILED and nothing.outcomes == ()
 
 
@@ -271,7 +272,9 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     whole = alone(plain)
     heard = []
     with bank(tmp_path) as knowledge:
-        found = tune_network(COMPILED, plain, knowledge, progress=hearing(heard, stop))
+        found = tune_network(
+            COMPILED, plain, knowledge, session=Session(progress=hearing(heard, stop))
+        )
     assert found.interrupted and len(heard) == stop == sum(r.trials for r in found.results)
     assert whole.after_s <= found.after_s <= found.before_s
     with bank(tmp_path) as knowledge:
@@ -285,9 +288,9 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     measured = []
     original = engine_module.tune_operator
 
-    def counting(operator, settings, *, known, **more):
-        measured.append(len(known))
-        return original(operator, settings, known=known, **more)
+    def counting(operator, settings, *, rules, **more):
+        measured.append(len(rules.known))
+        return original(operator, settings, rules=rules, **more)
 
     with pytest.MonkeyPatch.context() as patch, bank(tmp_path) as knowledge:
         patch.setattr(engine_module, "tune_operator", counting)
@@ -321,13 +324,13 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from test_network import COMPILED, PLAIN, bank
 from pathlib import Path
-from ascend_lab.aoe import tune_network
+from ascend_lab.aoe import Session, tune_network
 heard = []
 def progress(*told):
     heard.extend([told] if told[3] else [])
     if len(heard) == 7:
         os.kill(os.getpid(), signal.SIGKILL)
-tune_network(COMPILED, PLAIN, bank(Path({folder!r})), progress=progress)
+tune_network(COMPILED, PLAIN, bank(Path({folder!r})), session=Session(progress=progress))
 """
 PLAIN = Settings(budget=5, search="random", early_stop=None)
 
@@ -338,7 +341,7 @@ def test_a_killed_run_loses_nothing(tmp_path):
     assert ended.returncode == -signal.SIGKILL
     heard = []
     with bank(tmp_path) as knowledge:
-        again = tune_network(COMPILED, PLAIN, knowledge, progress=hearing(heard))
+        again = tune_network(COMPILED, PLAIN, knowledge, session=Session(progress=hearing(heard)))
         assert knowledge.warnings == []
     whole = alone(PLAIN)
     assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
@@ -352,27 +355,30 @@ def test_a_killed_run_loses_nothing(tmp_path):
 def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
     """After a kill, what was saved answers for the kernels."""
     compiled = compile_graph(cases.product(), "Ascend310")
-    cubes = {"wanted": lambda op: op.unit == "cube"}
+    cubes = Session(chosen=lambda op: op.unit == "cube")
     with bank(tmp_path) as knowledge:
-        tune_network(compiled, PLAIN, knowledge, progress=hearing([], 4), **cubes)
+        tune_network(compiled, PLAIN, knowledge, session=replace(cubes, progress=hearing([], 4)))
         original = engine_module.tune_operator
         calls = []
 
-        def counting(op, settings, *, known, **more):
+        def counting(op, settings, *, rules, **more):
+            known = rules.known
             calls.append(dict(known))
-            found = original(op, settings, known=known, **more)
+            found = original(op, settings, rules=rules, **more)
             assert [(t.cost, t.note) for t in found.trace.trials[: len(known)]] == [*known.values()]
             return found
 
         monkeypatch.setattr(engine_module, "tune_operator", counting)
-        tune_network(compiled, PLAIN, knowledge, **cubes)
-        tune_network(compiled, replace(PLAIN, seed=1, repeat=True), knowledge, **cubes)
+        tune_network(compiled, PLAIN, knowledge, session=cubes)
+        tune_network(compiled, replace(PLAIN, seed=1, repeat=True), knowledge, session=cubes)
     assert [len(known) for known in calls] == [4, 0]
 
 
 def test_a_bank_that_cannot_be_written_does_not_stop_tuning(tmp_path):
     with bank(tmp_path) as knowledge:
-        tune_network(COMPILED, FEW, knowledge, wanted=lambda op: op.unit == "vector")
+        tune_network(
+            COMPILED, FEW, knowledge, session=Session(chosen=lambda op: op.unit == "vector")
+        )
     file = tmp_path / "bank.db"
     before = file.read_bytes()
     # one may write a read-only file as root: SQLite itself is told not to
@@ -797,5 +803,5 @@ def test_bank_entries_of_like_shapes_are_suggestions():
     assert suggestions(cases.first(VECTOR_UNITS["vector"]), knowledge) == []
     other = cases.first(cases.product(65, 70, 90, "bias relu"), "Ascend910A")
     assert suggestions(other, knowledge) == []
-    found = tune_operator(operator, Settings(budget=2), near=near)
+    found = tune_operator(operator, Settings(budget=2), hints=near)
     assert found.trials

@@ -13,7 +13,7 @@ import search_cases as cases
 from hypothesis import given, settings, strategies as st
 
 from ascend_lab import aoe
-from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated, nearest
+from ascend_lab.aoe import Rules, TableSpace, completed, crossed, drive, mutated, nearest
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Genetic, Mcts, search_named, tree_of
 from ascend_lab.aoe.search.points import Annealing, Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
@@ -135,7 +135,7 @@ def test_a_seed_fixes_the_trace_and_another_changes_it(name):
 def test_the_points_to_start_with_come_first_and_are_made_legal(name):
     space = SPACES["table"]
     start = [(4, 3, "y"), (2, 3, "z"), (4, 3, "y")]
-    trace = drive(SEARCHES[name], space, cases.cost, 6, start=start)
+    trace = drive(SEARCHES[name], space, cases.cost, 6, rules=Rules(start=start))
     legal = [t.point for t in trace.trials][:2]
     assert legal[0] == (4, 3, "y") and legal[1][0] == 2 and legal[1] != (2, 3, "z")
 

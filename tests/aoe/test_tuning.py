@@ -7,7 +7,7 @@ import engine_cases as cases
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module
+from ascend_lab.aoe import Rules, Settings, tune_operator, tuning as tuning_module
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
 from ascend_lab.aoe.workers import TimeUpError
 from ascend_lab.compiler import compile_graph
@@ -105,7 +105,9 @@ def test_an_interrupt_keeps_what_was_found(unit, stop):
         if len(heard) == stop:
             raise KeyboardInterrupt
 
-    found = tune_operator(operator, Settings(budget=12, search="random"), on_trial=on_trial)
+    found = tune_operator(
+        operator, Settings(budget=12, search="random"), rules=Rules(on_trial=on_trial)
+    )
     assert found.trace.end == "interrupted"
     assert found.trace.trials == tuple(heard) == whole.trace.trials[:stop]
     best = min(t.cost for t in heard)
@@ -114,7 +116,9 @@ def test_an_interrupt_keeps_what_was_found(unit, stop):
     known = {t.point: (t.cost, t.note) for t in heard}
     later = []
     again = tune_operator(
-        operator, Settings(budget=12, search="random"), known=known, on_trial=later.append
+        operator,
+        Settings(budget=12, search="random"),
+        rules=Rules(known=known, on_trial=later.append),
     )
     assert again == whole
     assert later == list(whole.trace.trials)
@@ -148,7 +152,7 @@ def test_an_interrupted_search_ends_at_once(monkeypatch):
     def on_trial(trial):
         raise KeyboardInterrupt
 
-    found = tune_operator(operator, Settings(budget=50), on_trial=on_trial)
+    found = tune_operator(operator, Settings(budget=50), rules=Rules(on_trial=on_trial))
     assert found.trace.end == "interrupted"
     assert len(calls) == found.trials == 1
 
@@ -189,7 +193,7 @@ def test_a_candidate_that_fails_in_a_proof_ends_only_that(monkeypatch):
 
 def test_no_time_leaves_the_default():
     operator = cases.first(CUBE)
-    found = tune_operator(operator, Settings(budget=50), time_limit_s=-1.0)
+    found = tune_operator(operator, Settings(budget=50), rules=Rules(time_limit_s=-1.0))
     assert found.note == NOT_REACHED and found.trials == 0 and found.source == "none"
     assert found.choice is None and found.after_cycles == operator.default_cycles
     assert found.bound_cycles is None and not found.proven
@@ -209,7 +213,7 @@ def test_a_winner_whose_values_take_too_long_to_check_is_not_taken(monkeypatch):
 
 def test_proof_and_check_are_told():
     told = []
-    tune_operator(cases.first(HARD), DEEPER, told=lambda *step: told.append(step))
+    tune_operator(cases.first(HARD), DEEPER, report=lambda *step: told.append(step))
     assert [step for step in told if step[0] == "values"] == [("values", 0, 1), ("values", 1, 1)]
     done = [step[1] for step in told if step[0] == "proof"]
     assert done == sorted(done) and done[-1] > 1
@@ -223,7 +227,7 @@ def test_schedules_of_like_shapes_are_tried_first(monkeypatch):
     (near,) = job.points([suited.choice])
     job.start = lambda: [job.default]
     monkeypatch.setattr(tuning_module, "job_of", lambda op: job)
-    found = tune_operator(operator, Settings(budget=4, search="genetic"), near=[suited.choice])
+    found = tune_operator(operator, Settings(budget=4, search="genetic"), hints=[suited.choice])
     assert [t.point for t in found.trace.trials][:2] == [job.default, near]
 
 

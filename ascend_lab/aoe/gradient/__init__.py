@@ -33,6 +33,7 @@ __all__ = [
     "GradientTuning",
     "Improved",
     "Piecewise",
+    "ProfileSource",
     "Scenario",
     "bound",
     "end_of",
@@ -111,43 +112,51 @@ class GradientTuning:
         return (self.step_s(baseline) - plan_step_s) / plan_step_s if plan_step_s else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ProfileSource:
+    """Where the profile of a training step comes from: a bank that has it, else a profiler.
+
+    `repeat` profiles even what the bank has. `settings` say how the network is trained, for
+    instance {"dtype": "fp16", "optimizer": "sgd"}; the `profiler` takes them
+    (`train.profile_training` by default).
+    """
+
+    knowledge: Knowledge = field(default_factory=lambda: Knowledge(None))
+    repeat: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    profiler: Profiler | None = None
+
+
 def tune_gradients(
     graph: Graph,
     chip: Chip | str,
     topology: Topology | str,
     *,
     max_segments: int | None = planning.HCCL_SEGMENTS,
-    max_bytes: float | None = None,
-    knowledge: Knowledge | None = None,
-    repeat: bool = False,
-    profiler: Profiler | None = None,
+    source: ProfileSource | None = None,
     cost: Cost | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> GradientTuning:
     """Return the best split of a network's gradients for data parallel training on a cluster.
 
-    The training step is profiled on one device (by `train.profile_training` with `settings`, such
-    as `dtype` and `optimizer`, unless `profiler` is given), or taken from the banks; `repeat`
-    profiles anew. All-reduces cost what `cluster.collective_time` says, from a table of sizes,
-    unless `cost` is given. At most `max_segments` (HCCL takes 8). Raises as the profiler,
-    `load_topology` and `plan`.
+    The training step is profiled on one device. All-reduces cost what `cluster.collective_time`
+    says, from a table of sizes, unless `cost` is given. At most `max_segments` all-reduces are
+    sent (HCCL takes 8). Raises as the profiler, `load_topology` and `plan`.
     """
     started = time.monotonic()
-    training = dict(settings or {})
     chip = load_chip(chip) if isinstance(chip, str) else chip
     topology = load_topology(topology) if isinstance(topology, str) else topology
-    bank = knowledge if knowledge is not None else Knowledge(None)
-    profile, outcome = profiled(graph, chip, bank, repeat, profiler, training)
+    source = source or ProfileSource()
+    profile, outcome = profiled(graph, chip, source)
     rows = profile.gradients
     if not rows:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
     table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
-    best = plan(rows, table, max_segments, max_bytes=max_bytes)
+    best = plan(rows, table, max_segments)
     cost_error = 0.0 if cost else _error(best, profile, table, topology)
-    forms = planning.forms_of(best, rows, table, max_bytes=max_bytes)
-    least_s = bound(rows, table, max_bytes=max_bytes)
+    forms = planning.forms_of(best, rows, table)
+    least_s = bound(rows, table)
     spent_s = time.monotonic() - started
-    warnings = tuple(bank.warnings)
+    warnings = tuple(source.knowledge.warnings)
     return GradientTuning(
         graph.name,
         chip,
@@ -160,7 +169,7 @@ def tune_gradients(
         outcome,
         spent_s,
         warnings,
-        training,
+        dict(source.settings),
     )
 
 
@@ -192,18 +201,16 @@ def _error(found: GradientPlan, profile: Profile, table: Cost, topology: Topolog
 
 
 # -- profiles and the bank ------------------------------------------------------------------------
-def profiled(
-    graph: Graph,
-    chip: Chip,
-    knowledge: Knowledge,
-    repeat: bool = False,
-    profiler: Profiler | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> tuple[Profile, str]:
-    """Return a network's training profile, from the banks if they know it, and its outcome."""
-    training = dict(settings or {})
+def profiled(graph: Graph, chip: Chip, source: ProfileSource) -> tuple[Profile, str]:
+    """Return a network's training profile, and what became of it in the bank.
+
+    The latter is "hit" if the bank had it, else "add", "update" or "reserved".
+    """
+    training = dict(source.settings)
+    knowledge = source.knowledge
+    profiler = source.profiler
     key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(training.items())))
-    stored = None if repeat else known_profile(knowledge, key)
+    stored = None if source.repeat else known_profile(knowledge, key)
     if stored is not None:
         return stored, "hit"
     if profiler is None:

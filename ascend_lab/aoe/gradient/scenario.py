@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 
 from ascend_lab import cluster, errors
-from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.drive import Rules, drive
 from ascend_lab.aoe.gradient import planning, splits
 from ascend_lab.aoe.search.points import IteratedLocal
 from ascend_lab.aoe.space import Point
@@ -185,7 +185,7 @@ def improve(
         return math.inf if split is None else score(split)
 
     points = [space.point(split) for split in likely]
-    trace = drive(IteratedLocal(), space, measure, budget, seed=seed, start=points)
+    trace = drive(IteratedLocal(), space, measure, budget, seed=seed, rules=Rules(start=points))
     best = space.key(trace.best.point)
     assert best is not None  # the start keeps all limits
     return Improved(best, trace.best.cost, score(start), len(trace.trials))
