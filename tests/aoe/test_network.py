@@ -216,7 +216,8 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
     monkeypatch.setattr(clock_module, "time", clock)
     monkeypatch.setattr(engine_module, "CHECK_S", 0.0)
 
-    def tune(operator, settings, *, time_limit_s, **_):
+    def tune(operator, settings, *, rules, **_):
+        time_limit_s = rules.time_limit_s
         given_s[operator.name] = time_limit_s
         clock.now = time_limit_s and clock.now + time_limit_s
         return untuned(operator, "")

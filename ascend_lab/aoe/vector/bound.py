@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
 from ascend_lab.machine.sim.timeline import start_cycles
-from ascend_lab.operators.dsl import emit_formula, schedule, stages
+from ascend_lab.operators.dsl import emit_folds, schedule, stages
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Tensor, leaves
 
 ELEMENT_BYTES = 4
@@ -291,7 +291,7 @@ def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operati
     repeats = size / chip.vector_bytes_per_repeat
     names = [
         table[stage.fold]
-        for table in (emit_formula.COMBINE, emit_formula.ACROSS, emit_formula.GROUPS)
+        for table in (emit_folds.COMBINE, emit_folds.ACROSS, emit_folds.GROUPS)
         if stage.fold in table
     ]
     costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]

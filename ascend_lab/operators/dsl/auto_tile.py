@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ascend_lab import errors
 from ascend_lab.machine import isa
@@ -28,6 +29,18 @@ NARROW_BYTES = 64
 """What folds over long columns may keep of a row, if all of a column is then in UB at once."""
 
 Widths = dict[str, int]
+
+
+class TileSizes(NamedTuple):
+    """Elements of a tile along each axis of its root, and of each fold axis at a time.
+
+    Fold axes are named with their stage, as "sum_1.k".
+    """
+
+    widths: Mapping[str, int]
+    folds: Mapping[str, int]
+
+
 """Elements of a tile per axis."""
 
 
@@ -41,21 +54,21 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     axes = s.state.stage(phase.root).axes
     cores = core_count(s)
     if s.state.stage(phase.root).last_fold_extent:
-        those = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
-        return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
+        row_shares = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
+        return {a.name: a.extent for a in axes} | row_shares | {axes[-1].name: 1}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 
     def share(axis: tensor.Axis, cores: int) -> int:
         return _share(axis.extent, cores, unit if axis is axes[-1] else 1)
 
-    found = []
+    choices = []
     for used in range(1, cores + 1) if choice else ():
-        first = share(choice[0], used)
-        rest = max(1, cores // isa.up(choice[0].extent, first))
-        second = share(choice[1], rest) if len(choice) > 1 else 1
-        found.append((first * second, first, second))
-    best = min(found)[1:] if found else ()
+        outer_share = share(choice[0], used)
+        cores_left = max(1, cores // isa.up(choice[0].extent, outer_share))
+        inner_share = share(choice[1], cores_left) if len(choice) > 1 else 1
+        choices.append((outer_share * inner_share, outer_share, inner_share))
+    best = min(choices)[1:] if choices else ()
     chosen = {a.name: n for a, n in zip(choice, best, strict=False)}
     return {a.name: a.extent for a in axes} | chosen
 
@@ -81,9 +94,9 @@ def _share(extent: int, cores: int, unit: int) -> int:
 def block_elements(state: State, phase: Phase) -> int:
     """Return the elements of a 32-byte block, for all formats of a phase at once."""
     stages = [state.stage(n) for n in phase.names]
-    found = {r.dtype for x in stages for r in x.reads}
-    found |= {x.dtype for x in stages if x.name not in phase.tiles}
-    return math.lcm(*map(isa.c0_of, found))
+    dtypes = {r.dtype for x in stages for r in x.reads}
+    dtypes |= {x.dtype for x in stages if x.name not in phase.tiles}
+    return math.lcm(*map(isa.c0_of, dtypes))
 
 
 def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
@@ -92,13 +105,13 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
-    wanted = min(width, max(small, isa.up(share, tiles)))
-    if wanted >= share:
+    aimed = min(width, max(small, isa.up(share, tiles)))
+    if aimed >= share:
         return share
-    unit = (8 * unit if wanted >= 64 * unit else unit) if width >= unit else 1
-    parts = -(-share // wanted)
-    each = isa.up(isa.up(share, parts), unit) * unit
-    return min(each, max(width // unit * unit, 1), share)
+    unit = (8 * unit if aimed >= 64 * unit else unit) if width >= unit else 1
+    parts = -(-share // aimed)
+    part_width = isa.up(isa.up(share, parts), unit) * unit
+    return min(part_width, max(width // unit * unit, 1), share)
 
 
 def whole_tiles(extent: int, share: int, width: int) -> int:
@@ -123,22 +136,22 @@ def schedule_phase(
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
-    before = s = _split_folds(s, phase)
+    unmerged = s = _split_folds(s, phase)
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
         best = largest(s, phase, rows, depth, share, line_bytes)
-        if best is not None and not _cuts_blocks(s, phase, best[0]):
-            return arrange(s, phase, rows, *best, depth, tiles)
-    return _apart(before, phase)
+        if best is not None and not _cuts_blocks(s, phase, best.widths):
+            return arrange(s, phase, rows, best, depth, tiles)
+    return _apart(unmerged, phase)
 
 
-def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
+def _cuts_blocks(s: Schedule, phase: Phase, widths: Mapping[str, int]) -> bool:
     """True if elementwise tiles leave the phase less than a block of its innermost axis."""
     if phase.outputs or not phase.tiles or any(s.state.stage(n).fold for n in phase.tiles):
         return False
-    last = s.state.stage(phase.root).axes[-1]
-    return widths[last.name] < min(last.extent, block_elements(s.state, phase))
+    row_axis = s.state.stage(phase.root).axes[-1]
+    return widths[row_axis.name] < min(row_axis.extent, block_elements(s.state, phase))
 
 
 def _apart(s: Schedule, phase: Phase) -> Schedule:
@@ -188,25 +201,25 @@ def largest(
     depth: int = 2,
     share: float = 1.0,
     line_bytes: int = LINE_BYTES,
-) -> tuple[Widths, Widths] | None:
-    """Return the widest tile of `depth` slots that fits, and widths of folds; None if none does."""
+) -> TileSizes | None:
+    """Return the sizes of the widest tile of `depth` slots that fits; None if none does."""
     stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
     root = stages[-1]
     extents = core_shares(s, phase, rows)
     folds = {f"{x.name}.{a.name}": a.extent for x in stages if x.fold for a in x.reduce}
-    last = root.axes[-1].name
-    least = {n: 1 if n in rows else extents[n] for n in extents}
-    if last in rows and any(x.fold and keeps_lanes(x) for x in stages):
-        least[last] = min(line_bytes // DTYPE_BYTES[root.dtype], extents[last])
+    row_axis = root.axes[-1].name
+    smallest = {n: 1 if n in rows else extents[n] for n in extents}
+    if row_axis in rows and any(x.fold and keeps_lanes(x) for x in stages):
+        smallest[row_axis] = min(line_bytes // DTYPE_BYTES[root.dtype], extents[row_axis])
 
-    def both(sizes: Widths) -> tuple[Widths, Widths]:
-        return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}
+    def both(sizes: Widths) -> TileSizes:
+        return TileSizes({n: sizes[n] for n in extents}, {n: sizes[n] for n in folds})
 
     def fits(sizes: Widths) -> bool:
         return tile_bytes(s, phase, *both(sizes), depth) <= share * s.chip.buffers["UB"]
 
     for cut in (False, True) if folds else (False,):
-        sizes = least | (dict.fromkeys(folds, 1) if cut else folds)
+        sizes = smallest | (dict.fromkeys(folds, 1) if cut else folds)
         if not fits(sizes):
             continue
         for name in reversed(list(folds)) if cut else ():
@@ -222,9 +235,9 @@ def largest(
 def keeps_lanes(stage: Stage) -> bool:
     """True if a fold walks its source along an axis that stays: lanes are not folded together."""
     folded = {a.name for a in stage.reduce}
-    last = stage.axes[-1].name
+    lane = stage.axes[-1].name
     sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
-    return any(dict(r.index[-1].terms).get(last) == 1 for r in sources)
+    return any(dict(r.index[-1].terms).get(lane) == 1 for r in sources)
 
 
 def _whole(width: int, extent: int) -> int:
@@ -253,8 +266,8 @@ def tile_bytes(
     """Return the bytes of UB that tiles of these widths take."""
     name = phase.root
     root = s.state.stage(phase.root)
-    whole = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
-    parts = frozenset(n for n, width in folds.items() if width < whole[n])
+    extents = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
+    parts = frozenset(n for n, width in folds.items() if width < extents[n])
     cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
     nest = _completed(s, phase, cut, parts, depth)
     steps = {f"{name}.{n}": width for n, width in widths.items()} | dict(folds)
@@ -274,7 +287,7 @@ def _completed(s: Schedule, phase: Phase, cut: bool, parts: frozenset[str], dept
     widths = {a.name: 1 if cut else a.extent for a in root.axes}
     folds = {f"{x.name}.{a.name}": a.extent for x in stages for a in x.reduce}
     folds |= dict.fromkeys(parts, 1)
-    trial = arrange(s, phase, list(widths), widths, folds, depth, plain=True)
+    trial = arrange(s, phase, list(widths), TileSizes(widths, folds), depth, tiles=None)
     return complete(trial.state, phase.root)
 
 
@@ -282,22 +295,27 @@ def arrange(
     s: Schedule,
     phase: Phase,
     rows: list[str],
-    widths: Mapping[str, int],
-    folds: Mapping[str, int],
+    sizes: TileSizes,
     depth: int = 2,
-    tiles: int = TILES_PER_CORE,
-    plain: bool = False,
+    tiles: int | None = TILES_PER_CORE,
 ) -> Schedule:
-    """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
+    """Apply the steps for tiles of some sizes: shares of cores, loops, whole tiles inside.
 
-    `plain`: tiles of exactly these widths, on one core.
+    A core gets about `tiles` tiles of equal widths; None: tiles of exactly these widths, all on one
+    core. The nest of 4,096 x 512 numbers on 8 cores, in tiles of 64 rows:
+
+        for i_o in 8 (a core each): for i_i_o in 8: load, compute and store 64 x 512 numbers
     """
+    plain = tiles is None
+    tiles_left = tiles or 1
+    widths = sizes.widths
+    folds = sizes.folds
     root = s.state.stage(phase.root)
     name = phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
-    whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
-    taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
+    has_exact_widths = plain or max(widths[n] for n in rows) == 1  # nothing to even out
+    taken = 0 if has_exact_widths else tile_bytes(s, phase, widths, folds, depth)
     bound = list[str]()
     loops = list[str]()
     inside = list[str]()
@@ -307,30 +325,30 @@ def arrange(
         leaf = axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
-            width = even(width, share, taken, _run(root, axis, unit), tiles)
+            width = even(width, share, taken, _run(root, axis, unit), tiles_left)
             share = whole_tiles(axis.extent, share, width)
-            tiles = isa.up(tiles, isa.up(share, width))
+            tiles_left = isa.up(tiles_left, isa.up(share, width))
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
             s, leaf = _cut(s, name, leaf, width, loops if axis.name in rows else inside)
         leaves.append(leaf)
-    s, inner, rest = fold_loops(s, name, root.reduce, folds)
-    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *rest)
+    s, inner, fold_leaves = fold_loops(s, name, root.reduce, folds)
+    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *fold_leaves)
     for loop in bound:
         s = bind(s, name, loop)
     s = vectorise(s, name, leaves[0])
     if phase.tiles or phase.outputs:
         s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
-    for each in (name, *phase.outputs):
-        s = primitives_tiles.double_buffer(s, each, depth)
+    for output_name in (name, *phase.outputs):
+        s = primitives_tiles.double_buffer(s, output_name, depth)
     return s
 
 
 def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:
     """Return how many elements of an axis fill blocks, or, in front of short rows, four of them."""
-    rows, rest = divmod(4 * unit, root.axes[-1].extent)
-    rows = rows if axis in root.axes[-2:-1] and rows and not rest else 1
+    rows, remainder = divmod(4 * unit, root.axes[-1].extent)
+    rows = rows if axis in root.axes[-2:-1] and rows and not remainder else 1
     return unit if axis is root.axes[-1] else rows
 
 

@@ -46,11 +46,11 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
     start = Affine(index.const)
     count = 1
     for name, coefficient in index.terms:
-        part = box[name]
+        span = box[name]
         if coefficient < 0:
             raise ScheduleError("indices that grow with their axes", str(index), "turn the axis")
-        start = start + part.start * coefficient
-        count += coefficient * (part.count - 1)
+        start = start + span.start * coefficient
+        count += coefficient * (span.count - 1)
     return Range(start, count)
 
 
@@ -65,23 +65,23 @@ def join(one: Range, two: Range) -> Range:
 
 
 def needed(
-    state: State, stage: Stage, active: Mapping[str, Box], known: dict[str, Box] | None = None
+    state: State, stage: Stage, active: Mapping[str, Box], boxes: dict[str, Box] | None = None
 ) -> Box:
     """Return the box of `stage` that its readers need, given the boxes of the active stages.
 
     Readers that are not active yet run later inside the same step, with all their own loops;
-    `known` keeps their boxes, since a reader may be reached over several other readers.
+    `boxes` keeps their boxes, since a reader may be reached over several other readers.
     """
-    known = {} if known is None else known
+    boxes = {} if boxes is None else boxes
     host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
     ranges = _beside(stage, host, active[host.name]) if host else None
     for reader in () if host else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
         if box is None:
-            if reader.name not in known:
-                known[reader.name] = whole(reader) | needed(state, reader, active, known)
-            box = known[reader.name]
+            if reader.name not in boxes:
+                boxes[reader.name] = whole(reader) | needed(state, reader, active, boxes)
+            box = boxes[reader.name]
         for read in reader.reads:
             if read.source != stage.name:
                 continue

@@ -54,12 +54,12 @@ def _fractal(
     minor = matrix.minor
     starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
     pitch = -(-held.sizes[minor] // matrix.minor_unit)
-    before = isa.Affine()
+    batch_start = isa.Affine()
     for dim in matrix.batch:
-        before = before * held.sizes[dim] + starts[dim]
-    before = before * (pitch * -(-held.sizes[major] // matrix.major_unit))
+        batch_start = batch_start * held.sizes[dim] + starts[dim]
+    batch_start = batch_start * (pitch * -(-held.sizes[major] // matrix.major_unit))
     at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
-    return at + before, pitch
+    return at + batch_start, pitch
 
 
 def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int, int]:
@@ -120,15 +120,15 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
             raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
     c0 = isa.c0_of(stage.reads[0].dtype)
     matrix = fractals.matrix_of(stage, "C")
-    own = tiles.held[stage.name]
+    sums_tile = tiles.held[stage.name]
     ranges = [box[a.name] for a in stage.axes]
-    (at, top) = _fractal(matrix, own, ranges)
+    (at, top) = _fractal(matrix, sums_tile, ranges)
     (n, m) = _sizes(matrix, ranges)
     k = box["k"].count // c0
     a, b = (tiles.held[r.source].memory for r in stage.reads)
     steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
-        own.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
+        sums_tile.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
         a.region(0, (m, k, isa.FRACTAL, c0)),
         b.region(0, (k, n, isa.FRACTAL, c0)),
         accumulate=sum(folds, isa.Affine()),
@@ -169,11 +169,11 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...
     """Return the launches of a stage that has a kernel of its own."""
     maker = _MAKERS.get(stage.kind)
     if maker is None:
-        known = ", ".join(_MAKERS)
-        needed = f"a hand-written kernel for {stage.kind} ({known})"
+        kinds = ", ".join(_MAKERS)
+        needed = f"a hand-written kernel for {stage.kind} ({kinds})"
         raise ScheduleError(needed, "none", "use ops.compile")
-    made = maker(state, stage, dict(stage.attrs), chip)
-    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in made)
+    launches = maker(state, stage, dict(stage.attrs), chip)
+    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in launches)
 
 
 def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:

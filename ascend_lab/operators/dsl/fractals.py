@@ -134,8 +134,8 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     matrix = matrix_of(stage, role)
     entry = state.find(source)
     if isinstance(entry, Input):
-        found = [_stored_as(r, source) for r in state.readers(source)]
-        if all(f and set(f) == {matrix} for f in found):
+        matrices = [_stored_as(r, source) for r in state.readers(source)]
+        if all(f and set(f) == {matrix} for f in matrices):
             return state
     narrow = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
     if narrow and matrix_of(state.stage(source), "C") == matrix:
@@ -143,8 +143,8 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     name = state.new_name(f"{source}_fractal")
     shape = entry.shape
     attrs = (("matrix", matrix),)
-    made = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
-    return state.put(redirect(stage, source, name)).insert(made, before=cube)
+    to_fractals = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
+    return state.put(redirect(stage, source, name)).insert(to_fractals, before=cube)
 
 
 def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
@@ -158,17 +158,17 @@ def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
 def _result(state: State, stage: Stage) -> State:
     """Give readers that are no matrix products of that layout a row-major copy of a result."""
     matrix = matrix_of(stage, "C")
-    others = [r for r in state.readers(stage.name) if _stored_as(r, stage.name) != [matrix]]
-    if not others:
+    plain_readers = [r for r in state.readers(stage.name) if _stored_as(r, stage.name) != [matrix]]
+    if not plain_readers:
         return state
     name = state.new_name(f"{stage.name}_nd")
     shape = stage.logical or stage.shape
     attrs = (("matrix", matrix),)
     source = (stage.name,)
     sizes = (stage.shape,)
-    made = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
-    state = state.insert(made, before=others[0].name)
-    for reader in others:
+    from_fractals = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
+    state = state.insert(from_fractals, before=plain_readers[0].name)
+    for reader in plain_readers:
         if isinstance(reader, Stage):
             state = state.put(redirect(reader, stage.name, name))
         else:
@@ -189,18 +189,18 @@ def stored(state: State) -> dict[str, int]:
 
 def matrices(state: State) -> dict[str, Matrix]:
     """Return the GM tensors that are kept in fractal layout, and how."""
-    found: dict[str, Matrix] = {}
+    by_tensor: dict[str, Matrix] = {}
     for cube in state.cubes:
         for read, role in zip(cube.reads, "AB", strict=True):
             origin = read.source
             while state.find(origin).scope != "GM":
                 origin = state.stage(origin).sources[0]
-            found[origin] = matrix_of(cube, role)
+            by_tensor[origin] = matrix_of(cube, role)
         out: Stage | Fixed = cube
         while out.scope != "GM":
             out = state.readers(out.name)[0]
-        found[out.name] = matrix_of(cube, "C")
+        by_tensor[out.name] = matrix_of(cube, "C")
     for stage in state.stages:
         if isinstance(stage, Fixed) and stage.kind == "to_fractal":
-            found[stage.name] = dict(stage.attrs)["matrix"]
-    return found
+            by_tensor[stage.name] = dict(stage.attrs)["matrix"]
+    return by_tensor

@@ -11,7 +11,8 @@ from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.dsl import emit_cube, emit_vector
 from ascend_lab.operators.dsl.boxes import Box, Range, in_pieces, needed, whole
-from ascend_lab.operators.dsl.emit_formula import compute_tile, filled_up, start_of
+from ascend_lab.operators.dsl.emit_folds import start_of
+from ascend_lab.operators.dsl.emit_formula import TileWork, compute_tile, filled_up
 from ascend_lab.operators.dsl.emit_rows import (
     Copy,
     ends_apart,
@@ -336,7 +337,8 @@ class Nest:
             if narrow and block_sizes and not folds:
                 emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
             sizes = [box[a.name].count for a in axes]
-            piece = in_pieces(self.state, stage, sizes, self.builder.chip)
-            rows_filled = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)
+            piece_bytes = in_pieces(self.state, stage, sizes, self.builder.chip)
+            work = TileWork(stage, sizes, out, views, bool(folds), piece_bytes)
+            rows_filled = compute_tile(self.unit, work)
             if rows_filled or (narrow and block_sizes):
                 self.tiles.filled.add(stage.name)

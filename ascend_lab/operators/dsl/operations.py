@@ -35,11 +35,11 @@ def one_axis(axis: int, rank: int, what: str) -> int:
 
 def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the same elements, in row-major order, under another shape; one size may be -1."""
-    wanted = tuple(int(n) for n in shape)
-    if wanted.count(-1) == 1:
-        rest = math.prod(n for n in wanted if n != -1)
-        wanted = tuple(a.elements // max(rest, 1) if n == -1 else n for n in wanted)
-    target = check_shape(wanted, "reshape")
+    sizes = tuple(int(n) for n in shape)
+    if sizes.count(-1) == 1:
+        known_elements = math.prod(n for n in sizes if n != -1)
+        sizes = tuple(a.elements // max(known_elements, 1) if n == -1 else n for n in sizes)
+    target = check_shape(sizes, "reshape")
     if math.prod(target) != a.elements:
         needed = f"reshape: {a.elements} elements for {a.label} {a.shape}"
         got = f"{math.prod(target)} for {target}"
@@ -49,8 +49,8 @@ def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
     names = axis_names(len(target))
     moving = [var(n) for n, size in zip(names, target, strict=True) if size > 1]
     if [n for n in target if n > 1] == [n for n in a.shape if n > 1]:
-        own = iter(moving)
-        index = tuple(next(own) if size > 1 else Affine() for size in a.shape)
+        indices = iter(moving)
+        index = tuple(next(indices) if size > 1 else Affine() for size in a.shape)
         return copied(a[index], target, names, "reshape")
     flat = Affine()
     for name, size in zip(names, target, strict=True):
@@ -106,18 +106,18 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return the tensors one behind the other along an axis; other sizes and formats agree."""
     if not tensors:
         raise ShapeError("concat: at least one tensor", "none", "pass a list of tensors")
-    first = tensors[0]
-    at = one_axis(axis, len(first.shape), "concat")
-    for other in tensors[1:]:
-        if (*other.shape[:at], first.shape[at], *other.shape[at + 1 :]) != first.shape:
+    example = tensors[0]
+    at = one_axis(axis, len(example.shape), "concat")
+    for tensor in tensors[1:]:
+        if (*tensor.shape[:at], example.shape[at], *tensor.shape[at + 1 :]) != example.shape:
             needed = f"concat: equal sizes outside axis {at}"
-            raise ShapeError(needed, f"{first.shape} and {other.shape}", "pad")
-        if other.dtype != first.dtype:
+            raise ShapeError(needed, f"{example.shape} and {tensor.shape}", "pad")
+        if tensor.dtype != example.dtype:
             needed = "concat: one number format"
-            raise TypeMismatchError(needed, f"{first.dtype} and {other.dtype}", "cast one")
+            raise TypeMismatchError(needed, f"{example.dtype} and {tensor.dtype}", "cast one")
     total = sum(t.shape[at] for t in tensors)
-    shape = (*first.shape[:at], total, *first.shape[at + 1 :])
-    return template("concat", tensors, shape, first.dtype, axis=at)
+    shape = (*example.shape[:at], total, *example.shape[at + 1 :])
+    return template("concat", tensors, shape, example.dtype, axis=at)
 
 
 def pad(a: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
@@ -178,10 +178,10 @@ def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -
 # -- folds -----------------------------------------------------------------------------------------
 def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     """Return axes as sorted numbers 0..rank-1; negative ones count from the end."""
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = {one_axis(number, rank, what) for number in given}
-    if len(out) < len(given):
-        raise ShapeError(f"{what}: each axis once", str(given), "drop the repeats")
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    out = {one_axis(number, rank, what) for number in axes}
+    if len(out) < len(axes):
+        raise ShapeError(f"{what}: each axis once", str(axes), "drop the repeats")
     return tuple(sorted(out))
 
 
@@ -199,9 +199,9 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
     value = Fold(fold, source[index], folded)
-    own = [names[n] for n in kept] or [names[0]]
+    kept_names = [names[n] for n in kept] or [names[0]]
     sizes = tuple(a.shape[n] for n in kept) or (1,)
-    out = computed(sizes, own, value, "", hint)
+    out = computed(sizes, kept_names, value, "", hint)
     out = cast_to(out, a.dtype) if wide else out
     if not keepdims:
         return out
@@ -262,9 +262,9 @@ def matmul(
     out = _out_dtype("matmul", a, b, out_dtype)
     batch = [f"b{d}" for d in range(len(a.shape) - 2)]
     head = tuple(var(x) for x in batch)
-    left = (var("k"), var("m")) if trans_a else (var("m"), var("k"))
-    right = (var("n"), var("k")) if trans_b else (var("k"), var("n"))
-    product = Call("mac", (a[(*head, *left)], b[(*head, *right)]), SUMS[a.dtype])
+    a_index = (var("k"), var("m")) if trans_a else (var("m"), var("k"))
+    b_index = (var("n"), var("k")) if trans_b else (var("k"), var("n"))
+    product = Call("mac", (a[(*head, *a_index)], b[(*head, *b_index)]), SUMS[a.dtype])
     sizes = (*a.shape[:-2], m, n)
     axes = tuple(Axis(x, size) for x, size in zip((*batch, "m", "n"), sizes, strict=True))
     body = Compute(axes, product, "sum", (Axis("k", ka, True),))
@@ -280,12 +280,12 @@ def _pair(value: int | Sequence[int], what: str) -> tuple[int, int]:
 
 def pads_of(value: int | Sequence[int]) -> tuple[int, int, int, int]:
     """Return (top, bottom, left, right) from one number, a pair (height, width) or all four."""
-    given = (value,) * 4 if isinstance(value, int) else tuple(int(v) for v in value)
-    if len(given) == 2:
-        given = (given[0], given[0], given[1], given[1])
-    if len(given) != 4 or min(given) < 0:
+    pads = (value,) * 4 if isinstance(value, int) else tuple(int(v) for v in value)
+    if len(pads) == 2:
+        pads = (pads[0], pads[0], pads[1], pads[1])
+    if len(pads) != 4 or min(pads) < 0:
         raise ShapeError("padding: 1, 2 or 4 numbers >= 0", str(value), "top, bottom, left, right")
-    return given[0], given[1], given[2], given[3]
+    return pads[0], pads[1], pads[2], pads[3]
 
 
 def window_out(

@@ -41,16 +41,20 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     _check_scope(scope)
     entry = state.find(tensor)
     origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
-    there = entry.scope
-    if there not in origins or (there == "GM" and entry.attach):
+    source_scope = entry.scope
+    if source_scope not in origins or (source_scope == "GM" and entry.attach):
         needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
-        got = f"one in {there}" if there != "GM" else "one computed inside another nest"
+        got = (
+            f"one in {source_scope}" if source_scope != "GM" else "one computed inside another nest"
+        )
         raise ScheduleError(needed, got, "cache what it is made from")
-    found = [r for r in state.readers(tensor) if not readers or r.name in readers]
-    loops = [r for r in found if isinstance(r, Stage)]
-    if not found or len(loops) < len(found):
+    reading = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    loops = [r for r in reading if isinstance(r, Stage)]
+    if not reading or len(loops) < len(reading):
         needed = f"cache_read {tensor}: stages with loops that read it"
-        raise ScheduleError(needed, ", ".join(r.name for r in found) or "none", "name its readers")
+        raise ScheduleError(
+            needed, ", ".join(r.name for r in reading) or "none", "name its readers"
+        )
     name = state.new_name(f"{tensor}_{scope.lower()}")
     for reader in loops:
         state = state.put(redirect(reader, tensor, name))
@@ -100,13 +104,13 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     read = s.reads[number]
     entry = state.find(read.source)
     if entry.scope != "GM" or entry.attach:
-        what = f"the tile {read.source}"
-        raise ScheduleError(f"materialise {stage}: a tensor in GM", what, "do this step earlier")
+        got = f"the tile {read.source}"
+        raise ScheduleError(f"materialise {stage}: a tensor in GM", got, "do this step earlier")
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
     name = state.new_name(f"{read.source}_as_{stage}")
     copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
-    there = Read(name, read.dtype, identity(axes))
-    return state.put(replace(s, expr=swap(s.expr, read, there))).insert(copy, before=stage)
+    through_copy = Read(name, read.dtype, identity(axes))
+    return state.put(replace(s, expr=swap(s.expr, read, through_copy))).insert(copy, before=stage)
 
 
 @schedule.primitive
@@ -143,9 +147,9 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     if s.bound:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
-    new = state.put(replace(s, attach=(consumer, axis), scope=scope))
-    primitives_loops.check_nest(new, c)
-    return new
+    changed = state.put(replace(s, attach=(consumer, axis), scope=scope))
+    primitives_loops.check_nest(changed, c)
+    return changed
 
 
 def _attached_below(state: State, stage: Stage, host: str) -> bool:
@@ -233,7 +237,7 @@ def hoist(state: State, stage: str) -> State:
     after: `y_row[i, b] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i, 0]`
     """
     s = state.stage(stage)
-    found = dict[Expr, Stage]()
+    row_stages = dict[Expr, Stage]()
     kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
     axes = (*kept, Axis(f"{lanes[0].name}_b", ROOM))
     place = (*identity(kept), Affine())
@@ -241,17 +245,17 @@ def hoist(state: State, stage: str) -> State:
     def row(expr: Expr) -> Expr:
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
         if used and not used & {a.name for a in lanes}:
-            name = state.new_name(f"{stage}_row{len(found) or ''}")
+            name = state.new_name(f"{stage}_row{len(row_stages) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
-            made = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
-            return Read(found.setdefault(expr, made).name, expr.dtype, place)
+            row_stage = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
+            return Read(row_stages.setdefault(expr, row_stage).name, expr.dtype, place)
         if not isinstance(expr, Call):
             return expr
         return replace(expr, args=tuple(map(row, expr.args)))
 
     state = state.put(replace(s, expr=row(s.expr)))
-    for one in found.values():
-        state = state.insert(one, before=stage)
+    for computed_once in row_stages.values():
+        state = state.insert(computed_once, before=stage)
     return state
 
 
@@ -314,46 +318,55 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     Squares off the mean are taken off c, the mean of each row's first elements, instead:
     `s_rf[p] = sum of (x - c)^2`, `s = sum of s_rf[p] - (c - mean)^2 * n / parts`, at least 0
     """
-    own = state.stage(parts)
+    partial = state.stage(parts)
     base = state.stage(first_parts)
-    last = state.stage(stage)
-    value = _in_terms(base.expr, base, own)
-    place = identity(own.axes)
-    part = own.reduce[0].extent
-    wanted = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
-    wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
-    if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
+    total_stage = state.stage(stage)
+    value = _in_terms(base.expr, base, partial)
+    place = identity(partial.axes)
+    part_extent = partial.reduce[0].extent
+    needed = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
+    wrong = ScheduleError(needed, str(partial.expr), "keep the folds one after another")
+    if value.dtype not in LEAST or partial.fold != "sum" or len(partial.reduce) > 1:
         raise wrong
-    size = (own.shape[-1] - 1) * part + (own.last_fold_extent or part)
+    size = (partial.shape[-1] - 1) * part_extent + (partial.last_fold_extent or part_extent)
     middle = Read(first, base.dtype, place[:-1])
-    made = Read(parts, own.dtype, place)
+    partial_sum = Read(parts, partial.dtype, place)
     mean = middle * (1.0 / size)
     power = Call("vexp", (value - middle,), value.dtype)
-    if base.fold == "max" and own.expr in (power, Call("vconv", (power,), own.dtype, None, "rint")):
+    if base.fold == "max" and partial.expr in (
+        power,
+        Call("vconv", (power,), partial.dtype, None, "rint"),
+    ):
         best = Read(first_parts, base.dtype, place)
-        near = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
-        old = value - middle
-        total = made * _with(own.expr, value - middle, near - middle)
-    elif (base.fold, own.dtype, own.expr) == ("sum", "fp32", (value - mean) * (value - mean)):
-        state, near = _head(state, own, value, first)
-        old = value - mean
-        total = made + (near - mean) * (near - mean) * (-size / own.shape[-1])
+        reference = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
+        centred = value - middle
+        corrected = partial_sum * _with(partial.expr, value - middle, reference - middle)
+    elif (base.fold, partial.dtype, partial.expr) == (
+        "sum",
+        "fp32",
+        (value - mean) * (value - mean),
+    ):
+        state, reference = _head(state, partial, value, first)
+        centred = value - mean
+        corrected = partial_sum + (reference - mean) * (reference - mean) * (
+            -size / partial.shape[-1]
+        )
         for reader in map(state.stage, [r.name for r in state.readers(stage)]):
             for read in {r for r in reader.reads if r.source == stage}:
                 least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
                 state = state.put(replace(reader, expr=least))
     else:
         raise wrong
-    own = replace(own, expr=_with(own.expr, old, value - near))
+    partial = replace(partial, expr=_with(partial.expr, centred, value - reference))
     if not isinstance(value, Read):  # what both begin with becomes a stage of its own
-        axes = (*own.axes, Axis(own.reduce[0].name, part))
+        axes = (*partial.axes, Axis(partial.reduce[0].name, part_extent))
         name = state.new_name(f"{first_parts}_of")
         state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
         read = Read(name, value.dtype, identity(axes))
-        base = replace(base, expr=_in_terms(read, own, base))
-        own = replace(own, expr=_with(own.expr, value, read))
-    state = state.put(replace(last, expr=_in_terms(total, own, last)))
-    return state.put(own).put(replace(base, output=True))
+        base = replace(base, expr=_in_terms(read, partial, base))
+        partial = replace(partial, expr=_with(partial.expr, value, read))
+    state = state.put(replace(total_stage, expr=_in_terms(corrected, partial, total_stage)))
+    return state.put(partial).put(replace(base, output=True))
 
 
 def _in_terms(expr: Expr, of: Stage, other: Stage) -> Expr:

@@ -18,7 +18,7 @@ from ascend_lab.machine.sim import execute
 from ascend_lab.machine.sim.values import COMPARE, ELEMENTWISE, ROUND
 from ascend_lab.operators.dsl import fractals, stages
 from ascend_lab.operators.dsl.boxes import Box, Range, needed, whole
-from ascend_lab.operators.dsl.emit_formula import start_of
+from ascend_lab.operators.dsl.emit_folds import start_of
 from ascend_lab.operators.dsl.lower import lower
 from ascend_lab.operators.dsl.schedule import Schedule, complete, loop_count, roots
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
@@ -88,8 +88,8 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
     with np.errstate(all="ignore"):
         for stage in roots(schedule.state):
             if isinstance(stage, stages.Fixed):
-                what = f"the hand-written kernel {stage.kind}"
-                raise ScheduleError(f"{stage.name}: a stage with loops", what, "use te.run")
+                kernel = f"the hand-written kernel {stage.kind}"
+                raise ScheduleError(f"{stage.name}: a stage with loops", kernel, "use te.run")
             nest = complete(schedule.state, stage.name)
             _Walk(nest, memory).cores(nest.stage(stage.name))
     out = {}
@@ -107,12 +107,12 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
     memory = {}
     fractal = fractals.matrices(schedule.state)
     for entry in schedule.state.inputs:
-        given = np.asarray(arrays.get(entry.name, ()))
-        if given.size != np.prod(entry.shape):
+        array = np.asarray(arrays.get(entry.name, ()))
+        if array.size != np.prod(entry.shape):
             needed = f"an array {entry.name} of shape {entry.shape}"
-            got = f"shape {given.shape}" if entry.name in arrays else "none"
+            got = f"shape {array.shape}" if entry.name in arrays else "none"
             raise InputError(needed, got, "pass one array per input")
-        values = given.astype(numpy_type(entry.dtype)).reshape(entry.shape)
+        values = array.astype(numpy_type(entry.dtype)).reshape(entry.shape)
         if entry.name in fractal:
             edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]
             values = np.pad(values, [(0, 0)] * (values.ndim - 2) + edge)
@@ -123,13 +123,13 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
 # -- nests, step by step --------------------------------------------------------------------------
 def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
     """Yield the parts of a range a loop walks: whole ones, then the tail, cut or moved back."""
-    full, rest = divmod(box.count, leaf.width)
-    for trip in range(full):
+    full_steps, remainder = divmod(box.count, leaf.width)
+    for trip in range(full_steps):
         yield Range(box.start + trip * leaf.width, leaf.width)
-    if rest and full and leaf.tail == "guard":
+    if remainder and full_steps and leaf.tail == "guard":
         yield Range(box.start + (box.count - leaf.width), leaf.width)
-    elif rest:
-        yield Range(box.start + full * leaf.width, rest)
+    elif remainder:
+        yield Range(box.start + full_steps * leaf.width, remainder)
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class Held:
     def part(self, stage: stages.Stage, box: Box) -> Values:
         """Return the view of what a box of its own stage covers."""
         ranges = [box[a.name] for a in stage.axes]
-        low = [r.start.const - first for r, first in zip(ranges, self.start, strict=True)]
+        low = [r.start.const - begin for r, begin in zip(ranges, self.start, strict=True)]
         return self.values[tuple(slice(n, n + r.count) for n, r in zip(low, ranges, strict=True))]
 
     def read(self, read: Read, box: Mapping[str, Range]) -> Values:
@@ -271,8 +271,8 @@ def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
         return args[0]
     wide = [widened(arg) for arg in args]
     if expr.op == "vconv":
-        whole = np.dtype(numpy_type(expr.format)).kind in "iu"
-        value = ROUND.get(expr.mode, np.rint)(wide[0]) if whole else args[0]
+        is_integer = np.dtype(numpy_type(expr.format)).kind in "iu"
+        value = ROUND.get(expr.mode, np.rint)(wide[0]) if is_integer else args[0]
         return narrowed(value, expr.format)
     if expr.number is not None:
         wide.append(widened(numpy_type(expr.args[0].dtype)(expr.number)))

@@ -242,8 +242,8 @@ def complete(state: State, root: str) -> State:
     Tensors of other phases are inputs of this one.
     """
     names = members(state, root)
-    others = [s for s in state.stages if s.name not in names]
-    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in others)
+    untouched = [s for s in state.stages if s.name not in names]
+    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in untouched)
     stages = tuple(s for s in state.stages if s.name in names)
     state = State((*state.inputs, *outside_tensors), stages)
     for name in members(state, root):

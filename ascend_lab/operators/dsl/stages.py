@@ -38,23 +38,14 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
+class Formula:
+    """What a tensor holds: out[axes] = expr, or the `fold` of expr over the axes `reduce`.
 
-    Formula: out[axes] = expr, or the `fold` of expr over the axes `reduce`. For a matrix product on
-    the cube unit the axes are rounded up to fractals (m = 100 becomes 112); `logical` is then the
-    shape without padding, and `relu` says that negative sums become 0 on the way out of L0C.
-    `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis counts the parts
-    of a row: if not 0, the last part is shorter and folds only so many elements.
+    The row sums of a (100, 64) matrix, y[i] = sum over k of x[i, k], have the axes (i: 100,), the
+    expression x[i, k], the fold "sum", and reduce (k: 64,).
 
-    Place: `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in
-    UB are rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that
-    stage, ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in
-    front of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and
-    the loops behind it.
-
-    Derived: sizes of the axes, elements that the formula reads, the names of their tensors,
-    whether the stage only moves elements, whether it is a sum of products for the cube unit.
+    Derived from these: sizes of the axes, elements that the formula reads, the names of their
+    tensors, whether it only moves elements, whether it is a sum of products for the cube unit.
     """
 
     name: str
@@ -63,18 +54,6 @@ class Stage:
     expr: Expr
     fold: str = ""
     reduce: tuple[Axis, ...] = ()
-    loops: tuple[Leaf, ...] = ()
-    scope: str = "GM"
-    output: bool = False
-    attach: tuple[str, str] | None = None
-    vector_at: str = ""
-    bound: tuple[str, ...] = ()
-    depth: int = 1
-    align: int = 1
-    tensorized: bool = False
-    relu: bool = False
-    logical: Shape = ()
-    last_fold_extent: int = 0
     shape: Shape = field(init=False, compare=False)
     reads: tuple[Read, ...] = field(init=False, compare=False)
     sources: tuple[str, ...] = field(init=False, compare=False)
@@ -94,6 +73,43 @@ class Stage:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
+
+@dataclass(frozen=True, slots=True)
+class Placed(Formula):
+    """A formula with its loops, where its tensor is kept, and where it is computed.
+
+    `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in UB are
+    rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that stage,
+    ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in front
+    of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and the loops
+    behind it.
+    """
+
+    loops: tuple[Leaf, ...] = ()
+    scope: str = "GM"
+    attach: tuple[str, str] | None = None
+    vector_at: str = ""
+    bound: tuple[str, ...] = ()
+    depth: int = 1
+    align: int = 1
+    tensorized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Placed):
+    """One tensor of a schedule: a placed formula, and what a few kinds of formulas need besides.
+
+    For a matrix product on the cube unit the axes are rounded up to fractals (m = 100 becomes 112);
+    `logical` is then the shape without padding, and `relu` says that negative sums become 0 on the
+    way out of L0C. `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis
+    counts the parts of a row: if not 0, the last part is shorter and folds only so many elements.
+    """
+
+    output: bool = False
+    relu: bool = False
+    logical: Shape = ()
+    last_fold_extent: int = 0
+
     @property
     def repeats(self) -> bool:
         """True for a tile whose rows are one block each and hold the same element throughout.
@@ -109,8 +125,8 @@ class Stage:
         for leaf in self.loops:
             if leaf.name == name:
                 return leaf
-        known = ", ".join(leaf.name for leaf in self.loops)
-        raise ScheduleError(f"a loop of {self.name} ({known})", repr(name), "check the name")
+        names = ", ".join(leaf.name for leaf in self.loops)
+        raise ScheduleError(f"a loop of {self.name} ({names})", repr(name), "check the name")
 
     def position(self, name: str) -> int:
         """Return the place of a loop in the nest, 0 outermost."""
@@ -219,9 +235,9 @@ class State:
                     got = f"the hand-written kernel {stage.kind}"
                     raise ScheduleError(needed, got, "schedule the stages around it")
                 return stage
-        known = ", ".join(s.name for s in self.stages)
+        names = ", ".join(s.name for s in self.stages)
         hint = "use cache_read to move it" if any(i.name == name for i in self.inputs) else "check"
-        raise ScheduleError(f"a stage ({known})", repr(name), hint)
+        raise ScheduleError(f"a stage ({names})", repr(name), hint)
 
     def find(self, name: str) -> Stage | Fixed | Input:
         """Return a stage or an input by name."""

@@ -259,11 +259,11 @@ class Tiles:
     def reader(self, stage: Stage) -> str:
         """Return the pipe that empties the tile of a stage: "V" if only the vector unit uses it."""
         pipes = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
-        others = pipes - {self.writer(stage)}
-        if len(others) > 1:
+        reading_pipes = pipes - {self.writer(stage)}
+        if len(reading_pipes) > 1:
             needed = f"{stage.name}: readers on one pipe"
-            raise ScheduleError(needed, ", ".join(sorted(others)), "cache it twice")
-        return others.pop() if others else self.writer(stage)
+            raise ScheduleError(needed, ", ".join(sorted(reading_pipes)), "cache it twice")
+        return reading_pipes.pop() if reading_pipes else self.writer(stage)
 
     def _pipe_of(self, reader: object, tile: Stage) -> str:
         """Return the pipe on which a stage reads a tile; only L0C leaves through the fix pipe."""
