@@ -68,6 +68,7 @@ def jobs_of(text: str) -> tuple[str, ...]:
         names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **ALONE}.items())
         remedy = "e.g. 2, or 1,2; 4 by itself: `aoe --job_type 4 --cluster NAME`, or tune_gradients"
         raise InputError(f"jobs among {names}", text or "nothing", remedy)
+    # "2,1" runs as ("1", "2"): operators get their final shapes only from slicing.
     return tuple(sorted(set(numbers)))
 
 
@@ -251,6 +252,8 @@ class _Driven:
                 return "budget"
             if self.deadline.over:
                 return "time"
+            # A search may propose a candidate twice, as annealing does on its way back: only new
+            # ones count.
             untried = self.fresh(batch)
             idle = 0 if untried else idle + 1
             if idle > IDLE_BATCHES:
@@ -262,6 +265,7 @@ class _Driven:
                 return "idle"
             costs = [self.costs.get(self.space.key(p)) for p in batch]
             answers = [cost for cost in costs if cost is not None]
+            # With 6 of the budget spent and 8 allowed, a batch of 4 is answered for 2 points only.
             if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of it
                 return "budget"
 
@@ -285,6 +289,8 @@ class _Driven:
         known = self.rules.known
         answers |= {k: known[p] for k, p in untried.items() if k not in answers and p in known}
         unanswered = [k for k in untried if k not in answers]
+        # Answers come in any order from many processes, trials in the order of the batch: the
+        # answer of the third candidate waits here until the first two are known.
         waiting = list(untried)
 
         def add() -> None:
@@ -320,6 +326,8 @@ class _Driven:
         if not early_stop or bound is None or not math.isfinite(best):
             return {}
         bounds = {key: float(bound(point)) for key, point in untried.items()}
+        # With early_stop 4 and a best of 1,000 cycles, a kernel that needs 4,001 at least is not
+        # written.
         limit = best * early_stop
         return {key: (low, "stopped early") for key, low in bounds.items() if low > limit}
 
@@ -354,6 +362,7 @@ def drive(
         end = "time"
     except KeyboardInterrupt:
         end = "interrupted"
+    # The generator may still wait for the answer to its last batch.
     steps.close()
     return Trace(space.names, tuple(run.trials), end, seed)
 
@@ -384,5 +393,6 @@ def replay(space: RecordedSpace, search: Search, budget: int, seeds: Iterable[in
         traces.append(drive(search, space.space, space, budget, seed=seed))
         if traces[-1].end == "interrupted":
             raise KeyboardInterrupt
+    # Failed trials cost infinity: a seed that found nothing has an infinite best.
     best = tuple(min(t.cost for t in trace.trials) for trace in traces)
     return Replay(space.optimum, best, tuple(len(trace.trials) for trace in traces))

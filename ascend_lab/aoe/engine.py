@@ -80,6 +80,7 @@ class Session:
     def opened(self, settings: Settings) -> Iterator[tuple[Workers, Deadline]]:
         """Yield the workers, closed afterwards if they are opened here, and the deadline."""
         deadline = self.deadline or Deadline.of(settings.time_limit_s)
+        # Whoever opened the workers closes them: a second network may use them next.
         if isinstance(self.executor, Workers):
             yield self.executor, deadline
             return
@@ -186,6 +187,8 @@ class _Jobs:
         front, baseline, baseline_times = self._compiled(graph)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
+        # A limit shorter than the first compile leaves nothing to tune with: the network is
+        # returned as is.
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
         compiled = baseline
         sliced = None
@@ -199,6 +202,7 @@ class _Jobs:
             sliced, outcome = slice_network(
                 front, chip, settings, knowledge, self.session.progress, slicing_deadline
             )
+            # The empty plan is the network as it was compiled already: nothing to compile again.
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph
                 compiled = sliced.compiled
@@ -208,6 +212,7 @@ class _Jobs:
             )
             compiled = operators.compiled
         result_times = simulate_graph(compiled)
+        # The bound is that of the network before slicing: it holds for every way to slice it.
         bound = bound_of(front.rewritten, chip)
         return Tuning(
             graph,
@@ -265,6 +270,7 @@ def tune_network(
             run.tune(chosen, sizes)
         except KeyboardInterrupt:  # between two searches; those that ended are kept
             run.interrupted = True
+    # What has no result was chosen and not tuned, or was never to be tuned: the note says which.
     missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
     results = [
         run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
@@ -306,6 +312,7 @@ class _Operators:
                     self.progress("bounds", number, len(unknown), "")
         except TimeUpError:
             return
+        # The one with most to gain first: if the time ends early, the least is lost.
         missing.sort(key=lambda pair: -pair[1])
         gains = sum(gain for _, gain in missing)
         for number, (operator, gain) in enumerate(missing, 1):
@@ -316,7 +323,11 @@ class _Operators:
             self.progress(OVERALL, number, len(missing) + 2, "")
             if limited:
                 left_s = self.deadline.left_s
+                # Of 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. What it does
+                # not use is shared by the next ones, because `left_s` is measured anew each time.
                 share = gain / gains if gains else 1.0
+                # The check runs two kernels, the tuned one and at most the default, of about as
+                # many instructions.
                 check_s = 2 * CHECK_S * sizes.get(operator.piece.key, 0)
                 limit_s = min(max(left_s * share, LEAST_S), left_s - check_s)
             gains -= gain
@@ -361,6 +372,8 @@ class _Operators:
         if result.trace is None:
             return
         self.interrupted = result.trace.end == "interrupted"
+        # An interrupted search without a gain says nothing about the rest of its space, so the bank
+        # must not learn from it that the default is the best.
         worth = result.choice is not None if self.interrupted else result.source == "tuned"
         if worth and len(result.trace.failures) < result.trials:
             self.outcomes.append(settle(self.knowledge, tuning.entry_of(result, self.settings)))
@@ -384,6 +397,7 @@ def estimated(operator: Tunable) -> float:
     bound = bound_of(graph, chip)
     cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
     memory_s = cold / chip.device_memory.rate_bytes_per_s
+    # A kernel is as slow as its busiest unit, if all others hide behind it, plus its launch.
     busy_s = max(bound.cube, bound.vector, memory_s) + chip.launch_overhead_s
     return operator.count * max(operator.default_cycles - busy_s * chip.clock_hz, 0.0)
 
@@ -402,7 +416,11 @@ def together(
     after_s = times.time_s
     clock_hz = compiled.chip.clock_hz
     alone = sum(r.operator.count * (r.before_cycles - r.after_cycles) for r in results) / clock_hz
+    # Up to 2 % is rounding of shared launches. More is lost where a kernel's new order of tiles
+    # leaves other data in L2 than its successor expects.
     if before_s - after_s < 0.98 * alone:
+        # Choices are judged by the network: a kernel may be quicker alone and slower behind its
+        # neighbour.
         slower = slowed(compiled, simulate_graph(compiled), times)
         fewer = {k: c for k, c in choices.items() if k not in slower}
         trial = with_choices(compiled, fewer)

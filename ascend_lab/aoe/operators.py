@@ -81,6 +81,7 @@ def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     lines = {op.name: op.timeline for op in network.simulate_graph(compiled).operators}
     for task in compiled.tasks:
         if task.lowered is not None:
+            # A tensor named "w.0" is a part of "w": both count under the name in front of the dot.
             hits = lines[task.name].hits.items()
             warm = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
             groups.setdefault(task.piece.key, []).append((task, warm))
@@ -90,6 +91,8 @@ def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
 def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     task = group[0][0]
     assert task.lowered is not None
+    # Of 12 equal kernels, 11 may find their input in L2 and the first not: they are tuned for the
+    # 11.
     warm = Counter(warm_names for _, warm_names in group).most_common(1)[0][0]
     kernel = task.lowered.kernel
     if isinstance(kernel, tasks.CpuKernel):
@@ -118,6 +121,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         if by_vector(shape) and not _multiplied(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
         return "cube", ""
+    # Each unit has a tuner of its own; what follows sorts operators, special kernels first.
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
@@ -204,6 +208,8 @@ def _apart(got: Values, wanted: Values) -> float:
     expected = expected[~both_nan]
     if not got_values.size:
         return 0.0
+    # Differences are measured against the largest value: 1e-3 is much for a result below 1e-2, and
+    # rounding for sums near 100. Results below 1 count as 1.
     finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
     return float(np.abs(got_values - expected).max()) / max(1.0, float(finite.max(initial=0)))
 
@@ -214,8 +220,11 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
     for name in piece.graph.inputs:
         kind = piece.type(name)
         if kind.dtype.startswith(("int", "uint")):
+            # Indices of 0 and 1 are legal for every table of at least two rows.
             array = rng.integers(0, 2, kind.shape)
         else:
+            # No zeros: a division or a reciprocal of them would make infinities in both kernels,
+            # which agree.
             array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
             readers = {n.op for n in piece.graph.nodes if name in n.inputs}
             array = np.abs(array) if readers & POSITIVE else array

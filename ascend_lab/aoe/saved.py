@@ -192,6 +192,7 @@ def ticks_best(trace: Trace) -> list[list[float]]:
     """Return the best-so-far curve as its steps: [trials done, cycles]."""
     steps: list[list[float]] = []
     for number, best in enumerate(trace.best_so_far, 1):
+        # A curve of 2,000 trials has a dozen steps: [1, 5200], [4, 4800], ...
         if math.isfinite(best) and (not steps or best < steps[-1][1]):
             steps.append([number, best])
     return steps
@@ -311,6 +312,7 @@ class Schedules:
             got = f"{chip.core_count} cores of {chip.name}{numbers}"
             raise InputError(needed, got, "use that chip, or tune for this one")
         keys = {task.piece.key for task in compiled.tasks if task.lowered is not None}
+        # One kernel in common is enough; a different model has none.
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
             raise InputError("schedules for this model", got, "simulate the tuned model beside it")
@@ -337,6 +339,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip = tuning.compiled.chip
     tuned_operators = tuning.operators
+    # Schedules that do not help the network are not part of the tuned model.
     better = (
         tuned_operators.results
         if tuned_operators and tuned_operators.after_s < tuned_operators.before_s
@@ -348,6 +351,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     output.write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
     read_back = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
     named_choices = as_named_in(read_back, tuning.compiled, choices)
+    # Some kernels have other keys when the ONNX file is read: the schedules are written under both.
     if named_choices.keys() - choices.keys():
         write_schedules(schedules, named_choices, chip, dtype, plan)
     tuned = plan.launched(tasks.with_choices(read_back, named_choices))
@@ -363,6 +367,7 @@ def as_named_in(
     Kernels correspond by their order; a choice that does not suit the other words is left out.
     """
     renamed = dict(choices)
+    # Another number of kernels: they do not correspond one to one.
     if len(again.tasks) != len(tuned.tasks):
         return renamed
     for read_task, tuned_task in zip(again.tasks, tuned.tasks, strict=True):

@@ -63,6 +63,8 @@ class TableSpace:
             got = f"{len(names)} names, columns of {sorted(lengths)} rows"
             raise InputError("a column of equal length per name, with rows", got, "fill the table")
         coded = [_coded(column) for column in columns]
+        # Rows sorted by their codes: all points that begin with one prefix are neighbours, so that
+        # a prefix is a pair of row numbers. 20,000 tilings of 8 decisions take 640 KB.
         codes = np.unique(np.stack([code for _, code in coded], axis=1), axis=0)
         self._take(names, tuple(values for values, _ in coded), codes)
 
@@ -99,6 +101,7 @@ class TableSpace:
         if values_here is None:
             low, high = self._range(prefix)
             column = self.codes[low:high, len(prefix)]
+            # The column is sorted within the prefix: a new value begins wherever neighbours differ.
             changes = np.flatnonzero(column[1:] != column[:-1]) + 1
             codes = column[:1].tolist() + column[changes].tolist()
             values = self.values[len(prefix)]
@@ -133,6 +136,7 @@ def _coded(column: Sequence[Value]) -> tuple[tuple[Value, ...], NDArray[np.int32
     if isinstance(column, np.ndarray):
         values, code = np.unique(column, return_inverse=True)
         return tuple(v.item() for v in values), code.astype(np.int32)
+    # Words and numbers do not compare with each other: sorted by type first.
     ordered = tuple(sorted(set(column), key=lambda v: (str(type(v)), v)))
     places = {v: i for i, v in enumerate(ordered)}
     return ordered, np.array([places[v] for v in column], np.int32)
@@ -161,6 +165,8 @@ def _is_number(value: Value) -> bool:
 
 
 def _log(value: float) -> float:
+    # Sizes differ by ratios: 96 is nearer to 128 than to 64, on a scale of logarithms. log1p lets 0
+    # in.
     return math.copysign(math.log1p(abs(value)), value)
 
 
@@ -184,6 +190,8 @@ def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1
         at = free[int(rng.integers(len(free)))]
         alternatives = [v for v in options[at] if v != point[at]]
         value = alternatives[int(rng.integers(len(alternatives)))]
+        # Later decisions stay as they were where that is still legal, else take the nearest legal
+        # value.
         point = completed(space, point, (*point[:at], value))
     return point
 

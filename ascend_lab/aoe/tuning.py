@@ -148,6 +148,7 @@ def tenths_of(results: Sequence[Result]) -> dict[str, int]:
         return {}
     thousandths = {kind: round(1000 * kind_cycles / total) for kind, kind_cycles in cycles.items()}
     largest = max(cycles, key=lambda kind: cycles[kind])
+    # 333 + 333 + 333 = 999: the missing one goes to the largest.
     thousandths[largest] += 1000 - sum(thousandths.values())
     return thousandths
 
@@ -189,6 +190,8 @@ def tune_operator(
         return untuned(operator, str(error))
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
+    # The user's search, else the one that suits the kind of operator: "genetic" for the cube,
+    # "mcts" for the vector unit.
     name = settings.search or job.search
     trace = drive(
         _search(name, job, settings),
@@ -241,6 +244,8 @@ def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
             if len(costs) + len(candidates) > budget:
                 yield from search(space, rng, start)
                 return
+            # A few at a time: each better time lowers the number of tilings that may still be
+            # quickest.
             batch = candidates[:FIRST]
 
     return steps
@@ -268,7 +273,9 @@ def _proven(
     """
     max_kernels = None if settings.deeper else settings.budget
     limit_s = deadlines.proof.within(settings.deeper_s if settings.deeper else None).limit_s
+    # One kernel of the proof may take no longer than a trial, nor than the whole proof.
     kernel_limits_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
+    # Trials with a note failed or were stopped early: their cost is no time.
     costs = {t.point: t.cost for t in trace.trials if not t.note}
 
     def timed(point: Point) -> float:
@@ -321,6 +328,8 @@ def _result(
     default_cycles = operator.default_cycles
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
+    # The quickest whose values agree wins. Most runs check one; a wrong kernel sends us to the
+    # second.
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
         if not trial.cost < default_cycles:
             break
@@ -341,6 +350,7 @@ def _result(
         # the optimum of the space computes something else: the next one is not proven the best
         note = f"a faster candidate was refused: {difference}"
         proven = False
+    # The default is a point of the space, too: no bound is above it.
     bound = min(bound, default_cycles)
     return Result(
         operator, None, default_cycles, default_cycles, bound, proven, note=note, trace=trace
@@ -358,6 +368,8 @@ def key_of(operator: Tunable) -> BankKey:
 def features_of(operator: Tunable) -> tuple[float, ...]:
     """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
     graph = operator.piece.graph
+    # A product of (512, 1024) by (1024, 256) into (512, 256) has the features 9, 10, 10, 8, 9, 8:
+    # the nearest shapes of the bank are those that differ by the fewest doublings.
     types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
     return tuple(math.log2(max(size, 1)) for kind in types for size in kind.shape)
 
@@ -398,6 +410,7 @@ def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
         except AscendLabError as error:
             choice = None
             note = f"the bank's schedule does not fit: {error}"
+    # Another version of the chip file may run the schedule faster than the bound that was stored.
     bound = min(entry.bound_cycles, best_cycles) if entry.bound_cycles is not None else None
     proven = entry.proven and best_cycles == entry.after_cycles
     return Result(

@@ -205,7 +205,9 @@ def translated(decision: Decision, chip: Chip) -> Translated:
     if splits == 2:
         needed = "a tiling whose sums stay in L0C"
         raise UnsupportedError(needed, "one core that splits K", "no kernel here does that")
+    # K of 4,096 with singleCoreK 1,024: four cores share each sum.
     parts = -(-shape.k // words["singleCoreK"]) if splits in (3, 4) and words["singleCoreK"] else 1
+    # Where the entry does not say so, an operand is kept if one load along K brings all of it.
     keep = {1: "a", 2: "b"}.get(kept_operand, "") or _whole_side(decision)
     order = {"a": "mn", "b": "nm"}.get(keep, "mn" if words["iterateOrder"] else "nm")
     steps = {"a": words["stepKa"], "b": words["stepKb"]}
@@ -253,6 +255,7 @@ def _grid(decision: Decision, cores: int) -> tuple[int, int]:
     across = -(-shape.n // max(words["singleCoreN"], words["baseN"]))
     best = (1, 1)
     fewest_rounds = down * across + 1
+    # 5 x 3 parts on 8 cores: a grid of 2 x 3 takes 3 * 1 rounds, one of 4 x 2 takes 2 * 2.
     for rows in range(1, min(cores, down) + 1):
         columns = min(cores // rows, across)
         rounds = -(-down // rows) * -(-across // columns)
@@ -314,6 +317,7 @@ def _held(decision: Decision, chip: Chip) -> Held:
     nearest = measure(point_of(space, unsplit))
     bounds = Bounds(measure, space.genes).closed
     best = warm_cycles(product_kernel(shape, chip, default_product(shape, chip)), chip, ())
+    # The tuner itself would begin with these: their bounds leave most room for a quick kernel.
     for row in np.argsort(bounds, kind="stable")[:TRIED]:
         best = min(best, int(measure(space.point(int(row)))))
     splits_k = translation.schedule.split_k > 1  # the default has that way, the space has not
@@ -394,6 +398,7 @@ def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None
     operator = _operator(decision.shape, chip)
     choice = Choice(tiling=translated(decision, chip).schedule)
     cycles = operator.cycles_of(choice)
+    # An entry slower than the default would only keep a search from looking further.
     if cycles >= operator.default_cycles:
         return None
     schedule = choice.as_dict() | {WRITTEN: decision.line}

@@ -83,6 +83,8 @@ class Alarm:
         if self.limit_s is not None:
             self.started = time.monotonic()
             self.handler = signal.signal(signal.SIGALRM, self._ring)
+            # A process has one timer: the outer alarm's is stopped here and set again when this
+            # body ends.
             self.outer_s = signal.setitimer(signal.ITIMER_REAL, self.limit_s)[0]
 
     def __exit__(self, *_: object) -> None:
@@ -91,6 +93,8 @@ class Alarm:
             signal.signal(signal.SIGALRM, self.handler)
             if self.outer_s:
                 left_s = self.outer_s - (time.monotonic() - self.started)
+                # An outer limit that passed meanwhile still rings, a millisecond from now: 0 would
+                # switch it off.
                 signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
 
     def _ring(self, *_: object) -> None:
@@ -172,12 +176,15 @@ class Workers:
             for i, point in enumerate(points):
                 add(i, attempt(measure, point, limit_s))
             return list(done.values())
+        # A process that dies takes all candidates given to it along: the innocent ones get a second
+        # try.
         for tries in range(1, TRIES + 1):
             pending = [i for i in range(len(points)) if i not in done]
             # after a death every candidate goes alone, so that only the guilty one fails again
             for group in [pending] if tries == 1 else [[i] for i in pending]:
                 self._round(measure, {i: points[i] for i in group}, limit_s, add)
         dead = [i for i in range(len(points)) if i not in done]
+        # Twice dead alone: the candidate kills its process, unless no process starts at all.
         if dead:
             self._probe()
         for i in dead:
@@ -243,6 +250,8 @@ class Workers:
         limit_s = math.inf if limit_s is None else limit_s + GRACE_S
         well = heard = time.monotonic()
         count = 0
+        # A lost network connection raises nothing: only asking now and then shows that nobody is
+        # there.
         while not wait([future], POLL_S).done:
             trouble = self.executor.trouble()
             now = time.monotonic()
@@ -257,6 +266,8 @@ class Workers:
     def _probe(self) -> None:
         """Raise `WorkersLostError` if not even nothing can be done."""
         with suppress(BrokenExecutor):
+            # `int()` cannot fail by itself: if it does, the workers are at fault and not the
+            # candidates.
             future: Future[Any] = self._executor().submit(int)
             if self._answer(future, [future], PATIENCE_S) is not None:
                 return

@@ -105,6 +105,8 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
         for line in lines[1:]:
             *values, problem = json.loads(line)
             key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
+            # A line is a list without names: [chip, digest, cores, kind, op, schedule, before, ...,
+            # problem].
             values_by_name = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
             entries[key] = BankEntry(key=key, **values_by_name)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
@@ -123,6 +125,8 @@ def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> in
     for key, entry in best.items():  # the digest comes last, so that like lines sort together
         values = [*(getattr(key, n) for n in _KEY), *(getattr(entry, n) for n in _ENTRY)]
         rows.append(records.canonical([*values, key.problem]))
+    # Sorted, and compressed without a time stamp: equal entries make equal bytes in version
+    # control.
     data = ("\n".join([records.canonical(_HEADER), *sorted(rows)]) + "\n").encode("ascii")
     write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
     builtin_entries.cache_clear()
@@ -177,6 +181,8 @@ class Knowledge:
     def find(self, key: BankKey) -> tuple[BankEntry, Origin] | None:
         """Return the entry of this key and `MODEL_VERSION`, and its bank, the custom one first."""
         custom = self._custom(key)
+        # Entries of an older model of the chip were proven for other cycle counts: they are no
+        # hits.
         if custom is not None and custom.model_version == MODEL_VERSION:
             return custom, "custom"
         builtin = find_builtin(key, self._builtin) if self._builtin else None
@@ -188,6 +194,7 @@ class Knowledge:
         """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
         stored = self._asked(lambda store: store.nearest(key, features, count)) or ()
         custom = {entry.key: entry for entry in stored} | self.unsaved
+        # An entry of the custom bank takes the place of the built-in one for the same problem.
         builtin = self._builtin_besides((*custom, key))
         return records.nearest([*custom.values(), *builtin], key, features, count)
 
@@ -217,6 +224,7 @@ class Knowledge:
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
         """Keep trials of a running search if the bank can be written, those that were measured."""
+        # A candidate whose process was killed has no cost: a resumed run must measure it again.
         measured = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
         self._asked(lambda store: store.save_trials(run_id, measured))
 
@@ -235,6 +243,7 @@ class Knowledge:
         unsaved = self.unsaved.get(key)
         if stored is None or unsaved is None:
             return stored or unsaved
+        # The file may have become writable again, or another process may have written to it.
         return unsaved if unsaved.better_than(stored) else stored
 
     def _asked(self, action: Callable[[Store], _T]) -> _T | None:
@@ -264,6 +273,7 @@ def settle(knowledge: Knowledge, tuned: BankEntry) -> Outcome:
     It never makes the custom bank worse, nor puts there what the built-in bank already holds.
     """
     current = knowledge.find(tuned.key)
+    # A search of 20 trials must not replace the result of one of 2,000.
     if not tuned.better_than(current[0] if current else None):
         return "reserved"
     knowledge.keep(tuned)
@@ -293,6 +303,7 @@ def bank_file(*, make: bool = True) -> Path:
     `InputError` naming the variable.
     """
     cache = os.environ.get(CACHE_VARIABLE, "")
+    # The folder is the user's own: one that is missing is more likely a typing error than a wish.
     if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:

@@ -116,6 +116,8 @@ def digest(text: str, size_bytes: int = 16) -> str:
 
 def chip_digest(chip: Chip) -> str:
     """Return 16 hexadecimal digits that change with any number of the chip, not with its words."""
+    # Two chip files that differ in a rate or a size answer different questions; in a name, the
+    # same.
     numbers = {f.name: _plain(getattr(chip, f.name)) for f in fields(chip)}
     return digest(canonical({k: v for k, v in numbers.items() if k not in _WORDS_ONLY}), 8)
 
@@ -197,6 +199,7 @@ class BankEntry:
             plain = json.loads(canonical(self.schedule))
         except (TypeError, ValueError, RecursionError) as error:
             raise _wrong("BankEntry", "schedule", "plain JSON data", error) from None
+        # (4, 8) as a tuple and [4, 8] as read from JSON are then equal.
         object.__setattr__(self, "schedule", plain)
         for name in ("before_cycles", "after_cycles", "trials", "model_version"):
             _integer("BankEntry", name, getattr(self, name), 0)
@@ -229,6 +232,8 @@ class BankEntry:
     @property
     def rank(self) -> tuple[int, int, bool, int]:
         """Smaller is better: newer model, fewer cycles, then proven, then the tighter bound."""
+        # (-3, 1000, False, -900) is better than (-3, 1000, True, -950): a proof counts more than a
+        # bound.
         return (-self.model_version, self.after_cycles, not self.proven, -(self.bound_cycles or 0))
 
     def better_than(self, other: "BankEntry | None") -> bool:
@@ -258,6 +263,7 @@ def nearest(
     ]
 
     def distance(entry: BankEntry) -> tuple[float, bool, int, str]:
+        # Twice the rows and half the columns are a distance of 1 + 1 = 2 away, whatever the sizes.
         squares = sum((a - b) ** 2 for a, b in zip(entry.features, features, strict=True))
         cores = abs(entry.key.core_count - key.core_count)
         return squares, entry.key.chip_digest != key.chip_digest, cores, entry.key.problem
@@ -310,6 +316,7 @@ def from_line(line: str | bytes) -> BankEntry:
         data = json.loads(line, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         raise BankError("record", "one JSON object", str(error)) from None
+    # The records check the values themselves; here only the names of the fields are checked.
     key = BankKey(**_checked(_checked(data, BankEntry)["key"], BankKey))
     return BankEntry(**(data | {"key": key}))
 

@@ -221,6 +221,8 @@ class Store:
         """One short transaction; `durable` waits for the disk, so that a power cut keeps it too."""
         with explained(self.file, "writing to knowledge bank"):
             self._con.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            # The lock is taken before reading: another process cannot write a better entry in
+            # between.
             self._con.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -317,6 +319,8 @@ def _read(file: Path) -> tuple[sqlite3.Connection, int]:
     bank = sqlite3.connect(":memory:", isolation_level=None)
     bank.executescript(_SCHEMA)
     bank.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+    # Rows that break the table's rules, two with one digest for example, were ignored by the
+    # insert.
     hidden += len(rows) - bank.total_changes
     bank.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
     bank.execute("PRAGMA query_only=ON")
@@ -350,10 +354,13 @@ def _salvaged(con: sqlite3.Connection) -> tuple[list[tuple[object, ...]], int]:
     """Return the rows found from both ends and by the index, and how many are lost, at least."""
     rows_by_id: dict[int, tuple[object, ...]] = {}
     is_complete = False
+    # A damaged page in the middle stops both directions: what lies before and behind it is still
+    # read.
     for order in ("ASC", "DESC"):
         if not is_complete:
             rows, is_complete = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
             rows_by_id |= {row[0]: row[1:] for row in rows}
+    # The index lies on other pages than the rows: it names rows between two damaged pages.
     places, _ = _until_damage(con, "SELECT rowid FROM entries INDEXED BY alike")
     missing = [place for (place,) in places if place not in rows_by_id]
     for place in missing:

@@ -179,6 +179,7 @@ def cluster_cost(topology: Topology, most_bytes: float) -> Cost:
 
     The table reaches to 1 GiB or the next power of two, so that networks share it.
     """
+    # One table of up to 1 GiB serves all networks with fewer parameters than that: it is cached.
     return _table(topology, 2.0 ** max(30, int(most_bytes - 1).bit_length()))
 
 
@@ -228,6 +229,7 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
 
     Equal networks have one key, whatever they and their nodes are called.
     """
+    # The text of a network has megabytes; its digest tells two networks apart as well.
     network = records.digest(lower.piece_of(graph, graph.nodes).key)
     problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
     return BankKey.of(chip, "profile", "training", problem)
@@ -241,6 +243,7 @@ def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -
     total = sum(g.size_bytes for g in found.gradients)
     features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
     data = {"times_s": times, "gradients": rows}
+    # A profile is no schedule and beats no default: before and after are the step itself.
     entry = BankEntry(key, data, cycles, cycles, None, False, "simulated", 0, 1, features=features)
     return knowledge.keep(entry)
 

@@ -84,6 +84,8 @@ def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Sp
     count = (
         int(np.ceil(per_octave * np.log2(total / least_bytes))) + 1 if total > least_bytes else 1
     )
+    # Below the smallest gradient each is a bucket by itself, above the sum all are one: no cap
+    # outside this range gives another split.
     caps = [float(round(min(total, least_bytes * 2 ** (k / per_octave)))) for k in range(count + 1)]
     splits = [legal(table, by_cap(table, cap)) for cap in caps]
     ends = [end_s(table, price, split) for split in splits]
@@ -111,6 +113,7 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
     for i in range(table.count - 1):
         time_s = float(cost(sums[i + 1] - sums[begin]))
         wait = ready[i + 1] - start
+        # Waiting less than a startup is cheaper than paying for one more.
         if wait < time_s and (wait < 0 or wait < startup):
             start = max(start, ready[i + 1])
             continue
@@ -140,6 +143,7 @@ def gdat(table: Table, cost: Cost) -> Split:
         end = ready_s[first_count - 1] + sent
         begin = first_count
         lasts = [first_count - 1]
+        # While this bucket is sent, backward computes the gradients of the next.
         while begin < count and len(lasts) < GDAT_SEGMENTS:
             stop = bisect_right(ready_s, ready_s[begin - 1] + sent + start, begin)
             if stop == begin:  # one slow layer: wait for it
@@ -163,6 +167,7 @@ BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
 
 def legal(table: Table, split: Split) -> Split:
     """Return the split with a cut more wherever a bucket would mix number formats."""
+    # Where a gradient may share no bucket with the one before it, a bucket ends.
     forced = np.flatnonzero(table.first[1:] == np.arange(1, table.count)).tolist()
     return split_at(sorted({*forced, *(last for _, last in split)}))
 
@@ -319,6 +324,7 @@ def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     sums = splits.table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
     marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
+    # Shares are differences of rounded sums, not rounded shares: they always add up to 64 / 64.
     marks[-1] = PARTS
     parts = [b - a for a, b in zip([0, *marks[:-1]], marks, strict=True)]
     return tuple(share * 100 / PARTS for share in parts if share)

@@ -80,6 +80,8 @@ def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
         if gradient.name in first_line:
             got = f"{shown(gradient.name)}, as in line {first_line[gradient.name]}"
             raise InputError(f"{where}: a name of its own for each gradient", got, "drop one")
+        # Rows out of order are more often a table sorted by name than a noisy clock: the user
+        # should know.
         if rows and gradient.ready_s < rows[-1].ready_s:
             needed = (
                 f"{where}: a ready_us of at least {rows[-1].ready_s * 1e6:g}, as in the row above"
@@ -97,6 +99,7 @@ def _places(path: Path, header: list[str]) -> dict[str, int]:
     remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
     key_of = {name: key for key, names in COLUMNS.items() for name in names}
     for place, word in enumerate(header):
+        # Columns of CANN's table that name graphs and groups say nothing about times and sizes.
         if word.lower() in PASSED_OVER:
             continue
         key = key_of.get(word.lower())
@@ -149,6 +152,7 @@ def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
     ready = 0.0
     for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
         where = f"{path} gradient {i}"
+        # CANN's first number is the time before the first gradient, which delays all ends alike.
         step_ns = _number(where, BANK_LISTS[0], time) if i else 0.0
         if step_ns < 0:
             raise InputError(f"{where}: a {BANK_LISTS[0]} of at least 0", str(step_ns), "mend it")

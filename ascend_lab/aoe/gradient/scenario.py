@@ -92,7 +92,9 @@ def _draws(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
         return [table.ready_s]
     rng = np.random.default_rng(scenario.seed)
     sigma = scenario.noise
+    # Noise is in what each gradient's own computation takes, so that the order of gradients stays.
     gaps = np.diff(table.ready_s, prepend=0.0)
+    # exp(mu + sigma^2 / 2) is the mean of a log-normal number: mu = -sigma^2 / 2 makes it 1.
     factors = rng.lognormal(-sigma * sigma / 2, sigma, (scenario.samples, table.count))
     return list(np.cumsum(gaps * factors, axis=1))
 
@@ -119,12 +121,16 @@ def _end_s(
             coming += 1
         if not active and coming == len(ready):
             return now + backward - done
+        # Only all-reduces behind their startup share the link: with sharing 1.0, two of them send
+        # at half the rate each.
         sending = sum(startup <= 0 for startup, _ in active)
         pace = 1 / (1 + scenario.slowdown) if active else 1.0
         rate = 1 / (1 + max(sending - 1, 0) * scenario.sharing)
         times = [startup if startup > 0 else bytes_s / rate for startup, bytes_s in active]
         marks = [backward, *ready[coming : coming + 1]]
         times += [(mark - done) / pace for mark in marks if mark > done + nothing]
+        # The time to the next event: an all-reduce ends a phase, a bucket gets ready, backward
+        # ends.
         step = min(times)
         now = now + step
         done = min(backward, done + step * pace)
@@ -171,6 +177,7 @@ def improve(
     table = splits.table_of(rows, max_bytes)
     price = splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
+    # Splits that are good without disturbance, and those of the baselines, begin the search.
     likely = [start]
     for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
         with suppress(errors.InputError):  # so few cannot keep the formats apart

@@ -103,12 +103,15 @@ def table_of(rows: Sequence[Gradient], max_bytes: float | None = None) -> Table:
     if max_bytes is not None and not max_bytes > 0:
         raise InputError("a largest bucket of more than 0 bytes", str(max_bytes), "raise it")
     sums = np.concatenate([[0.0], np.cumsum([float(row.size_bytes) for row in rows])])
+    # Ready at 1.0, 1.2, 1.1 ms: the third is sent in order, so it counts as ready at 1.2 ms.
     ready = np.maximum.accumulate([float(row.ready_s) for row in rows])
     starts = [0]
     for j in range(1, len(rows)):
         starts.append(starts[-1] if rows[j].dtype == rows[j - 1].dtype else j)
     first = np.array(starts, np.int64)
     if max_bytes is not None:
+        # The first gradient i with S[j + 1] - S[i] <= max_bytes. Sizes of 4, 4, 4 and 8 bytes with
+        # at most 8 give first = 0, 0, 1, 3.
         fitting = np.searchsorted(sums, sums[1:] - max_bytes, "left")
         first = np.minimum(np.maximum(first, fitting), np.arange(len(rows)))
     return Table(ready, sums, first)
@@ -197,6 +200,8 @@ def _rising(values: Floats) -> Floats:
     pools: list[list[float]] = []  # sum and count of each
     for value in values.tolist():
         pools.append([value, 1.0])
+        # Means are compared without a division: 10, 14, 12 us become the pools 10 and (14 + 12) / 2
+        # = 13.
         while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
             total, count = pools.pop()
             pools[-1][0] += total
@@ -214,6 +219,8 @@ def sampled(
     """
     top_bytes = max(float(most_bytes), 2 * least_bytes)
     count = math.ceil(per_octave * math.log2(top_bytes / least_bytes)) + 1
+    # 2 per octave from 1 KiB: 1,024, 1,448, 2,048, ... bytes; one byte is the price of a start
+    # alone.
     sizes = [1.0, *np.geomspace(least_bytes, top_bytes, count).round().tolist()]
     return Piecewise(tuple(sizes), tuple(float(cost(size)) for size in sizes))
 
@@ -265,12 +272,15 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
         raise InputError("at least 1 segment", str(max_segments))
     count = table.count
     is_unlimited = max_segments is None
+    # Row k of `ends` holds the earliest ends with at most k buckets. Without a limit one row is
+    # enough, which is then computed from itself.
     levels = 1 if max_segments is None else min(max_segments, count)
     ends = np.full((levels + 1, count + 1), np.inf)
     ends[:, 0] = 0.0
     bucket_start = np.zeros((levels + 1, count + 1), np.int64)
     rows = np.arange(levels)
     for j in range(1, count + 1):
+        # All starts of the last bucket at once: low .. j - 1.
         low = int(table.first[j - 1])
         times = price(table.sums_bytes[j] - table.sums_bytes[low:j])
         bucket_free_s = ends[1:, low:j] if is_unlimited else ends[:-1, low:j]
@@ -296,6 +306,8 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     """Join neighbouring buckets where the whole still ends in time."""
     times = price(table.sizes_bytes(split))
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
+    # From the last bucket backwards: it must begin `times` before the end, the one before it
+    # earlier.
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
     joined: list[tuple[int, int]] = []
@@ -304,6 +316,8 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
         ready = float(table.ready_s[last])
         if joined and joined[-1][0] >= table.first[last]:
             bucket = (joined[-1][0], last)
+            # The joined bucket starts when its last gradient is ready, which may be later than the
+            # first bucket's start; it is kept if everything behind it is still in time.
             sent = max(done[-2], ready) + float(price(table.sizes_bytes((bucket,)))[0])
             if sent <= latest[k + 1]:
                 joined[-1] = bucket
@@ -333,6 +347,8 @@ def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:
     if not 1 <= count <= MOST_ENUMERATED:
         raise InputError(f"1 to {MOST_ENUMERATED} gradients to try all splits", str(count))
     for cuts in range(2 ** (count - 1)):
+        # Bit i of `cuts` ends a bucket behind gradient i: 0b101 of 4 gradients is (0..0), (1..2),
+        # (3..3).
         if max_segments is None or cuts.bit_count() < max_segments:
             yield split_at([*(i for i in range(count - 1) if cuts >> i & 1), count - 1])
 

@@ -73,6 +73,7 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
 
     Raises `InputError` for a trace without any, and for one whose passes cannot be told apart.
     """
+    # Phase "X" is a complete event, with a begin `ts` and a duration `dur`, both in microseconds.
     timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
     timed = [e for e in timed if None not in map(json_number, (e.get("ts"), e.get("dur", 0)))]
     timed.sort(key=_begin)
@@ -88,6 +89,7 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
         rows.append(row_of(where, place, event))
     start = min(at for _, at, _, _ in rows)
     backward = (_begin(e) for e in timed if str(e.get("name")).startswith(BACKWARD))
+    # Times count from the first backward function; a trace of the device alone has none.
     zero = next((t for t in backward if begin <= t <= start), start)
     return tuple(
         Gradient(name, max(at - zero, 0.0) * 1e-6, size, dtype) for name, at, size, dtype in rows
@@ -113,6 +115,7 @@ def _source(
     _check_shapes(path, timed)
     sums = [e for e in shaped if e.get("name") == ACCUMULATE]
     older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
+    # The first kind of event that the trace has, from the most exact time to the least.
     sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
         (kernels, _reduce_row),
         ([] if has_device else sums, _sum_row),
@@ -159,6 +162,7 @@ def _marks(timed: Sequence[Event], *, of_device: bool = False) -> list[float]:
 
 def _last_step(begins: Sequence[float], events: Sequence[Event]) -> tuple[float, float]:
     """Return begin and end of the last step with one of the events; of all time without steps."""
+    # Step k lasts until step k + 1 begins; the last one, to the end of the trace.
     ends = [*begins[1:], math.inf]
     for begin, end in zip(reversed(begins), reversed(ends[: len(begins)]), strict=True):
         if any(begin <= _begin(e) < end for e in events):
@@ -226,6 +230,8 @@ def _pass_starts(timed: Sequence[Event]) -> list[float]:
     for event in timed:
         if not str(event.get("name")).startswith(FORWARD):
             continue
+        # `place` spans begin before the operator: it lies behind span place - 1, unless it begins
+        # inside it.
         place = bisect_right(span_begins, _begin(event))
         is_behind = place == 0 or _begin(event) >= spans[place - 1][1]
         is_in_front = place == len(spans) or _end(event) <= spans[place][0]
@@ -272,6 +278,7 @@ def _last_part(
     sizes = [_size_of(e) for e in events]
     for count in counts:
         length, extra = divmod(len(sizes), max(count, 1))
+        # 160 kernels in 2 passes: the sizes of the second 80 must repeat those of the first.
         if count > 1 and not extra and sizes == sizes[:length] * count:
             return events[-length:]
     if is_one_step:
@@ -288,6 +295,7 @@ def _last_part(
 def _repetitions(items: list[Any]) -> int:
     """Return how often the shortest row that makes up all items is repeated in them."""
     count = len(items)
+    # The shortest period of the row: A B A B A B has period 2 and is repeated 3 times.
     for length in range(1, count // 2 + 1):
         if count % length == 0 and items == items[:length] * (count // length):
             return count // length

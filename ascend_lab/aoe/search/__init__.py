@@ -197,12 +197,15 @@ class _Rollouts:
         for depth in reversed(range(len(path))):
             node = path[depth]
             node.best, node.visits = min(node.best, cost), node.visits + 1
+            # A node is closed when each of its options has a child and all of these are closed.
             if depth < len(point) and all(child.closed for child in node.children.values()):
                 node.closed = len(node.children) == len(self.fresh.space.options(point[:depth]))
 
     def rollouts(self) -> list[Point]:
         """Return a batch of new points, empty only if no point is left."""
         order = np.argsort(self.model.costs, kind="stable")[:ELITE]
+        # Endings of the ten best points are tried behind other prefixes: good tilings share
+        # decisions.
         self.elite = [self.model.points[i] for i in order]
         pools: list[list[Point]] = []
         walked: list[Node] = []
@@ -217,6 +220,7 @@ class _Rollouts:
                 walked += path
             if pool := self._completions(prefix):
                 pools.append(pool)
+        # The virtual losses end with the batch: real visits take their place as costs come in.
         for node in walked:
             node.pending = 0
         return self._picked(pools) or self.fresh.sample(self.search.batch)
@@ -258,6 +262,7 @@ class _Rollouts:
         untried = [value for value in options if value not in node.children]
         if untried:
             return untried[int(self.fresh.rng.random() * len(untried))]
+        # sqrt(log N / n), with what depends on the parent alone computed once for all children.
         scale = self.search.exploration * math.sqrt(math.log(node.visits + node.pending))
         return max(options, key=lambda value: self._value(node.children[value], scale))
 
@@ -272,6 +277,7 @@ class _Rollouts:
         completions: dict[Point, None] = {}
         for i in range(max(self.search.completions, 1)):
             point = random_completion(self.fresh.space, prefix, self.fresh.rng)
+            # Half of the endings are random, half are borrowed from good points.
             if i % 2:
                 point = self._borrowed(prefix)
             cost = self.fresh.cost(point)

@@ -87,6 +87,8 @@ class Fresh:
                 misses = 0
                 continue
             misses += 1
+            # Most of a small space is known by now: the points left over are listed and shuffled
+            # instead.
             if misses > PATIENCE:
                 if self.space.size is None:
                     break
@@ -155,7 +157,10 @@ class IteratedLocal:
         while moved:
             moved = False
             nearby = fresh.new(neighbours(fresh.space, point))
+            # In random order, or the first decisions would always be tried before the others.
             order = [nearby[i] for i in fresh.rng.permutation(len(nearby))]
+            # The first batch with a better point is taken: looking at all neighbours would cost the
+            # budget.
             for start in range(0, len(order), self.batch):
                 reached, best = yield from fresh.best_of(order[start : start + self.batch])
                 if reached < cost:
@@ -198,6 +203,7 @@ class Annealing:
                 nearby = batch[0]
                 trials = trials + 1
                 moves = 0
+            # A step up is taken often while the walk is hot and hardly ever when it is cold.
             if rng.random() < self._chance(cost, reached, trials):
                 point = nearby
                 cost = reached
@@ -208,6 +214,7 @@ class Annealing:
             return 1.0
         if math.isinf(other) or cost <= 0:
             return 0.0
+        # From 0.5 to 0.01 in 500 trials, by the same factor each trial: 0.07 after 250.
         heat = self.hot * (self.cold / self.hot) ** (trials % self.length / self.length)
         return math.exp(-(other / cost - 1) / heat)
 
@@ -250,12 +257,15 @@ class Surrogate:
         target = np.einsum("ij,j->i", self._root, scaled(self.costs))
         cross = np.einsum("pj,ij->pi", self._alike(self._coded(pool), self._known), self._root)
         variance = float(target @ target) / len(target)
+        # What the known trials say about a point reduces its variance from 1 towards 0: near them
+        # the model is sure, far from all of them it knows nothing.
         unexplained = np.maximum(1.0 + NOISE - np.einsum("pi,pi->p", cross, cross), 0.0)
         return np.einsum("pi,i->p", cross, target), np.sqrt(variance * unexplained)
 
     def _grow(self, points: Sequence[Point]) -> None:
         """Extend the root by new rows: [[R, 0], [-S V R, S]], with V and S of the new rows."""
         codes = self._coded(points)
+        # The noise on the diagonal keeps the matrix invertible where two points are nearly alike.
         corner = self._alike(codes, codes) + NOISE * np.eye(len(points))
         if self._known is None:
             self._known = codes
@@ -272,6 +282,7 @@ class Surrogate:
 
     def _thin(self) -> None:
         """Keep the best quarter of the trials and every second of the others."""
+        # The model's time grows with the square of its trials: of 640, 160 + 240 stay.
         order = np.argsort(self.costs, kind="stable").tolist()
         best = len(order) // 4
         keep = sorted(order[:best] + order[best::2])
@@ -382,6 +393,8 @@ class Genetic:
     def _next(self, fresh: Fresh, model: Surrogate, parents: list[Scored]) -> Brood:
         """Return the next generation: chosen children, then immigrants."""
         children = self._children(fresh, parents)
+        # Random points keep the search from staying in one valley: some are taken in any case, the
+        # others compete with the children.
         strangers = fresh.sample(2 * self.measured)
         count = self.measured - self.immigrants
         if self.screened and math.isfinite(parents[0][0]):
@@ -407,6 +420,8 @@ class Genetic:
             return []
         mean, deviation = model.predict(pool)
         chosen: list[int] = []
+        # The first child is the one of least expected cost; the last, the one that might be best if
+        # the model errs by two deviations.
         for daring in np.linspace(0.0, 2 * self.caution, count):
             # rounded, so that the order does not hang on the last bit
             order = np.argsort(np.round(mean - daring * deviation, 9), kind="stable").tolist()
@@ -418,6 +433,7 @@ class Genetic:
         rng = fresh.rng
         space = fresh.space
         origins = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
+        # Parents are sorted by cost: the smallest of 3 random places wins the tournament.
         picks = rng.integers(len(parents), size=(self.children, 2, self.tournament)).min(2)
         for parent_a, parent_b in picks.tolist():
             child = parents[parent_a][2]

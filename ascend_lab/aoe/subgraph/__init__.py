@@ -132,6 +132,7 @@ def tune_subgraph(
         search.also(one_launch=True)
         search.also(one_launch=True, inside=True)
         search.prefetch()
+        # Where all of a network fits into L2 every byte is read from memory once, sliced or not.
         if max(placement.live_bytes(graph)) + placement.weight_bytes(graph) > chip.l2.size_bytes:
             search.slices(time_limit_s)
             search.prefetch()
@@ -191,6 +192,8 @@ class _Search:
             return self.known[plan]
         time_s = math.inf
         with suppress(AscendLabError):
+            # Plans that differ only in launches or prefetch have the same kernels: these are built
+            # once.
             if (plan.regions, plan.inside) != self._of:
                 cut = sliced(self.graph, plan)
                 road = plan.road(self.chip)
@@ -216,6 +219,7 @@ class _Search:
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
         segments = Segments(self.graph, self.chip, self.best.road(self.chip))
+        # Costs of segments are estimates; a quarter of the time is for plans on the whole network.
         keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
         chain = cheapest_chain(segments, keeping, self.told)
         if chain is not None:
@@ -234,6 +238,8 @@ class _Search:
             cost = {
                 c: total(segments, c) for c in propose(segments, chain) if c not in tried_chains
             }
+            # A chain whose segments cost 10 % more than those of the best one will not be quicker
+            # as a network.
             limit_s = FAR * total(segments, chain)
             for candidate in sorted((c for c in cost if cost[c] <= limit_s), key=cost.__getitem__):
                 if self.tried >= self.budget:
@@ -245,6 +251,7 @@ class _Search:
                     best_s = time_s
                     break
             else:
+                # Neither neighbours nor uneven slices gained: this is the foot of the valley.
                 if propose is uneven:
                     return
                 propose = uneven
@@ -278,6 +285,8 @@ def total(segments: Segments, chain: Chain) -> float:
 
 def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
+    # Segments in the same number of slices, next to each other, may be one: (0, 2, 4 slices) and
+    # (2, 5, 4 slices) become (0, 5, 4 slices), and what crosses unit 2 stays in L2.
     alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
     yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
     for i, (first, stop, way) in enumerate(chain):
@@ -298,6 +307,8 @@ def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with the segment that misses most in one slice of images more or less."""
     sliced = [choice for choice in chain if choice[2][0] == "batch"]
     if sliced:
+        # What a segment costs above its time with all reads in L2 is the most that other slices can
+        # gain.
         worst = max(sliced, key=lambda choice: segments.cost(*choice) - segments.least(*choice))
         first, stop, (axis, parts) = worst
         place = chain.index(worst)
@@ -320,9 +331,13 @@ def cheapest(
     best: list[tuple[float, list[Choice]]] = [(0.0, [])]
     for stop in range(1, count + 1):
         cheapest_here: tuple[float, list[Choice]] = (math.inf, [])
+        # Short segments first: they are the cheapest to price, and give a low bar for the longer
+        # ones.
         for first in reversed(range(stop)):
             before_s, chosen = best[first]
             for way in choices(first, stop, ways):
+                # Pricing a segment lowers and simulates kernels; its bound is a sum that is known
+                # already.
                 if before_s + least(first, stop, way) >= cheapest_here[0]:
                     continue
                 total = before_s + cost(first, stop, way)
@@ -390,6 +405,8 @@ def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
     """Return the bank's key of a network, whatever its names, however reshapes are spelled."""
     nodes = list(graph.nodes)
     for i, node in enumerate(nodes):
+        # A reshape to (-1, 1000) and one to (8, 1000) are the same where the batch is 8: both are
+        # spelled out.
         if node.op == "reshape":
             shape = graph.types[node.output].shape
             nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})

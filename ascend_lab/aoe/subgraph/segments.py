@@ -79,6 +79,7 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     the longest gaps those that the fewest bytes cross.
     """
     nodes = graph.nodes
+    # A network of n nodes has positions 0 .. n; a cut at i separates node i - 1 from node i.
     end = len(graph.nodes)
     inner = set[str]()
     if road.start != "queued":
@@ -94,10 +95,12 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     chain = [i for i in free if len(crossing[i]) == 1]
     cuts = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
     while len(cuts) < MOST_POINTS + 2:
+        # More cuts are worth most in the longest stretch without one.
         gaps = [[i for i in free if a < i < b] for a, b in pairwise(cuts)]
         longest = max(gaps, key=len)
         if not longest:
             break
+        # From the middle third only: a cut beside a known one would divide nothing.
         third = len(longest) // 3
         middle = longest[third : len(longest) - third]
         cuts = sorted([*cuts, min(middle, key=lambda i: cost[i])])
@@ -147,6 +150,8 @@ class Cache:
         left = Counter(name for step in steps for name in step.reads)
         for step in steps:
             found = frozenset(self.held).intersection(step.reads)
+            # `left` counts the reads still to come: a tensor without any is dead when this step has
+            # run.
             left.subtract(step.reads.keys())
             for name, size in step.reads.items():
                 self._use(name, max(size, self.held.get(name, 0)))
@@ -154,6 +159,8 @@ class Cache:
                 self._use(name, size + self.held.get(name, 0))
                 self.dirty[name] = self.held[name]
             out = self._shrink()
+            # Only what this slice has written itself and nobody needs behind it may be dropped
+            # without a write to memory; weights and inputs stay until something pushes them out.
             inner = written.difference(kept).intersection({*step.reads, *step.writes})
             self.passed([name for name in inner if not left[name]])
             yield Met(found, out)
@@ -166,6 +173,7 @@ class Cache:
         """Throw out what was unused for longest until the rest fits; return the dirty bytes."""
         out = 0
         total = sum(self.held.values())
+        # Least recently used first; a tensor that was changed since it was read goes to memory.
         while total > self.size_bytes:
             name, size = self.held.popitem(last=False)
             total -= size
@@ -236,6 +244,8 @@ class Segments:
     def batch(self) -> int:
         """Images: the common divisor of the entries of all first axes, 1 where one has none."""
         names = (*self.graph.inputs, *self.graph.outputs)
+        # Inputs of (32, 3, 224, 224) and (32, 10), an output of (32, 1000): 32 images. A table of
+        # (7, 64) beside them leaves gcd(32, 7) = 1: no slices along the batch.
         shapes = [self.graph.types[name].shape for name in names]
         return math.gcd(*(shape[0] if shape else 1 for shape in shapes)) if shapes else 1
 
@@ -269,6 +279,9 @@ class Segments:
             return list(self._rows(part, SLACK * room / live)) if rows else []
         slicings = []
         coarser = 1
+        # With L2 of 8 MB and 20 MB live at once, 2 slices need 10 MB each and 4 need 5: both are
+        # tried, as is every number up to SLACK times L2 a slice. 8 slices would only read the
+        # weights more often.
         for n in self.numbers:
             if live > coarser * room and live <= SLACK * n * room:
                 slicings.append(("batch", even(self.batch, n)))
@@ -289,6 +302,8 @@ class Segments:
         stop = 0
         for first in range(self.count):
             stop = max(stop, first)
+            # If units 3 .. 7 can be cut together, so can 4 .. 7: `stop` never moves back, and each
+            # unit is looked at once or twice instead of once for every start.
             while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
                 stop += 1
             ends.append(stop)
@@ -310,6 +325,7 @@ class Segments:
             sizes_tried = set[int]()
             for count in range(2, min(size, MOST_ROWS) + 1):
                 parts = even(size, count)
+                # 25 and 26 slices of 224 rows both begin with 9 rows: one of them is enough.
                 if parts[0] in sizes_tried or parts[0] > share * size or len(sizes_tried) == SIZES:
                     continue
                 sizes_tried.add(parts[0])
@@ -325,6 +341,9 @@ class Segments:
         key = (first, stop, way)
         if key not in self.costs:
             rows = way[0] not in ("", "batch")
+            # Slices of rows overlap and differ from each other: they are compiled as a network of
+            # their own. Slices of a batch are alike, and their cost is a sum of launches that are
+            # timed once.
             self.costs[key] = self._built(*key) if rows else self._summed(*key)
         return self.costs[key]
 
@@ -361,6 +380,8 @@ class Segments:
                 return math.inf
             runs = [run for unit in runs_by_unit for run in unit or ()]
             steps = [run.step for run in runs]
+            # The first slice reads the weights from memory, the second and all later ones find them
+            # in L2: 8 slices are one first and seven second ones.
             for count in (1, times - 1):
                 if count:
                     gone = [n for n in part.inputs if n not in cache.held]
@@ -371,12 +392,15 @@ class Segments:
     def _time(self, run: Run, met: Met) -> float:
         """Return the seconds of a run, its launch included."""
         hits = tuple(buffer for buffer, name in run.names.items() if name in met.found)
+        # The same launch with the same hits and the same writes takes the same time: thousands of
+        # segments share a few hundred simulations.
         key = id(run.launch), hits, met.written_bytes
         if key not in self.timed:
             traffic = traffic_of(run.launch, self.chip)
             warm = {name: 1.0 for name in hits if name in traffic.read_once}
             seen = time_launch(run.launch, self.chip, traffic.warmed(warm, met.written_bytes))
             self.timed[key] = seen.cycles / self.chip.clock_hz
+        # Inside one launch a kernel of several phases waits at a barrier of all cores between them.
         between = self.chip.all_cores_cycles / self.chip.clock_hz
         return self.timed[key] + (self.launch_s if run.starts else between)
 
@@ -402,6 +426,7 @@ class Segments:
         for task in built.tasks:
             if task.lowered is None:
                 continue
+            # A call of the AI CPU costs more than slices gain: once a slice would be too often.
             if isinstance(task.lowered.kernel, CpuKernel) and size < self.batch:
                 raise UnsupportedError("kernels", f"{task.name} on the AI CPU", "leave it whole")
             names = {}

@@ -282,6 +282,7 @@ def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
 
 def sliced(graph: Graph, plan: SlicePlan) -> Graph:
     """Return the graph with the regions of a plan in slices; raises as `ranges_of`."""
+    # Nodes outside the regions keep their names; a slice of node "conv1" is called "conv1.0".
     draft = Draft(graph, ())
     done = 0
     cuts: dict[Any, str] = {}
@@ -293,6 +294,7 @@ def sliced(graph: Graph, plan: SlicePlan) -> Graph:
     for low, high, region in plan.ranges(graph):
         keep(graph.nodes[done:low])
         part = part_of(graph, graph.nodes[low : high + 1], region.first)
+        # A region in one part is the nodes themselves: a plan may say so.
         if len(region.parts) > 1:
             _Slices(draft, cuts, ranges_of(part, region), region).add()
         else:
@@ -358,6 +360,8 @@ class _Slices:
                 self.slice_of(node, i)
         for name in ranges.part.outputs:
             axis = ranges.axes[name]
+            # The slices of an output are joined again: what follows the region reads one tensor, as
+            # before.
             spans = [outputs[name] for outputs in ranges.wanted]
             slices = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
@@ -398,6 +402,8 @@ class _Slices:
         ]
         low, high = span
         for (start, end), piece_name in available:
+            # Rows 4 .. 11 lie in the slice 0 .. 15: one cut. Rows 12 .. 19 lie in two slices, and
+            # are joined from 12 .. 15 and 16 .. 19.
             if start <= low and high <= end:
                 return self.cut(piece_name, axis, (low - start, high - start))
         pieces = [

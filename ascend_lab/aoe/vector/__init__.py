@@ -63,6 +63,8 @@ def _space(measure: VectorMeasure) -> VectorSpace:
 @lru_cache(maxsize=1024)
 def _cycles(measure: VectorMeasure, point: Point) -> float:
     """Return the cycles of a point, remembered: one search after another asks for the same."""
+    # Every candidate is written out and simulated: a vector kernel has too many special cases for a
+    # formula.
     kernel = lower(measure.space().build(point))
     if measure.warm is None:
         return simulate_kernel(kernel, measure.chip).total_cycles

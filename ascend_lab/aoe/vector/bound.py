@@ -40,6 +40,8 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     tail = min((op.cost.tail_cycles for op in ops), default=0) if least_op_cycles else 0
     reads = first_load if loads else 0.0
     load_latency = _latency(chip, share) if loads and not chip.combined else 0.0
+    # The longest of four: all bytes through memory; all loads, then one operation and one store;
+    # one load, then all arithmetic; one load and one operation, then all stores.
     times = (
         _memory_cycles(state, chip, need, warm),
         loads + load_latency + least_op_cycles + last_store,
@@ -59,6 +61,8 @@ def _needed(state: stages.State) -> dict[str, int]:
         size = math.prod(stage.shape)
         if stage.output:
             need[stage.name] = size
+        # What is needed in part may be computed in part: its sources are then not certain to be
+        # needed.
         if isinstance(stage, stages.Fixed) or need.get(stage.name, 0) < size:
             continue
         for read in stage.reads:
@@ -71,6 +75,8 @@ def _distinct(state: stages.State, stage: stages.Stage, read: Read) -> int:
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
     names = [n for i in read.index for n, _ in i.terms]
     counts = [max((extents[n] for n, _ in i.terms), default=1) for i in read.index]
+    # An axis that occurs twice, as in x[i, i], reaches only the diagonal: at least the longest
+    # axis.
     if len(set(names)) < len(names):
         return max(counts, default=1)
     shape = read.view or state.find(read.source).shape
@@ -94,6 +100,8 @@ def _memory_cycles(
     sizes = {s.name: math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in ends}
     phase_read_bytes = _read_bytes(state, warm)
     l2 = chip.l2.size_bytes
+    # A result of 20 MB and 10 MB of operands do not fit into 24 MB of L2: all of the result is
+    # written to memory in that phase.
     evicted = sum(size for name, size in sizes.items() if size + phase_read_bytes[name] > l2)
     rate = chip.shared_rate_bytes_per_cycle("memory", 1)
     return (_cold_bytes(state, need, warm) + evicted) / rate
@@ -128,6 +136,7 @@ def _moved(
 ) -> tuple[float, float]:
     """Return the cycles of loads and of stores on the busiest core."""
     cores = chip.core_count * chip.vector_cores_per_core
+    # On chips without padded copies the scalar unit may move single elements beside the copies.
     by_hand = cores * ELEMENT_BYTES / _scalar_wait(chip) if chip.combined else 0.0
     cold_bytes = _cold_bytes(state, need, warm)
     warm_bytes = sum(
@@ -137,6 +146,8 @@ def _moved(
     memory, l2 = (chip.shared_rate_bytes_per_cycle(level, 1) for level in ("memory", "L2"))
     into = cores * chip.path("GM", "UB").rate_bytes_per_cycle
     back = cores * chip.path("UB", "GM").rate_bytes_per_cycle
+    # The rate of a load is that of all cores' ports together or that of its level, whichever is
+    # lower.
     loads = cold_bytes / (min(into, memory) + by_hand) + warm_bytes / (
         min(into, max(l2, memory)) + by_hand
     )
@@ -203,6 +214,8 @@ class _Operation:
         It pays for a head once a tile, and every 255 repeats.
         """
         repeats_here = self.repeats * max(share, 1 / (chip.core_count * chip.vector_cores_per_core))
+        # One instruction does at most 255 repeats: 1,000 repeats in 2 tiles are at least 4
+        # instructions.
         heads = max(tiles, repeats_here / chip.max_repeat)
         return self.cost.head_cycles * heads + self.cost.slope_cycles * repeats_here
 
@@ -287,6 +300,7 @@ def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operati
     """
     kept = math.prod(a.extent for a in stage.axes if a.name in axes)
     folded = math.prod(a.extent for a in stage.reduce if a.name in axes)
+    # Of 512 numbers 511 must go: 511 lanes of fp16 are 4 repeats.
     size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
     repeats = size / chip.vector_bytes_per_repeat
     names = [

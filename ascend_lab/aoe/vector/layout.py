@@ -45,6 +45,8 @@ def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
     tiles = []
     name = phase.root
     extents = {a.name: a.extent for a in s.state.stage(name).axes}
+    # 4,096 rows, shares of 512, tiles of 64: split by 512 (i_o: 8 cores), then by 64 (i_i_o: 8
+    # tiles).
     for axis, share, width in layout.cuts:
         leaf = axis
         if share < extents[axis]:
@@ -63,6 +65,7 @@ def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
     for loop in bound:
         s = steps.bind(s, name, loop)
     s = steps.vectorise(s, name, tiles[0])
+    # Tiles of the nest are computed in its innermost loop in front of the vector instructions.
     if phase.tiles or phase.outputs:
         s = auto_tile.attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
     for stage_name in (name, *phase.outputs):
@@ -96,6 +99,7 @@ def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
     """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
     done = schedule.complete(laid, root)
     sizes = []
+    # Bytes grow in a straight line with the slots: two points give the slope.
     for depth in (1, 2):
         stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
         sizes.append(boxes.ub_bytes(replace(done, stages=tuple(stages)), root, chip))

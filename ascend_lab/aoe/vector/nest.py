@@ -55,6 +55,8 @@ class NestSpace:
         self.fold_ladder = fold_ladder(self.folds, self.unit if lanes else 1)
         self.small = result_bytes(root) <= SMALL_BYTES
         outer_rows = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
+        # Rows of fewer than two blocks are not divided among cores: each would write part of a
+        # block.
         narrow = self.extents[self.last] < 2 * self.unit
         self.by_elements = long_rows(state, phase) or (narrow and not outer_rows)
         self.apart = narrow and not self.by_elements
@@ -64,6 +66,7 @@ class NestSpace:
         self._roomy: dict[object, list[tuple[int, ...]]] = {}
         self._count = 0
         self._counted = False
+        # The layout of the automatic schedule is an option even where no ladder has its numbers.
         self.default = default
         self.default_point: Point | None = None
         if default is not None:  # its own numbers become options where they are not yet
@@ -101,6 +104,8 @@ class NestSpace:
         shares = self.extents | dict(core_shares)
         widths = dict(shares)
         if cut:
+            # Axes outside the cut one have width 1, but the nearest may take several rows: with a
+            # cut along columns and outer = 4, a tile is 4 rows by `width` columns.
             outside = self.outside(cut)
             widths |= dict.fromkeys(outside, 1)
             widths |= {n: min(outer, shares[n]) for n in outside[-1:]}
@@ -124,14 +129,19 @@ class NestSpace:
     def _legal(self, layout: Layout) -> bool:
         pattern = self._pattern(layout)
         sizes = layout.sizes(self.folds)
+        # What fits with larger tiles of the same kind fits with smaller ones: no new program is
+        # written.
         for larger in self._roomy.get(pattern, ()):
             if all(a <= b for a, b in zip(sizes, larger, strict=True)):
                 return self._written[pattern]
         taken_bytes, event_ids = self.needs(layout)
         chip = self.schedule.chip
+        # A queue needs an event id per slot, and two pipes of a core have only a few.
         if taken_bytes > chip.buffers["UB"] or event_ids > chip.event_ids:
             return False
         # whether a nest can be written depends on which axes are cut, and whether at whole blocks
+        # The estimate leaves out a few blocks: near the limit the program itself must say whether
+        # it fits.
         tight = taken_bytes > SURE * chip.buffers["UB"]
         kind: object = layout if tight else pattern
         if kind not in self._written:
@@ -158,6 +168,8 @@ class NestSpace:
     def needs(self, layout: Layout) -> tuple[int, int]:
         """Return the bytes of UB and the event ids of a layout; shares make no difference."""
         cuts = tuple((n, self.extents[n], w) for n, _, w in layout.cuts)
+        # Shares and slots are left out of the key: a core's tile needs the same room whatever its
+        # share.
         plain = Layout(cuts, layout.folds)
         if plain not in self._needs:
             state = lay(self.schedule, self.nest, plain).state
@@ -214,6 +226,7 @@ class NestSpace:
         return tuple(values)
 
     def _spread(self, prefix: Point) -> Iterator[str]:
+        # An axis that no core can have a share of is not one the cores lie along.
         free = [n for n in self.extents if self._shares(n, self.cores)]
         for count in (1, 2):
             for axes in combinations(free, count):
@@ -225,6 +238,7 @@ class NestSpace:
 
     def _reaches(self, prefix: Point) -> bool:
         """True if every decision after `prefix` has an option, taking the first of each."""
+        # From the axis that is cut on, every prefix with a legal cut has a legal completion.
         while len(prefix) <= CUT:
             options = iter(getattr(self, f"_{DECISIONS[len(prefix)]}")(prefix))
             value = next(options, None)
@@ -244,6 +258,7 @@ class NestSpace:
         outer_axis, _, inner_axis = prefix[0].partition("+")
         if not inner_axis:
             return [0]
+        # 32 cores, 8 of them along rows: 4 are left for each stretch of columns.
         cores_left = self.cores // -(-self.extents[outer_axis] // prefix[1])
         return [
             n
@@ -271,6 +286,7 @@ class NestSpace:
         if not cut:
             return (0,)
         share = self.layout(prefix).cuts[list(self.extents).index(cut)][1]
+        # Along a row, tiles begin at blocks of 32 bytes; along other axes anywhere.
         units = (self.unit, self.repeat) if cut == self.last else (1, 1)
         fine = len(self.nest.rows) == 1
         return width_ladder(share, *units, fine, lambda w: self.good((*prefix, w)))
@@ -284,6 +300,7 @@ class NestSpace:
 
     def _fold(self, prefix: Point) -> Sequence[int]:
         fitting = [w for w in self.fold_ladder if self.good((*prefix, w))]
+        # The widest that fit, and the narrowest: what lies between differs little.
         return (*fitting[:FOLDS], *fitting[FOLDS:][-1:])
 
     def _depth(self, prefix: Point) -> list[int]:
@@ -323,10 +340,12 @@ def share_ladder(extent: int, cores: int, unit: int, least: int) -> list[int]:
     the most that get equal shares.
     """
     blocks = up(extent, unit)
+    # For 32 cores: 32, 24, 16, 8, 4, 2, 1. Fewer cores may be quicker where each would do little.
     halves = {cores >> n for n in range(cores.bit_length())} | {3 * cores // 4}
     counts = {n for n in halves if n >= least}
     counts |= {max((d for d in range(1, min(cores, blocks) + 1) if blocks % d == 0), default=0)}
     shares = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
+    # Long shares also in multiples of eight blocks, which one instruction takes in whole repeats.
     long = {up(s, 8 * unit) * 8 * unit for s in shares if unit > 1 and s >= 32 * unit}
     return sorted(s for s in shares | long if s < extent)
 
@@ -347,6 +366,7 @@ def width_ladder(
     fewest = low
     widths: dict[int, None] = {}
     ladder = FINE if fine else TILES
+    # Numbers of tiles: the fewest, those of the ladder, and multiples of the fewest.
     for tiles in (fewest, *(max(fewest, n) for n in ladder), *(n * fewest for n in ladder)):
         width = aligned(up(share, tiles), unit, repeat)
         if width < share and (tiles > fewest or good(width)):
@@ -357,6 +377,8 @@ def width_ladder(
 
 def aligned(width: int, unit: int, repeat: int) -> int:
     """Return a width filled up to whole blocks, or to whole repeats where that adds little."""
+    # 1,000 numbers in fp16 become 1,008, whole blocks of 16; 2,000 become 2,048, whole repeats of
+    # 128.
     step = repeat if width >= 8 * repeat else unit
     return up(width, step) * step
 
@@ -375,6 +397,7 @@ def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
     width = largest_fold(extents)
     widths = [width]
     while width > min(unit, 2):
+        # 1,000 numbers, blocks of 16: 1000, 512, 256, 128, 64, 32, 16.
         half = up(width, 2)
         width = up(half, unit) * unit if half >= unit else half
         if width == widths[-1]:

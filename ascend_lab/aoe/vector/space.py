@@ -46,9 +46,12 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, 
     cut = False
     for nest_phase in phases:
         partial = ""
+        # Only a nest with one fold is cut: the parts of two folds would need two nests.
         fold = _own_fold(s, nest_phase) if parts > 1 else None
         if fold is not None and parts in part_counts(s, fold):
             axis = max(fold.reduce, key=lambda a: a.extent)
+            # A row sum of 4,096 in 8 parts: y_rf[p] = sum of 512 numbers on core p, then y = sum of
+            # 8 numbers.
             s = steps.split(s, fold.name, axis.name, axis.extent // parts)
             s = steps.rfactor(s, fold.name, f"{axis.name}_o")
             partial = f"{fold.name}_rf"
@@ -94,6 +97,7 @@ def _own_fold(s: Schedule, phase: Phase) -> Stage | None:
 def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     """Return into how many parts a fold may be cut so that idle cores get work, most first."""
     cores = core_count(s)
+    # As many cores as results have work without partial folds: 64 rows keep 32 cores busy.
     units = math.prod(stage.shape)
     if keeps_lanes(stage):
         units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
@@ -102,6 +106,7 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     if units >= cores or size < LINE_BYTES or any(a.name == "p" for a in stage.reduce):
         return ()
     divisors = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
+    # Of 12 divisors every third: 4 numbers of parts, the largest first.
     step = max(1, -(-len(divisors) // PARTS))
     return tuple(divisors[::step])
 
@@ -116,6 +121,7 @@ def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
     for way in WAYS:
         with suppress(AscendLabError):
             merged, nests = regroup(s, phase, way, 1)
+            # Two ways may give the same nests, as "fused" and "inlined" where all tiles are folds.
             if (nests, merged.state) in structures.values():
                 continue
             structures[way] = nests, merged.state
@@ -156,6 +162,8 @@ class Grouping:
 
     def __init__(self, default: Schedule, quickest: Schedule) -> None:
         """Take the defaults without parts of rows and with them; refuse products of the cube."""
+        # The automatic schedule begins with the same groups: its result can be found among the
+        # groupings.
         start, phases = fuse_stages(create_schedule(default.outputs, default.chip))
         if any(isinstance(s, Stage) and s.is_cube for s in start.state.stages):
             raise UnsupportedError("operators of the vector unit", "a product", "tune its tiling")
@@ -186,6 +194,7 @@ class Grouping:
         parts_by_way = self._ways[len(head) // 2][1]
         if len(head) % 2:
             return tuple(p for p in parts_by_way[head[-1]] if self.structure((*head, p)))
+        # A way that cannot be lowered is no option, so that a search never proposes what fails.
         legal = tuple(w for w in parts_by_way if self.structure((*head, w, 1)))
         return legal if head else (*legal, *self._whole)
 
@@ -221,6 +230,8 @@ class Grouping:
             s.state.stage(n) for n in (*nest.phase.tiles, *nest.phase.outputs, nest.phase.root)
         ]
         shapes = {r.source: s.state.find(r.source).shape for x in stages for r in x.reads}
+        # Nests of the same stages over the same shapes share a space, in whatever grouping they
+        # occur.
         key = (nest, tuple(stages), tuple(shapes.items()))
         if key not in self._spaces:
             is_default = nest in self._nests and all(
@@ -252,6 +263,8 @@ def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     keep: list[Step] = []
     follow = [s.primitive for s in default.steps[1:]]
     for step, next_primitive in zip_longest(default.steps, follow):
+        # A split that rfactor turns into a tensor belongs to the grouping; all other splits are
+        # layout.
         factored = step.primitive == "split" and next_primitive == "rfactor"
         if factored or step.primitive in ("inline", "fuse", "materialise", "rfactor"):
             keep.append(step)
@@ -286,6 +299,7 @@ class VectorSpace:
         self.default = dsl.auto_schedule(self.outputs, chip)
         self.grouping = Grouping(dsl.auto_schedule(self.outputs, chip, parts=False), self.default)
         self._head = len(self.grouping.names)
+        # Few enough to list: up to eight ways and five numbers of parts a group.
         heads = self.grouping.heads()
         nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
         opened = [set[int]().union(*(n.open_decisions for n in slot if n)) for slot in nests]
@@ -385,6 +399,7 @@ class VectorSpace:
             points = 1
             for nest in self.structure(head).nests:
                 points *= nest.count(most // points)
+                # Counting stops as soon as it is certain that there are more than `most`.
                 if total + points > most:
                     return None
             total += points
@@ -393,6 +408,8 @@ class VectorSpace:
     def points(self) -> Iterator[Point]:
         """Yield all points, grouping by grouping."""
         for head in self.grouping.heads():
+            # Decisions about one nest do not narrow those about another: all combinations are
+            # legal.
             nests = [list(nest.points()) for nest in self.structure(head).nests]
             for chosen in product(*nests):
                 yield self.joined(head, chosen)
