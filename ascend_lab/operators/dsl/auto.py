@@ -67,6 +67,7 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     folds = [x for x in map(s.state.stage, phase.tiles) if x.fold]
     if folds:
         schedulers.insert(0, partial(auto_tile.schedule_phase, tiles=2))
+    # Column sums read whole rows, whose lanes stay apart.
     if any(map(auto_tile.keeps_lanes, folds)):
         # Narrow strips of whole columns, loaded once, instead of parts of wide ones again and again
         schedulers.append(partial(auto_tile.schedule_phase, line_bytes=auto_tile.NARROW_BYTES))
@@ -84,6 +85,8 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
         return trials[0]
     cycles = [_cycles(trial, s, phase) for trial in trials]
     best = cycles.index(min(cycles))
+    # The usual schedule stays unless another one is clearly quicker: it is the one the book
+    # explains.
     return trials[best if cycles[best] < CLEARLY * cycles[0] else 0]
 
 
@@ -131,6 +134,7 @@ def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
         ]
     failures: list[AscendLabError] = []
     for scheduler in (*schedulers, fallback):
+        # A schedule that failed for lack of room is tried with tiles of a smaller share of UB.
         smaller = isinstance(scheduler, partial) and scheduler.keywords["share"] < 1
         if smaller and not isinstance(failures[-1], CapacityError):
             continue  # smaller tiles would not help
@@ -184,6 +188,7 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
         s = _through_ub(s, name, drained, rows, columns)
     depth = min(tiling_used.base_k * tiling_used.step_k, sizes["k"])
     s = split(split(s, sums, "k", depth), sums, "k_i", min(tiling_used.base_k, depth))
+    # for k_o (a stage in L1): for k_i_o (a tile in L0): mmad over m, n, k_i_i.
     s = reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
     for level, loop in enumerate(("k_o", "k_i_o")):
         for tile in (a_tiles[level], b_tiles[level]):
@@ -191,6 +196,7 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     s = tensorize(s, sums, "m")
     for tile in (*a_tiles, *b_tiles):
         s = primitives_tiles.double_buffer(s, tile)
+    # Two tiles of 4-byte sums: while one leaves L0C, the cube adds into the other.
     twice = 2 * 4 * rows * columns <= s.chip.buffers["L0C"]
     return primitives_tiles.double_buffer(s, sums) if twice else s
 
@@ -199,6 +205,8 @@ def share_of(chip: Chip, batch: int) -> Chip:
     """Return the cores, and the share of the memories, that one product of a batch has."""
     cores = all_cores = chip.core_count
     if batch > 1:
+        # g cores a product: the batch takes up(batch, cores // g) rounds, each of 1 / g of the work.
+        # 12 products on 32 cores take 1 round with g = 2, or 2 rounds half as long with g = 4.
         cores = min(range(1, all_cores + 1), key=lambda g: (isa.up(batch, all_cores // g) / g, g))
     l2, memory = (
         replace(m, rate_bytes_per_s=m.rate_bytes_per_s * (cores / all_cores))
@@ -368,6 +376,7 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
 
 def _part(extent: int, rows: int, cores: int) -> int:
     """Return the part of a row that gives the busiest core least; what starts a part counts too."""
+    # Parts in whole blocks of 128: 4,096 elements in 3 parts are 1,408, 1,408 and 1,280.
     widths = (isa.up(isa.up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
     busy = ((isa.up(rows, cores // isa.up(extent, w)) * (w + START), w) for w in widths)
     return min(busy, default=(0, extent))[1]

@@ -43,6 +43,7 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     phases = []
     for root in (x.name for x in loops if groups[x.name] == x.name):
         inside = [x for x in loops if groups[x.name] == root != x.name]
+        # Softmax has one phase: the maximum and the sum are tiles in the nest of the result.
         tiles = tuple(x.name for x in inside if not x.output)
         phases.append(Phase(root, tiles, tuple(x.name for x in inside if x.output)))
     return s, phases
@@ -80,6 +81,8 @@ def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
+    # A value read twice is computed twice if it is inlined: only one operation is cheap enough for
+    # that.
     few = weight(stage.expr) <= 1 if cheap else len(reads) == 1
     plain = not cheap and bare(stage.expr) is not None
     return plain or (few and not any(x.view for x in reads))
@@ -145,6 +148,7 @@ def _only_read_in(state: State, output: Stage, target: Stage, groups: dict[str, 
 # -- axes -----------------------------------------------------------------------------------------
 def merge_axes(s: Schedule, phase: Phase) -> Schedule:
     """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
+    # (8, 64, 100) elementwise: j and k become one axis of 6,400, then i joins: one axis of 51,200.
     for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
         outer, inner = s.state.stage(phase.root).axes[place : place + 2]
         s = _fuse_everywhere(s, phase.names, outer.name, inner.name)
@@ -200,6 +204,8 @@ def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
     """True if a step along `axis` of the root needs another part of the tile."""
     if boxes.whole(root)[axis].count == 1:
         return True
+    # One step of the axis: if the tile it needs starts at a place that depends on the step, the
+    # tile follows, and cutting the axis computes nothing twice.
     active = {root.name: boxes.whole(root) | {axis: boxes.Range(isa.var(axis), 1)}}
     try:
         box = boxes.needed(state, state.stage(tile), active)

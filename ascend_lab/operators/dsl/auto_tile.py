@@ -65,6 +65,8 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     choices = []
     for used in range(1, cores + 1) if choice else ():
         outer_share = share(choice[0], used)
+        # 20 rows and 4,096 columns on 32 cores: with a row a core, 12 cores would be idle; with 16
+        # cores along columns, 2 stretches of 10 rows, all 32 work.
         cores_left = max(1, cores // isa.up(choice[0].extent, outer_share))
         inner_share = share(choice[1], cores_left) if len(choice) > 1 else 1
         choices.append((outer_share * inner_share, outer_share, inner_share))
@@ -104,6 +106,7 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
 
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
+    # The width at which a tile takes 32 KiB: halving smaller ones only adds instructions.
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
     aimed = min(width, max(small, isa.up(share, tiles)))
     if aimed >= share:
@@ -139,6 +142,7 @@ def schedule_phase(
     unmerged = s = _split_folds(s, phase)
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
+    # Two slots let loads and arithmetic overlap; if not even narrow tiles fit twice, one slot.
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
         best = largest(s, phase, rows, depth, share, line_bytes)
         if best is not None and not _cuts_blocks(s, phase, best.widths):
@@ -218,6 +222,7 @@ def largest(
     def fits(sizes: Widths) -> bool:
         return tile_bytes(s, phase, *both(sizes), depth) <= share * s.chip.buffers["UB"]
 
+    # Whole fold axes first: a fold in steps needs a partial result between them.
     for cut in (False, True) if folds else (False,):
         sizes = smallest | (dict.fromkeys(folds, 1) if cut else folds)
         if not fits(sizes):
@@ -254,6 +259,7 @@ def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: in
     if fits(sizes | {name: extent}):
         return extent
     high = extent
+    # Close enough: within 6 % of the widest that fits, as each trial lays out a nest.
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(sizes | {name: middle}) else (low, middle)

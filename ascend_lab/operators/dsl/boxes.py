@@ -43,6 +43,8 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
     """
     if len(index.terms) == 1 and not index.const and index.terms[0][1] == 1:
         return box[index.terms[0][0]]
+    # The range covers start .. start + count - 1 even if the index jumps: 2 i for i in 0..3 covers
+    # 7.
     start = Affine(index.const)
     count = 1
     for name, coefficient in index.terms:
@@ -59,6 +61,7 @@ def join(one: Range, two: Range) -> Range:
     if one.start.terms != two.start.terms:
         needed_tiles = "tiles that move together"
         raise ScheduleError(needed_tiles, f"{one.start} and {two.start}", "compute them apart")
+    # Reads of x[i] and x[i + 2] in a step of 32: ranges i .. i + 31 and i + 2 .. i + 33, joined 34.
     low = min(one.start.const, two.start.const)
     high = max(one.start.const + one.count, two.start.const + two.count)
     return Range(Affine(low, one.start.terms), high - low)
@@ -90,6 +93,7 @@ def needed(
                 raise ScheduleError(
                     expected, f"under shape {read.view}", f"keep {stage.name} in GM"
                 )
+            # A tile holds what all its readers need: their ranges joined axis by axis.
             read_ranges = [index_range(i, box) for i in read.index]
             ranges = read_ranges if ranges is None else list(map(join, ranges, read_ranges))
     if ranges is None:
@@ -194,6 +198,7 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
             scratch_peak = max(
                 scratch_peak, sum(alive.values()) + _scratch_bytes(state, stage, active[name], chip)
             )
+        # A tile without a later reader is free: its bytes may hold the next one.
         needed_later = {s for later in order[position + 1 :] for s in later.sources}
         alive = {n: size for n, size in alive.items() if n in needed_later}
     return total + scratch_peak

@@ -54,6 +54,7 @@ def _fractal(
     minor = matrix.minor
     starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
     pitch = -(-held.sizes[minor] // matrix.minor_unit)
+    # Row-major over the batch axes, each entry with all fractals of its matrix.
     batch_start = isa.Affine()
     for dim in matrix.batch:
         batch_start = batch_start * held.sizes[dim] + starts[dim]
@@ -97,6 +98,7 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
         with unit.repeat(depth) as i:
             to = dst.region(i * (rows * area), (rows, area))
             k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    # The shorter side is the loop: 4 x 16 fractals are 4 instructions of 16 fractals each.
     elif depth <= rows:
         with unit.repeat(depth) as i:
             to = dst.region(i * area, (rows, area), (depth * area, 1))
@@ -126,11 +128,13 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
     (n, m) = _sizes(matrix, ranges)
     k = box["k"].count // c0
     a, b = (tiles.held[r.source].memory for r in stage.reads)
+    # C lies in L0C as columns of fractals: n outermost, then m, then 16 x 16 numbers.
     steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
         sums_tile.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
         a.region(0, (m, k, isa.FRACTAL, c0)),
         b.region(0, (k, n, isa.FRACTAL, c0)),
+        # The sum of the loop indices is 0 only in the first step of all of them.
         accumulate=sum(folds, isa.Affine()),
     )
 

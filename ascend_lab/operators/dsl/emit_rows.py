@@ -99,6 +99,7 @@ Copy = Callable[[Unit, Rows], None]
 
 def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
     """Return the copy of a box; `block`: what ragged rows may be filled up to (0: they may not)."""
+    # Rows that lie behind each other on both sides are one long row: nothing is ragged inside it.
     dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
     to_view, from_view = with_dims((dst, src), dims)
     counts = tuple(size for size, _ in dims)
@@ -106,6 +107,8 @@ def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
     gm = from_view if on_chip is to_view else to_view
     step = gm.strides[-2] if len(counts) > 1 else 0
     in_one = on_chip is to_view or step == counts[-1] == on_chip.row
+    # A block may only be copied where the tensor has as many elements as a block: 3 rows of 5 are
+    # 15, too few for a block of 16.
     reach = counts[-1] + (step * (counts[-2] - 1) if in_one and step else 0)
     fits = to_view.strides[-1] == from_view.strides[-1] == 1 and reach >= block
     block = block if fits else 0
@@ -123,6 +126,7 @@ def main_part(unit: Unit, rows: Rows) -> None:
     counts = list(rows.counts)
     ragged = rows.rest % c0_of(rows.dst.dtype)
     if ragged and not padded:
+        # Rows shorter than a block have no whole block: all of them is left over.
         if rows.rest == counts[-1]:
             return
         counts[-1] -= ragged
@@ -186,6 +190,7 @@ def ends_apart(unit: Unit, rows: Rows) -> None:
     size = rows.counts[-1]
     block = rows.block
     c0 = c0_of(rows.src.dtype)
+    # A row of 100: the last block in GM is 84..99, and begins at 80 in UB, at a whole block.
     start = max(size - block, 0) // c0 * c0
     for piece in rows.apart(unit) if rows.by_blocks else ():
         last_row = piece[0][1]
@@ -211,6 +216,8 @@ def _shift(
     (start, count, skip) = taken
     (to, kept) = placed
     c0 = c0_of(row.dtype)
+    # `vbrcb` gives each element a block of its own, and `vcgmax` of a block of equal elements is
+    # that element: together they move elements to any place, which no copy in UB can.
     tile = unit.take(row.dtype, count * c0)
     source = row.memory.region(row.offset + start, count)
     unit.builder.vector("vbrcb", tile.region(0, (count, c0)), source)
@@ -232,6 +239,7 @@ def leftover(unit: Unit, rows: Rows) -> None:
     count = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
     if not rows.has_leftover:
         return
+    # A scalar load from GM waits for L2: 200 cycles of latency are so many scalar instructions.
     wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
     moved = [v.moved(len(counts) - 1, counts[-1] - count) for v in (rows.dst, rows.src)]
     for inner in unit.over([*counts[:-1], count], moved):

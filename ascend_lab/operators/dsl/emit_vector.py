@@ -59,6 +59,8 @@ def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
     for axis, size in enumerate(sizes):
         if size == 1:
             continue
+        # A box of 64 x 100 whose operands all have the steps (100, 1) is one axis of 6,400. An
+        # operand with the steps (0, 1), a row repeated for all rows, keeps them apart.
         steps = tuple(v.strides[axis] for v in views)
         if dims:
             outer, outer_steps = dims[-1]
@@ -89,6 +91,7 @@ def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes:
     if lanes % last or rows < 2 * (lanes // last):
         return 1
     steps = [v.strides[-2] for v in views]
+    # 32 lanes of fp16 are 64 bytes: four rows fill a repeat of 256 bytes.
     fits = steps[0] == last and 0 in steps and all(s in (0, last) for s in steps)
     return lanes // last if fits else 1
 
@@ -104,6 +107,7 @@ def block_steps(
     long = [d for d, n in enumerate(sizes) if n > 1]
     row = long[-1] if long else len(sizes) - 1
     rows = math.prod(sizes[:row])
+    # (8, 100) in blocks of 16: rows at multiples of 112, 896 elements; (1, 100) takes 100.
     pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
     outer = (s * pitch for s in row_major(sizes[:row]))
     return (*outer, *((1,) * (len(sizes) - row))), rows * pitch
@@ -126,6 +130,7 @@ class Unit:
         """
         unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
         rounded = -(-elements // unit) * unit
+        # The smallest free tile that is large enough is taken: larger ones may be needed later.
         fits = [t for t in self.free if t.elements * t.itemsize >= rounded * DTYPE_BYTES[dtype]]
         if not fits:
             self.buffers += 1
@@ -227,6 +232,8 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         needed = "vector operands of neighbouring elements"
         got = f"elements {step} apart"
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
+    # x[i, j] - m[i]: m has one number a row, but an instruction reads lanes. `vbrcb` fills a block
+    # with each number, and the instruction repeats that block along the row.
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
     sizes = [dims[d][0] for d in outer]
     c0 = c0_of(view.dtype)
@@ -299,6 +306,7 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     if not outer:
         outer = [1]
         views = [v.stepping((0, *v.strides)) for v in views]
+    # The longest outer axis is what an instruction may repeat over; the others are loops around it.
     rows = max(range(len(outer)), key=lambda d: outer[d])
     count = outer[rows]
     around = [d for d in range(len(outer)) if d != rows]
@@ -309,11 +317,15 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     columns = -(-row_lanes // c0)
     chunks = full_repeats + tails
 
+    # Cycles of so many instructions = head for each + slope for each repeat.
     def cycles(instructions: int, repeats: int) -> int:
         cost = chip.vector_costs.get(op.name, chip.vector_costs["default"])
         starts = max(instructions, -(-repeats // chip.max_repeat))
         return cost.head_cycles * starts + cost.slope_cycles * repeats
 
+    # A box of 64 rows of 100 lanes in fp16: row by row it is 64 instructions of 1 repeat; a chunk
+    # of lanes of all rows is 1 instruction of 64 repeats; block by block it is 7 instructions of 8
+    # repeats.
     choices = [
         (cycles(count * ((full_repeats > 0) + tails), count * chunks), _run),
         (cycles(chunks, count * chunks), _rows),
@@ -376,6 +388,7 @@ def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes
     step = 0 if view.blocks or not view.strides[-1] else 1
     offset = view.offset + at * step
     c0 = c0_of(view.dtype)
+    # An operand that is one number for all lanes (step 0) stays where it is in every repeat.
     pitch = lanes * step if pitch is None else pitch
     if view.blocks and lanes > c0:
         return view.memory.region(offset, (repeats, lanes // c0, c0), (pitch, 0, 1))

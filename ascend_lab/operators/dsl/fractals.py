@@ -91,6 +91,8 @@ def matrix_of(cube: Stage, role: str) -> Matrix:
 
 def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> layout.AddressMap:
     """Return where every element of a row-major index lies in the fractal layout of `matrix`."""
+    # The map of a matrix in FRACTAL_NZ, then its axes renamed to where they stand in the tensor: a
+    # transposed operand is the same map with rows and columns exchanged.
     order = (*matrix.batch, matrix.minor, matrix.major)
     base = layout.address_map(
         "FRACTAL_NZ", tuple(shape[d] for d in order), dtype, c0=matrix.major_unit
@@ -120,6 +122,8 @@ def _with_relu(state: State, cube: Stage) -> State:
     if cube.output or len(readers) != 1 or not isinstance(readers[0], Stage):
         return state
     relu = readers[0]
+    # A ReLU of C[m, n] at the same place can be done by the fix pipe while the sum leaves L0C; one
+    # that reads C transposed cannot.
     element = relu.expr.args[0] if isinstance(relu.expr, Call) and relu.expr.op == "vrelu" else None
     if not isinstance(element, Read) or element.index != identity(relu.axes) or element.view:
         return state
@@ -193,6 +197,7 @@ def matrices(state: State) -> dict[str, Matrix]:
     for cube in state.cubes:
         for read, role in zip(cube.reads, "AB", strict=True):
             origin = read.source
+            # From the tile in L0A back over the one in L1 to the tensor in GM.
             while state.find(origin).scope != "GM":
                 origin = state.stage(origin).sources[0]
             by_tensor[origin] = matrix_of(cube, role)

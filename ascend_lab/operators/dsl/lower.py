@@ -98,10 +98,14 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
             needed, str(used_cores), "split with a larger factor before bind"
         )
     parts = []
+    # 100 rows in steps of 32 over 4 cores: one program for the three cores with 32 rows, another
+    # for the core with 4.
     for core_shares in product(*shares):
         nest = Nest(state, root, chip, dict(tensors))
         box = whole(stage)
         for leaf, (first, count, elements) in zip(bound, core_shares, strict=True):
+            # The core's number is a parameter of the program, so that all cores with equal shares
+            # run one.
             start = nest.builder.param(leaf.name, first + count) * leaf.width
             is_last_step = (
                 stage.last_fold_extent
@@ -217,6 +221,7 @@ class Nest:
         elif full_steps:
             with self.builder.loop(name, full_steps) as index:
                 yield Range(whole.start + index * leaf.width, leaf.width), index
+        # Moved back until it is whole: 68..99 computes 68..95 a second time, with the same result.
         if rest_elements and leaf.tail == "guard" and full_steps:
             back = isa.Affine(whole.count - leaf.width)
             yield Range(whole.start + back, leaf.width), isa.Affine(full_steps)

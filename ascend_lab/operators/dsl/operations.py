@@ -48,6 +48,7 @@ def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
         return a
     names = axis_names(len(target))
     moving = [var(n) for n, size in zip(names, target, strict=True) if size > 1]
+    # (64, 1, 100) to (64, 100): only axes of size 1 come or go, and each index stays an axis.
     if [n for n in target if n > 1] == [n for n in a.shape if n > 1]:
         indices = iter(moving)
         index = tuple(next(indices) if size > 1 else Affine() for size in a.shape)
@@ -68,8 +69,11 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
     order = tuple(p % rank for p in order)
     shape = tuple(a.shape[p] for p in order)
     moved = [p for p in order if a.shape[p] > 1]
+    # Only axes of size 1 change places: the elements keep their order.
     if moved == sorted(moved):
         return reshape(a, shape)
+    # The innermost axis stays: rows are copied whole. Else every element moves, by a kernel of its
+    # own.
     if order[-1] == rank - 1:
         names = axis_names(rank)
         back = [order.index(d) for d in range(rank)]
@@ -192,6 +196,7 @@ WIDE = {"fp16": "fp32", "bf16": "fp32", "int8": "int32", "uint8": "int32"}
 def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> Tensor:
     hint = f"reduce_{fold}"
     axes = normal_axes(axis, len(a.shape), hint)
+    # 4,096 ones in fp16: above 2,048 adding 1 changes nothing. In fp32 the sum is exact.
     wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
     source = cast_to(a, wide) if wide else a
     names = axis_names(len(a.shape))
@@ -352,6 +357,7 @@ def pooling2d(
     rh = Axis("rh", kh, True)
     rw = Axis("rw", kw, True)
     i, j, k, m, lane = (var(a) for a in names)
+    # A 2 x 2 window of stride 2: out[k, m] folds x[2 k + rh, 2 m + rw] over rh and rw in 0..1.
     element = source[i, j, k * sh + rh, m * sw + rw, lane]
     kind = "max" if mode == "max" else "sum"
     out = computed((n, c1, oh, ow, c0), names, Fold(kind, element, (rh, rw)), "", "pooling2d")

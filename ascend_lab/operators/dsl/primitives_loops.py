@@ -32,6 +32,8 @@ def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut"
     if tail == "guard" and leaf.reduce:
         got = "guard would fold some elements twice"
         raise ScheduleError(f'split: tail "cut" for the fold axis {axis}', got, 'use tail="cut"')
+    # i in 100, split by 32, becomes: for i_o in 4: for i_i in 32: y[32 * i_o + i_i] = ..., and only
+    # 4 steps of i_i when i_o is 3.
     count = -(-leaf.extent // factor)
     width = leaf.width * factor
     outer = Leaf(f"{axis}_o", leaf.root, count, width, leaf.reduce, tail)
@@ -52,9 +54,11 @@ def reorder(state: State, stage: str, *axes: str) -> State:
     chosen = [s.loop(a) for a in axes]
     if len(set(axes)) < len(axes):
         raise ScheduleError(f"reorder {stage}: each loop once", str(tuple(axes)), "drop repeats")
+    # Loops that are not named keep their places: of i, j, k, reorder(k, i) makes k, j, i.
     order = iter(chosen)
     loops = tuple(next(order) if leaf in chosen else leaf for leaf in s.loops)
     for place, leaf in enumerate(loops):
+        # i_i_o may not stand outside i_o: a step of it moves less than one of i_o.
         finer = (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width)
         for wrong in finer:
             needed = f"reorder {stage}: {leaf.name} outside {wrong.name}"
@@ -97,6 +101,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     if names.index(second) != place + 1:
         needed = f"fuse: neighbours of the tensor ({', '.join(names)})"
         raise ScheduleError(needed, f"{first}, {second}", "choose")
+    # for i in 64: for j in 100: y[i, j] = x[i, j]   becomes   for ij in 6400: y[ij] = x[ij].
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
     _check_nest_of_its_own(state, s)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
@@ -126,12 +131,15 @@ def _merged(state: State, stage: str, read: Read, first: str, second: str, size:
     view = read.view or source.shape
     a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
     b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
+    # x[i, j] of a (64, 100) tensor is read as x[100 i + j] of the same bytes under shape (6400,).
     if a is not None and b == a + 1 and source.scope == "GM":
         index = (*index[:a], index[a] * view[b] + index[b], *index[b + 1 :])
         view = (*view[:a], view[a] * view[b], *view[b + 1 :])
     merged_index: list[Affine] = []
     for coordinate in index:
         terms = dict(coordinate.terms)
+        # 100 i + j is 1 * ij: the step of i must be that of j times the size of j. In x[j, i] it is
+        # not, and the two axes stay apart.
         outer = terms.pop(first, 0)
         inner = terms.pop(second, 0)
         if outer != inner * size:
@@ -218,6 +226,7 @@ def tensorize(state: State, stage: str, axis: str) -> State:
         kind = "a vector stage" if not s.is_cube else f"one in {s.scope}"
         needed = f"tensorize {stage}: a sum of products in L0C"
         raise ScheduleError(needed, kind, 'cache_write it to "L0C" first')
+    # mmad multiplies whole fractals: m and n in 16s, k in the elements of a block (16 in fp16).
     inner = s.loops[s.position(axis) :]
     units = {a.name: FRACTAL for a in s.axes if a.name in ("m", "n")}
     units |= {a.name: c0_of(s.reads[0].dtype) for a in s.reduce}
@@ -249,6 +258,8 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     fold_axis = next((a for a in s.reduce if a.name == leaf.root), None)
     if fold_axis is None or not s.fold or s.is_cube:
         raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
+    # y[i] = sum of x[i, k] over 4,096 k, k split by 512, becomes: for p in 8: y_rf[p, i] = sum of
+    # x[i, 512 p + k] over 512 k, then y[i] = sum of y_rf[p, i] over p.
     parts = [x for x in s.loops if x.root == leaf.root]
     remainder = fold_axis.extent % leaf.width
     if leaf.width == 1 or len(parts) != 2 or (remainder and not (inner and len(s.reduce) == 1)):
@@ -261,6 +272,7 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     folds = tuple(short_axis if a is fold_axis else a for a in s.reduce)
     name = state.new_name(f"{stage}_rf")
     axes = (*s.axes, part_axis) if inner else (part_axis, *s.axes)
+    # The old k is 512 p + k, with the new k counting inside a part.
     index = Affine(0, ((label, leaf.width), (fold_axis.name, 1)))
     expr = apply_index(s.expr, {fold_axis.name: index})
     partial = Stage(

@@ -40,6 +40,7 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     """
     _check_scope(scope)
     entry = state.find(tensor)
+    # Data paths of the chip: GM to L1 or UB, L1 to L0A and L0B, L0C to UB.
     origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
     source_scope = entry.scope
     if source_scope not in origins or (source_scope == "GM" and entry.attach):
@@ -56,6 +57,8 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
             needed, ", ".join(r.name for r in reading) or "none", "name its readers"
         )
     name = state.new_name(f"{tensor}_{scope.lower()}")
+    # for i: y[i] = f(x[i])   becomes   for i: x_ub[i] = x[i]   for i: y[i] = f(x_ub[i]), to be
+    # joined by compute_at.
     for reader in loops:
         state = state.put(redirect(reader, tensor, name))
     return state.insert(replace(copy_of(name, entry), scope=scope), before=loops[0].name)
@@ -79,6 +82,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
         needed = f"cache_write {stage}: a stage not yet scheduled"
         raise ScheduleError(needed, "it has splits", "call it first")
     name = state.new_name(f"{stage}_{scope.lower()}")
+    # Sums of fp16 products are fp32 in L0C; the copy out converts them.
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
     read = Read(name, dtype, identity(s.axes))
@@ -106,6 +110,8 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     if entry.scope != "GM" or entry.attach:
         got = f"the tile {read.source}"
         raise ScheduleError(f"materialise {stage}: a tensor in GM", got, "do this step earlier")
+    # for i: for j: y[i, j] = f(x[j, i])   becomes for i: for j: x_as_y[i, j] = x[j, i]   and then
+    # for i: for j: y[i, j] = f(x_as_y[i, j]).
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
     name = state.new_name(f"{read.source}_as_{stage}")
     copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
@@ -141,11 +147,15 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
         got = f"{consumer} of shape {c.shape} in {c.scope}"
         raise ScheduleError(needed, got, "keep them apart")
+    # Inside a fold loop an output would be written once for every step of the fold.
     if s.output and c.loop(axis).reduce:
         needed = f"compute_at: an output at a data loop of {consumer}"
         raise ScheduleError(needed, f"the fold loop {axis}", "choose a loop outside it")
     if s.bound:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
+    # for i in 4096: t[i] = a[i] + b[i], for i_o in 8: for i_i in 512: y[i] = exp(t[i]), with
+    # compute_at(t, y, i_o): for i_o in 8: (for i_i in 512: t[i_i] = ..., for i_i in 512: y[i] =
+    # exp(t[i_i])). t then needs 512 elements of UB and no GM at all.
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
     changed = state.put(replace(s, attach=(consumer, axis), scope=scope))
     primitives_loops.check_nest(changed, c)
@@ -197,6 +207,8 @@ def inline(state: State, stage: str) -> State:
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
         why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
+    # for i: t[i] = a[i] + b[i], for i: y[i] = relu(t[i])   becomes   for i: y[i] = relu(a[i] +
+    # b[i]).
     body = bare(s.expr) or s.expr
 
     def value(read: Read) -> Expr:
@@ -238,12 +250,15 @@ def hoist(state: State, stage: str) -> State:
     """
     s = state.stage(stage)
     row_stages = dict[Expr, Stage]()
+    # y[i, j] = x[i, j] * (1 / s[i]) divides 64 times for rows of 64; with y_row[i, b] = 1 / s[i] it
+    # divides 16 numbers of a block once a row, and multiplies by the block.
     kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
     axes = (*kept, Axis(f"{lanes[0].name}_b", ROOM))
     place = (*identity(kept), Affine())
 
     def row(expr: Expr) -> Expr:
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
+        # An expression that reads nothing along the lanes is the same for the whole row.
         if used and not used & {a.name for a in lanes}:
             name = state.new_name(f"{stage}_row{len(row_stages) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
@@ -283,6 +298,7 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     s = state.stage(stage)
     if not isinstance(depth, int) or not 1 <= depth <= 4:
         raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", repr(depth), "2 is usual")
+    # With two slots, MTE2 loads step n + 1 while the vector unit computes step n.
     return state.put(replace(s, depth=depth))
 
 
@@ -321,6 +337,9 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     partial = state.stage(parts)
     base = state.stage(first_parts)
     total_stage = state.stage(stage)
+    # Softmax over a row on 8 cores waits twice for all cores, for the maximum and for the sum. Sums
+    # of exp(x - own maximum) need no waiting: each is corrected by exp(own maximum - maximum) at
+    # the end.
     value = _in_terms(base.expr, base, partial)
     place = identity(partial.axes)
     part_extent = partial.reduce[0].extent
@@ -338,6 +357,7 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
         Call("vconv", (power,), partial.dtype, None, "rint"),
     ):
         best = Read(first_parts, base.dtype, place)
+        # A part that is -inf throughout has the maximum -inf: -inf - -inf would be nan.
         reference = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
         centred = value - middle
         corrected = partial_sum * _with(partial.expr, value - middle, reference - middle)

@@ -114,6 +114,7 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
             raise InputError(needed, got, "pass one array per input")
         values = array.astype(numpy_type(entry.dtype)).reshape(entry.shape)
         if entry.name in fractal:
+            # A matrix of 100 x 60 becomes 112 x 64 with zeros, which change no sum.
             edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]
             values = np.pad(values, [(0, 0)] * (values.ndim - 2) + edge)
         memory[entry.name] = Held(entry.name, values, (0,) * values.ndim)
@@ -202,6 +203,8 @@ class _Walk:
         """Compute the active box of a stage, or fold it into what the tile holds."""
         box = self.active[stage.name]
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
+        # Whole boxes at once, with one dimension per axis: NumPy broadcasts what does not depend on
+        # an axis.
         value = evaluated(stage.expr, lambda read: self.fetch(read, ranges))
         out = self.memory[stage.name].part(stage, box)
         if stage.fold:
@@ -252,6 +255,7 @@ class Held:
 def poisoned(stage: stages.Stage, box: Box) -> Held:
     """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
     kind = numpy_type(stage.dtype)
+    # What is read before it is written shows up in the result.
     poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
     ranges = [box[a.name] for a in stage.axes]
     values = np.full([r.count for r in ranges], poison, kind)
@@ -269,6 +273,7 @@ def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
     args = [evaluated(arg, fetch) for arg in expr.args]
     if expr.op == "vcopy":
         return args[0]
+    # The vector unit computes in fp32 and rounds the result once to fp16.
     wide = [widened(arg) for arg in args]
     if expr.op == "vconv":
         is_integer = np.dtype(numpy_type(expr.format)).kind in "iu"

@@ -41,6 +41,8 @@ def primitive(
 ) -> Callable[Concatenate["Schedule", P], "Schedule"]:
     """Turn a change of state into a step of schedules that bears its name and arguments."""
     name = change.__name__
+    # `split(state, stage, axis, factor)` becomes the step `split(s, stage, axis, factor)` of a
+    # schedule.
     change_signature = signature(change)
     _, *parameters = change_signature.parameters.values()
     PRIMITIVES[name] = change, Signature(parameters)
@@ -293,6 +295,7 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
             f"split {stage.attach[0]} instead",
         )
     # Loops from the first fold loop on go with the tile: sums are stored once, after the fold.
+    # for i_o: for k_o (fold): the store stands behind k_o, inside i_o.
     first_fold = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     outer_loops = stage.loops[:first_fold]
     inner_loops = stage.loops[first_fold:]
@@ -331,6 +334,7 @@ def _load_through_tiles(state: State, stage: Stage) -> State:
         if not _in_gm(state, gm_read.source):
             continue
         read = _axes_apart(gm_read, gm_read.view or state.find(gm_read.source).shape, extents)
+        # x[i, j] + x[i, j] * y[i, j] loads x once.
         tile = next((t for t in state.stages if _serves(state, stage, t, read, attach)), None)
         if tile is None:
             name = state.new_name(f"{read.source}_ub")
@@ -377,6 +381,7 @@ def _axes_apart(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
     for entry, size in zip(read.index, shape, strict=True):
         terms = sorted(entry.terms, key=lambda t: -t[1])
         strides = [c for _, c in terms]
+        # 8 i + j: the step of i, 8, must be a multiple of that of j, and j must stay below it.
         inner = zip(terms[1:], strides, strict=False)
         nested = all(step % c == 0 and extents[name] * c <= step for (name, c), step in inner)
         if len(terms) < 2 or entry.const or strides[-1] != 1 or not nested or size % strides[0]:

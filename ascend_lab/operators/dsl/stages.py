@@ -271,6 +271,7 @@ class State:
 
     def insert(self, stage: Stage | Fixed, before: str) -> "State":
         """Return the state with a stage added before another one."""
+        # The order of stages is the order of execution: a producer stands in front of its readers.
         position = next(n for n, s in enumerate(self.stages) if s.name == before)
         return State(self.inputs, (*self.stages[:position], stage, *self.stages[position:]))
 

@@ -124,6 +124,7 @@ class Tiles:
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
+        # b = exp(a) may take the memory of a, if nobody reads a afterwards.
         overwritten = overwrites(self.state, stage)
         old_tile = None if overwritten in self.groups else self.held.get(overwritten)
         # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
@@ -174,6 +175,8 @@ class Tiles:
             s.name
             for s in self.state.stages
             if isinstance(s, Stage)
+            # One flag for all tiles that are loaded in one loop: with a flag each, three operands
+            # would need three of the few event ids.
             and (s.scope, s.attach, s.depth) == ("UB", stage.attach, stage.depth)
             and (self.writer(s), self.reader(s)) == (writer, reader)
             and s.name not in self.fractal
