@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ascend_lab.aoe import tuning
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
 from ascend_lab.aoe.drive import OVERALL, Progress, Rules, Settings, Trial, jobs_of
+from ascend_lab.aoe.entries import entry_of, from_bank, key_of, suggestions
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
-from ascend_lab.aoe.tuning import Result, from_bank, job_of, key_of, tune_operator, untuned
+from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
 from ascend_lab.compiler import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
 from ascend_lab.compiler.compile import Front, Road, finish_stages, front_stages
@@ -271,7 +271,7 @@ def tune_network(
         except KeyboardInterrupt:  # between two searches; those that ended are kept
             run.interrupted = True
     # What has no result was chosen and not tuned, or was never to be tuned: the note says which.
-    missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
+    missed = "interrupted" if run.interrupted else NOT_REACHED
     results = [
         run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
     ]
@@ -365,7 +365,7 @@ class _Operators:
                 workers=self.workers, time_limit_s=limit_s, known=earlier, on_trial=on_trial
             ),
             deadline=self.deadline,
-            hints=tuning.suggestions(operator, self.knowledge),
+            hints=suggestions(operator, self.knowledge),
             report=lambda stage, done, total: self.progress(f"{label}, {stage}", done, total, ""),
         )
         self.results[operator.name] = result
@@ -376,7 +376,7 @@ class _Operators:
         # must not learn from it that the default is the best.
         worth = result.choice is not None if self.interrupted else result.source == "tuned"
         if worth and len(result.trace.failures) < result.trials:
-            self.outcomes.append(settle(self.knowledge, tuning.entry_of(result, self.settings)))
+            self.outcomes.append(settle(self.knowledge, entry_of(result, self.settings)))
             if not self.interrupted:
                 self.knowledge.forget_trials(run_id)
 

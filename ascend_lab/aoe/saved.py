@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +21,9 @@ from ascend_lab import __version__, limits, output
 from ascend_lab.aoe.bank import BankKey, Outcome, chip_digest, records, repo_summary
 from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import NetworkResult, Tuning
+from ascend_lab.aoe.entries import key_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slicing
-from ascend_lab.aoe.tuning import CERTAINTIES, Result, key_of, tenths_of
+from ascend_lab.aoe.tuning import CERTAINTIES, Result, tenths_of
 from ascend_lab.compiler import Compiled, Road, lower, simulate_graph, tasks
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import Chip
@@ -115,13 +117,12 @@ class Report:
     def _opat(self, found: NetworkResult, outcome: str) -> Data:
         modified: dict[str, list[Data]] = {"add": [], "update": []}
         for r in found.results:
-            if update_mode := self._modified(
-                r
-            ):  # listed with its times, and the axis that was tuned
+            if update_mode := self._modified(r):
+                # The published report lists an operator with its times, and again with what was
+                # tuned: here always its schedule.
                 schedule = {"Schedule": {**_times(r), "update_mode": update_mode}}
-                modified[update_mode].append(
-                    {**_named(r), **_times(r), "tune_performance": schedule}
-                )
+                row = {**_named(r), **_times(r), "tune_performance": schedule}
+                modified[update_mode].append(row)
         tuned = [r for r in found.results if r.source in TUNED]
         return {
             "OPAT": {
@@ -148,12 +149,9 @@ class Report:
         """Return whether an operator was added to the bank ("add"), updated there, or neither."""
         if result.source != "tuned":
             return ""
-        outcome_by_default = "add" if result.choice else ""
-        outcome = (
-            outcome_by_default
-            if self.written is None
-            else self.written.get(key_of(result.operator), "")
-        )
+        if self.written is None:
+            return "add" if result.choice else ""
+        outcome = self.written.get(key_of(result.operator), "")
         return outcome if outcome in ("add", "update") else ""
 
     def _own(self) -> Data:
@@ -283,6 +281,15 @@ def _row(result: Result) -> str:
 # -- the tuned model ------------------------------------------------------------------------------
 FORMAT = "ascend_lab tuned schedules"
 VERSION = 1
+HEAD = {
+    "format": (FORMAT,),
+    "version": limits.Range(int, VERSION, VERSION),
+    "chip": str,
+    "chip_digest": str,
+    "core_count": limits.Range(int, 1, limits.COUNT),
+    "dtype": str,
+}
+"""What the first line must say; the options of `slicing.NETWORK_OPTIONS` may follow."""
 WHOLE = SlicePlan()
 """Kernels launched as by default."""
 
@@ -340,11 +347,8 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     chip = tuning.compiled.chip
     tuned_operators = tuning.operators
     # Schedules that do not help the network are not part of the tuned model.
-    better = (
-        tuned_operators.results
-        if tuned_operators and tuned_operators.after_s < tuned_operators.before_s
-        else ()
-    )
+    helps = tuned_operators is not None and tuned_operators.after_s < tuned_operators.before_s
+    better = tuned_operators.results if tuned_operators and helps else ()
     choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
     write_schedules(schedules, choices, chip, dtype, plan)
@@ -372,18 +376,12 @@ def as_named_in(
         return renamed
     for read_task, tuned_task in zip(again.tasks, tuned.tasks, strict=True):
         choice = choices.get(tuned_task.piece.key)
-        if (
-            choice is not None
-            and read_task.op == tuned_task.op
-            and read_task.piece.key not in renamed
-        ):
-            try:
-                tasks.with_choices(
-                    replace(again, tasks=(read_task,)), {read_task.piece.key: choice}
-                )
-            except AscendLabError:
-                continue
-            renamed[read_task.piece.key] = choice
+        key = read_task.piece.key
+        if choice is None or read_task.op != tuned_task.op or key in renamed:
+            continue
+        with suppress(AscendLabError):  # a choice that does not suit the other words
+            tasks.with_choices(replace(again, tasks=(read_task,)), {key: choice})
+            renamed[key] = choice
     return renamed
 
 
@@ -404,35 +402,32 @@ def read_schedules(file: str | Path) -> Schedules:
         lines = records.read_file(file).decode("utf-8").splitlines()
     except ValueError as error:
         raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
-    head = _record(file, 1, lines[0] if lines else "")
-    if head.get("format") != FORMAT or head.get("version") != VERSION:
-        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
-        raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
+    head = _head(file, lines[0] if lines else "")
     choices = {}
     for number, line in enumerate(lines[1:], 2):
-        data = _record(file, number, line)
+        where = f"{file} line {number}"
+        data = limits.json_of(line, where, "tune the model again")
         try:
-            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], str(head["chip"]))
+            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], head["chip"])
         except (KeyError, TypeError, InputError) as error:
-            needed = f"{file} line {number}: a kernel and its schedule"
+            needed = f"{where}: a kernel and its schedule"
             raise InputError(needed, str(error), "tune the model again") from None
-    try:
-        words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
-        launches = SlicePlan(
-            (), **{name: head.get(name) is True for name in slicing.NETWORK_OPTIONS}
-        )
-        return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
-    except (KeyError, TypeError, ValueError) as error:
-        needed = f"{file} line 1: chip, chip_digest, core_count and dtype"
-        raise InputError(needed, str(error), "tune the model again") from None
+    # Files of earlier versions lack the options that came later.
+    launches = SlicePlan((), **{name: head.get(name, False) for name in slicing.NETWORK_OPTIONS})
+    numbers = (head["chip"], head["chip_digest"], head["core_count"])
+    return Schedules(*numbers, head["dtype"], choices, launches)
 
 
-def _record(file: str | Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-        if isinstance(data, dict):
-            return data
-        got = type(data).__name__
-    except (ValueError, RecursionError) as error:
-        got = str(error)
-    raise InputError(f"{file} line {number}: a JSON object", got, "name a NAME_tuned.jsonl")
+def _head(file: str | Path, line: str) -> Data:
+    """Return what the first line says; raise `InputError` if a key is wrong or missing."""
+    where = f"{file} line 1"
+    head = limits.json_of(line, where, "name a NAME_tuned.jsonl")
+    says = (head.get("format"), head.get("version")) if isinstance(head, dict) else ()
+    if says != (FORMAT, VERSION):
+        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
+        raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
+    options = dict.fromkeys(slicing.NETWORK_OPTIONS, bool)
+    decoded: Data = limits.decoded(HEAD | options, head, where)
+    if missing := [key for key in HEAD if key not in decoded]:
+        raise InputError(f"{where}: {', '.join(HEAD)}", f"no {missing[0]}", "tune the model again")
+    return decoded

@@ -30,20 +30,17 @@ from ascend_lab.aoe.bank.records import from_line, to_line
 from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.engine import LEAST_S, estimated, together
-from ascend_lab.aoe.operators import unit_of
-from ascend_lab.aoe.tuning import (
+from ascend_lab.aoe.entries import (
     NEAR,
-    NOT_CHECKED,
-    NOT_REACHED,
     SIZES,
     entry_of,
     features_of,
     from_bank,
-    job_of,
     key_of,
     suggestions,
-    untuned,
 )
+from ascend_lab.aoe.operators import unit_of
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of, untuned
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.compiler import compile_graph, simulate_graph
 from ascend_lab.compiler.lower import lower

@@ -170,13 +170,13 @@ class BankKey:
 
 
 @dataclass(frozen=True, slots=True)
-class BankEntry:
-    """The best schedule found for a key, and how it was found.
+class BestKnown:
+    """The best schedule known for a problem, and what is certain about it.
 
-    `schedule` is plain JSON data (tuples become lists); what stands in it is the tuner's affair.
+    `schedule` is plain JSON data (tuples become lists); only the tuner knows what it means.
     `before_cycles` is the default schedule's cost, `after_cycles` this one's; they are equal when
-    nothing better than the default was found. `proven`: no point of the searched space is better.
-    `features` are log2 of the sizes, in the tuner's order; they find the nearest shapes.
+    nothing better than the default was found. No schedule takes fewer than `bound_cycles`.
+    `proven`: no point of the searched space is better.
     """
 
     key: BankKey
@@ -185,23 +185,16 @@ class BankEntry:
     after_cycles: int
     bound_cycles: int | None
     proven: bool
-    search: str
-    seed: int
-    trials: int
-    tool_version: str = __version__
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    model_version: int = MODEL_VERSION
-    features: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Bring `schedule` and `features` to their plain form and check every field; BankError."""
+        """Bring `schedule` to its plain form and check every field; BankError."""
         try:
             plain = json.loads(canonical(self.schedule))
         except (TypeError, ValueError, RecursionError) as error:
             raise _wrong("BankEntry", "schedule", "plain JSON data", error) from None
         # (4, 8) as a tuple and [4, 8] as read from JSON are then equal.
         object.__setattr__(self, "schedule", plain)
-        for name in ("before_cycles", "after_cycles", "trials", "model_version"):
+        for name in ("before_cycles", "after_cycles"):
             _integer("BankEntry", name, getattr(self, name), 0)
         if self.after_cycles > self.before_cycles:
             limit = f"at most before_cycles = {self.before_cycles}: the default is always there"
@@ -211,13 +204,8 @@ class BankEntry:
             if self.bound_cycles > self.after_cycles:
                 limit = f"at most after_cycles = {self.after_cycles}, which was reached"
                 raise _wrong("BankEntry", "bound_cycles", limit, self.bound_cycles)
-        _integer("BankEntry", "seed", self.seed, None)
         if not isinstance(self.proven, bool):
             raise _wrong("BankEntry", "proven", "true or false", self.proven)
-        for name in ("search", "tool_version", "created"):
-            if not isinstance(getattr(self, name), str):
-                raise _wrong("BankEntry", name, "text", getattr(self, name))
-        object.__setattr__(self, "features", _features(self.features))
 
     @property
     def gap(self) -> float | None:
@@ -228,6 +216,33 @@ class BankEntry:
     def improved(self) -> bool:
         """True if the schedule is faster than the default one."""
         return self.after_cycles < self.before_cycles
+
+
+@dataclass(frozen=True, slots=True)
+class BankEntry(BestKnown):
+    """What a bank holds for a key: the best schedule known, and how it was found.
+
+    `features` are log2 of the sizes, in the tuner's order; they find the nearest shapes.
+    """
+
+    search: str
+    seed: int
+    trials: int
+    tool_version: str = __version__
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    model_version: int = MODEL_VERSION
+    features: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every field, and make `features` floats; BankError."""
+        BestKnown.__post_init__(self)
+        for name in ("trials", "model_version"):
+            _integer("BankEntry", name, getattr(self, name), 0)
+        _integer("BankEntry", "seed", self.seed, None)
+        for name in ("search", "tool_version", "created"):
+            if not isinstance(getattr(self, name), str):
+                raise _wrong("BankEntry", name, "text", getattr(self, name))
+        object.__setattr__(self, "features", _features(self.features))
 
     @property
     def rank(self) -> tuple[int, int, bool, int]:

@@ -131,9 +131,8 @@ def gdat(table: Table, cost: Cost) -> Split:
     """
     start = splits.startup_s(cost)
     sums = table.sums_bytes.tolist()
-    ready_s = (
-        table.ready_s - table.ready_s[0]
-    ).tolist()  # the time of the first gradient counts as 0
+    # CANN counts from the first gradient, which is ready at 0.
+    ready_s = (table.ready_s - table.ready_s[0]).tolist()
     count = table.count
     backward_s = ready_s[-1]
     best = float(cost(sums[-1]))

@@ -205,7 +205,7 @@ def share_of(chip: Chip, batch: int) -> Chip:
     """Return the cores, and the share of the memories, that one product of a batch has."""
     cores = all_cores = chip.core_count
     if batch > 1:
-        # g cores a product: the batch takes up(batch, cores // g) rounds, each of 1 / g of the work.
+        # g cores a product: the batch takes up(batch, cores // g) rounds, each 1 / g of the work.
         # 12 products on 32 cores take 1 round with g = 2, or 2 rounds half as long with g = 4.
         cores = min(range(1, all_cores + 1), key=lambda g: (isa.up(batch, all_cores // g) / g, g))
     l2, memory = (
@@ -305,6 +305,7 @@ def stream_phase(
         nest = complete(trial.state, phase.root)
         return boxes.ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
+    # Bisection needs "fits" to be monotone: 0 stands for the end of the list and always fits.
     parts = [*(w for w in PARTS if w < row_axis.extent), 0]
     best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
     recomputed = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
@@ -341,6 +342,8 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
     The next fold, and the result, begin with the parts of all cores; values are computed again.
     Return the nests, and the folds that each of their cores does for itself (`with_folds`).
     """
+    # Softmax of 4 rows on 32 cores: a core folds an eighth of a row, and the parts are folded
+    # again.
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     if not folds or phase.outputs:
         raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")

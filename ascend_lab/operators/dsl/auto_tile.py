@@ -53,6 +53,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes = s.state.stage(phase.root).axes
     cores = core_count(s)
+    # The last part of a row is shorter: every part is a core's own, because its program is another.
     if s.state.stage(phase.root).last_fold_extent:
         row_shares = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
         return {a.name: a.extent for a in axes} | row_shares | {axes[-1].name: 1}
@@ -108,6 +109,7 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
     """
     # The width at which a tile takes 32 KiB: halving smaller ones only adds instructions.
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
+    # A share of 1,000 rows in 4 tiles: 250 each. With tiles of at most 96 there are 11, of 91 rows.
     aimed = min(width, max(small, isa.up(share, tiles)))
     if aimed >= share:
         return share
@@ -119,6 +121,8 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
 
 def whole_tiles(extent: int, share: int, width: int) -> int:
     """Return the share filled up to whole tiles, if that costs no core its work."""
+    # Shares of 125 in tiles of 32 become 128: 1,000 rows are 8 shares in both cases, and only the
+    # last tile of all is ragged.
     filled = min(isa.up(share, width) * width, extent)
     return filled if isa.up(extent, filled) == isa.up(extent, share) else share
 
@@ -191,6 +195,7 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     size = math.prod(a.extent for a in stage.reduce) * units
     if keeps_lanes(stage):
         units = max(1, units * itemsize // LINE_BYTES)
+    # Equal parts only: 4,096 elements on 20 cores are 16 parts of 256.
     parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
     cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
     if cut or 2 * units > core_count(s) or size * itemsize < 4 * SMALL_BYTES:
@@ -273,6 +278,7 @@ def tile_bytes(
     name = phase.root
     root = s.state.stage(phase.root)
     extents = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
+    # Which loops and tiles there are depends on what is cut, not on the widths: the nest is cached.
     parts = frozenset(n for n, width in folds.items() if width < extents[n])
     cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
     nest = _completed(s, phase, cut, parts, depth)

@@ -187,6 +187,8 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
         name = stage.name
         _, elements = row_steps(stage, tuple(kept[name][a.name].count for a in stage.axes))
         readers = state.readers(name)
+        # A tile that a copy fills or empties while the vector unit works needs its own slots all
+        # the time.
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
         slot_bytes = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
         if loaded or any(r.scope == "GM" for r in readers):
@@ -241,6 +243,7 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     """
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
     row_bytes = sizes[-1] * DTYPE_BYTES[stage.expr.dtype]
+    # 65,536 numbers in fp32 are 256 KiB: the row comes in pieces of 16 KiB or a little less.
     too_long = bool(stage.reduce) and row_bytes > piece
     fold_axis = stage.reduce[-1].name if too_long else ""
     folded_sources = [r.source for r in stage.reads if dict(r.index[-1].terms).get(fold_axis) == 1]
@@ -286,8 +289,10 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
         return 0
     *outer, row_axis, lane_axis = axes
     repeat_bytes = chip.vector_bytes_per_repeat
+    # Rows of a repeat or more fill instructions by themselves.
     if box[lane_axis].count * DTYPE_BYTES[stage.dtype] >= repeat_bytes:
         return 0
+    # None of the operands is one row for all rows: nothing is copied side by side.
     if not any(lane_axis in names and row_axis not in names for names in _axes_used(stage)):
         return 0
     return 2 * repeat_bytes * math.prod(box[name].count for name in outer)
@@ -296,6 +301,7 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
 def _padded_bytes(expr: tensor.Expr, sizes: Sequence[int], align: int) -> int:
     """Return the bytes of a tile for an expression, its longest axis rounded up to blocks."""
     block = max(c0_of(expr.dtype), align)
+    # (64, 100) in fp16: 64 rows of 112 elements, 14,336 bytes.
     longest = max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
@@ -312,6 +318,7 @@ def _peak_bytes(expr: tensor.Expr, sizes: Sequence[int], out: str, align: int) -
     for arg in dict.fromkeys(expr.args) if isinstance(expr, tensor.Call) else ():
         if isinstance(arg, tensor.Read):
             continue
+        # For exp(a) * log(b): exp(a) is written to the result's tile, log(b) to scratch.
         in_result = result_is_free and arg.dtype == out
         result_is_free = result_is_free and not in_result
         operand_bytes = 0 if in_result else _padded_bytes(arg, sizes, align)

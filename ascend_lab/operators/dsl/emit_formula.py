@@ -132,6 +132,7 @@ def filled_up(sizes: Sizes, block: int, views: Sequence[View]) -> list[int] | No
     """Return the sizes with rows up to whole blocks, None if an operand may hold nothing there."""
     row = row_of(sizes)
     filled = -(-sizes[row] // block) * block
+    # 100 numbers in fp16 are computed as 112 if each operand's row has 112 places that may be read.
     along = [v for v in views if v.strides[row]]
     if filled == sizes[row] or any(v.row != sizes[row] or v.strides[row] != 1 for v in along):
         return None
@@ -150,7 +151,9 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
         if arg in values:
             continue
         used = [views[r].strides for r in leaves(arg) if isinstance(r, Read)]
+        # exp(s[i]) of a box (i, j) is computed once for each i, and repeated along j.
         arg_sizes = [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
+        # The first operand of the result's format and size is computed where the result will lie.
         in_place = bool(spare) and arg.dtype == out.dtype and arg_sizes == list(sizes)
         place = spare.pop() if in_place else _scratch(unit, arg.dtype, arg_sizes, views)
         evaluate(unit, arg, place, views, arg_sizes)
@@ -165,6 +168,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
 
 def _scratch(unit: Unit, dtype: str, sizes: Sizes, views: Views) -> View:
     """Return a scratch tile for a box; its axes are in the order of the operands'."""
+    # The axis that is contiguous in an operand is contiguous in scratch, or lanes would not match.
     lanes = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
     lane = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else len(sizes) - 1
     steps = [max((v.strides[a] for v in views.values()), default=0) for a in range(len(sizes))]

@@ -65,6 +65,7 @@ def compute(
 ) -> Tensor:
     """Return out[i, j, ...] = formula(i, j, ...); the axes are named as the lambda's parameters."""
     sizes = check_shape(shape, name or hint)
+    # lambda i, j: a[i, j] + b[j] names the axes i and j.
     names = list(inspect.signature(formula).parameters)
     if len(names) != len(sizes):
         needed = f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}"

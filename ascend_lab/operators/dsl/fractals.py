@@ -82,6 +82,7 @@ def matrix_of(cube: Stage, role: str) -> Matrix:
     else:
         read = cube.reads["AB".index(role)]
         dims = {name: d for d, i in enumerate(read.index) for name, _ in i.terms}
+        # Fractals of an operand are 16 rows of one block: 16 x 16 in fp16, 16 x 32 in int8.
         unit = isa.c0_of(read.dtype)
     major = dims["n" if role == "C" else "k"]
     minor = dims["n" if role == "B" else "m"]
@@ -127,6 +128,7 @@ def _with_relu(state: State, cube: Stage) -> State:
     element = relu.expr.args[0] if isinstance(relu.expr, Call) and relu.expr.op == "vrelu" else None
     if not isinstance(element, Read) or element.index != identity(relu.axes) or element.view:
         return state
+    # y = relu(c), c = a @ b   becomes   y = a @ b with relu.
     merged = replace(cube, name=relu.name, output=relu.output, relu=True)
     stages = (merged if s.name == relu.name else s for s in state.stages if s.name != cube.name)
     return replace(state, stages=tuple(stages))
@@ -137,10 +139,14 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     stage = state.stage(cube)
     matrix = matrix_of(stage, role)
     entry = state.find(source)
+    # The caller packs an input for the cube if nobody else reads it, and all products want it
+    # alike.
     if isinstance(entry, Input):
         matrices = [_stored_as(r, source) for r in state.readers(source)]
         if all(f and set(f) == {matrix} for f in matrices):
             return state
+    # The result of one product may be the operand of the next as it lies: fractals of 16 x 16
+    # numbers.
     narrow = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
     if narrow and matrix_of(state.stage(source), "C") == matrix:
         return state

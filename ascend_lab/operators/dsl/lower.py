@@ -61,6 +61,7 @@ def _launches(
 ) -> tuple[isa.Launch, ...]:
     if isinstance(stage, Fixed):
         return emit_cube.handwritten(state, stage, chip)
+    # A copy between two tensors in GM needs no tile: a kernel of its own moves it.
     if moves_only(state, stage):
         return (emit_cube.copied(state, stage, chip),)
     try:
@@ -175,6 +176,7 @@ class Nest:
     def run(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for the part of it in `box`."""
         self.active[stage.name] = box
+        # Tiles at loops bound to cores are computed once a core, in front of all other loops.
         places = ("", *stage.bound)
         guests = [g for place in places for g in self.guests[stage.name, place]]
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
@@ -205,6 +207,8 @@ class Nest:
             self.active[stage.name] = box | {leaf.root: part}
             self.pending[stage.name] = loops[1:]
             self.produce(guests)
+            # The cube needs the step numbers of fold loops: in the first step of all it overwrites
+            # its sums.
             self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
             self.release(guests)
         self.active[stage.name] = box
@@ -247,6 +251,8 @@ class Nest:
             self.open(stage, box)
             self.run(stage, box)
             group = self.tiles.fill(stage.name)
+            # All tiles of the group are full: their ends are repaired, then their readers may
+            # start.
             if group is not None:
                 self.hand_over(group, stage)
             self.read_by(stage.name, readers)
@@ -278,6 +284,8 @@ class Nest:
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
         stores = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
         ragged = not (self.tiles.smooth or self.tiles.fractal)
+        # Before the store: elements behind the row's last whole block, at the place where GM wants
+        # them.
         if computed and ragged:
             self.again(stores, ends_apart)
         if group.queue.middle is not None:
@@ -285,6 +293,8 @@ class Nest:
             loaded = tiles if self.tiles.writer(last) == "MTE2" else []
             self.again([*loaded, *stores], leftover)
         self.tiles.pass_on(group)
+        # After the load: the last block has arrived where it ends in GM, and moves to where the row
+        # ends.
         if ragged and self.tiles.writer(last) == "MTE2":
             self.again(tiles, ends_in_place)
 
@@ -328,6 +338,8 @@ class Nest:
             assert isinstance(tile, Stage)
             sizes = [box[a.name].count for a in stage.axes]
             rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
+            # Rows loaded by whole blocks hold something up to the next block, so instructions may
+            # run over it.
             if rows.by_blocks and rows.loads:
                 self.tiles.filled.add(tile.name)
             self.tiles.check_ends(tile, rows.has_leftover)

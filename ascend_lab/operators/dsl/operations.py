@@ -100,6 +100,7 @@ def slice(  # noqa: A001 - the published name
             needed = f"slice: 0 <= begin < end <= {n}"
             raise ShapeError(needed, f"{b}, {e}", "check the bounds of this axis")
         starts.append(low)
+        # Every second of 2..9: (9 - 2) / 2 rounded up, 4 elements.
         sizes.append(-(-(high - low) // s))
     names = axis_names(rank)
     index = tuple(var(n) * s + b for n, s, b in zip(names, steps, starts, strict=True))
@@ -151,6 +152,7 @@ def gather(a: Tensor, indices: Tensor, axis: int = 0, *, from_end: bool = False)
     """
     _check_indices(indices, "gather")
     at = one_axis(axis, len(a.shape), "gather")
+    # Gathering along another axis: that axis is brought to the front, gathered, and brought back.
     if at:
         front = (at, *(d for d in range(len(a.shape)) if d != at))
         picked = gather(transpose(a, front), indices, from_end=from_end)
@@ -265,6 +267,7 @@ def matmul(
         needed = "matmul: equal inner sizes"
         raise ShapeError(needed, f"{ka} in {a.shape}, {kb} in {b.shape}", "transpose one")
     out = _out_dtype("matmul", a, b, out_dtype)
+    # (8, 12, 128, 64) by (8, 12, 64, 128): batch axes b0 and b1, then m, n and k.
     batch = [f"b{d}" for d in range(len(a.shape) - 2)]
     head = tuple(var(x) for x in batch)
     a_index = (var("k"), var("m")) if trans_a else (var("m"), var("k"))
@@ -297,6 +300,7 @@ def window_out(
     size: int, before: int, after: int, kernel: int, stride: int, dilation: int = 1
 ) -> int:
     """Return output size: (size + before + after - dilation (kernel - 1) - 1) // stride + 1."""
+    # A 3 x 3 kernel of dilation 2 reaches over 5 rows: 14 rows, padded by 2 and 2, leave 14.
     reach = dilation * (kernel - 1) + 1
     if reach > size + before + after:
         needed = f"a window within the padded size {size + before + after}"

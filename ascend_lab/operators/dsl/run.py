@@ -49,6 +49,7 @@ def run(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
     names = unique_names(topological(schedule.outputs))
     tensors = {name: tensor for tensor, name in names.items()}
     _check_inputs({name: t.shape for name, t in tensors.items() if t.body is None}, arrays)
+    # Operands of the cube lie in GM as fractals: arrays are packed on the way in, and out again.
     fractal = {
         name: fractals.matrix_map(tensors[name].shape, matrix, tensors[name].dtype)
         for name, matrix in fractals.matrices(schedule.state).items()
@@ -183,6 +184,7 @@ class _Walk:
 
     def produce(self, host: stages.Stage, places: Sequence[str]) -> None:
         """Compute what is attached to a place of the nest, outputs last."""
+        # Outputs last: they may copy tiles that are computed at the same place.
         for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
             box = needed(self.state, stage, self.active)
             if stage.scope != "GM":
@@ -236,6 +238,7 @@ class Held:
         values = self.values.reshape(read.view) if read.view else self.values
         starts = (0,) * len(read.view) if read.view else self.start
         walk = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
+        # x[2 i + 1] over i in 3..5: the index array 2 * [3, 4, 5] + 1.
         grid = dict(zip(box, np.ogrid[tuple(walk)], strict=True))
         one = np.ones((1,) * len(box), int)
         index = [

@@ -114,6 +114,7 @@ def built(name: str) -> Kernel:
 
 def produce_shapes(one: Sequence[int], two: Sequence[int]) -> tuple[list[int], ...]:
     """Return both shapes with ones in front to equal rank, and the shape they broadcast to."""
+    # (3, 1) and (4,) become (3, 1), (1, 4) and (3, 4).
     out_shape = list(formulas.broadcast_shapes(one, two))
     one_shape, two_shape = (
         [1] * (len(out_shape) - len(shape)) + list(shape) for shape in (one, two)
