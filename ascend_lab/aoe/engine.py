@@ -442,11 +442,11 @@ def together(
     return tuned, after_s, tuple(used)
 
 
-def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) -> set[str]:
+def slowed(compiled: Compiled, baseline: NetworkTimeline, tuned: NetworkTimeline) -> set[str]:
     """Return the keys of the pieces whose kernels take longer in one timeline than in another."""
     change: dict[str, float] = {}
     keys = {task.name: task.piece.key for task in compiled.tasks}
-    for timed_before, timed_after in zip(before.operators, after.operators, strict=True):
+    for timed_before, timed_after in zip(baseline.operators, tuned.operators, strict=True):
         key = keys[timed_before.name]
         change[key] = change.get(key, 0.0) + timed_after.time_s - timed_before.time_s
     return {key for key, seconds in change.items() if seconds > 0}

@@ -67,12 +67,17 @@ class Tunable:
         """Return the cycles with a choice, launch included; raises what lowering raises."""
         return self.cycles(lower(self.piece, self.chip, choice).kernel)
 
-    def bounded(self, least: int, trials: Sequence[Trial], size: int | None) -> tuple[int, bool]:
-        """Return what no schedule beats, `least` or the best of all `size` points, and a proof."""
+    def bounded(
+        self, lower_bound: int, trials: Sequence[Trial], size: int | None
+    ) -> tuple[int, bool]:
+        """Return cycles that no schedule beats, and whether the best trial is proven optimal.
+
+        It is if all `size` points of the space ran, or if it reaches the `lower_bound`.
+        """
         best = int(min([self.default_cycles, *(t.cost for t in trials)]))
         if sum(t.cost < math.inf for t in trials) == size:
             return best, True
-        return min(least, best), best <= least
+        return min(lower_bound, best), best <= lower_bound
 
 
 def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
@@ -186,23 +191,23 @@ def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
 
 
 def _differs(
-    piece: Piece, tuned: Mapping[str, Values], wanted: Mapping[str, Values], share: float = 1.0
+    piece: Piece, tuned: Mapping[str, Values], expected: Mapping[str, Values], share: float = 1.0
 ) -> str:
     """Return "" if values agree within a share of the tolerance, else what differs."""
-    for name, values in wanted.items():
+    for name, values in expected.items():
         apart = _apart(tuned[name], values)
         if not apart <= share * TOLERANCE.get(piece.type(name).dtype, 0.0):
             return f"{piece.names[name]} differs by {apart:.2g} of its largest value"
     return ""
 
 
-def _apart(got: Values, wanted: Values) -> float:
+def _apart(got: Values, reference: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
     got = got.reshape(-1)
-    wanted = wanted.reshape(-1)
-    places = np.flatnonzero(got != wanted)
+    reference = reference.reshape(-1)
+    places = np.flatnonzero(got != reference)
     got_values = got[places].astype(np.float64)
-    expected = wanted[places].astype(np.float64)
+    expected = reference[places].astype(np.float64)
     both_nan = np.isnan(got_values) & np.isnan(expected)
     got_values = got_values[~both_nan]
     expected = expected[~both_nan]
@@ -210,7 +215,7 @@ def _apart(got: Values, wanted: Values) -> float:
         return 0.0
     # Differences are measured against the largest value: 1e-3 is much for a result below 1e-2, and
     # rounding for sums near 100. Results below 1 count as 1.
-    finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
+    finite = np.abs(reference, where=np.isfinite(reference), out=np.zeros_like(reference))
     return float(np.abs(got_values - expected).max()) / max(1.0, float(finite.max(initial=0)))
 
 

@@ -114,25 +114,25 @@ class Report:
             },
         }
 
-    def _opat(self, found: NetworkResult, outcome: str) -> Data:
+    def _opat(self, network: NetworkResult, outcome: str) -> Data:
         modified: dict[str, list[Data]] = {"add": [], "update": []}
-        for r in found.results:
+        for r in network.results:
             if update_mode := self._modified(r):
                 # The published report lists an operator with its times, and again with what was
                 # tuned: here always its schedule.
                 schedule = {"Schedule": {**_times(r), "update_mode": update_mode}}
                 row = {**_named(r), **_times(r), "tune_performance": schedule}
                 modified[update_mode].append(row)
-        tuned = [r for r in found.results if r.source in TUNED]
+        tuned = [r for r in network.results if r.source in TUNED]
         return {
             "OPAT": {
-                **_performance(found),
+                **_performance(network),
                 "opat_tuning_result": outcome,
                 "repo_modified_operators": {
                     f"{update_mode}_repo_operators": rows for update_mode, rows in modified.items()
                 },
-                "repo_summary": dict(repo_summary(found.outcomes)),
-                "tune_failed_operators": [_named(r) for r in found.results if failed(r)],
+                "repo_summary": dict(repo_summary(network.outcomes)),
+                "tune_failed_operators": [_named(r) for r in network.results if failed(r)],
             },
             "ascend_lab": {
                 **self._own(),
@@ -140,7 +140,9 @@ class Report:
                 "operators_proven": sum(r.proven for r in tuned),
                 "operators": [_detail(r) for r in tuned],
                 "untuned_operators": [
-                    {**_named(r), "reason": r.note} for r in found.results if r.source not in TUNED
+                    {**_named(r), "reason": r.note}
+                    for r in network.results
+                    if r.source not in TUNED
                 ],
             },
         }
@@ -211,11 +213,11 @@ def _ms(time_s: float) -> float:
     return round(time_s * 1e3, 9)
 
 
-def _performance(found: SubgraphResult | NetworkResult) -> Data:
+def _performance(result: SubgraphResult | NetworkResult) -> Data:
     return {
-        "model_baseline_performance(ms)": _ms(found.before_s),
-        "model_performance_improvement": f"{found.gain:.2%}",
-        "model_result_performance(ms)": _ms(found.after_s),
+        "model_baseline_performance(ms)": _ms(result.before_s),
+        "model_performance_improvement": f"{result.gain:.2%}",
+        "model_result_performance(ms)": _ms(result.after_s),
     }
 
 

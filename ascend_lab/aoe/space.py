@@ -142,10 +142,10 @@ def _coded(column: Sequence[Value]) -> tuple[tuple[Value, ...], NDArray[np.int32
     return ordered, np.array([places[v] for v in column], np.int32)
 
 
-def completed(space: Space, wanted: Sequence[Value], prefix: Point = ()) -> Point:
+def completed(space: Space, values: Sequence[Value], prefix: Point = ()) -> Point:
     """Return the legal point behind `prefix` with each wanted value or the nearest one."""
     point = prefix
-    for value in wanted[len(prefix) :]:
+    for value in values[len(prefix) :]:
         point = (*point, nearest(space.options(point), value))
     return point
 
@@ -196,10 +196,10 @@ def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1
     return point
 
 
-def crossed(space: Space, one: Point, two: Point, rng: np.random.Generator) -> Point:
+def crossed(space: Space, parent_a: Point, parent_b: Point, rng: np.random.Generator) -> Point:
     """Return a point that takes every decision as one of two parents does, as far as legal."""
-    picks = rng.random(len(one)) < 0.5
-    mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
+    picks = rng.random(len(parent_a)) < 0.5
+    mixed = [a if pick else b for a, b, pick in zip(parent_a, parent_b, picks, strict=True)]
     return completed(space, mixed)
 
 

@@ -337,16 +337,16 @@ TRIED = 4
 """Tilings of the least bounds that are timed beside the default: the tuner's first trials."""
 
 
-def summary(held: Sequence[Held]) -> dict[str, Any]:
+def summary(comparisons: Sequence[Held]) -> dict[str, Any]:
     """Return counts and shares of decisions held against ours, ready for JSON."""
-    timed = [comparison for comparison in held if comparison.factor is not None]
+    timed = [comparison for comparison in comparisons if comparison.factor is not None]
     factors = np.array([comparison.factor for comparison in timed], np.float64)
 
     def share(which: Iterable[bool]) -> float | None:
         return float(np.mean(list(which))) if timed else None
 
     return {
-        "entries": len(held),
+        "entries": len(comparisons),
         "timed": len(timed),
         "in_space": share(comparison.in_space for comparison in timed),
         "ours_no_slower": share(bool(f >= 1.0) for f in factors),
@@ -356,7 +356,9 @@ def summary(held: Sequence[Held]) -> dict[str, Any]:
         if timed
         else None,
         "lost": dict(_counted(name for comparison in timed for name in comparison.lost)),
-        "refused": dict(_counted(comparison.refused for comparison in held if comparison.refused)),
+        "refused": dict(
+            _counted(comparison.refused for comparison in comparisons if comparison.refused)
+        ),
     }
 
 

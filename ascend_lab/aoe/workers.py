@@ -227,10 +227,10 @@ class Workers:
             self.close()
 
     def _answer(
-        self, future: Future[Attempt], all_: Sequence[Future[Attempt]], limit_s: float | None
+        self, future: Future[Attempt], futures: Sequence[Future[Attempt]], limit_s: float | None
     ) -> Attempt | None:
         """Return an attempt, or None if its worker died."""
-        self._await(future, all_, limit_s)
+        self._await(future, futures, limit_s)
         try:
             return future.result()
         except BrokenExecutor:
@@ -242,7 +242,7 @@ class Workers:
             raise self._lost(why[:200].strip()) from None
 
     def _await(
-        self, future: Future[Any], all_: Sequence[Future[Any]], limit_s: float | None
+        self, future: Future[Any], futures: Sequence[Future[Any]], limit_s: float | None
     ) -> None:
         """Wait for a cluster's answer while one of all may come; processes always give one."""
         if not isinstance(self.executor, _Cluster):
@@ -256,7 +256,7 @@ class Workers:
             trouble = self.executor.trouble()
             now = time.monotonic()
             well = well if trouble else now
-            if (answers := sum(f.done() for f in all_)) != count:
+            if (answers := sum(f.done() for f in futures)) != count:
                 count = answers
                 heard = now
             patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S

@@ -296,12 +296,12 @@ def _features(values: object) -> tuple[float, ...]:
     raise _wrong("BankEntry", "features", f"numbers below {LARGEST_LOG2}", values)
 
 
-def _integer(record: str, name: str, value: object, least: int | None) -> None:
-    """Refuse anything but an integer of at least `least`."""
+def _integer(record: str, name: str, value: object, minimum: int | None) -> None:
+    """Refuse anything but an integer of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(record, name, "an integer", value)
-    if least is not None and not least <= value < 2**63:
-        raise _wrong(record, name, f"at least {least}, and below 2^63", value)
+    if minimum is not None and not minimum <= value < 2**63:
+        raise _wrong(record, name, f"at least {minimum}, and below 2^63", value)
 
 
 def _wrong(record: str, name: str, needed: str, got: object) -> BankError:

@@ -192,11 +192,11 @@ def _exact(topology: Topology) -> Cost:
     return lambda size_bytes: float(collective_time("all_reduce", topology, size_bytes).time_s)
 
 
-def _error(found: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
+def _error(plan: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
     """Return the largest relative error of the table at the sizes the plan sends."""
     rows = profile.gradients
     exact = _exact(topology)
-    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in found.segments}
+    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in plan.segments}
     times = [(table(size), exact(size)) for size in sizes]
     return max(abs(a / b - 1) if b else 0.0 for a, b in times)
 
@@ -235,12 +235,12 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
     return BankKey.of(chip, "profile", "training", problem)
 
 
-def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -> str:
+def _keep(knowledge: Knowledge, key: BankKey, profile: Profile, clock_hz: float) -> str:
     """Write a profile to the custom bank and return what that was: "add", "update", "reserved"."""
-    times = [found.forward_s, found.backward_s, found.update_s]
-    cycles = round((found.forward_s + found.backward_s + found.update_s) * clock_hz)
-    rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in found.gradients]
-    total = sum(g.size_bytes for g in found.gradients)
+    times = [profile.forward_s, profile.backward_s, profile.update_s]
+    cycles = round((profile.forward_s + profile.backward_s + profile.update_s) * clock_hz)
+    rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in profile.gradients]
+    total = sum(g.size_bytes for g in profile.gradients)
     features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
     data = {"times_s": times, "gradients": rows}
     # A profile is no schedule and beats no default: before and after are the step itself.
@@ -263,40 +263,40 @@ def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
 
 
 # -- as text and as a section of the report -------------------------------------------------------
-def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") -> list[str]:
+def plan_table(plan: GradientPlan, rows: Sequence[Gradient], marked: str = "") -> list[str]:
     """Return, as lines, the segments, and the baselines with what the plan gains over them.
 
-    `before`: the baseline that improvements are counted from, to be marked.
+    `marked`: the baseline that improvements are counted from, to be marked.
     """
     lines = [f"{'segment':>7} {'first':>6} {'last':>6} {'bytes':>14}  last gradient"]
-    for number, (first, last) in enumerate(found.segments):
+    for number, (first, last) in enumerate(plan.segments):
         if number == MOST_ROWS:
-            lines.append(f"... and {len(found.segments) - MOST_ROWS} more")
+            lines.append(f"... and {len(plan.segments) - MOST_ROWS} more")
             break
         size = sum(row.size_bytes for row in rows[first : last + 1])
         lines.append(f"{number:>7} {first:>6} {last:>6} {size:>14,}  {rows[last].name[:44]}")
     lines.append(
-        f"{len(rows)} gradients in {len(found.segments)} segments: optimal (among {_limits(found)})"
-        f", end {found.end_s * 1e6:.3f} us, tail {found.tail_s * 1e6:.3f} us"
+        f"{len(rows)} gradients in {len(plan.segments)} segments: optimal (among {_limits(plan)})"
+        f", end {plan.end_s * 1e6:.3f} us, tail {plan.tail_s * 1e6:.3f} us"
     )
-    large = sum(found.max_bytes is not None and row.size_bytes > found.max_bytes for row in rows)
+    large = sum(plan.max_bytes is not None and row.size_bytes > plan.max_bytes for row in rows)
     if large:
         lines.append(
-            f"  {large} gradients are larger than {found.max_bytes:.9g} bytes: each is a segment "
+            f"  {large} gradients are larger than {plan.max_bytes:.9g} bytes: each is a segment "
             "by itself"
         )
     lines.append("other ways to split, when they end, and what the plan gains over them:")
-    for name, end in found.baselines.items():
-        note = "  (= before)" if name == before else ""
-        note += f"  (breaks the limit: not among {_limits(found)})" * (name in found.over_limit)
-        lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {found.gain(name):>+9.2%}{note}")
+    for name, end in plan.baselines.items():
+        note = "  (= before)" if name == marked else ""
+        note += f"  (breaks the limit: not among {_limits(plan)})" * (name in plan.over_limit)
+        lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {plan.gain(name):>+9.2%}{note}")
     return lines
 
 
-def _limits(found: GradientPlan) -> str:
+def _limits(plan: GradientPlan) -> str:
     """Return which splits were allowed, in words."""
-    count = found.max_segments
-    size = found.max_bytes
+    count = plan.max_segments
+    size = plan.max_bytes
     if count is None and size is None:
         return "all splits"
     segments = "segments" if count is None else f"at most {count} segments"
@@ -329,10 +329,10 @@ def forms_text(forms: Forms) -> list[str]:
     ]
 
 
-def tuning_text(found: GradientTuning) -> list[str]:
+def tuning_text(tuning: GradientTuning) -> list[str]:
     """Return what job 4 found as lines."""
-    t = found
-    p = found.profile
+    t = tuning
+    p = tuning.profile
     default_step_s = t.step_s(DEFAULT)
     plan_step_s = t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
@@ -356,10 +356,10 @@ def tuning_text(found: GradientTuning) -> list[str]:
     ]
 
 
-def section(found: GradientTuning) -> dict[str, Any]:
+def section(tuning: GradientTuning) -> dict[str, Any]:
     """Return what job 4 found as a section of the report, in the published form and our own."""
-    t = found
-    p = found.profile
+    t = tuning
+    p = tuning.profile
     default_step_s = t.step_s(DEFAULT)
     plan_step_s = t.step_s()
     return {

@@ -289,15 +289,15 @@ class Forms:
 
 
 def forms_of(
-    found: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
+    best: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
 ) -> Forms:
     """Return a plan in all forms; plans of more than 8 segments are made anew for HCCL.
 
     Raises `InputError` where number formats change more than seven times: HCCL has no such split.
     """
-    hccl = found
+    hccl = best
     too_large = False
-    if len(found.segments) > HCCL_SEGMENTS:
+    if len(best.segments) > HCCL_SEGMENTS:
         try:
             hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
         except InputError:
@@ -310,7 +310,7 @@ def forms_of(
     shares = by_size(hccl.segments, rows)
     cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
     shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))
-    lasts, implied = (tuple(last for _, last in p.segments) for p in (hccl, found))
+    lasts, implied = (tuple(last for _, last in p.segments) for p in (hccl, best))
     return Forms(hccl, lasts, shares, implied[:-1], cap / MIB, split, end, shares_end_s, too_large)
 
 

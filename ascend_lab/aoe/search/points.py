@@ -208,15 +208,15 @@ class Annealing:
                 point = nearby
                 cost = reached
 
-    def _chance(self, cost: float, other: float, trials: int) -> float:
+    def _chance(self, cost: float, reached: float, trials: int) -> float:
         """Return the probability of going from one cost to another."""
-        if other <= cost:
+        if reached <= cost:
             return 1.0
-        if math.isinf(other) or cost <= 0:
+        if math.isinf(reached) or cost <= 0:
             return 0.0
         # From 0.5 to 0.01 in 500 trials, by the same factor each trial: 0.07 after 250.
         heat = self.hot * (self.cold / self.hot) ** (trials % self.length / self.length)
-        return math.exp(-(other / cost - 1) / heat)
+        return math.exp(-(reached / cost - 1) / heat)
 
 
 # -- a model of costs, and a genetic search that it guides ----------------------------------------
@@ -303,13 +303,13 @@ class Surrogate:
         ]
         return np.array(codes, float), np.array([[_doublings(v) for v in p] for p in points])
 
-    def _alike(self, one: tuple[Reals, Reals], two: tuple[Reals, Reals]) -> Reals:
-        total = np.zeros((len(one[0]), len(two[0])))
-        for d in range(one[0].shape[1]):
+    def _alike(self, left_codes: tuple[Reals, Reals], two: tuple[Reals, Reals]) -> Reals:
+        total = np.zeros((len(left_codes[0]), len(two[0])))
+        for d in range(left_codes[0].shape[1]):
             if len(self._codes[d]) < 2:
                 continue
-            total += one[0][:, d, None] != two[0][None, :, d]
-            apart = np.abs(one[1][:, d, None] - two[1][None, :, d])
+            total += left_codes[0][:, d, None] != two[0][None, :, d]
+            apart = np.abs(left_codes[1][:, d, None] - two[1][None, :, d])
             total += np.minimum(apart / DOUBLINGS, 1.0)
         likeness: Reals = np.exp(-total / (2 * LENGTH))
         return likeness

@@ -167,13 +167,13 @@ class _Search:
     """The best plan so far, and what is needed to time others."""
 
     def __init__(
-        self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, told: Progress
+        self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, progress: Progress
     ) -> None:
         self.graph = graph
         self.chip = chip
         self.deadline = deadline
         self.budget = budget
-        self.told = told
+        self.told = progress
         self.best = SlicePlan()
         self.best_s = math.inf
         self.interrupted = False
@@ -261,7 +261,7 @@ class _Search:
         return replace(self.best, regions=regions)
 
 
-def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Chain | None:
+def cheapest_chain(segments: Segments, deadline: Deadline, progress: Progress) -> Chain | None:
     """Return the chain of least cost; None if a unit cannot be built.
 
     Behind the deadline, units are only taken whole.
@@ -270,7 +270,7 @@ def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Ch
 
     def ways(first: int, stop: int) -> list[Way]:
         if stop == first + 1:
-            told("cuts", stop, count, "")
+            progress("cuts", stop, count, "")
         return [] if deadline.over else segments.ways(first, stop)
 
     total_s, chosen = cheapest(count, ways, segments.cost, segments.least)

@@ -144,7 +144,7 @@ class Cache:
             self.held.pop(name, None)
             self.dirty.pop(name, None)
 
-    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
+    def __call__(self, steps: Sequence[Step], needed_behind: Collection[str]) -> Iterator[Met]:
         """Yield what each step meets."""
         written = {name for step in steps for name in step.writes}
         left = Counter(name for step in steps for name in step.reads)
@@ -161,7 +161,7 @@ class Cache:
             out = self._shrink()
             # Only what this slice has written itself and nobody needs behind it may be dropped
             # without a write to memory; weights and inputs stay until something pushes them out.
-            inner = written.difference(kept).intersection({*step.reads, *step.writes})
+            inner = written.difference(needed_behind).intersection({*step.reads, *step.writes})
             self.passed([name for name in inner if not left[name]])
             yield Met(found, out)
 
@@ -188,15 +188,15 @@ class Buffer(Cache):
     def left(self, names: Mapping[str, int]) -> None:
         """Let tensors lie there that were just written: none, of what is read in slices."""
 
-    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
-        """Yield what each step meets; `kept` are needed behind the slice."""
+    def __call__(self, steps: Sequence[Step], needed_behind: Collection[str]) -> Iterator[Met]:
+        """Yield what each step meets; `needed_behind` are needed behind the slice."""
         uses = [Use(tuple(step.reads), tuple(step.writes)) for step in steps]
         sizes = Counter[str]()
         for step in steps:
             sizes.update(step.writes)
         held_before = frozenset[str]()
         for step, held_now in zip(
-            steps, allocate(uses, sizes, {*kept}, self.size_bytes), strict=True
+            steps, allocate(uses, sizes, {*needed_behind}, self.size_bytes), strict=True
         ):
             out = sum(size for name, size in step.writes.items() if name not in held_now)
             yield Met(held_before & held_now & step.reads.keys(), out)
@@ -254,12 +254,12 @@ class Segments:
         nodes = self.graph.nodes[self.points[first] : self.points[stop]]
         return part_of(self.graph, nodes, f"{self.graph.name}.{first}_{stop}")
 
-    def region(self, first: int, stop: int, way: Way) -> Region:
+    def region(self, first: int, stop: int, slicing: Way) -> Region:
         """Return units first .. stop-1 as a region."""
         low = self.points[first]
         high = self.points[stop] - 1
         names = self.graph.nodes[low].name, self.graph.nodes[high].name
-        return Region(*names, *way)
+        return Region(*names, *slicing)
 
     # -- ways -------------------------------------------------------------------------------------
     def ways(self, first: int, stop: int) -> list[Way]:
@@ -311,9 +311,9 @@ class Segments:
 
     def _sliceable(self, first: int, stop: int) -> bool:
         part = self.part(first, stop)
-        way = ("batch", even(self.batch, self.numbers[-1]))
+        slicing = ("batch", even(self.batch, self.numbers[-1]))
         with suppress(AscendLabError):
-            ranges_of(part, self.region(first, stop, way))
+            ranges_of(part, self.region(first, stop, slicing))
             return True
         return False
 
@@ -336,20 +336,20 @@ class Segments:
                 yield axis, parts
 
     # -- costs ------------------------------------------------------------------------------------
-    def cost(self, first: int, stop: int, way: Way = WHOLE) -> float:
+    def cost(self, first: int, stop: int, slicing: Way = WHOLE) -> float:
         """Return the seconds of a segment, whole or in slices; infinite if it cannot be built."""
-        key = (first, stop, way)
+        key = (first, stop, slicing)
         if key not in self.costs:
-            rows = way[0] not in ("", "batch")
+            rows = slicing[0] not in ("", "batch")
             # Slices of rows overlap and differ from each other: they are compiled as a network of
             # their own. Slices of a batch are alike, and their cost is a sum of launches that are
             # timed once.
             self.costs[key] = self._built(*key) if rows else self._summed(*key)
         return self.costs[key]
 
-    def least(self, first: int, stop: int, way: Way) -> float:
+    def least(self, first: int, stop: int, slicing: Way) -> float:
         """Return the seconds of a segment if all reads hit and nothing is written to memory."""
-        sizes = Counter(way[1] if way[0] == "batch" else (self.batch,))
+        sizes = Counter(slicing[1] if slicing[0] == "batch" else (self.batch,))
         units = range(first, stop)
         return sum(n * sum(self._warm(u, size) for u in units) for size, n in sizes.items())
 
@@ -364,7 +364,7 @@ class Segments:
             return math.inf
         return sum(self._time(run, Met(frozenset(run.step.reads), 0)) for run in runs)
 
-    def _summed(self, first: int, stop: int, way: Way) -> float:
+    def _summed(self, first: int, stop: int, slicing: Way) -> float:
         """Return the cost from runs: of every size the first slice, then its like."""
         part = self.part(first, stop)
         total = 0.0
@@ -374,7 +374,7 @@ class Segments:
         types = part.types
         produced = [n for n in part.inputs if n not in self.graph.inputs]
         cache.left({name: types[name].size_bytes for name in produced})
-        for size, times in Counter(way[1] or (self.batch,)).items():
+        for size, times in Counter(slicing[1] or (self.batch,)).items():
             runs_by_unit = [self.runs(unit, size) for unit in range(first, stop)]
             if None in runs_by_unit:
                 return math.inf
@@ -417,8 +417,8 @@ class Segments:
         part = self.part(unit, unit + 1)
         uncut_name = dict[str, str]()
         if size < self.batch:
-            way = "batch", (size, self.batch - size)
-            part, uncut_name = one_slice(part, self.region(unit, unit + 1, way))
+            slicing = "batch", (size, self.batch - size)
+            part, uncut_name = one_slice(part, self.region(unit, unit + 1, slicing))
         built = compiled_part(part, self.laid, self.chip, self.road)
         outs = zip(built.graph.outputs, part.outputs, strict=True)
         uncut_name |= {built_name: uncut_name.get(name, name) for built_name, name in outs}
@@ -439,11 +439,11 @@ class Segments:
                 step = Step(_named(traffic.read_once, names), _named(traffic.write_once, names))
                 yield Run(step, launch, not i, names)
 
-    def _built(self, first: int, stop: int, way: Way) -> float:
+    def _built(self, first: int, stop: int, slicing: Way) -> float:
         """Return the cost of rows: the segment as a network, behind what wrote its inputs."""
         part = self.part(first, stop)
         try:
-            cut = sliced(part, SlicePlan((self.region(first, stop, way),)))
+            cut = sliced(part, SlicePlan((self.region(first, stop, slicing),)))
             built = compiled_part(cut, self.laid, self.chip, self.road)
         except AscendLabError:
             return math.inf

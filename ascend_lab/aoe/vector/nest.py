@@ -201,12 +201,12 @@ class NestSpace:
         for value in self.options(prefix):
             yield from self.points((*prefix, value))
 
-    def count(self, most: int) -> int:
-        """Return the number of layouts, `most` + 1 if there are more than `most`."""
-        if self._count <= most and not self._counted:
-            self._count = sum(1 for _ in islice(self.points(), most + 1))
-            self._counted = self._count <= most
-        return min(self._count, most + 1)
+    def count(self, limit: int) -> int:
+        """Return the number of layouts, `limit` + 1 if there are more than `limit`."""
+        if self._count <= limit and not self._counted:
+            self._count = sum(1 for _ in islice(self.points(), limit + 1))
+            self._counted = self._count <= limit
+        return min(self._count, limit + 1)
 
     # -- options ----------------------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
@@ -333,16 +333,16 @@ def result_bytes(stage: Stage) -> int:
     return max(result, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
 
 
-def share_ladder(extent: int, cores: int, unit: int, least: int) -> list[int]:
+def share_ladder(extent: int, cores: int, unit: int, fewest_cores: int) -> list[int]:
     """Return what one core may take of an axis in multiples of `unit`, for most cores first.
 
-    For all `cores`, three quarters, a half, a quarter and so on, but not fewer than `least`; and
-    the most that get equal shares.
+    For all `cores`, three quarters, a half, a quarter and so on, but not for fewer than
+    `fewest_cores`; and for the largest number of cores that get equal shares.
     """
     blocks = up(extent, unit)
     # For 32 cores: 32, 24, 16, 8, 4, 2, 1. Fewer cores may be quicker where each would do little.
     halves = {cores >> n for n in range(cores.bit_length())} | {3 * cores // 4}
-    counts = {n for n in halves if n >= least}
+    counts = {n for n in halves if n >= fewest_cores}
     counts |= {max((d for d in range(1, min(cores, blocks) + 1) if blocks % d == 0), default=0)}
     shares = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
     # Long shares also in multiples of eight blocks, which one instruction takes in whole repeats.

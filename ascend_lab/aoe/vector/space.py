@@ -34,13 +34,15 @@ COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
-def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, tuple[Nest, ...]]:
+def regroup(
+    s: Schedule, phase: Phase, grouping: str, parts: int
+) -> tuple[Schedule, tuple[Nest, ...]]:
     """Return the schedule with a group of stages as nests, and these, nothing laid out yet.
 
     Raises `ScheduleError` where the way does not apply.
     """
-    base = way.removesuffix(APART)
-    merge = not way.endswith(APART)
+    base = grouping.removesuffix(APART)
+    merge = not grouping.endswith(APART)
     s, phases = _phases(s, phase, base)
     nest_phases: list[Phase] = []
     cut = False
@@ -58,7 +60,7 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, 
         cut = cut or bool(partial)
         nest_phases += [Phase(partial), nest_phase] if partial else [nest_phase]
     if parts > 1 and not cut:
-        raise ScheduleError(f"a fold of {parts} equal parts", way, "take 1 part")
+        raise ScheduleError(f"a fold of {parts} equal parts", grouping, "take 1 part")
     nests = []
     for nest_phase in nest_phases:
         if moves_only(s.state, s.state.stage(nest_phase.root)) and not nest_phase.tiles:
@@ -73,17 +75,17 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, 
     return s, tuple(nests)
 
 
-def _phases(s: Schedule, phase: Phase, way: str) -> tuple[Schedule, list[Phase]]:
+def _phases(s: Schedule, phase: Phase, grouping: str) -> tuple[Schedule, list[Phase]]:
     """Return the nests of a group before folds are cut; values used twice may be inlined."""
-    if way == "fused":
+    if grouping == "fused":
         return s, [phase]
-    if way == "stages":
+    if grouping == "stages":
         return s, [Phase(n) for n in (*phase.tiles, *phase.outputs, phase.root)]
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     for name in phase.tiles:
         if name not in folds:
             s = steps.inline(s, name)
-    if way == "inlined":
+    if grouping == "inlined":
         return s, [Phase(phase.root, tuple(folds), phase.outputs)]
     return s, [Phase(n) for n in (*folds, *phase.outputs, phase.root)]
 
@@ -392,15 +394,15 @@ class VectorSpace:
         """Number of points; None above `COUNTED`."""
         return self.counted(COUNTED)
 
-    def counted(self, most: int) -> int | None:
-        """Return the number of points; None if they are more than `most`."""
+    def counted(self, limit: int) -> int | None:
+        """Return the number of points; None if they are more than `limit`."""
         total = 0
         for head in self.grouping.heads():
             points = 1
             for nest in self.structure(head).nests:
-                points *= nest.count(most // points)
+                points *= nest.count(limit // points)
                 # Counting stops as soon as it is certain that there are more than `most`.
-                if total + points > most:
+                if total + points > limit:
                     return None
             total += points
         return total

@@ -110,18 +110,18 @@ def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
     return auto_tile.schedule_phase(s, phase, share=share / 4)
 
 
-def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[isa.Launch]:
+def _launches(scheduled: Schedule, earlier: Schedule, phase: Phase) -> list[isa.Launch]:
     """Return the launches of the nests that a way made of a phase."""
-    untouched = {x.name for x in before.state.stages} - set(phase.names)
-    names = [x.name for x in done.state.stages if x.name not in untouched]
-    return [launch for name in names for launch in lower_stage(done, name)]
+    untouched = {x.name for x in earlier.state.stages} - set(phase.names)
+    names = [x.name for x in scheduled.state.stages if x.name not in untouched]
+    return [launch for name in names for launch in lower_stage(scheduled, name)]
 
 
-def _cycles(done: Schedule, before: Schedule, phase: Phase) -> int:
+def _cycles(scheduled: Schedule, earlier: Schedule, phase: Phase) -> int:
     """Return the cycles of what a way made of a phase, a barrier behind every launch."""
-    launches = _launches(done, before, phase)
-    launch_cycles = (sim.simulate(launch, done.chip).cycles for launch in launches)
-    return sum(launch_cycles) + len(launches) * done.chip.all_cores_cycles
+    launches = _launches(scheduled, earlier, phase)
+    launch_cycles = (sim.simulate(launch, scheduled.chip).cycles for launch in launches)
+    return sum(launch_cycles) + len(launches) * scheduled.chip.all_cores_cycles
 
 
 def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:

@@ -56,15 +56,15 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
     return Range(start, count)
 
 
-def join(one: Range, two: Range) -> Range:
+def join(a: Range, b: Range) -> Range:
     """Return the smallest range that holds both; their starts must differ by a constant."""
-    if one.start.terms != two.start.terms:
+    if a.start.terms != b.start.terms:
         needed_tiles = "tiles that move together"
-        raise ScheduleError(needed_tiles, f"{one.start} and {two.start}", "compute them apart")
+        raise ScheduleError(needed_tiles, f"{a.start} and {b.start}", "compute them apart")
     # Reads of x[i] and x[i + 2] in a step of 32: ranges i .. i + 31 and i + 2 .. i + 33, joined 34.
-    low = min(one.start.const, two.start.const)
-    high = max(one.start.const + one.count, two.start.const + two.count)
-    return Range(Affine(low, one.start.terms), high - low)
+    low = min(a.start.const, b.start.const)
+    high = max(a.start.const + a.count, b.start.const + b.count)
+    return Range(Affine(low, a.start.terms), high - low)
 
 
 def needed(

@@ -47,18 +47,18 @@ def _per(index: isa.Affine, unit: int) -> isa.Affine:
 
 
 def _fractal(
-    matrix: fractals.Matrix, held: OpenTile, ranges: Sequence[boxes.Range]
+    matrix: fractals.Matrix, tile: OpenTile, ranges: Sequence[boxes.Range]
 ) -> tuple[isa.Affine, int]:
     """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
     major = matrix.major
     minor = matrix.minor
-    starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
-    pitch = -(-held.sizes[minor] // matrix.minor_unit)
+    starts = [r.start - start for r, start in zip(ranges, tile.starts, strict=True)]
+    pitch = -(-tile.sizes[minor] // matrix.minor_unit)
     # Row-major over the batch axes, each entry with all fractals of its matrix.
     batch_start = isa.Affine()
     for dim in matrix.batch:
-        batch_start = batch_start * held.sizes[dim] + starts[dim]
-    batch_start = batch_start * (pitch * -(-held.sizes[major] // matrix.major_unit))
+        batch_start = batch_start * tile.sizes[dim] + starts[dim]
+    batch_start = batch_start * (pitch * -(-tile.sizes[major] // matrix.major_unit))
     at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
     return at + batch_start, pitch
 

@@ -213,25 +213,25 @@ class Nest:
             self.release(guests)
         self.active[stage.name] = box
 
-    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, isa.Affine]]:
+    def steps(self, stage: Stage, leaf: Leaf, span: Range) -> Iterator[tuple[Range, isa.Affine]]:
         """Yield (range, step number) of a loop: all full steps as one, then the last, shorter one.
 
         100 elements in steps of 32: a loop over 0..95, then 96..99 (cut) or 68..99 (guard).
         """
-        full_steps, rest_elements = divmod(whole.count, leaf.width)
+        full_steps, rest_elements = divmod(span.count, leaf.width)
         name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
         if full_steps == 1:
-            yield Range(whole.start, leaf.width), isa.Affine()
+            yield Range(span.start, leaf.width), isa.Affine()
         elif full_steps:
             with self.builder.loop(name, full_steps) as index:
-                yield Range(whole.start + index * leaf.width, leaf.width), index
+                yield Range(span.start + index * leaf.width, leaf.width), index
         # Moved back until it is whole: 68..99 computes 68..95 a second time, with the same result.
         if rest_elements and leaf.tail == "guard" and full_steps:
-            back = isa.Affine(whole.count - leaf.width)
-            yield Range(whole.start + back, leaf.width), isa.Affine(full_steps)
+            back = isa.Affine(span.count - leaf.width)
+            yield Range(span.start + back, leaf.width), isa.Affine(full_steps)
         elif rest_elements:
             yield (
-                Range(whole.start + full_steps * leaf.width, rest_elements),
+                Range(span.start + full_steps * leaf.width, rest_elements),
                 isa.Affine(full_steps),
             )
 
@@ -271,7 +271,7 @@ class Nest:
             if not any(readers.get(n) for n in (group.names if group else ())):
                 self.tiles.release(name)
 
-    def hand_over(self, group: Group, last: Stage) -> None:
+    def hand_over(self, group: Group, filled_last: Stage) -> None:
         """Pass full tiles to their readers, after repairing the ends of ragged rows.
 
         Copies move whole 32-byte blocks, so a row of 197 elements needs help at its end (see
@@ -280,7 +280,7 @@ class Nest:
         copies them one by one, between the two.
         """
         tiles = list(map(self.state.stage, group.filled))
-        computed = self.tiles.writer(last) == "V"
+        computed = self.tiles.writer(filled_last) == "V"
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
         stores = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
         ragged = not (self.tiles.smooth or self.tiles.fractal)
@@ -290,18 +290,18 @@ class Nest:
             self.again(stores, ends_apart)
         if group.queue.middle is not None:
             group.queue.hand()
-            loaded = tiles if self.tiles.writer(last) == "MTE2" else []
+            loaded = tiles if self.tiles.writer(filled_last) == "MTE2" else []
             self.again([*loaded, *stores], leftover)
         self.tiles.pass_on(group)
         # After the load: the last block has arrived where it ends in GM, and moves to where the row
         # ends.
-        if ragged and self.tiles.writer(last) == "MTE2":
+        if ragged and self.tiles.writer(filled_last) == "MTE2":
             self.again(tiles, ends_in_place)
 
-    def again(self, stages: Sequence[Stage], how: Copy) -> None:
-        """Write the loops of some copies once more, with `how` for the ends of their rows."""
+    def again(self, stages: Sequence[Stage], copy_ends: Copy) -> None:
+        """Write the loops of some copies once more, with `copy_ends` for the ends of their rows."""
         for stage in stages if self.builder.chip.combined else ():
-            self.how = how
+            self.how = copy_ends
             self.walk(stage)
         self.how = main_part
 

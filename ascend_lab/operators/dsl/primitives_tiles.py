@@ -389,25 +389,25 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     return state.put(partial).put(replace(base, output=True))
 
 
-def _in_terms(expr: Expr, of: Stage, other: Stage) -> Expr:
+def _in_terms(expr: Expr, stage: Stage, target: Stage) -> Expr:
     """Return what a stage computes with the names of another's axes, in the same order."""
-    names = zip((*of.axes, *of.reduce), (*other.axes, *other.reduce), strict=False)
+    names = zip((*stage.axes, *stage.reduce), (*target.axes, *target.reduce), strict=False)
     return apply_index(expr, {mine.name: var(theirs.name) for mine, theirs in names})
 
 
-def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
+def _with(expr: Expr, replaced: Expr, replacement: Expr) -> Expr:
     """Return an expression with a part of it replaced."""
-    if expr == old or not isinstance(expr, Call):
-        return new if expr == old else expr
-    return replace(expr, args=tuple(_with(arg, old, new) for arg in expr.args))
+    if expr == replaced or not isinstance(expr, Call):
+        return replacement if expr == replaced else expr
+    return replace(expr, args=tuple(_with(arg, replaced, replacement) for arg in expr.args))
 
 
-def _head(state: State, own: Stage, value: Expr, first: str) -> tuple[State, Call]:
+def _head(state: State, partial: Stage, value: Expr, first: str) -> tuple[State, Call]:
     """Add the sum of the first elements of each row; return their mean too."""
     name = state.new_name(f"{first}_head")
-    axes = own.axes[:-1]
-    folded = (Axis(own.reduce[0].name, min(HEAD, own.reduce[0].extent), True),)
-    expr = apply_index(value, {own.axes[-1].name: Affine()})
-    head = Stage(name, own.dtype, axes, expr, "sum", folded, fresh(axes, folded))
-    mean = Read(name, own.dtype, identity(axes)) * (1.0 / folded[0].extent)
+    axes = partial.axes[:-1]
+    folded = (Axis(partial.reduce[0].name, min(HEAD, partial.reduce[0].extent), True),)
+    expr = apply_index(value, {partial.axes[-1].name: Affine()})
+    head = Stage(name, partial.dtype, axes, expr, "sum", folded, fresh(axes, folded))
+    mean = Read(name, partial.dtype, identity(axes)) * (1.0 / folded[0].extent)
     return state.insert(head, before=state.stages[0].name), mean

@@ -279,14 +279,14 @@ class State:
         """Return the state without a stage."""
         return State(self.inputs, tuple(s for s in self.stages if s.name != name))
 
-    def new_name(self, wanted: str) -> str:
-        """Return `wanted`, with a number if it is taken."""
+    def new_name(self, stem: str) -> str:
+        """Return `stem`, with a number if it is taken."""
         taken = {e.name for e in (*self.inputs, *self.stages)}
-        name = wanted
+        name = stem
         number = 1
         while name in taken:
             number += 1
-            name = f"{wanted}_{number}"
+            name = f"{stem}_{number}"
         return name
 
 
@@ -359,11 +359,11 @@ def copy_of(name: str, source: Stage | Fixed | Input, view: Shape = ()) -> Stage
     return Stage(name, source.dtype, axes, copy, loops=fresh(axes), scope="UB")
 
 
-def redirect(stage: Stage, old: str, new: str) -> Stage:
-    """Return a stage that reads `new` where it read `old`."""
+def redirect(stage: Stage, old_source: str, new_source: str) -> Stage:
+    """Return a stage that reads `new_source` where it read `old_source`."""
 
     def leaf(element: Read) -> Expr:
-        return replace(element, source=new) if element.source == old else element
+        return replace(element, source=new_source) if element.source == old_source else element
 
     return replace(stage, expr=rewrite(stage.expr, leaf))
 

@@ -201,9 +201,9 @@ def rewrite(expr: Expr, leaf: Callable[[Any], Expr]) -> Expr:
     return leaf(expr) if isinstance(expr, Load | Read) else expr
 
 
-def swap(expr: Expr, old: Read, new: Read) -> Expr:
-    """Return the expression in which the element `new` replaces the element `old`."""
-    return rewrite(expr, lambda element: new if element == old else element)
+def swap(expr: Expr, replaced: Read, replacement: Read) -> Expr:
+    """Return the expression in which the element `replacement` replaces the element `replaced`."""
+    return rewrite(expr, lambda element: replacement if element == replaced else element)
 
 
 def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
