@@ -184,6 +184,8 @@ def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1
     """Return the point with `count` decisions that have a choice changed at random."""
     for _ in range(count):
         options = [space.options(point[:i]) for i in range(len(point))]
+        # Most decisions of a long point have one option left: to change one of those changes
+        # nothing.
         free = [i for i, values in enumerate(options) if len(values) > 1]
         if not free:
             return point
@@ -198,6 +200,7 @@ def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1
 
 def crossed(space: Space, parent_a: Point, parent_b: Point, rng: np.random.Generator) -> Point:
     """Return a point that takes every decision as one of two parents does, as far as legal."""
+    # Uniform crossover: neighbouring decisions of a tiling, such as m and n, are not linked.
     picks = rng.random(len(parent_a)) < 0.5
     mixed = [a if pick else b for a, b, pick in zip(parent_a, parent_b, picks, strict=True)]
     return completed(space, mixed)
@@ -247,6 +250,7 @@ def recorded(
 ) -> RecordedSpace:
     """Return the space of these rows, infinite ones failed; `InputError` for repeats, or no run."""
     space = TableSpace(names, columns)
+    # Rows of the file may come in any order; nan marks configurations that no row has named yet.
     ordered = np.full(space.size, math.nan)
     for point, cost in zip(zip(*columns, strict=True), costs, strict=True):
         row = space.row(point)
@@ -294,6 +298,7 @@ def _values(name: str, cells: Sequence[str], where: str) -> Sequence[Value]:
         wrong = numbers.index(None)
         got = f"{cells[wrong]!r} in row {wrong + 2} of {where}"
         raise InputError(f"numbers in the column {name}", got)
+    # "16.0" counts as 16, so that a tiling read from a table is made of integers.
     return [int(n) for n in present] if all(n == int(n) for n in present) else present
 
 

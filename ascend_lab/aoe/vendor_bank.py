@@ -251,6 +251,7 @@ def _grid(decision: Decision, cores: int) -> tuple[int, int]:
     """Return the grid of at most so many cores that deals the parts out in the fewest rounds."""
     words = decision.knowledge
     shape = decision.shape
+    # Parts of C along m and n, each of what one core takes at a time.
     down = -(-shape.m // max(words["singleCoreM"], words["baseM"]))
     across = -(-shape.n // max(words["singleCoreN"], words["baseN"]))
     best = (1, 1)

@@ -269,6 +269,7 @@ def nearest(
     Distance = sum of squared differences of log2 sizes. Among equals, the same chip numbers and
     then the closest number of cores come first. Same kind, operator and chip name only.
     """
+    # Vectors of other lengths belong to other ranks of tensors, which have no distance.
     alike = [
         e
         for e in entries
@@ -338,6 +339,7 @@ def from_line(line: str | bytes) -> BankEntry:
 
 def entry_of(digest: object, line: object) -> BankEntry | None:
     """Return the entry of a row, or None of one that is damaged, of a newer version, or foreign."""
+    # `to_line` writes ASCII only: any other character is damage.
     if not isinstance(line, str) or not line.isascii():
         return None
     try:
@@ -392,6 +394,7 @@ def read_file(file: str | Path) -> bytes:
 
 def point_text(trial: Trial) -> str:
     """Return the point as JSON; it must be made of numbers, text, None and tuples."""
+    # Every comparison with nan is false: sorting trials by cost would no longer mean anything.
     if math.isnan(trial.cost):
         raise BankError("record", "a trial's cost as a number or infinity", "nan")
     try:

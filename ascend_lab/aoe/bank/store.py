@@ -167,6 +167,7 @@ class Store:
         """Delete the trials of all searches for the problem that `run_id` begins with."""
         word = run_id.partition(" ")[0]
         with self._writing(durable=False):
+            # A run's id begins with the digest of its problem: runs with other settings go as well.
             for table in ("trials", "runs"):
                 self._con.execute(
                     f"DELETE FROM {table} WHERE run_id = ? OR substr(run_id, 1, ?) = ?",
@@ -284,6 +285,8 @@ def _patiently(file: Path) -> sqlite3.Connection:
         try:
             return _open(file)
         except sqlite3.OperationalError as error:
+            # The low byte is the kind of error, the upper ones say more: BUSY_RECOVERY is BUSY,
+            # too.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                 raise
             time.sleep(0.02)

@@ -196,6 +196,7 @@ def _error(plan: GradientPlan, profile: Profile, table: Cost, topology: Topology
     """Return the largest relative error of the table at the sizes the plan sends."""
     rows = profile.gradients
     exact = _exact(topology)
+    # Only the sizes that the plan sends matter: elsewhere the table may err.
     sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in plan.segments}
     times = [(table(size), exact(size)) for size in sizes]
     return max(abs(a / b - 1) if b else 0.0 for a, b in times)
@@ -210,6 +211,7 @@ def profiled(graph: Graph, chip: Chip, source: ProfileSource) -> tuple[Profile, 
     training = dict(source.settings)
     knowledge = source.knowledge
     profiler = source.profiler
+    # A network trained in bf16, or with another optimizer, has another profile.
     key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(training.items())))
     stored = None if source.repeat else known_profile(knowledge, key)
     if stored is not None:
@@ -241,6 +243,7 @@ def _keep(knowledge: Knowledge, key: BankKey, profile: Profile, clock_hz: float)
     cycles = round((profile.forward_s + profile.backward_s + profile.update_s) * clock_hz)
     rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in profile.gradients]
     total = sum(g.size_bytes for g in profile.gradients)
+    # Number of gradients and total bytes: networks of like size are near each other.
     features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
     data = {"times_s": times, "gradients": rows}
     # A profile is no schedule and beats no default: before and after are the step itself.
@@ -270,6 +273,7 @@ def plan_table(plan: GradientPlan, rows: Sequence[Gradient], marked: str = "") -
     """
     lines = [f"{'segment':>7} {'first':>6} {'last':>6} {'bytes':>14}  last gradient"]
     for number, (first, last) in enumerate(plan.segments):
+        # A network of 400 parameters in 400 segments would fill the screen.
         if number == MOST_ROWS:
             lines.append(f"... and {len(plan.segments) - MOST_ROWS} more")
             break

@@ -39,6 +39,7 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
     """
     path = Path(file)
     data = read_file(path, "a profile that can be read")
+    # The name decides: CSV has no mark of its own by which to know it.
     kind = _from_json if path.name.endswith((".json", ".json.gz")) else _from_csv
     rows = kind(path, data)
     if not rows:

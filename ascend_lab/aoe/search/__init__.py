@@ -89,6 +89,8 @@ class BranchAndBound:
         self.proven = False
         fresh = Fresh(space, rng)
         best = math.inf
+        # A good start is a low bar from the beginning: prefixes with higher bounds are never
+        # opened.
         if batch := fresh.legal(start):
             best = min((yield from fresh.ask(batch)))
         heap: list[_Open] = [(self.bound(()), 0, 0, ())]
@@ -339,6 +341,7 @@ ALIASES = {
 
 def search_named(name: str) -> Search:
     """Return a search by its name or another one; raise `InputError` if there is none."""
+    # "Simulated Annealing", "simulated_annealing" and "sa" are one search.
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
     if plain not in SEARCHES:

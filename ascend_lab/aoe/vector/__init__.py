@@ -85,6 +85,8 @@ class VectorJob:
 
     def choice(self, point: Point) -> Choice:
         """Return the steps of a point."""
+        # Steps and not numbers are stored: they can be replayed by any version that has the
+        # primitives.
         return Choice(steps=self.space.build(point).to_json())
 
     def start(self) -> Sequence[Point]:

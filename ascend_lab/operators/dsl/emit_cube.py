@@ -40,6 +40,7 @@ def instructions(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Aff
 
 def _per(index: isa.Affine, unit: int) -> isa.Affine:
     """Return index / unit; the index must step in whole units."""
+    # m = 64 i + 32 in units of 16 is 4 i + 2; a step of 24 would begin inside a fractal.
     values = (index.const, *(c for _, c in index.terms))
     if any(v % unit for v in values):
         raise ScheduleError(f"cube tiles in steps of {unit}", str(index), "split by a multiple")
@@ -65,6 +66,7 @@ def _fractal(
 
 def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int, int]:
     """Return the columns and rows of fractals in a box."""
+    # A box of 64 x 128 in fp16 has 8 columns of 4 fractals.
     columns = ranges[matrix.major].count // matrix.major_unit
     return columns, ranges[matrix.minor].count // matrix.minor_unit
 
@@ -78,6 +80,7 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     area = matrix.area
     (at, pitch) = _fractal(matrix, source, ranges)
     (columns, rows) = _sizes(matrix, ranges)
+    # The fractals of one column lie behind each other: one burst brings `rows` of them.
     region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
     tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
 
@@ -157,6 +160,7 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     tensor = tiles.place(stage.name)
     place, height = _fractal(matrix, tensor, ranges)
     target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
+    # Chips with a fix pipe write sums from L0C to GM themselves; others go through UB.
     if tiles.state.find(read.source).scope == "L0C":
         k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
     else:

@@ -61,6 +61,7 @@ class LaneFold:
 
 def start_of(fold: str, dtype: str) -> float:
     """Return the number that changes no fold: 0, 1, or the format's least or largest."""
+    # -inf changes no maximum; whole numbers have no infinity, and begin with their least.
     largest = {"int32": 2147483647.0, "int8": 127.0, "uint8": 255.0}
     top = largest.get(dtype, math.inf)
     return {"sum": 0.0, "prod": 1.0, "max": -top, "min": top}[fold]
@@ -75,6 +76,7 @@ def fold_box(unit: Unit, fold: str, box: BoxFold) -> None:
     src = box.src
     folds = box.folds
     kept = box.kept
+    # An axis of size 1 folds nothing.
     live = [d for d, n in enumerate(folds) if n > 1]
     kept_axes = range(len(folds), len(folds) + len(kept))
     lane = next((d for d in live if src.strides[d] == 1), None)
@@ -193,6 +195,7 @@ def fold_lanes(unit: Unit, fold: str, job: LaneFold) -> None:
 
 def _lines(unit: Unit, dtype: str, rows: Sizes, width: int) -> View:
     """Return scratch for rows of `width` lanes, one behind the other."""
+    # Dense: one instruction can then run over the rows of several outer axes.
     tile = unit.take(dtype, math.prod(rows) * width)
     return View(tile, dtype, 0, (*(s * width for s in layout.row_major(rows)), 1))
 
@@ -365,9 +368,11 @@ def _repeats(unit: Unit, op: str, job: LaneFold, mask: int | None = None) -> Non
     """Emit one cross-lane instruction per up to 255 rows of at most one repeat each."""
     dst = job.dst
     src = job.src
+    # `vcgadd` of 128 lanes leaves 8 numbers, one a block; `vcadd` leaves one.
     results = job.lanes // c0_of(src.dtype) if op in GROUPS.values() else 1
     axes = range(len(job.rows))
     dims = coalesce(job.rows, (dst.take(axes), src.take(axes))) or [(1, (1, 0))]
+    # The longest axis is the one an instruction repeats over; the others are loops.
     dims.sort(key=lambda d: d[0])
     *outer, count = (n for n, _ in dims)
     for out, row in unit.over(outer, with_dims((dst, src), dims)):

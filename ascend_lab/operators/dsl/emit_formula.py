@@ -147,6 +147,7 @@ def evaluate(unit: Unit, expr: Expr, out: View, views: Views, sizes: Sizes) -> N
     assert isinstance(expr, Call)
     spare = [out]
     values: dict[Expr, View] = dict(views.items())
+    # Depth first: what an operand needs is free again before the next operand is computed.
     for arg in dict.fromkeys(expr.args):
         if arg in values:
             continue

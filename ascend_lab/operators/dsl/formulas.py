@@ -67,6 +67,7 @@ def compute(
     sizes = check_shape(shape, name or hint)
     # lambda i, j: a[i, j] + b[j] names the axes i and j.
     names = list(inspect.signature(formula).parameters)
+    # A formula of two indices for a matrix, of three for a batch of matrices.
     if len(names) != len(sizes):
         needed = f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}"
         raise ShapeError(needed, str(len(names)), "give one parameter per dimension")
@@ -80,6 +81,7 @@ def computed(
     axes = tuple(tensor.Axis(n, size) for n, size in zip(names, sizes, strict=True))
     if isinstance(value, Fold):
         body = tensor.Compute(axes, value.expr, value.kind, value.axes)
+        # y[i] = sum over i of x[i] would mean two different things by i.
         repeated_names = {a.name for a in axes} & {a.name for a in value.axes}
         if repeated_names:
             raise ShapeError("different names for axes", str(sorted(repeated_names)), "rename one")

@@ -66,6 +66,7 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
     if sorted(p % rank if -rank <= p < rank else rank for p in order) != list(range(rank)):
         needed = f"transpose: a permutation of 0..{rank - 1}"
         raise ShapeError(needed, str(order), "name each axis once")
+    # -1 is the last axis: (0, -1, 1) of rank 3 is (0, 2, 1).
     order = tuple(p % rank for p in order)
     shape = tuple(a.shape[p] for p in order)
     moved = [p for p in order if a.shape[p] > 1]
@@ -206,6 +207,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
     value = Fold(fold, source[index], folded)
+    # The sum of a whole vector is a tensor of one element: it keeps one axis, of size 1.
     kept_names = [names[n] for n in kept] or [names[0]]
     sizes = tuple(a.shape[n] for n in kept) or (1,)
     out = computed(sizes, kept_names, value, "", hint)
@@ -244,6 +246,7 @@ def _out_dtype(operation: str, a: Tensor, b: Tensor, out_dtype: str | None) -> s
     if a.dtype != b.dtype or a.dtype not in SUMS:
         needed = f"{operation}: operands of one cube format ({', '.join(SUMS)})"
         raise TypeMismatchError(needed, f"{a.dtype} and {b.dtype}", "cast them")
+    # Sums of bytes do not fit into bytes: without a scale they stay int32.
     out = out_dtype or (a.dtype if a.dtype != "int8" else "int32")
     if out not in (SUMS[a.dtype], a.dtype if a.dtype != "int8" else "fp16"):
         needed = f"{operation}: a result in {SUMS[a.dtype]} or {a.dtype}"
@@ -354,6 +357,8 @@ def pooling2d(
     n, c1, h, w, c0 = x.shape
     oh = window_out(h, top, bottom, kh, sh)
     ow = window_out(w, left, right, kw, sw)
+    # The padding must lose against every element: with 0, windows of negative numbers would return
+    # 0.
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
     source = _padded(x, edges, floor if mode == "max" else 0.0)

@@ -116,6 +116,7 @@ class Stage(Placed):
 
         The scale of a row, repeated 16 times in fp16, can multiply the row block by block.
         """
+        # A formula that reads nothing along the innermost axis gives each row one number.
         lane = self.axes[-1].name
         reads_lane = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
         return 1 < self.align == self.shape[-1] and not reads_lane
@@ -150,6 +151,7 @@ def overwrites(state: "State", stage: Stage) -> str:
     names = [s.name for s in state.stages]
     # A guarded last step computes some elements again, from inputs that are overwritten by then.
     recomputes = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
+    # A fold reads elements again that it has written; a copy between memories is not in place.
     if first_call is None or stage.fold or stage.is_copy or stage.scope != "UB" or recomputes:
         return ""
     names_so_far = names[: names.index(stage.name) + 1]
@@ -179,6 +181,7 @@ def _first_call(expr: Expr, lane: str) -> Call | None:
 
     In mul(exp(a[i, j]), b[i]) that is exp: the only operand computed along the axis `lane`.
     """
+    # Equal operands are computed once: exp(a) * exp(a) has one.
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
     along_lane = [
         a
@@ -259,6 +262,7 @@ class State:
         """Return the stages computed inside the nest of `host`: anywhere, or in the given loops."""
         guests = []
         for s in self.stages:
+            # A tile attached to ("y", "i_o") is computed in the loop i_o of the nest of y.
             host_name, place = s.attach or ("", "")
             if isinstance(s, Stage) and host_name == host and (not places or place in places):
                 guests.append(s)
@@ -340,6 +344,8 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
     logical: Shape = ()
     if isinstance(expr, Call) and expr.op == "mac":
         # Fractals are 16 x 16 elements in fp16 and 16 x 32 in int8: k is rounded up to 16 or 32.
+        # A product of 100 x 60 by 60 x 30 is computed as 112 x 64 by 64 x 32, with zeros in the
+        # padding.
         axes = padded(axes, FRACTAL)
         reduce = padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
