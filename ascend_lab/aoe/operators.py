@@ -241,6 +241,7 @@ def run(
     lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Tunable
 ) -> dict[str, Values]:
     """Return what a kernel writes, on poisoned memory, operands stored as it asks."""
+    # Tables and constants that the kernel brings along; all other tensors are the piece's inputs.
     tensors = dict(lowered.extra)
     for buffer in lowered.kernel.tensors:
         base = matmul.base_name(buffer)
@@ -248,6 +249,7 @@ def run(
             form = lowered.forms.get(buffer.name)
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
+    # All other memory is poisoned: a kernel that reads what nobody wrote does not agree by chance.
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
     results = {}
     for name in piece.graph.outputs:  # what pads a layout is left out

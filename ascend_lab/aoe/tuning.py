@@ -118,6 +118,7 @@ class Result:
     def certainty(self) -> str:
         """What is known of the kernel's time: one of `CERTAINTIES`."""
         was_cut = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
+        # The first that holds: what is proven is bounded as well.
         conditions = (
             self.proven,
             self.bound_cycles is not None,

@@ -223,6 +223,7 @@ class Workers:
                 with suppress(Exception):
                     future.cancel()
             raise
+        # A pool with a dead process accepts nothing more: a new one is made for the next group.
         if broken and self.make is not None:
             self.close()
 

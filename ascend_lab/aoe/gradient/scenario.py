@@ -132,6 +132,8 @@ def _end_s(
         # The time to the next event: an all-reduce ends a phase, a bucket gets ready, backward
         # ends.
         step = min(times)
+        # Wall-clock time goes on by `step`, backward's own work by less while an all-reduce slows
+        # it down.
         now = now + step
         done = min(backward, done + step * pace)
         for work in active:

@@ -144,6 +144,8 @@ class IteratedLocal:
 
     def _jumps(self, fresh: Fresh, point: Point) -> list[Point]:
         """Return a new point some decisions away, or random ones where those are all known."""
+        # Near a valley that is explored, most jumps land on known points: a few tries, then
+        # anywhere.
         for _ in range(20):
             if jumped := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
                 return jumped

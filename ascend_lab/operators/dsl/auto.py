@@ -75,6 +75,7 @@ def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
         with_operands = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
         schedulers += [stream_phase, *with_operands, _shared]
     for scheduler in schedulers:
+        # From all of UB downwards: the first share whose program can be written is taken.
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):
                 trial = scheduler(s, phase, share=share)

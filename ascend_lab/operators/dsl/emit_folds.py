@@ -135,6 +135,7 @@ def _halving(unit: Unit, op: Op, box: BoxFold) -> None:
     half = count // 2
     block = c0_of(src.dtype)
     steps, elements = block_steps(kept, block) if kept else ((), 1)
+    # Each half starts at a whole block, where vector instructions must begin.
     pitch = -(-elements // block) * block
     rows = View(unit.take(src.dtype, half * pitch), src.dtype, 0, (pitch, *steps))
     top_row = rows.inner()

@@ -75,6 +75,8 @@ def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Sc
     before: `for i: for j: body`   after: `for i_o: for j_o: for i_i: for j_i: body`
     """
     s = split(split(s, stage, i, rows), stage, j, columns)
+    # Of a 1,024 x 1,024 matrix in tiles of 64 x 128: for i_o in 16: for j_o in 8: 64 x 128
+    # elements.
     return reorder(s, stage, f"{i}_o", f"{j}_o", f"{i}_i", f"{j}_i")
 
 
@@ -195,6 +197,8 @@ def bind(state: State, stage: str, axis: str) -> State:
         needed = f'bind {stage}.{axis}: a loop split with tail="cut"'
         got = "guard: two cores would write the elements they share"
         raise ScheduleError(needed, got, 'use tail="cut"')
+    # for i_o in 8: for i_i in 512: y[512 i_o + i_i] = ...   becomes, on core c of 8: for i_i in
+    # 512: y[512 c + i_i] = ...
     changed = replace(s, bound=(*s.bound, axis))
     check_nest(state, changed)
     return state.put(changed)
@@ -210,6 +214,8 @@ def vectorise(state: State, stage: str, axis: str) -> State:
     s.loop(axis)
     if s.is_cube:
         raise ScheduleError(f"vectorise {stage}: a vector stage", "a cube stage", "use tensorize")
+    # for i_o in 8: for i_i in 1024: y[i] = a[i] + b[i], vectorised at i_i, becomes for i_o in 8:
+    # load a, load b, vadd of 1,024 elements (8 repeats of 128 in fp16), store y.
     changed = replace(s, vector_at=axis)
     check_nest(state, changed)
     return state.put(changed)
@@ -238,6 +244,8 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     if any(x.root not in units for x in inner):
         needed = f"tensorize {stage}: only m, n and k inside {axis}"
         raise ScheduleError(needed, "a batch", "reorder")
+    # for m in 64: for n in 64: for k in 64: c[m, n] += a[m, k] * b[k, n]   becomes   mmad c, a, b
+    # of 4 x 4 x 4 fractals.
     changed = replace(s, vector_at=axis, tensorized=True)
     check_nest(state, changed)
     return state.put(changed)

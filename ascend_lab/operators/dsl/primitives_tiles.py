@@ -177,6 +177,8 @@ def _depends(state: State, source: str, stage: str) -> bool:
     waiting = [stage]
     while waiting:
         below = state.find(waiting.pop()).sources
+        # The stages form a graph without circles: each is visited once, however many paths lead to
+        # it.
         if source in below:
             return True
         waiting += set(below) - seen
@@ -314,6 +316,7 @@ def storage_align(state: State, stage: str, factor: int) -> State:
     if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
         needed = f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}"
         raise ScheduleError(needed, str(factor), "rows begin at 32-byte blocks")
+    # Rows at multiples of a whole repeat let one instruction start at any row.
     return state.put(replace(s, align=factor))
 
 
