@@ -36,10 +36,10 @@ __all__ = [
     "Segments",
     "SlicePlan",
     "SubgraphResult",
+    "all_chains",
     "cheapest",
     "compiled",
     "even",
-    "every",
     "plan_time",
     "planned",
     "prepared",
@@ -352,14 +352,14 @@ def choices(first: int, stop: int, ways: Ways) -> list[Way]:
     return [WHOLE, *ways(first, stop)]
 
 
-def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
+def all_chains(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
     """Yield all ways to take the units from `first` on: for small chains."""
     if first == count:
         yield []
         return
     for stop in range(first + 1, count + 1):
         for way in choices(first, stop, ways):
-            for remainder in every(count, ways, stop):
+            for remainder in all_chains(count, ways, stop):
                 yield [(first, stop, way), *remainder]
 
 
