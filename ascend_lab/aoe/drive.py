@@ -278,7 +278,7 @@ class _Driven:
         return min(range(len(self.trials)), key=lambda i: self.trials[i].cost, default=0)
 
     def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
-        """Return the candidates of a batch not tried before, as far as the budget reaches."""
+        """Return the candidates of a batch that are new, at most as many as the budget allows."""
         candidates: dict[Hashable, Point] = {}
         for point in batch:
             key = self.space.key(point)

@@ -282,7 +282,7 @@ def tune_network(
 
 @dataclass
 class _Operators:
-    """The operators of one network, as far as they are tuned."""
+    """The operators of one network, with the results so far."""
 
     settings: Settings
     knowledge: Knowledge

@@ -111,7 +111,7 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
 
 
 def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[str, str]:
-    """Return which tuner a piece is for, or "" and why there is none; by default `lowered`."""
+    """Return which tuner suits a piece, or "" and the reason why none does."""
     nodes = piece.graph.nodes
     op = nodes[0].op
     if why := _fixed(piece):

@@ -199,7 +199,7 @@ def mutated(space: Space, point: Point, rng: np.random.Generator, count: int = 1
 
 
 def crossed(space: Space, parent_a: Point, parent_b: Point, rng: np.random.Generator) -> Point:
-    """Return a point that takes every decision as one of two parents does, as far as legal."""
+    """Return a point that takes each decision from one of two parents, if that is legal."""
     # Uniform crossover: neighbouring decisions of a tiling, such as m and n, are not linked.
     picks = rng.random(len(parent_a)) < 0.5
     mixed = [a if pick else b for a, b, pick in zip(parent_a, parent_b, picks, strict=True)]

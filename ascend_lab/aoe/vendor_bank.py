@@ -243,12 +243,12 @@ def _whole_side(decision: Decision) -> str:
 
 
 def _slots(depth: int, stage: int) -> int:
-    """Return how many buffers of L1 a depth of so many tiles is: one, or two."""
+    """Return the number of L1 buffers, 1 or 2, that a depth in tiles amounts to."""
     return 2 if depth >= 2 * max(stage, 1) else 1
 
 
 def _grid(decision: Decision, cores: int) -> tuple[int, int]:
-    """Return the grid of at most so many cores that deals the parts out in the fewest rounds."""
+    """Return the grid of at most `cores` cores that computes all parts in the fewest rounds."""
     words = decision.knowledge
     shape = decision.shape
     # Parts of C along m and n, each of what one core takes at a time.

@@ -36,7 +36,7 @@ class Deadline:
 
     @classmethod
     def of(cls, limit_s: float | None) -> "Deadline":
-        """Return the deadline so many seconds from now; None is never."""
+        """Return the deadline that lies `limit_s` seconds ahead; None means never."""
         return cls() if limit_s is None else cls(time.monotonic() + limit_s)
 
     @property
@@ -55,11 +55,11 @@ class Deadline:
         return self.left_s <= 0
 
     def within(self, limit_s: float | None) -> "Deadline":
-        """Return the deadline of a part that may take so many seconds from now."""
+        """Return the earlier of this deadline and one `limit_s` seconds ahead."""
         return self if limit_s is None else Deadline(min(self.end, Deadline.of(limit_s).end))
 
     def keeping(self, reserve_s: float) -> "Deadline":
-        """Return the deadline of a part that leaves so many seconds to what follows."""
+        """Return an earlier deadline that leaves `reserve_s` seconds for what follows."""
         return Deadline(self.end - reserve_s)
 
     def cut(self) -> "Alarm":

@@ -223,7 +223,7 @@ class Knowledge:
         return "update" if current else "add"
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials of a running search if the bank can be written, those that were measured."""
+        """Store the measured trials of a running search, if the bank can be written."""
         # A candidate whose process was killed has no cost: a resumed run must measure it again.
         measured = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
         self._asked(lambda store: store.save_trials(run_id, measured))

@@ -338,7 +338,7 @@ def from_line(line: str | bytes) -> BankEntry:
 
 
 def entry_of(digest: object, line: object) -> BankEntry | None:
-    """Return the entry of a row, or None of one that is damaged, of a newer version, or foreign."""
+    """Return the entry in a row; None if the row is damaged, foreign or of a newer version."""
     # `to_line` writes ASCII only: any other character is damage.
     if not isinstance(line, str) or not line.isascii():
         return None
@@ -367,7 +367,7 @@ def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
 
 
 def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
-    """Return the entries of `file`, and what is wrong with each line that is none; BankError."""
+    """Return the entries of `file`, and an error for each line that is not an entry; BankError."""
     entries = []
     wrong = []
     for number, line in enumerate(read_file(file).split(b"\n"), 1):
@@ -404,7 +404,7 @@ def point_text(trial: Trial) -> str:
 
 
 def trial_of(number: object, point: object, cost: object, note: object) -> Trial | None:
-    """Return the trial of a row, or None of one that is none."""
+    """Return the trial in a row, or None if the row is not a trial."""
     if not (isinstance(number, int) and isinstance(point, str) and isinstance(note, str)):
         return None
     if not (isinstance(cost, float) and cost >= 0):

@@ -68,7 +68,7 @@ class Store:
     """
 
     def __init__(self, file: str | Path, write: bool = True) -> None:
-        """Open `file` to write, made if it is missing; else only what it held is read."""
+        """Open `file` for writing (created if missing), or else only read its present contents."""
         self.file = Path(file)
         self._con, hidden = connect(self.file, write)
         try:
@@ -142,7 +142,7 @@ class Store:
         self._delete([key.digest for key in keys])
 
     def forget_unreadable(self) -> int:
-        """Delete the rows that are no entries; return how many."""
+        """Delete the rows that cannot be read as entries; return how many."""
         digests = self._unreadable()
         self._delete(digests)
         return len(digests)
@@ -157,7 +157,7 @@ class Store:
             self._con.execute("INSERT OR REPLACE INTO runs VALUES (?, julianday('now'))", (run_id,))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
-        """Return the trials kept for `run_id`, by number; rows that are none are passed over."""
+        """Return the trials stored for `run_id`, by number, skipping rows that cannot be read."""
         query = "SELECT number, point, cost, note FROM trials WHERE run_id = ? ORDER BY number"
         return tuple(
             trial for row in self._read(query, run_id) if (trial := records.trial_of(*row))
@@ -182,7 +182,7 @@ class Store:
         return tuple(text for (text,) in rows if text != "ok")
 
     def take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
-        """Take over every entry that is new or better, all of them or none; count what happened."""
+        """Store every entry that is new or better, in one transaction; count the outcomes."""
         counts: Counter[Written] = Counter()
         with self._writing(durable=True):
             for entry in entries:
@@ -204,12 +204,12 @@ class Store:
             return self._con.execute(query, values).fetchall()
 
     def _entries(self, where: str, *values: str) -> list[BankEntry]:
-        """Return the rows of `entries` that a query finds, without those that are none."""
+        """Return the entries that a query selects, skipping rows that cannot be read."""
         rows = self._read(f"SELECT digest, line FROM entries {where}", *values)
         return [entry for row in rows if (entry := records.entry_of(*row))]
 
     def _unreadable(self) -> list[Any]:
-        """Return the digests of the rows that are no entries."""
+        """Return the digests of the rows that cannot be read as entries."""
         rows = self._read("SELECT digest, line FROM entries")
         return [row[0] for row in rows if not records.entry_of(*row)]
 
@@ -331,7 +331,7 @@ def _read(file: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _copied(file: Path) -> sqlite3.Connection:
-    """Return a bank's bytes in memory, with what its write-ahead file adds.
+    """Return a copy of a bank in memory, including its write-ahead file.
 
     While a process has it open (there is a `-shm`), or was killed, SQLite's locks are needed; a
     file that lies alone is copied first, because SQLite would put files beside it.

@@ -252,7 +252,7 @@ def _keep(knowledge: Knowledge, key: BankKey, profile: Profile, clock_hz: float)
 
 
 def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
-    """Return the profile the banks hold under a key; None if there is none that can be read."""
+    """Return the profile stored under a key, or None if no readable one exists."""
     match = knowledge.find(key)
     if match is None:
         return None

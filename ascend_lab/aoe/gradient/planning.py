@@ -166,7 +166,7 @@ BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
 
 
 def legal(table: Table, split: Split) -> Split:
-    """Return the split with a cut more wherever a bucket would mix number formats."""
+    """Return the split with additional cuts wherever a bucket would mix number formats."""
     # Where a gradient may share no bucket with the one before it, a bucket ends.
     forced = np.flatnonzero(table.first[1:] == np.arange(1, table.count)).tolist()
     return split_at(sorted({*forced, *(last for _, last in split)}))

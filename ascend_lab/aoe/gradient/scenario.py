@@ -220,7 +220,7 @@ class _Cuts:
         return tuple(place in lasts for place in range(len(self.names)))
 
     def key(self, point: Point) -> splits.Split | None:
-        """Return the split; None, one candidate for all of them, if it breaks a limit."""
+        """Return the split, or None if it breaks a limit (one candidate for all such points)."""
         cuts = [place for place, cut in enumerate(point) if cut]
         split = splits.split_at([*cuts, len(point)])
         return split if self.table.allows(split, self.max_segments) else None

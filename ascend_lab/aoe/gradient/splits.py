@@ -212,7 +212,7 @@ def _rising(values: Floats) -> Floats:
 def sampled(
     cost: Cost, most_bytes: float, *, least_bytes: float = 1024.0, per_octave: int = 2
 ) -> Piecewise:
-    """Return a slow cost as a table of so many sizes per octave, `most_bytes` among them.
+    """Return a slow cost function as a table, with `per_octave` sizes per doubling.
 
     For times with one straight line per algorithm the table errs only where the algorithm changes.
     Below one byte its cost holds: an all-reduce of nothing is still started.

@@ -107,7 +107,7 @@ def _end(event: Event) -> float:
 def _source(
     path: str, timed: Sequence[Event]
 ) -> tuple[list[Event], Callable[[str, int, Event], Row]]:
-    """Return the events that stand for gradients, and what reads one of them."""
+    """Return the events that stand for gradients, and the function that reads such an event."""
     reduces = [e for e in timed if _is_all_reduce(e)]
     kernels = [e for e in reduces if e.get("cat") == "kernel"]
     has_device = any(e.get("cat") == "kernel" for e in timed)

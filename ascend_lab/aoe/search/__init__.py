@@ -228,7 +228,7 @@ class _Rollouts:
         return self._picked(pools) or self.fresh.sample(self.search.batch)
 
     def _descend(self) -> tuple[Point, list[Node]]:
-        """Follow the best children down to an option never tried; return prefix and nodes."""
+        """Follow the best children down to the first untried option; return prefix and nodes."""
         space = self.fresh.space
         node = self.root
         prefix: Point = ()
@@ -259,7 +259,7 @@ class _Rollouts:
         return prefix
 
     def _select(self, node: Node, prefix: Point) -> Value:
-        """Return the option of greatest value, those never tried first."""
+        """Return an untried option if there is one, else the option of greatest value."""
         options = self.fresh.space.options(prefix)
         untried = [value for value in options if value not in node.children]
         if untried:
@@ -340,7 +340,7 @@ ALIASES = {
 
 
 def search_named(name: str) -> Search:
-    """Return a search by its name or another one; raise `InputError` if there is none."""
+    """Return the search with this name or alias; raise `InputError` for unknown names."""
     # "Simulated Annealing", "simulated_annealing" and "sa" are one search.
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)

@@ -65,7 +65,7 @@ class Fresh:
         return self.costs.get(self.space.key(point))
 
     def new(self, points: Sequence[Point]) -> list[Point]:
-        """Return those of the points that were never proposed, each candidate once."""
+        """Return the points that were not proposed before, each candidate once."""
         candidates: dict[Hashable, Point] = {}
         for point in points:
             candidates.setdefault(self.space.key(point), point)
@@ -113,7 +113,7 @@ def exhaustive(space: Space, rng: np.random.Generator, start: Sequence[Point] = 
 
 
 def random_order(space: Space, rng: np.random.Generator, start: Sequence[Point] = ()) -> Steps:
-    """Propose the points to start with, then random ones, none of them twice."""
+    """Propose the points to start with, then random points without repetition."""
     fresh = Fresh(space, rng)
     batch = fresh.legal(start) or fresh.sample(BATCH)
     while batch:
@@ -431,7 +431,7 @@ class Genetic:
         return [pool[i] for i in chosen]
 
     def _children(self, fresh: Fresh, parents: list[Scored]) -> Brood:
-        """Return the neighbours of the best point and many children, none of them known."""
+        """Return new points: neighbours of the best point, and many children of the parents."""
         rng = fresh.rng
         space = fresh.space
         origins = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")

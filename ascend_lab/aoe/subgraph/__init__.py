@@ -402,7 +402,7 @@ def slice_network(
 
 
 def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
-    """Return the bank's key of a network, whatever its names, however reshapes are spelled."""
+    """Return the bank's key of a network: independent of names and of how reshapes are spelled."""
     nodes = list(graph.nodes)
     for i, node in enumerate(nodes):
         # A reshape to (-1, 1000) and one to (8, 1000) are the same where the batch is 8: both are

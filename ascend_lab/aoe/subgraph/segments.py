@@ -170,7 +170,7 @@ class Cache:
         self.held.move_to_end(name)
 
     def _shrink(self) -> int:
-        """Throw out what was unused for longest until the rest fits; return the dirty bytes."""
+        """Evict the least recently used tensors until the others fit; return the dirty bytes."""
         out = 0
         total = sum(self.held.values())
         # Least recently used first; a tensor that was changed since it was read goes to memory.
@@ -183,7 +183,7 @@ class Cache:
 
 @dataclass
 class Buffer(Cache):
-    """The rule of a buffer: a slice finds what it has written itself, if that was kept."""
+    """The rule of a buffer: a slice finds only what it wrote itself and had room to keep."""
 
     def left(self, names: Mapping[str, int]) -> None:
         """Let tensors lie there that were just written: none, of what is read in slices."""
@@ -318,7 +318,7 @@ class Segments:
         return False
 
     def _rows(self, part: Graph, share: float) -> Iterator[Way]:
-        """Yield the largest slices of rows whose share of them is small enough, if any."""
+        """Yield slicings along rows, the largest slices first, of at most a share of the rows."""
         ends = part.nodes[0].name, part.nodes[-1].name
         for axis in ("height", "sequence"):
             size = _size(part, axis)
@@ -405,7 +405,7 @@ class Segments:
         return self.timed[key] + (self.launch_s if run.starts else between)
 
     def runs(self, unit: int, size: int) -> tuple[Run, ...] | None:
-        """Return what a unit runs on so many images; None if it cannot be cut or built."""
+        """Return the launches of a unit for `size` images; None if it cannot be cut or built."""
         key = unit, size
         if key not in self.built:
             self.built[key] = None

@@ -192,7 +192,7 @@ def _borders(compiled: Compiled) -> Iterator[str]:
 
 
 def axis_number(axis: str, kind: TensorType, name: str) -> int:
-    """Return the number of the axis that a word means; raise `InputError` if there is none."""
+    """Return the position of a named axis; raise `InputError` if the tensor has no such axis."""
     rank = len(kind.shape)
     # rank 4 is (n, c, h, w), rank 3 (batch, sequence, channel)
     axes_of = {"batch": 0, "sequence": rank - 2, "channel": 1 if rank == 4 else rank - 1}

@@ -44,7 +44,7 @@ class VectorJob:
 
     @cached_property
     def least_cycles(self) -> int:
-        """Cycles that no schedule beats, whatever it is."""
+        """A lower bound on the cycles of every schedule."""
         return vector_bound(self.outputs, self.operator.chip, self.operator.warm)
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:

@@ -209,7 +209,7 @@ class _Operation:
     repeats: float
 
     def cycles(self, chip: Chip, share: float = 0.0, tiles: int = 1) -> float:
-        """Return the cycles on a core with a share of all, the least unless it is said.
+        """Return the cycles on a core with a `share` of the work, by default an equal share.
 
         It pays for a head once a tile, and every 255 repeats.
         """
@@ -234,7 +234,7 @@ class NestWork:
     around: float
 
     def cycles(self, share: float = 0.0, tiles: int = 1) -> float:
-        """Return cycles that no core beats with this share of all, in so many tiles."""
+        """Return a lower bound on the cycles of a core with a share of the work in some tiles."""
         return self.around + sum(op.cycles(self.chip, share, tiles) for op in self.operations)
 
 

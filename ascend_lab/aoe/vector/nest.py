@@ -327,7 +327,7 @@ OUTERS = (1, 2, 4, 8, 16)
 
 
 def result_bytes(stage: Stage) -> int:
-    """Return the bytes of the result of a stage, or of what it folds if that is more."""
+    """Return the bytes of the result of a stage, or of the operand it folds if that is larger."""
     read = max((DTYPE_BYTES[r.dtype] for r in stage.reads), default=1)
     result = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
     return max(result, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)

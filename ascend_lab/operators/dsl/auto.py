@@ -387,7 +387,7 @@ def _part(extent: int, rows: int, cores: int) -> int:
 
 
 def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int) -> Schedule:
-    """Schedule a nest in so many tiles a core, and those of these folds that it needs inside it."""
+    """Schedule a nest in `tiles` tiles per core, with the folds it needs computed inside it."""
     inside = set(phase.names)
     own_folds = list[str]()
     for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:

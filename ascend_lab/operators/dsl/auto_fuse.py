@@ -56,7 +56,7 @@ def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
 
 
 def _groups(state: State, cores: int) -> dict[str, str]:
-    """Return in whose nest each stage is computed, by so many cores."""
+    """Return the root stage of the nest in which each stage is computed."""
     groups: dict[str, str] = {}
     for stage in reversed(state.stages):
         groups[stage.name] = _root(state, stage, groups)

@@ -77,7 +77,7 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
 
 
 def long_rows(state: State, phase: Phase, least_bytes: int = SHARED_BYTES) -> bool:
-    """True if one element of the result needs so many bytes of one operand."""
+    """True if one element of the result needs `least_bytes` or more of one operand."""
     folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
     sizes = (
         math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
@@ -358,7 +358,7 @@ def arrange(
 
 
 def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:
-    """Return how many elements of an axis fill blocks, or, in front of short rows, four of them."""
+    """Return the elements of an axis that fill a block, or four blocks if its rows are short."""
     rows, remainder = divmod(4 * unit, root.axes[-1].extent)
     rows = rows if axis in root.axes[-2:-1] and rows and not remainder else 1
     return unit if axis is root.axes[-1] else rows

@@ -163,7 +163,7 @@ def _boxes(
 
 
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
-    """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
+    """Return the sizes of a stage's tile: all that its readers need at a time."""
     others = {n: b for n, b in active.items() if n != stage.name}
     box = needed(state, stage, others)
     return tuple(box[a.name].count for a in stage.axes)

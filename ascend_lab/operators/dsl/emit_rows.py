@@ -58,7 +58,7 @@ class Rows:
 
     @property
     def many(self) -> int:
-        """Rows of a piece: the sizes in front of them are looped over."""
+        """Rows that one copy moves; loops run over the axes in front of them."""
         return self.counts[-2] if len(self.counts) > 1 else 1
 
     @property
@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def in_one(self) -> bool:
-        """True if each row may reach into the next ones: only the last of them need care."""
+        """True if copies may run past a row into the next one: only the last rows need care."""
         return self.step > 0 and (self.loads or self.step == self.counts[-1] == self.src.row)
 
     @property

@@ -166,7 +166,7 @@ def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
 
 
 def _result(state: State, stage: Stage) -> State:
-    """Give readers that are no matrix products of that layout a row-major copy of a result."""
+    """Give a row-major copy of a product to readers that do not take it in fractals."""
     matrix = matrix_of(stage, "C")
     plain_readers = [r for r in state.readers(stage.name) if _stored_as(r, stage.name) != [matrix]]
     if not plain_readers:
