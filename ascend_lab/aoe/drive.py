@@ -269,7 +269,7 @@ class _Driven:
             costs = [self.costs.get(self.space.key(p)) for p in batch]
             answers = [cost for cost in costs if cost is not None]
             # With 6 of the budget spent and 8 allowed, a batch of 4 is answered for 2 points only.
-            if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of it
+            if len(answers) < len(batch):  # the budget cut the batch: no search gets half an answer
                 return "budget"
 
     @property

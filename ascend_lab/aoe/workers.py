@@ -104,8 +104,8 @@ class Alarm:
 Measure = Callable[[Point], float]
 Attempt = tuple[float, str]
 """Cost and note of a candidate."""
-Told = Callable[[int, float, str], None]
-"""Hears place, cost and note of each candidate."""
+OnAnswer = Callable[[int, float, str], None]
+"""Receives the place, the cost and the note of each candidate."""
 TRIES = 2
 """A candidate whose worker died is tried so often before it counts as failed."""
 DIED = "its worker process died"
@@ -162,15 +162,15 @@ class Workers:
         measure: Measure,
         points: Sequence[Point],
         limit_s: float | None = None,
-        told: Told | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> list[Attempt]:
-        """Return the attempts in order, `told` hears of each; raises `WorkersLostError`."""
+        """Return the attempts in order; `on_answer` gets each at once. Raises `WorkersLostError`."""
         done: dict[int, Attempt] = {}
 
-        def add(place: int, found: Attempt) -> None:
-            done[place] = found
-            if told:
-                told(place, *found)
+        def add(place: int, attempted: Attempt) -> None:
+            done[place] = attempted
+            if on_answer:
+                on_answer(place, *attempted)
 
         if self.make is None and self.executor is None:
             for i, point in enumerate(points):
@@ -218,7 +218,7 @@ class Workers:
                     add(i, answer)
         except WorkersLostError:
             raise
-        except BaseException:  # the user, or who hears of them, has heard enough
+        except BaseException:  # Ctrl-C, or `on_answer` ends the search
             for future in futures.values():
                 with suppress(Exception):
                     future.cancel()
@@ -249,19 +249,19 @@ class Workers:
         if not isinstance(self.executor, _Cluster):
             return
         limit_s = math.inf if limit_s is None else limit_s + GRACE_S
-        well = heard = time.monotonic()
+        last_well_s = last_answer_s = time.monotonic()
         count = 0
         # A lost network connection raises nothing: only asking now and then shows that nobody is
         # there.
         while not wait([future], POLL_S).done:
             trouble = self.executor.trouble()
             now = time.monotonic()
-            well = well if trouble else now
+            last_well_s = last_well_s if trouble else now
             if (answers := sum(f.done() for f in futures)) != count:
                 count = answers
-                heard = now
+                last_answer_s = now
             patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
-            if now - well > patience_s or now - heard > limit_s:
+            if now - last_well_s > patience_s or now - last_answer_s > limit_s:
                 raise self._lost(trouble or f"no answer in {limit_s:g} s")
 
     def _probe(self) -> None:

@@ -173,7 +173,7 @@ class _Search:
         self.chip = chip
         self.deadline = deadline
         self.budget = budget
-        self.told = progress
+        self.progress = progress
         self.best = SlicePlan()
         self.best_s = math.inf
         self.interrupted = False
@@ -203,7 +203,7 @@ class _Search:
         self.known[plan] = time_s
         if time_s < self.best_s:
             self.best, self.best_s, self.compiled = plan, time_s, plan.launched(self._built)
-        self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
+        self.progress("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
     def also(self, **how: Any) -> None:
@@ -221,7 +221,7 @@ class _Search:
         segments = Segments(self.graph, self.chip, self.best.road(self.chip))
         # Costs of segments are estimates; a quarter of the time is for plans on the whole network.
         keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
-        chain = cheapest_chain(segments, keeping, self.told)
+        chain = cheapest_chain(segments, keeping, self.progress)
         if chain is not None:
             with self.deadline.cut():
                 self._climb(segments, chain)
