@@ -164,7 +164,7 @@ class Workers:
         limit_s: float | None = None,
         on_answer: OnAnswer | None = None,
     ) -> list[Attempt]:
-        """Return the attempts in order; `on_answer` gets each at once. Raises `WorkersLostError`."""
+        """Return the attempts in order; `on_answer` gets each, too. Raises `WorkersLostError`."""
         done: dict[int, Attempt] = {}
 
         def add(place: int, attempted: Attempt) -> None:
