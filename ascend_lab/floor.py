@@ -32,7 +32,8 @@ FLOOR_GROUPS = {
     """,
     "Schedules of the tensor language, by hand and automatic, and their lowering.": """
         operators.dsl.auto operators.dsl.auto_fuse operators.dsl.auto_tile operators.dsl.boxes
-        operators.dsl.emit_cube operators.dsl.emit_formula operators.dsl.emit_rows
+        operators.dsl.emit_cube operators.dsl.emit_folds operators.dsl.emit_formula
+        operators.dsl.emit_rows
         operators.dsl.emit_vector operators.dsl.fractals operators.dsl.lower
         operators.dsl.primitives_loops operators.dsl.primitives_tiles operators.dsl.run
         operators.dsl.schedule operators.dsl.stages operators.dsl.tiles

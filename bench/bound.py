@@ -54,7 +54,7 @@ def case_of(name: str, batch: int, chip_name: str, tuned_s: float = 0.0) -> Case
             found.result_s,
             trivial_s,
             found.bound_s,
-            dict(found.ledger_after),
+            dict(found.ledgers.after),
         )
     line = stages.timeline()
     bound = bound_of(stages.rewritten, chip)

@@ -15,6 +15,7 @@ from ascend_lab.aoe.gradient import (
     AlphaBeta,
     Gradient,
     GradientTuning,
+    ProfileSource,
     Scenario,
     evaluate,
     improve,
@@ -104,11 +105,10 @@ def tuned(names: Sequence[str], file: Path = PROFILES) -> Iterator[tuple[str, Gr
                 for size in SIZES:
                     where = f"{cluster}:{size}"
                     settings = {"dtype": "fp16", "optimizer": "sgd"}
+                    source = ProfileSource(bank, settings=settings)
                     yield (
                         where,
-                        tune_gradients(
-                            graph, CHIP, where, max_segments=None, knowledge=bank, settings=settings
-                        ),
+                        tune_gradients(graph, CHIP, where, max_segments=None, source=source),
                     )
 
 

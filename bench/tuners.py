@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe import tune, tune_operator
+from ascend_lab.aoe import Session, tune, tune_operator
 from ascend_lab.aoe.bank import Knowledge
 from ascend_lab.aoe.cube import CubeJob, cube_space, prove
 from ascend_lab.aoe.operators import Tunable, operators_of
@@ -135,7 +135,7 @@ def tuner_figures() -> list[Figure]:
 
         def tuned() -> None:
             with Knowledge(Path(folder) / "bank.db", None) as bank:
-                tune(graph, chip, "1,2", bank=bank, executor="processes:2")
+                tune(graph, chip, "1,2", bank=bank, session=Session(executor="processes:2"))
 
         rows += [
             below("tune ResNet-50, 16 images, jobs 1,2", _seconds(tuned), 180, "s"),

@@ -15,8 +15,8 @@ from ascend_lab.aoe.saved import Report
 from ascend_lab.aoe.subgraph import (
     Segments,
     SlicePlan,
+    all_chains,
     compiled,
-    every,
     plan_time,
     prepared,
     sliced,
@@ -500,7 +500,7 @@ def test_no_slicing_of_a_chain_goes_below(tensors):
     ways = [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
     plans = [
         SlicePlan(tuple(segments.region(*choice) for choice in chain if choice[2][0]))
-        for chain in every(segments.count, lambda i, j: ways)
+        for chain in all_chains(segments.count, lambda i, j: ways)
     ]
     times = [plan_time(graph, plan, chip) for plan in plans[::9]]
     assert len(times) > 5 and len(set(times)) > 3
@@ -604,7 +604,7 @@ def times_of(graph, chip):
     halves = ("batch", n) if segments.batch > 1 else ("height", sizes[1]) if sizes[2:] else ("", 1)
     way = halves[0], (halves[1] // 2, halves[1] - halves[1] // 2)
     ways = [way] if min(way[1]) and segments.count <= MOST else []
-    for chain, inside in product(every(segments.count, lambda i, j: ways), (False, True)):
+    for chain, inside in product(all_chains(segments.count, lambda i, j: ways), (False, True)):
         regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
         plan = SlicePlan(regions, one_launch=inside, inside=inside)
         if regions or inside:

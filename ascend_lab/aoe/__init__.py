@@ -3,13 +3,13 @@
 What needs the compiler is imported when it is asked for: processes that measure begin without it.
 """
 
-from ascend_lab.aoe.drive import Bars, Settings, Trace, Trial, drive
+from ascend_lab.aoe.drive import Bars, Rules, Settings, Trace, Trial, drive
 from ascend_lab.facade import names_of
 
 _HOMES = {
     "bank": "Knowledge open_knowledge",
     "cube": "CubeJob",
-    "engine": "NetworkResult Tuning tune tune_network",
+    "engine": "NetworkResult Session Tuning tune tune_network",
     "operators": "Tunable operators_of",
     "saved": "Report",
     "search": "SEARCHES Annealing Genetic Mcts random_order search_named",
@@ -33,6 +33,8 @@ __all__ = [
     "Point",
     "Report",
     "Result",
+    "Rules",
+    "Session",
     "Settings",
     "Space",
     "TableSpace",

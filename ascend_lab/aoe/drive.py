@@ -63,12 +63,13 @@ class Settings:
 
 def jobs_of(text: str) -> tuple[str, ...]:
     """Return the jobs of a text such as "2" or "1,2", in the order they run: subgraph first."""
-    given = [part.strip() for part in text.split(",")]
-    if not text or any(job not in JOBS for job in given):
+    numbers = [word.strip() for word in text.split(",")]
+    if not text or any(job not in JOBS for job in numbers):
         names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **ALONE}.items())
         remedy = "e.g. 2, or 1,2; 4 by itself: `aoe --job_type 4 --cluster NAME`, or tune_gradients"
         raise InputError(f"jobs among {names}", text or "nothing", remedy)
-    return tuple(sorted(set(given)))
+    # "2,1" runs as ("1", "2"): operators get their final shapes only from slicing.
+    return tuple(sorted(set(numbers)))
 
 
 # -- what a run says while it goes on --------------------------------------------------------------
@@ -108,6 +109,7 @@ class Bars:
         """Show `done` of at most `total`, and the least number that `best` began with."""
         if not self.on:
             return
+        # Two bars at most: the whole run in the first line, and below it what is being tuned.
         if label == OVERALL:
             self.overall = self.overall or self._bar(label, total, "step", 0)
             self.overall.total = total
@@ -179,11 +181,13 @@ class Trace:
             notes = {t.note for t in self.trials}
             got = f"{len(self.trials)} trials: {'; '.join(sorted(notes))[:200]}"
             raise InputError("a candidate that can be built", got, "widen the space")
+        # `min` keeps the first of equal ones: the trial that a reader sees first in the trace.
         return min(good, key=lambda t: t.cost)
 
     @property
     def best_so_far(self) -> list[float]:
         """Least cost after each trial."""
+        # Costs 9, 7, 8, 5 give 9, 7, 7, 5.
         return list(accumulate((t.cost for t in self.trials), min))
 
     @property
@@ -199,25 +203,47 @@ IDLE_BATCHES = 200
 """A search that proposes so many batches without a new candidate has come to its end."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Where a search starts, who measures its candidates, and what ends it before its budget.
+
+    A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
+    (`measure.bound`) exceeds that many times the best cost is not built: its bound is its cost.
+    `known` are trials of an earlier run, answered without measuring. The search ends as soon as its
+    trials say `is_proven` (nothing better is left), or after `patience` trials without a gain.
+    """
+
+    start: Sequence[Point] = ()
+    workers: Workers | Executor | None = None
+    time_limit_s: float | None = None
+    trial_limit_s: float | None = None
+    early_stop: float | None = None
+    known: Mapping[Point, tuple[float, str]] = field(default_factory=dict)
+    on_trial: Callable[[Trial], None] | None = None
+    is_proven: Callable[[Sequence[Trial]], bool] | None = None
+    patience: int | None = None
+
+
+NO_RULES = Rules()
+
+
 @dataclass
 class _Driven:
-    """One run: what it asks of whom and how long, its trials so far, and costs by candidate."""
+    """One run: its space and its rules, the trials so far, and the costs by candidate."""
 
     space: Space
     measure: Measure
     budget: int
+    rules: Rules
     workers: Workers
     deadline: Deadline
-    trial_limit_s: float | None
-    early_stop: float | None
-    known: Mapping[Point, tuple[float, str]]
-    on_trial: Callable[[Trial], None] | None
-    patience: int | None = None
     trials: list[Trial] = field(default_factory=list)
     costs: dict[Hashable, float] = field(default_factory=dict)
 
-    def loop(self, steps: Steps, is_proven: Callable[[Sequence[Trial]], bool] | None) -> str:
-        """Have batches proposed and measured to the end, and return why it came."""
+    def loop(self, steps: Steps) -> str:
+        """Have batches proposed and measured until the search ends, and return what ended it."""
+        is_proven = self.rules.is_proven
+        patience = self.rules.patience
         idle = 0
         answers = None
         while True:
@@ -229,18 +255,21 @@ class _Driven:
                 return "budget"
             if self.deadline.over:
                 return "time"
-            new = self.fresh(batch)
-            idle = 0 if new else idle + 1
+            # A search may propose a candidate twice, as annealing does on its way back: only new
+            # ones count.
+            untried = self.fresh(batch)
+            idle = 0 if untried else idle + 1
             if idle > IDLE_BATCHES:
                 return "exhausted"
-            self.tell(new)
-            if new and is_proven and is_proven(self.trials):
+            self.tell(untried)
+            if untried and is_proven and is_proven(self.trials):
                 return "proven"
-            if self.patience and len(self.trials) - self.best_at > self.patience:
+            if patience and len(self.trials) - self.best_at > patience:
                 return "idle"
             costs = [self.costs.get(self.space.key(p)) for p in batch]
             answers = [cost for cost in costs if cost is not None]
-            if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of it
+            # With 6 of the budget spent and 8 allowed, a batch of 4 is answered for 2 points only.
+            if len(answers) < len(batch):  # the budget cut the batch: no search gets half an answer
                 return "budget"
 
     @property
@@ -249,53 +278,61 @@ class _Driven:
         return min(range(len(self.trials)), key=lambda i: self.trials[i].cost, default=0)
 
     def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
-        """Return the candidates of a batch not tried before, as far as the budget reaches."""
-        found: dict[Hashable, Point] = {}
+        """Return the candidates of a batch that are new, at most as many as the budget allows."""
+        candidates: dict[Hashable, Point] = {}
         for point in batch:
             key = self.space.key(point)
             if key not in self.costs:
-                found.setdefault(key, point)
-        return dict(list(found.items())[: self.budget - len(self.trials)])
+                candidates.setdefault(key, point)
+        return dict(list(candidates.items())[: self.budget - len(self.trials)])
 
-    def tell(self, new: Mapping[Hashable, Point]) -> None:
+    def tell(self, untried: Mapping[Hashable, Point]) -> None:
         """Measure new candidates and add their trials in order, each as soon as it is known."""
-        answers = self.hopeless(new)
-        answers.update(
-            {k: self.known[p] for k, p in new.items() if k not in answers and p in self.known}
-        )
-        todo = [k for k in new if k not in answers]
-        waiting = list(new)
+        answers = self.hopeless(untried)
+        known = self.rules.known
+        answers |= {k: known[p] for k, p in untried.items() if k not in answers and p in known}
+        unanswered = [k for k in untried if k not in answers]
+        # Answers come in any order from many processes, trials in the order of the batch: the
+        # answer of the third candidate waits here until the first two are known.
+        waiting = list(untried)
 
         def add() -> None:
             while waiting and waiting[0] in answers:
                 key = waiting.pop(0)
                 cost, note = answers[key]
                 self.costs[key] = cost
-                self.trials.append(Trial(len(self.trials), new[key], cost, note))
-                if self.on_trial:
-                    self.on_trial(self.trials[-1])
+                self.trials.append(Trial(len(self.trials), untried[key], cost, note))
+                if self.rules.on_trial:
+                    self.rules.on_trial(self.trials[-1])
 
-        def told(place: int, cost: float, note: str) -> None:
+        def on_answer(place: int, cost: float, note: str) -> None:
             if math.isfinite(cost) or not self.deadline.over:
-                answers[todo[place]] = cost, note
+                answers[unanswered[place]] = cost, note
                 add()
             if self.deadline.over:
                 raise TimeUpError
 
         add()
         left_s = self.deadline.left_s
-        limits_s = [s for s in (self.trial_limit_s, left_s) if s is not None and math.isfinite(s)]
-        self.workers.run(self.measure, [new[k] for k in todo], min(limits_s, default=None), told)
+        limits_s = [
+            s for s in (self.rules.trial_limit_s, left_s) if s is not None and math.isfinite(s)
+        ]
+        self.workers.run(
+            self.measure, [untried[k] for k in unanswered], min(limits_s, default=None), on_answer
+        )
 
-    def hopeless(self, new: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
+    def hopeless(self, untried: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
         """Return the candidates whose bound says to stop early, with the bound as their cost."""
         bound = getattr(self.measure, "bound", None)
         best = min(self.costs.values(), default=math.inf)
-        if not self.early_stop or bound is None or not math.isfinite(best):
+        early_stop = self.rules.early_stop
+        if not early_stop or bound is None or not math.isfinite(best):
             return {}
-        bounds = {key: float(bound(point)) for key, point in new.items()}
-        most = best * self.early_stop
-        return {key: (low, "stopped early") for key, low in bounds.items() if low > most}
+        bounds = {key: float(bound(point)) for key, point in untried.items()}
+        # With early_stop 4 and a best of 1,000 cycles, a kernel that needs 4,001 at least is not
+        # written.
+        limit = best * early_stop
+        return {key: (low, "stopped early") for key, low in bounds.items() if low > limit}
 
 
 def drive(
@@ -305,32 +342,21 @@ def drive(
     budget: int,
     *,
     seed: int = 0,
-    start: Sequence[Point] = (),
-    executor: Executor | Workers | None = None,
-    time_limit_s: float | None = None,
-    trial_limit_s: float | None = None,
-    early_stop: float | None = None,
-    known: Mapping[Point, tuple[float, str]] | None = None,
-    on_trial: Callable[[Trial], None] | None = None,
-    is_proven: Callable[[Sequence[Trial]], bool] | None = None,
-    patience: int | None = None,
+    rules: Rules = NO_RULES,
 ) -> Trace:
     """Return the trace of a search with at most `budget` unique candidates.
 
-    A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
-    (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
-    are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
-    say `is_proven`: nothing better is left, or after `patience` trials without a gain. Ctrl-C keeps
-    what was found; candidates that the end of the time cuts off are no trials. Raises
-    `WorkersLostError`.
+    Ctrl-C ends the search and keeps its trials. A candidate that the time limit cuts off is not a
+    trial. Raises `WorkersLostError`.
     """
-    workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
-    deadline = Deadline.of(time_limit_s)
-    limits = deadline, trial_limit_s, early_stop
-    run = _Driven(space, measure, budget, workers, *limits, known or {}, on_trial, patience)
-    steps = search(space, np.random.default_rng(seed), start)
+    workers = rules.workers
+    if not isinstance(workers, Workers):
+        workers = Workers(executor=workers)
+    deadline = Deadline.of(rules.time_limit_s)
+    run = _Driven(space, measure, budget, rules, workers, deadline)
+    steps = search(space, np.random.default_rng(seed), rules.start)
     try:
-        end = run.loop(steps, is_proven)
+        end = run.loop(steps)
     except WorkersLostError:
         if not deadline.over:
             raise
@@ -339,6 +365,7 @@ def drive(
         end = "time"
     except KeyboardInterrupt:
         end = "interrupted"
+    # The generator may still wait for the answer to its last batch.
     steps.close()
     return Trace(space.names, tuple(run.trials), end, seed)
 
@@ -369,5 +396,6 @@ def replay(space: RecordedSpace, search: Search, budget: int, seeds: Iterable[in
         traces.append(drive(search, space.space, space, budget, seed=seed))
         if traces[-1].end == "interrupted":
             raise KeyboardInterrupt
+    # Failed trials cost infinity: a seed that found nothing has an infinite best.
     best = tuple(min(t.cost for t in trace.trials) for trace in traces)
     return Replay(space.optimum, best, tuple(len(trace.trials) for trace in traces))

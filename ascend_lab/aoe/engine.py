@@ -10,17 +10,18 @@ Operators are tuned alone; the network decides: a schedule that makes it slower 
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from ascend_lab.aoe import tuning
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, settle
-from ascend_lab.aoe.drive import OVERALL, Progress, Settings, Trial, jobs_of
+from ascend_lab.aoe.drive import OVERALL, Progress, Rules, Settings, Trial, jobs_of
+from ascend_lab.aoe.entries import entry_of, from_bank, key_of, suggestions
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slice_network
-from ascend_lab.aoe.tuning import Result, from_bank, job_of, key_of, tune_operator, untuned
+from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers, workers_of
 from ascend_lab.compiler import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
 from ascend_lab.compiler.compile import Front, Road, finish_stages, front_stages
@@ -34,7 +35,7 @@ TAIL = 0.5
 SLICES = 0.9
 """Share of a limited time that slices may take before operators are tuned: they gain more."""
 Chosen = Callable[[Tunable], bool]
-"""Whether the user wants an operator tuned."""
+"""Tells whether the user wants an operator tuned."""
 LEAST_S = 1.0
 """Seconds of a limited time that the search of an operator gets at least."""
 CHECK_S = 40e-6
@@ -60,11 +61,52 @@ class NetworkResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """How a tuning run is carried out, whatever it tunes.
+
+    `executor` measures candidates: "serial", "processes:N", "dask:ADDRESS", or workers that are
+    already open. `dtype` is the number format of the network. `chosen` tells which operators to
+    tune, all by default. The run has to end by the `deadline`, or else within the settings' time
+    limit from now on.
+    """
+
+    executor: Workers | str = "serial"
+    dtype: str = "fp16"
+    chosen: Chosen | None = None
+    progress: Progress = lambda label, done, total, best: None
+    deadline: Deadline | None = None
+
+    @contextmanager
+    def opened(self, settings: Settings) -> Iterator[tuple[Workers, Deadline]]:
+        """Yield the workers, closed afterwards if they are opened here, and the deadline."""
+        deadline = self.deadline or Deadline.of(settings.time_limit_s)
+        # Whoever opened the workers closes them: a second network may use them next.
+        if isinstance(self.executor, Workers):
+            yield self.executor, deadline
+            return
+        with workers_of(self.executor) as workers:
+            yield workers, deadline
+
+
+NO_SESSION = Session()
+
+
+class Ledgers(NamedTuple):
+    """Where the seconds of a network go (see `compiler.ledger`), before and after tuning."""
+
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+NO_LEDGERS = Ledgers({}, {})
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
-    """A tuned network: what each job found, and the times before and after (model results).
+    """A tuned network: the result of each job, and the times before and after (of the model).
 
     `bound_s`: no slicing and no schedule is faster. `outcomes`: what became of the bank's entry for
-    the slicing. `warnings` are the bank's. The ledgers say where the seconds before and after go.
+    the slicing. `warnings` are the bank's.
     """
 
     graph: Graph
@@ -78,8 +120,7 @@ class Tuning:
     spent_s: float
     outcomes: tuple[Outcome, ...] = ()
     warnings: tuple[str, ...] = ()
-    ledger_before: Mapping[str, float] = field(default_factory=dict)
-    ledger_after: Mapping[str, float] = field(default_factory=dict)
+    ledgers: Ledgers = NO_LEDGERS
 
     @property
     def interrupted(self) -> bool:
@@ -105,33 +146,25 @@ def tune(
     *,
     settings: Settings | None = None,
     bank: Knowledge | str | Path | None = None,
-    executor: Workers | str = "serial",
-    dtype: str = "fp16",
-    wanted: Chosen | None = None,
-    progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    session: Session = NO_SESSION,
 ) -> Tuning:
-    """Tune a graph for a chip and return what was found; Ctrl-C keeps what was found so far.
+    """Tune a graph for a chip; Ctrl-C and the time limit keep the best results so far.
 
-    The settings' limit holds for all of it, from now on or as the `deadline` says; a compile of the
-    network as it is, at least, is done.
+    The network is compiled as it is even if that takes longer than the limit.
 
     `job`: "1" subgraph, "2" operator, "1,2" both. `bank`: the custom bank's file; without one
-    results are not stored, but the built-in bank is used. `executor`: serial, processes:N, or
-    dask:ADDRESS. Raises as `compile_stages`, and `InputError` for unknown jobs or executors.
+    results are not stored, but the built-in bank is used. Raises as `compile_stages`, and
+    `InputError` for unknown jobs or executors.
     """
     jobs = jobs_of(job)
     settings = settings or Settings()
-    deadline = deadline or Deadline.of(settings.time_limit_s)
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    with ExitStack() as own:  # what is opened here is closed here
-        if not isinstance(executor, Workers):
-            executor = own.enter_context(workers_of(executor))
+    with ExitStack() as opened_here:
+        workers, deadline = opened_here.enter_context(session.opened(settings))
         if not isinstance(bank, Knowledge):
-            bank = own.enter_context(Knowledge(bank))
-        told = progress or (lambda *_: None)
-        run = _Jobs(chip, jobs, settings, bank, executor, wanted, told, deadline)
-        return run.tune(graph, dtype)
+            bank = opened_here.enter_context(Knowledge(bank))
+        session = replace(session, executor=workers, deadline=deadline)
+        return _Jobs(chip, jobs, settings, bank, session, deadline).tune(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,44 +175,44 @@ class _Jobs:
     jobs: tuple[str, ...]
     settings: Settings
     knowledge: Knowledge
-    workers: Workers
-    wanted: Chosen | None
-    progress: Progress
+    session: Session
     deadline: Deadline
 
-    def tune(self, graph: Graph, dtype: str) -> Tuning:
+    def tune(self, graph: Graph) -> Tuning:
         """Run the jobs."""
         started = time.monotonic()
         chip = self.chip
         settings = self.settings
         knowledge = self.knowledge
-        front, baseline, before = self._compiled(graph, dtype)
+        front, baseline, baseline_times = self._compiled(graph)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
+        # A limit shorter than the first compile leaves nothing to tune with: the network is
+        # returned as is.
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
         compiled = baseline
         sliced = None
         operators = None
         outcome = None
         if "1" in self.jobs:
-            both = "2" in self.jobs and not math.isinf(deadline.end)
-            own = deadline.within(SLICES * deadline.left_s) if both else deadline
-            sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress, own)
+            shares_time = "2" in self.jobs and not math.isinf(deadline.end)
+            slicing_deadline = (
+                deadline.within(SLICES * deadline.left_s) if shares_time else deadline
+            )
+            sliced, outcome = slice_network(
+                front, chip, settings, knowledge, self.session.progress, slicing_deadline
+            )
+            # The empty plan is the network as it was compiled already: nothing to compile again.
             if sliced.plan != SlicePlan():
                 graph = sliced.graph if sliced.plan.regions else graph
                 compiled = sliced.compiled
         if "2" in self.jobs and not (sliced and sliced.interrupted):
             operators = tune_network(
-                compiled,
-                settings,
-                knowledge,
-                workers=self.workers,
-                wanted=self.wanted,
-                progress=self.progress,
-                deadline=deadline,
+                compiled, settings, knowledge, session=replace(self.session, deadline=deadline)
             )
             compiled = operators.compiled
-        after = simulate_graph(compiled)
+        result_times = simulate_graph(compiled)
+        # The bound is that of the network before slicing: it holds for every way to slice it.
         bound = bound_of(front.rewritten, chip)
         return Tuning(
             graph,
@@ -187,27 +220,27 @@ class _Jobs:
             self.jobs,
             sliced,
             operators,
-            before.time_s,
-            after.time_s,
+            baseline_times.time_s,
+            result_times.time_s,
             bound.time_s,
             time.monotonic() - started,
             (outcome,) if outcome else (),
             (*knowledge.warnings, *late),
-            ledger(before, bound),
-            ledger(after, bound),
+            Ledgers(ledger(baseline_times, bound), ledger(result_times, bound)),
         )
 
-    def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, NetworkTimeline]:
+    def _compiled(self, graph: Graph) -> tuple[Front, Compiled, NetworkTimeline]:
         """Return the network as it is and its times."""
-        self.progress(OVERALL, 0, 3, "")
-        self.progress("compile", 0, 3, "")
-        front = front_stages(graph, self.chip, Road(dtype=dtype))
-        self.progress("compile", 1, 3, "")
+        progress = self.session.progress
+        progress(OVERALL, 0, 3, "")
+        progress("compile", 0, 3, "")
+        front = front_stages(graph, self.chip, Road(dtype=self.session.dtype))
+        progress("compile", 1, 3, "")
         baseline = finish_stages(front, self.chip).compiled
-        self.progress("compile", 2, 3, "")
+        progress("compile", 2, 3, "")
         times = simulate_graph(baseline)
-        self.progress("compile", 3, 3, "")
-        self.progress(OVERALL, 1, 3, "")
+        progress("compile", 3, 3, "")
+        progress(OVERALL, 1, 3, "")
         return front, baseline, times
 
 
@@ -218,44 +251,42 @@ def tune_network(
     settings: Settings | None = None,
     knowledge: Knowledge | None = None,
     *,
-    workers: Workers | None = None,
-    wanted: Chosen | None = None,
-    progress: Progress | None = None,
-    deadline: Deadline | None = None,
+    session: Session = NO_SESSION,
 ) -> NetworkResult:
-    """Tune the operators of a compiled network; Ctrl-C and the deadline keep what was found.
+    """Tune the operators of a compiled network; Ctrl-C and the deadline keep the results so far.
 
-    The deadline is that of the settings from now on, unless it is given. Operators that it leaves
-    out keep their defaults, and their results say so.
+    Operators that the deadline leaves out keep their defaults, and their results say so.
     """
     settings = settings or Settings()
     knowledge = knowledge or Knowledge(None, None)
-    deadline = deadline or Deadline.of(settings.time_limit_s)
-    run = _Operators(settings, knowledge, workers, progress or (lambda *_: None), deadline)
     operators = operators_of(compiled)
-    asked = [op for op in operators if op.unit and (wanted is None or wanted(op))]
-    refused = {op.name: op.reason or "not asked for" for op in operators if op not in asked}
+    is_chosen = session.chosen or (lambda operator: True)
+    chosen = [op for op in operators if op.unit and is_chosen(op)]
+    refused = {op.name: op.reason or "not asked for" for op in operators if op not in chosen}
     sizes = {t.piece.key: t.lowered.kernel.event_count for t in compiled.tasks if t.lowered}
-    try:
-        run.tune(asked, sizes)
-    except KeyboardInterrupt:  # between two searches; those that ended are kept
-        run.interrupted = True
-    missed = "interrupted" if run.interrupted else tuning.NOT_REACHED
-    found = [
+    with session.opened(settings) as (workers, deadline):
+        run = _Operators(settings, knowledge, workers, session.progress, deadline)
+        try:
+            run.tune(chosen, sizes)
+        except KeyboardInterrupt:  # between two searches; those that ended are kept
+            run.interrupted = True
+    # What has no result was chosen and not tuned, or was never to be tuned: the note says which.
+    missed = "interrupted" if run.interrupted else NOT_REACHED
+    results = [
         run.results.get(op.name) or untuned(op, refused.get(op.name, missed)) for op in operators
     ]
     before_s = simulate_graph(compiled).time_s
-    tuned, after_s, kept = together(compiled, found, before_s)
+    tuned, after_s, kept = together(compiled, results, before_s)
     return NetworkResult(tuned, before_s, after_s, kept, tuple(run.outcomes), run.interrupted)
 
 
 @dataclass
 class _Operators:
-    """The operators of one network, as far as they are tuned."""
+    """The operators of one network, with the results so far."""
 
     settings: Settings
     knowledge: Knowledge
-    workers: Workers | None
+    workers: Workers
     progress: Progress
     deadline: Deadline
 
@@ -281,6 +312,7 @@ class _Operators:
                     self.progress("bounds", number, len(unknown), "")
         except TimeUpError:
             return
+        # The one with most to gain first: if the time ends early, the least is lost.
         missing.sort(key=lambda pair: -pair[1])
         gains = sum(gain for _, gain in missing)
         for number, (operator, gain) in enumerate(missing, 1):
@@ -291,7 +323,11 @@ class _Operators:
             self.progress(OVERALL, number, len(missing) + 2, "")
             if limited:
                 left_s = self.deadline.left_s
+                # Of 10 s left, an operator with 3 of 4 ms still to gain gets 7.5 s. What it does
+                # not use is shared by the next ones, because `left_s` is measured anew each time.
                 share = gain / gains if gains else 1.0
+                # The check runs two kernels, the tuned one and at most the default, of about as
+                # many instructions.
                 check_s = 2 * CHECK_S * sizes.get(operator.piece.key, 0)
                 limit_s = min(max(left_s * share, LEAST_S), left_s - check_s)
             gains -= gain
@@ -300,12 +336,12 @@ class _Operators:
 
     def _known(self, operator: Tunable) -> bool:
         """Take an operator from the bank if that is what the settings ask for."""
-        found = None if self.settings.repeat else self.knowledge.find(key_of(operator))
-        if found is None or (self.settings.deeper and not found[0].proven):
+        match = None if self.settings.repeat else self.knowledge.find(key_of(operator))
+        if match is None or (self.settings.deeper and not match[0].proven):
             return False
         if self.knowledge.trials(self._run_id(operator)):  # an interrupted run goes on
             return False
-        self.results[operator.name] = from_bank(operator, *found)
+        self.results[operator.name] = from_bank(operator, *match)
         self.outcomes.append("hit")
         return True
 
@@ -314,32 +350,33 @@ class _Operators:
 
     def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
         run_id = self._run_id(operator)
-        known = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
+        earlier = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"
 
         def on_trial(trial: Trial) -> None:
-            if trial.point not in known:
+            if trial.point not in earlier:
                 self.knowledge.save_trials(run_id, (trial,))
             self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
 
-        found = tune_operator(
+        result = tune_operator(
             operator,
             self.settings,
-            workers=self.workers,
-            time_limit_s=limit_s,
+            rules=Rules(
+                workers=self.workers, time_limit_s=limit_s, known=earlier, on_trial=on_trial
+            ),
             deadline=self.deadline,
-            known=known,
-            near=tuning.suggestions(operator, self.knowledge),
-            on_trial=on_trial,
-            told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
+            hints=suggestions(operator, self.knowledge),
+            report=lambda stage, done, total: self.progress(f"{label}, {stage}", done, total, ""),
         )
-        self.results[operator.name] = found
-        if found.trace is None:
+        self.results[operator.name] = result
+        if result.trace is None:
             return
-        self.interrupted = found.trace.end == "interrupted"
-        worth = found.choice is not None if self.interrupted else found.source == "tuned"
-        if worth and len(found.trace.failures) < found.trials:
-            self.outcomes.append(settle(self.knowledge, tuning.entry_of(found, self.settings)))
+        self.interrupted = result.trace.end == "interrupted"
+        # An interrupted search without a gain says nothing about the rest of its space, so the bank
+        # must not learn from it that the default is the best.
+        worth = result.choice is not None if self.interrupted else result.source == "tuned"
+        if worth and len(result.trace.failures) < result.trials:
+            self.outcomes.append(settle(self.knowledge, entry_of(result, self.settings)))
             if not self.interrupted:
                 self.knowledge.forget_trials(run_id)
 
@@ -357,10 +394,11 @@ def estimated(operator: Tunable) -> float:
     """Return about what `potential` does, without a space: from work, rates and cold operands."""
     chip = operator.chip
     graph = operator.piece.graph
-    least = bound_of(graph, chip)
+    bound = bound_of(graph, chip)
     cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
     memory_s = cold / chip.device_memory.rate_bytes_per_s
-    busy_s = max(least.cube, least.vector, memory_s) + chip.launch_overhead_s
+    # A kernel is as slow as its busiest unit, if all others hide behind it, plus its launch.
+    busy_s = max(bound.cube, bound.vector, memory_s) + chip.launch_overhead_s
     return operator.count * max(operator.default_cycles - busy_s * chip.clock_hz, 0.0)
 
 
@@ -378,7 +416,11 @@ def together(
     after_s = times.time_s
     clock_hz = compiled.chip.clock_hz
     alone = sum(r.operator.count * (r.before_cycles - r.after_cycles) for r in results) / clock_hz
+    # Up to 2 % is rounding of shared launches. More is lost where a kernel's new order of tiles
+    # leaves other data in L2 than its successor expects.
     if before_s - after_s < 0.98 * alone:
+        # Choices are judged by the network: a kernel may be quicker alone and slower behind its
+        # neighbour.
         slower = slowed(compiled, simulate_graph(compiled), times)
         fewer = {k: c for k, c in choices.items() if k not in slower}
         trial = with_choices(compiled, fewer)
@@ -400,13 +442,13 @@ def together(
     return tuned, after_s, tuple(used)
 
 
-def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) -> set[str]:
+def slowed(compiled: Compiled, baseline: NetworkTimeline, tuned: NetworkTimeline) -> set[str]:
     """Return the keys of the pieces whose kernels take longer in one timeline than in another."""
     change: dict[str, float] = {}
     keys = {task.name: task.piece.key for task in compiled.tasks}
-    for old, new in zip(before.operators, after.operators, strict=True):
-        key = keys[old.name]
-        change[key] = change.get(key, 0.0) + new.time_s - old.time_s
+    for timed_before, timed_after in zip(baseline.operators, tuned.operators, strict=True):
+        key = keys[timed_before.name]
+        change[key] = change.get(key, 0.0) + timed_after.time_s - timed_before.time_s
     return {key for key, seconds in change.items() if seconds > 0}
 
 
@@ -414,9 +456,9 @@ def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
     """Return a compiled network with the schedules that a bank knows; nothing is searched."""
     results = []
     for operator in operators_of(compiled):
-        found = knowledge.find(key_of(operator)) if operator.unit else None
+        match = knowledge.find(key_of(operator)) if operator.unit else None
         note = operator.reason or "not in the bank"
-        results.append(from_bank(operator, *found) if found else untuned(operator, note))
+        results.append(from_bank(operator, *match) if match else untuned(operator, note))
     before_s = simulate_graph(compiled).time_s
     tuned, after_s, kept = together(compiled, results, before_s)
     hits: list[Outcome] = ["hit" for r in results if r.source != "none"]

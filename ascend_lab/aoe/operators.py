@@ -67,12 +67,17 @@ class Tunable:
         """Return the cycles with a choice, launch included; raises what lowering raises."""
         return self.cycles(lower(self.piece, self.chip, choice).kernel)
 
-    def bounded(self, least: int, trials: Sequence[Trial], size: int | None) -> tuple[int, bool]:
-        """Return what no schedule beats, `least` or the best of all `size` points, and a proof."""
+    def bounded(
+        self, lower_bound: int, trials: Sequence[Trial], size: int | None
+    ) -> tuple[int, bool]:
+        """Return cycles that no schedule beats, and whether the best trial is proven optimal.
+
+        It is if all `size` points of the space ran, or if it reaches the `lower_bound`.
+        """
         best = int(min([self.default_cycles, *(t.cost for t in trials)]))
         if sum(t.cost < math.inf for t in trials) == size:
             return best, True
-        return min(least, best), best <= least
+        return min(lower_bound, best), best <= lower_bound
 
 
 def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
@@ -81,16 +86,19 @@ def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     lines = {op.name: op.timeline for op in network.simulate_graph(compiled).operators}
     for task in compiled.tasks:
         if task.lowered is not None:
+            # A tensor named "w.0" is a part of "w": both count under the name in front of the dot.
             hits = lines[task.name].hits.items()
-            held = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
-            groups.setdefault(task.piece.key, []).append((task, held))
+            warm = frozenset(n.partition(".")[0] for n, s in hits if s >= WARM_SHARE)
+            groups.setdefault(task.piece.key, []).append((task, warm))
     return tuple(_operator(compiled.chip, group) for group in groups.values())
 
 
 def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     task = group[0][0]
     assert task.lowered is not None
-    warm = Counter(held for _, held in group).most_common(1)[0][0]
+    # Of 12 equal kernels, 11 may find their input in L2 and the first not: they are tuned for the
+    # 11.
+    warm = Counter(warm_names for _, warm_names in group).most_common(1)[0][0]
     kernel = task.lowered.kernel
     if isinstance(kernel, tasks.CpuKernel):
         unit = ""
@@ -103,7 +111,7 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
 
 
 def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[str, str]:
-    """Return which tuner a piece is for, or "" and why there is none; by default `lowered`."""
+    """Return which tuner suits a piece, or "" and the reason why none does."""
     nodes = piece.graph.nodes
     op = nodes[0].op
     if why := _fixed(piece):
@@ -118,6 +126,7 @@ def unit_of(piece: Piece, chip: Chip, lowered: Lowered | None = None) -> tuple[s
         if by_vector(shape) and not _multiplied(lowered.kernel):
             return "", "a depthwise convolution on the vector unit has no parameters"
         return "cube", ""
+    # Each unit has a tuner of its own; what follows sorts operators, special kernels first.
     if op in PRODUCTS:
         if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
             return "", "a product a^T b has a hand-written kernel without parameters"
@@ -141,8 +150,12 @@ def _fixed(piece: Piece) -> str:
 
 def _multiplied(kernel: isa.Kernel) -> bool:
     """Tell whether the cube works in a kernel."""
-    programs = (part.program for phase in kernel.phases for part in phase.parts)
-    return any(one.op == "mmad" for program in programs for one, _ in program.instructions())
+    programs = (core_part.program for phase in kernel.phases for core_part in phase.parts)
+    return any(
+        instruction.op == "mmad"
+        for program in programs
+        for instruction, _ in program.instructions()
+    )
 
 
 # -- does a tuned kernel compute what the default one computes? ----------------------------------
@@ -174,51 +187,57 @@ def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
 
 
 def _differs(
-    piece: Piece, tuned: Mapping[str, Values], wanted: Mapping[str, Values], share: float = 1.0
+    piece: Piece, tuned: Mapping[str, Values], expected: Mapping[str, Values], share: float = 1.0
 ) -> str:
     """Return "" if values agree within a share of the tolerance, else what differs."""
-    for name, values in wanted.items():
+    for name, values in expected.items():
         apart = _apart(tuned[name], values)
         if not apart <= share * TOLERANCE.get(piece.type(name).dtype, 0.0):
             return f"{piece.names[name]} differs by {apart:.2g} of its largest value"
     return ""
 
 
-def _apart(got: Values, wanted: Values) -> float:
+def _apart(got: Values, reference: Values) -> float:
     """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
     got = got.reshape(-1)
-    wanted = wanted.reshape(-1)
-    other = np.flatnonzero(got != wanted)
-    some = got[other].astype(np.float64)
-    true = wanted[other].astype(np.float64)
-    both = np.isnan(some) & np.isnan(true)
-    some = some[~both]
-    true = true[~both]
-    if not some.size:
+    reference = reference.reshape(-1)
+    places = np.flatnonzero(got != reference)
+    got_values = got[places].astype(np.float64)
+    expected = reference[places].astype(np.float64)
+    both_nan = np.isnan(got_values) & np.isnan(expected)
+    got_values = got_values[~both_nan]
+    expected = expected[~both_nan]
+    if not got_values.size:
         return 0.0
-    finite = np.abs(wanted, where=np.isfinite(wanted), out=np.zeros_like(wanted))
-    return float(np.abs(some - true).max()) / max(1.0, float(finite.max(initial=0)))
+    # Differences are measured against the largest value: 1e-3 is much for a result below 1e-2, and
+    # rounding for sums near 100. Results below 1 count as 1.
+    finite = np.abs(reference, where=np.isfinite(reference), out=np.zeros_like(reference))
+    return float(np.abs(got_values - expected).max()) / max(1.0, float(finite.max(initial=0)))
 
 
 def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
     """Return an array per input: small numbers, or indices and counts that every operator takes."""
-    found = {}
+    arrays = {}
     for name in piece.graph.inputs:
         kind = piece.type(name)
         if kind.dtype.startswith(("int", "uint")):
+            # Indices of 0 and 1 are legal for every table of at least two rows.
             array = rng.integers(0, 2, kind.shape)
         else:
+            # No zeros: a division or a reciprocal of them would make infinities in both kernels,
+            # which agree.
             array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
             readers = {n.op for n in piece.graph.nodes if name in n.inputs}
             array = np.abs(array) if readers & POSITIVE else array
-        found[name] = array.astype(formats.numpy_type(kind.dtype))
-    return found
+        arrays[name] = array.astype(formats.numpy_type(kind.dtype))
+    return arrays
 
 
 def run(
     lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Tunable
 ) -> dict[str, Values]:
     """Return what a kernel writes, on poisoned memory, operands stored as it asks."""
+    # Tables and constants that the kernel brings along; all other tensors are the piece's inputs.
     tensors = dict(lowered.extra)
     for buffer in lowered.kernel.tensors:
         base = matmul.base_name(buffer)
@@ -226,10 +245,11 @@ def run(
             form = lowered.forms.get(buffer.name)
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
+    # All other memory is poisoned: a kernel that reads what nobody wrote does not agree by chance.
     memory = sim.execute(lowered.kernel, tensors, operator.chip)
-    found = {}
+    results = {}
     for name in piece.graph.outputs:  # what pads a layout is left out
         kind = piece.type(name)
         flat = np.asarray(memory[name]).reshape(-1)
-        found[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
-    return found
+        results[name] = flat if kind.layout == "ND" else layout.unpack(kind.map, flat)
+    return results

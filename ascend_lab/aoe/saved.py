@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -20,8 +21,9 @@ from ascend_lab import __version__, limits, output
 from ascend_lab.aoe.bank import BankKey, Outcome, chip_digest, records, repo_summary
 from ascend_lab.aoe.drive import Settings, Trace
 from ascend_lab.aoe.engine import NetworkResult, Tuning
+from ascend_lab.aoe.entries import key_of
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, slicing
-from ascend_lab.aoe.tuning import CERTAINTIES, Result, key_of, tenths_of
+from ascend_lab.aoe.tuning import CERTAINTIES, Result, tenths_of
 from ascend_lab.compiler import Compiled, Road, lower, simulate_graph, tasks
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.machine.chip import Chip
@@ -64,17 +66,18 @@ class Report:
 
     def top(self, count: int) -> str:
         """Return the operators that take the most time as a table, and the shares of the time."""
-        found = self.tuning.operators
-        if found is None:
+        tuned = self.tuning.operators
+        if tuned is None:
             return ""
-        rows = sorted(found.results, key=lambda r: -r.operator.count * r.after_cycles)
-        more = [f"... and {len(rows) - count} more"] if len(rows) > count else []
-        return "\n".join([_HEAD, *map(_row, rows[:count]), *more, self.shares()])
+        # A kernel of 10 us that runs 12 times matters more than one of 50 us that runs once.
+        rows = sorted(tuned.results, key=lambda r: -r.operator.count * r.after_cycles)
+        left_out = [f"... and {len(rows) - count} more"] if len(rows) > count else []
+        return "\n".join([_HEAD, *map(_row, rows[:count]), *left_out, self.shares()])
 
     def shares(self) -> str:
         """Return how much of the kernels' time is proven optimal, bounded, or neither."""
-        found = self.tuning.operators
-        results = found.results if found is not None else ()
+        tuned = self.tuning.operators
+        results = tuned.results if tuned is not None else ()
         gap = max((r.gap for r in results if r.gap is not None and not r.proven), default=0.0)
         tenths = tenths_of(results)
         kinds = [
@@ -83,20 +86,20 @@ class Report:
         text = ", ".join(kinds) or "no kernels"
         text = text.replace("bounded", f"within {gap:.2%} of a bound")
         sliced = self.tuning.subgraph
-        one = " (all together have one)" if sliced and sliced.plan.one_launch else ""
-        return f"time of the kernels, each alone with a launch of its own{one}:\n  {text}"
+        launch_note = " (all together have one)" if sliced and sliced.plan.one_launch else ""
+        return f"time of the kernels, each alone with a launch of its own{launch_note}:\n  {text}"
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
         t = self.tuning
-        found = {}
+        sections = {}
         basic = {"tuning_name": self.name, "tuning_time(s)": round(t.spent_s)}
         outcome = "tuning incomplete" if t.interrupted else "tuning successful"
         if t.subgraph is not None:
-            found["sgat"] = {"basic": basic, **self._sgat(t.subgraph, outcome)}
+            sections["sgat"] = {"basic": basic, **self._sgat(t.subgraph, outcome)}
         if t.operators is not None:
-            found["opat"] = {"basic": basic, **self._opat(t.operators, outcome)}
-        return found
+            sections["opat"] = {"basic": basic, **self._opat(t.operators, outcome)}
+        return sections
 
     def _sgat(self, sliced: SubgraphResult, outcome: str) -> Data:
         times = _performance(sliced)
@@ -112,22 +115,25 @@ class Report:
             },
         }
 
-    def _opat(self, found: NetworkResult, outcome: str) -> Data:
+    def _opat(self, network: NetworkResult, outcome: str) -> Data:
         modified: dict[str, list[Data]] = {"add": [], "update": []}
-        for r in found.results:
-            if how := self._modified(r):  # listed with its times, and the axis that was tuned
-                schedule = {"Schedule": {**_times(r), "update_mode": how}}
-                modified[how].append({**_named(r), **_times(r), "tune_performance": schedule})
-        tuned = [r for r in found.results if r.source in TUNED]
+        for r in network.results:
+            if update_mode := self._modified(r):
+                # The published report lists an operator with its times, and again with what was
+                # tuned: here always its schedule.
+                schedule = {"Schedule": {**_times(r), "update_mode": update_mode}}
+                row = {**_named(r), **_times(r), "tune_performance": schedule}
+                modified[update_mode].append(row)
+        tuned = [r for r in network.results if r.source in TUNED]
         return {
             "OPAT": {
-                **_performance(found),
+                **_performance(network),
                 "opat_tuning_result": outcome,
                 "repo_modified_operators": {
-                    f"{how}_repo_operators": rows for how, rows in modified.items()
+                    f"{update_mode}_repo_operators": rows for update_mode, rows in modified.items()
                 },
-                "repo_summary": dict(repo_summary(found.outcomes)),
-                "tune_failed_operators": [_named(r) for r in found.results if failed(r)],
+                "repo_summary": dict(repo_summary(network.outcomes)),
+                "tune_failed_operators": [_named(r) for r in network.results if failed(r)],
             },
             "ascend_lab": {
                 **self._own(),
@@ -135,7 +141,9 @@ class Report:
                 "operators_proven": sum(r.proven for r in tuned),
                 "operators": [_detail(r) for r in tuned],
                 "untuned_operators": [
-                    {**_named(r), "reason": r.note} for r in found.results if r.source not in TUNED
+                    {**_named(r), "reason": r.note}
+                    for r in network.results
+                    if r.source not in TUNED
                 ],
             },
         }
@@ -144,9 +152,10 @@ class Report:
         """Return whether an operator was added to the bank ("add"), updated there, or neither."""
         if result.source != "tuned":
             return ""
-        new = "add" if result.choice else ""
-        how = new if self.written is None else self.written.get(key_of(result.operator), "")
-        return how if how in ("add", "update") else ""
+        if self.written is None:
+            return "add" if result.choice else ""
+        outcome = self.written.get(key_of(result.operator), "")
+        return outcome if outcome in ("add", "update") else ""
 
     def _own(self) -> Data:
         """Return what the published report lacks."""
@@ -168,8 +177,8 @@ class Report:
             "gap_formula": GAP_FORMULA,
             "bound_s": t.bound_s,
             "gap": t.gap,
-            "ledger_before": dict(t.ledger_before),
-            "ledger_after": dict(t.ledger_after),
+            "ledger_before": dict(t.ledgers.before),
+            "ledger_after": dict(t.ledgers.after),
             "warnings": list(t.warnings),
         }
 
@@ -184,6 +193,7 @@ def ticks_best(trace: Trace) -> list[list[float]]:
     """Return the best-so-far curve as its steps: [trials done, cycles]."""
     steps: list[list[float]] = []
     for number, best in enumerate(trace.best_so_far, 1):
+        # A curve of 2,000 trials has a dozen steps: [1, 5200], [4, 4800], ...
         if math.isfinite(best) and (not steps or best < steps[-1][1]):
             steps.append([number, best])
     return steps
@@ -204,11 +214,11 @@ def _ms(time_s: float) -> float:
     return round(time_s * 1e3, 9)
 
 
-def _performance(found: SubgraphResult | NetworkResult) -> Data:
+def _performance(result: SubgraphResult | NetworkResult) -> Data:
     return {
-        "model_baseline_performance(ms)": _ms(found.before_s),
-        "model_performance_improvement": f"{found.gain:.2%}",
-        "model_result_performance(ms)": _ms(found.after_s),
+        "model_baseline_performance(ms)": _ms(result.before_s),
+        "model_performance_improvement": f"{result.gain:.2%}",
+        "model_result_performance(ms)": _ms(result.after_s),
     }
 
 
@@ -262,18 +272,27 @@ def _row(result: Result) -> str:
     us = 1e6 / result.operator.chip.clock_hz
     name = limits.labelled(op.name, op.op, LONGEST)
     gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
-    how = f"{result.search}, {result.trials}" if result.trials else result.source
-    how = how if result.source != "none" else "default"
+    source = f"{result.search}, {result.trials}" if result.trials else result.source
+    source = source if result.source != "none" else "default"
     note = f"\n    {result.note}" if result.note else ""
     return (
         f"{name:{LONGEST}} {op.count:>5} {result.before_cycles * us:>9.2f} "
-        f"{result.after_cycles * us:>8.2f} {result.gain:>7.2%} {gap:>7}  {how}{note}"
+        f"{result.after_cycles * us:>8.2f} {result.gain:>7.2%} {gap:>7}  {source}{note}"
     )
 
 
 # -- the tuned model ------------------------------------------------------------------------------
 FORMAT = "ascend_lab tuned schedules"
 VERSION = 1
+HEAD = {
+    "format": (FORMAT,),
+    "version": limits.Range(int, VERSION, VERSION),
+    "chip": str,
+    "chip_digest": str,
+    "core_count": limits.Range(int, 1, limits.COUNT),
+    "dtype": str,
+}
+"""What the first line must say; the options of `slicing.NETWORK_OPTIONS` may follow."""
 WHOLE = SlicePlan()
 """Kernels launched as by default."""
 
@@ -295,14 +314,15 @@ class Schedules:
         Raises `InputError` for other chips or kernels.
         """
         chip = compiled.chip
-        mine = (self.chip, self.core_count, self.chip_digest)
-        given = (chip.name, chip.core_count, chip_digest(chip))
-        if mine != given:
-            numbers = "" if mine[:2] != given[:2] else ", with other numbers in its file"
+        tuned_chip = (self.chip, self.core_count, self.chip_digest)
+        this_chip = (chip.name, chip.core_count, chip_digest(chip))
+        if tuned_chip != this_chip:
+            numbers = "" if tuned_chip[:2] != this_chip[:2] else ", with other numbers in its file"
             needed = f"the chip these schedules are for, {self.core_count} cores of {self.chip}"
             got = f"{chip.core_count} cores of {chip.name}{numbers}"
             raise InputError(needed, got, "use that chip, or tune for this one")
         keys = {task.piece.key for task in compiled.tasks if task.lowered is not None}
+        # One kernel in common is enough; a different model has none.
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
             raise InputError("schedules for this model", got, "simulate the tuned model beside it")
@@ -328,17 +348,20 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
 
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip = tuning.compiled.chip
-    found = tuning.operators
-    better = found.results if found and found.after_s < found.before_s else ()
+    tuned_operators = tuning.operators
+    # Schedules that do not help the network are not part of the tuned model.
+    helps = tuned_operators is not None and tuned_operators.after_s < tuned_operators.before_s
+    better = tuned_operators.results if tuned_operators and helps else ()
     choices = {r.operator.piece.key: r.choice for r in better if r.choice is not None}
     plan = tuning.subgraph.plan if tuning.subgraph else WHOLE
     write_schedules(schedules, choices, chip, dtype, plan)
     output.write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
-    again = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
-    own = as_named_in(again, tuning.compiled, choices)
-    if own.keys() - choices.keys():
-        write_schedules(schedules, own, chip, dtype, plan)
-    tuned = plan.launched(tasks.with_choices(again, own))
+    read_back = plan.road(chip, Road(dtype=dtype)).stages(import_onnx(model), chip).compiled
+    named_choices = as_named_in(read_back, tuning.compiled, choices)
+    # Some kernels have other keys when the ONNX file is read: the schedules are written under both.
+    if named_choices.keys() - choices.keys():
+        write_schedules(schedules, named_choices, chip, dtype, plan)
+    tuned = plan.launched(tasks.with_choices(read_back, named_choices))
     return Saved(model, schedules, simulate_graph(tuned).time_s)
 
 
@@ -350,18 +373,19 @@ def as_named_in(
     ONNX has no product with a transposed constant, for instance: it is read as the plain product.
     Kernels correspond by their order; a choice that does not suit the other words is left out.
     """
-    found = dict(choices)
+    renamed = dict(choices)
+    # Another number of kernels: they do not correspond one to one.
     if len(again.tasks) != len(tuned.tasks):
-        return found
-    for new, old in zip(again.tasks, tuned.tasks, strict=True):
-        choice = choices.get(old.piece.key)
-        if choice is not None and new.op == old.op and new.piece.key not in found:
-            try:
-                tasks.with_choices(replace(again, tasks=(new,)), {new.piece.key: choice})
-            except AscendLabError:
-                continue
-            found[new.piece.key] = choice
-    return found
+        return renamed
+    for read_task, tuned_task in zip(again.tasks, tuned.tasks, strict=True):
+        choice = choices.get(tuned_task.piece.key)
+        key = read_task.piece.key
+        if choice is None or read_task.op != tuned_task.op or key in renamed:
+            continue
+        with suppress(AscendLabError):  # a choice that does not suit the other words
+            tasks.with_choices(replace(again, tasks=(read_task,)), {key: choice})
+            renamed[key] = choice
+    return renamed
 
 
 def write_schedules(
@@ -381,35 +405,32 @@ def read_schedules(file: str | Path) -> Schedules:
         lines = records.read_file(file).decode("utf-8").splitlines()
     except ValueError as error:
         raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
-    head = _record(file, 1, lines[0] if lines else "")
-    if head.get("format") != FORMAT or head.get("version") != VERSION:
-        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
-        raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
+    head = _head(file, lines[0] if lines else "")
     choices = {}
     for number, line in enumerate(lines[1:], 2):
-        data = _record(file, number, line)
+        where = f"{file} line {number}"
+        data = limits.json_of(line, where, "tune the model again")
         try:
-            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], str(head["chip"]))
+            choices[str(data["kernel"])] = lower.choice_of(data["schedule"], head["chip"])
         except (KeyError, TypeError, InputError) as error:
-            what = f"{file} line {number}: a kernel and its schedule"
-            raise InputError(what, str(error), "tune the model again") from None
-    try:
-        words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
-        launches = SlicePlan(
-            (), **{name: head.get(name) is True for name in slicing.NETWORK_OPTIONS}
-        )
-        return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices, launches)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"{file} line 1: chip, chip_digest, core_count and dtype"
-        raise InputError(what, str(error), "tune the model again") from None
+            needed = f"{where}: a kernel and its schedule"
+            raise InputError(needed, str(error), "tune the model again") from None
+    # Files of earlier versions lack the options that came later.
+    launches = SlicePlan((), **{name: head.get(name, False) for name in slicing.NETWORK_OPTIONS})
+    numbers = (head["chip"], head["chip_digest"], head["core_count"])
+    return Schedules(*numbers, head["dtype"], choices, launches)
 
 
-def _record(file: str | Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-        if isinstance(data, dict):
-            return data
-        got = type(data).__name__
-    except (ValueError, RecursionError) as error:
-        got = str(error)
-    raise InputError(f"{file} line {number}: a JSON object", got, "name a NAME_tuned.jsonl")
+def _head(file: str | Path, line: str) -> Data:
+    """Return what the first line says; raise `InputError` if a key is wrong or missing."""
+    where = f"{file} line 1"
+    head = limits.json_of(line, where, "name a NAME_tuned.jsonl")
+    says = (head.get("format"), head.get("version")) if isinstance(head, dict) else ()
+    if says != (FORMAT, VERSION):
+        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
+        raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
+    options = dict.fromkeys(slicing.NETWORK_OPTIONS, bool)
+    decoded: Data = limits.decoded(HEAD | options, head, where)
+    if missing := [key for key in HEAD if key not in decoded]:
+        raise InputError(f"{where}: {', '.join(HEAD)}", f"no {missing[0]}", "tune the model again")
+    return decoded

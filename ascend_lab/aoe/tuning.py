@@ -1,27 +1,24 @@
 """Tune one operator: search its space, check the winner's values, and bound the gap to the optimum.
 
-Results are stored in the bank as entries. A later run takes an entry as a result for the same
-shape, or as a suggestion for a similar one.
+The winner is the quickest candidate whose values agree with the default's. How far a quicker one
+could be is bounded for every operator, and for some proven to be nothing.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge
 from ascend_lab.aoe.cube import FIRST, CubeJob, JointJob, ProductJob, prove
-from ascend_lab.aoe.drive import Search, Settings, Steps, Trace, Trial, drive
+from ascend_lab.aoe.drive import NO_RULES, Rules, Search, Settings, Steps, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import search_named
 from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.aoe.vector import PATIENCE, VectorJob
-from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
-from ascend_lab.compiler.lower import Choice, choice_of
+from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, attempt
+from ascend_lab.compiler.lower import Choice
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.machine.sim import few_collections
 
@@ -77,10 +74,6 @@ NOT_REACHED = "not reached in the time limit"
 NOT_CHECKED = "no time was left to check the values of a faster candidate"
 CERTAINTIES = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
 """What is known of a kernel's time. "not tuned": nobody asked for it, or it has no space."""
-NEAR = 3
-"""A search begins with the schedules of this many similar shapes."""
-SIZES = ("base_m", "base_n", "base_k", "step_k", "grid_rows", "grid_cols")
-"""The fields that must be positive integers; lowering checks the other fields of a tiling."""
 Step = Callable[[str, int, int], None]
 """Receives progress: ("proof" or "values", how much is done, out of how much)."""
 
@@ -125,6 +118,7 @@ class Result:
     def certainty(self) -> str:
         """What is known of the kernel's time: one of `CERTAINTIES`."""
         was_cut = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
+        # The first that holds: what is proven is bounded as well.
         conditions = (
             self.proven,
             self.bound_cycles is not None,
@@ -148,6 +142,7 @@ def tenths_of(results: Sequence[Result]) -> dict[str, int]:
         return {}
     thousandths = {kind: round(1000 * kind_cycles / total) for kind, kind_cycles in cycles.items()}
     largest = max(cycles, key=lambda kind: cycles[kind])
+    # 333 + 333 + 333 = 999: the missing one goes to the largest.
     thousandths[largest] += 1000 - sum(thousandths.values())
     return thousandths
 
@@ -163,34 +158,34 @@ def tune_operator(
     operator: Tunable,
     settings: Settings | None = None,
     *,
-    workers: Workers | None = None,
-    time_limit_s: float | None = None,
+    rules: Rules = NO_RULES,
     deadline: Deadline | None = None,
-    known: Mapping[Point, tuple[float, str]] | None = None,
-    near: Sequence[Choice] = (),
-    on_trial: Callable[[Trial], None] | None = None,
-    told: Step = lambda what, done, most: None,
+    hints: Sequence[Choice] = (),
+    report: Step = lambda stage, done, total: None,
 ) -> Result:
     """Search the schedules of an operator; the default stays where nothing is faster.
 
-    `time_limit_s` limits search and proof. The `deadline` also limits the check of the winner's
-    values: a candidate that was not checked is not taken. `near` are schedules that suited similar
-    shapes and are tried first. `known` are the trials of an interrupted run. `told` receives the
-    progress of proof and check. An operator without a space keeps its default, and its result says
-    why. Raises `InputError` for an unknown search.
+    Of the `rules`, the caller chooses `workers`, `known`, `on_trial` and `time_limit_s`, which
+    limits search and proof; the operator and the settings decide the others. The `deadline` also
+    limits the check of the winner's values: a candidate that was not checked is not taken. `hints`
+    are schedules that suited similar shapes and are tried first. `report` receives the progress of
+    proof and check. An operator without a space keeps its default, and its result says why. Raises
+    `InputError` for an unknown search.
     """
     settings = settings or Settings()
     started = time.monotonic()
     deadline = deadline or Deadline()
-    search_deadline = deadline.within(time_limit_s)
+    search_deadline = deadline.within(rules.time_limit_s)
     try:
         with deadline.cut():
             job = job_of(operator)
-            start = [*job.start(), *job.points(near)]
+            start = [*job.start(), *job.points(hints)]
     except AscendLabError as error:
         return untuned(operator, str(error))
     except TimeUpError:
         return untuned(operator, NOT_REACHED)
+    # The user's search, else the one that suits the kind of operator: "genetic" for the cube,
+    # "mcts" for the vector unit.
     name = settings.search or job.search
     trace = drive(
         _search(name, job, settings),
@@ -198,24 +193,24 @@ def tune_operator(
         job.measure,
         settings.budget,
         seed=settings.seed,
-        start=start,
-        executor=workers,
-        time_limit_s=search_deadline.limit_s,
-        trial_limit_s=settings.trial_limit_s,
-        early_stop=settings.early_stop,
-        known=known,
-        on_trial=on_trial,
-        is_proven=lambda trials: job.bound(trials)[1],
-        patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
+        rules=replace(
+            rules,
+            start=start,
+            time_limit_s=search_deadline.limit_s,
+            trial_limit_s=settings.trial_limit_s,
+            early_stop=settings.early_stop,
+            is_proven=lambda trials: job.bound(trials)[1],
+            patience=PATIENCE if isinstance(job, VectorJob) and not settings.search else None,
+        ),
     )
     bound, proven = job.bound(trace.trials)
     # branch and bound follows the search only if the user named no search of their own or asked
     # for proofs (`deeper`), and if no kernel failed that the proof would have to time again
     is_settled = proven or trace.failures or trace.end in ("interrupted", "time")
     if not is_settled and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
-        deadlines = _Deadlines(proof=search_deadline, whole=deadline)
-        trace, bound, proven = _proven(job, trace, bound, settings, deadlines, told)
-    result = _result(job, trace, settings, (bound, proven), deadline, told)
+        deadlines = _Deadlines(proof=search_deadline, run=deadline)
+        trace, bound, proven = _proven(job, trace, bound, settings, deadlines, report)
+    result = _result(job, trace, settings, (bound, proven), deadline, report)
     return replace(result, search=name, spent_s=time.monotonic() - started)
 
 
@@ -243,6 +238,8 @@ def _likely_first(job: CubeJob, search: Search, budget: int) -> Search:
             if len(costs) + len(candidates) > budget:
                 yield from search(space, rng, start)
                 return
+            # A few at a time: each better time lowers the number of tilings that may still be
+            # quickest.
             batch = candidates[:FIRST]
 
     return steps
@@ -252,7 +249,7 @@ class _Deadlines(NamedTuple):
     """When the proof has to stop by itself, and when everything is cut off."""
 
     proof: Deadline
-    whole: Deadline
+    run: Deadline
 
 
 def _proven(
@@ -270,7 +267,9 @@ def _proven(
     """
     max_kernels = None if settings.deeper else settings.budget
     limit_s = deadlines.proof.within(settings.deeper_s if settings.deeper else None).limit_s
+    # One kernel of the proof may take no longer than a trial, nor than the whole proof.
     kernel_limits_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
+    # Trials with a note failed or were stopped early: their cost is no time.
     costs = {t.point: t.cost for t in trace.trials if not t.note}
 
     def timed(point: Point) -> float:
@@ -282,7 +281,7 @@ def _proven(
         return costs[point]
 
     try:
-        with deadlines.whole.cut():
+        with deadlines.run.cut():
             proof = prove(
                 job.space,
                 job.measure,
@@ -323,6 +322,8 @@ def _result(
     default_cycles = operator.default_cycles
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
+    # The quickest whose values agree wins. Most runs check one; a wrong kernel sends us to the
+    # second.
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
         if not trial.cost < default_cycles:
             break
@@ -343,83 +344,8 @@ def _result(
         # the optimum of the space computes something else: the next one is not proven the best
         note = f"a faster candidate was refused: {difference}"
         proven = False
+    # The default is a point of the space, too: no bound is above it.
     bound = min(bound, default_cycles)
     return Result(
         operator, None, default_cycles, default_cycles, bound, proven, note=note, trace=trace
     )
-
-
-# -- between tuning and the bank ------------------------------------------------------------------
-
-
-def key_of(operator: Tunable) -> BankKey:
-    """Return the bank's key of an operator."""
-    return BankKey.of(operator.chip, "op", operator.op, operator.problem)
-
-
-def features_of(operator: Tunable) -> tuple[float, ...]:
-    """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
-    graph = operator.piece.graph
-    types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
-    return tuple(math.log2(max(size, 1)) for kind in types for size in kind.shape)
-
-
-def entry_of(result: Result, settings: Settings) -> BankEntry:
-    """Return the bank's entry of a result; an empty schedule says that the default is the best."""
-    choice = result.choice.as_dict() if result.choice else {}
-    return BankEntry(
-        key_of(result.operator),
-        choice,
-        result.before_cycles,
-        result.after_cycles,
-        result.bound_cycles,
-        result.proven,
-        result.search,
-        settings.seed,
-        result.trials,
-        features=features_of(result.operator),
-    )
-
-
-def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
-    """Return the result of a bank's entry, timed again: one that does not fit or help is dropped.
-
-    The bound stays valid. The proof does only if the time is still the one that was proven.
-    """
-    default_cycles = operator.default_cycles
-    choice = None
-    note = ""
-    best_cycles = default_cycles
-    if entry.schedule:
-        try:
-            choice = _choice(entry, operator)
-            cycles = operator.cycles_of(choice)
-            choice, best_cycles = (
-                (choice, cycles) if cycles < default_cycles else (None, default_cycles)
-            )
-        except AscendLabError as error:
-            choice = None
-            note = f"the bank's schedule does not fit: {error}"
-    bound = min(entry.bound_cycles, best_cycles) if entry.bound_cycles is not None else None
-    proven = entry.proven and best_cycles == entry.after_cycles
-    return Result(
-        operator, choice, default_cycles, best_cycles, bound, proven, origin, note, entry.search
-    )
-
-
-def suggestions(operator: Tunable, knowledge: Knowledge) -> list[Choice]:
-    """Return the schedules of the nearest shapes that a bank knows."""
-    choices = []
-    for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
-        with suppress(AscendLabError):  # a bank that others wrote may hold anything
-            choices += [_choice(entry, operator)] if entry.schedule else []
-    return choices
-
-
-def _choice(entry: BankEntry, operator: Tunable) -> Choice:
-    """Return the choice in an entry; raise `InputError` if its tiling is not made of integers."""
-    choice = choice_of(entry.schedule, operator.chip.name)
-    numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []
-    if any(type(n) is not int or n < 1 for n in numbers):
-        raise InputError("a tiling of whole numbers", str(numbers), "tune it again")
-    return choice

@@ -33,8 +33,8 @@ from ascend_lab import limits
 from ascend_lab.aoe.bank import BankEntry
 from ascend_lab.aoe.cube import CubeMeasure, cube_space, point_of
 from ascend_lab.aoe.cube.bound import Bounds
+from ascend_lab.aoe.entries import features_of, key_of
 from ascend_lab.aoe.operators import Tunable, operators_of
-from ascend_lab.aoe.tuning import features_of, key_of
 from ascend_lab.compiler import GraphBuilder, Road
 from ascend_lab.compiler.lower import Choice
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
@@ -108,23 +108,23 @@ def read_decisions(path: str | Path) -> list[Decision]:
     if Path(path).name.endswith(ENDING):
         chip, core_count = _named(Path(path).name)
         lines = data.decode("utf-8", "replace").splitlines()
-        found = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-        return [_from_line(line, f"line {n}", chip, core_count) for n, line in found]
+        entries = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        return [_from_line(line, f"line {n}", chip, core_count) for n, line in entries]
     rows = csv.DictReader(data.decode("utf-8", "replace").splitlines())
     return [_from_row(row, f"row {number}") for number, row in enumerate(rows, 2)]
 
 
 def write_decisions(decisions: Iterable[Decision], path: str | Path) -> int:
     """Write entries that were read from a runtime bank, as they were; return how many."""
-    lines = [one.line for one in decisions if one.line]
+    lines = [decision.line for decision in decisions if decision.line]
     write_whole(path, "".join(f"{line}\n" for line in lines))
     return len(lines)
 
 
 def _named(name: str) -> tuple[str, int]:
     """Return chip and cores that a bank's file name says: CHIP_CORES_AiCore_OPERATOR and ENDING."""
-    chip, _, rest = name.partition("_")
-    cores = rest.partition("_")[0]
+    chip, _, tail = name.partition("_")
+    cores = tail.partition("_")[0]
     if not cores.isdigit() or "_AiCore_" not in name:
         raise InputError(f"CHIP_CORES_AiCore_OPERATOR{ENDING}", name, "leave the file its name")
     return chip, int(cores)
@@ -145,10 +145,10 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
         raise UnsupportedError(needed, limits.shown(entry.get("op")), remedy)
     numbers = [_whole(problem, name, where) for name in PROBLEM]
     m, k, n, dtype, out_dtype = numbers
-    other = problem.get("b_dtype", dtype)
-    if other != dtype:
+    b_dtype = problem.get("b_dtype", dtype)
+    if b_dtype != dtype:
         needed = f"{where}: A and B of one type"
-        raise UnsupportedError(needed, f"{dtype} and {limits.shown(other)}", "no cube mixes them")
+        raise UnsupportedError(needed, f"{dtype} and {limits.shown(b_dtype)}", "no cube mixes them")
     if knowledge.get("usedCoreNum", 0) > core_count:
         needed = f"{where}: usedCoreNum of at most {core_count}, what the file's name says"
         raise InputError(needed, limits.shown(knowledge["usedCoreNum"]), "mend one of them")
@@ -159,9 +159,9 @@ def _from_line(line: str, where: str, chip: str, core_count: int) -> Decision:
 
 def _whole(data: Mapping[str, Any], name: str, where: str) -> int:
     value = data.get(name)
-    least = 0 if name in MAY_BE_ZERO else 1
-    if type(value) is not int or not least <= value <= limits.WHOLE:
-        needed = f"{where}: {name} as a whole number of at least {least}"
+    minimum = 0 if name in MAY_BE_ZERO else 1
+    if type(value) is not int or not minimum <= value <= limits.WHOLE:
+        needed = f"{where}: {name} as a whole number of at least {minimum}"
         raise InputError(needed, limits.shown(value), "mend it")
     return value
 
@@ -199,32 +199,34 @@ def translated(decision: Decision, chip: Chip) -> Translated:
     `check_schedule` if the chip has no room.
     """
     shape = decision.shape
-    own = decision.knowledge
-    splits = own["tilingEnable"] % 10
-    kept = own["tilingEnable"] // 10 % 10
+    words = decision.knowledge
+    splits = words["tilingEnable"] % 10
+    kept_operand = words["tilingEnable"] // 10 % 10
     if splits == 2:
         needed = "a tiling whose sums stay in L0C"
         raise UnsupportedError(needed, "one core that splits K", "no kernel here does that")
-    parts = -(-shape.k // own["singleCoreK"]) if splits in (3, 4) and own["singleCoreK"] else 1
-    keep = {1: "a", 2: "b"}.get(kept, "") or _whole_side(decision)
-    order = {"a": "mn", "b": "nm"}.get(keep, "mn" if own["iterateOrder"] else "nm")
-    steps = {"a": own["stepKa"], "b": own["stepKb"]}
+    # K of 4,096 with singleCoreK 1,024: four cores share each sum.
+    parts = -(-shape.k // words["singleCoreK"]) if splits in (3, 4) and words["singleCoreK"] else 1
+    # Where the entry does not say so, an operand is kept if one load along K brings all of it.
+    keep = {1: "a", 2: "b"}.get(kept_operand, "") or _whole_side(decision)
+    order = {"a": "mn", "b": "nm"}.get(keep, "mn" if words["iterateOrder"] else "nm")
+    steps = {"a": words["stepKa"], "b": words["stepKb"]}
     steps.pop(keep, None)  # what stays in L1 has no steps
-    rows, columns = _grid(decision, max(1, min(own["usedCoreNum"], chip.core_count) // parts))
+    rows, columns = _grid(decision, max(1, min(words["usedCoreNum"], chip.core_count) // parts))
     schedule = GemmSchedule(
-        own["baseM"],
-        own["baseK"],
-        own["baseN"],
+        words["baseM"],
+        words["baseK"],
+        words["baseN"],
         max(1, min(steps.values())),
         rows,
         columns,
         order,
         keep,
-        a_l1_slots=_slots(own["depthA1"], own["stepM"] * own["stepKa"]),
-        b_l1_slots=_slots(own["depthB1"], own["stepN"] * own["stepKb"]),
-        a_l0_slots=own["dbL0A"],
-        b_l0_slots=own["dbL0B"],
-        c_l0_slots=1 if own["dbL0C"] == 1 else 0,  # two where they fit: some entries ask for more
+        a_l1_slots=_slots(words["depthA1"], words["stepM"] * words["stepKa"]),
+        b_l1_slots=_slots(words["depthB1"], words["stepN"] * words["stepKb"]),
+        a_l0_slots=words["dbL0A"],
+        b_l0_slots=words["dbL0B"],
+        c_l0_slots=1 if words["dbL0C"] == 1 else 0,  # two where they fit: some entries ask for more
         split_k=parts,
     )
     check_schedule(shape, schedule, chip)
@@ -234,31 +236,33 @@ def translated(decision: Decision, chip: Chip) -> Translated:
 
 def _whole_side(decision: Decision) -> str:
     """Return the operand whose one load along K brings all of it, "" if none or both do."""
-    own = decision.knowledge
-    depth = {name: own[f"stepK{name}"] * own["baseK"] for name in "ab"}
-    found = [name for name in "ab" if depth[name] >= decision.sizes[1]]
-    return found[0] if len(found) == 1 else ""
+    words = decision.knowledge
+    depth = {name: words[f"stepK{name}"] * words["baseK"] for name in "ab"}
+    sides = [name for name in "ab" if depth[name] >= decision.sizes[1]]
+    return sides[0] if len(sides) == 1 else ""
 
 
 def _slots(depth: int, stage: int) -> int:
-    """Return how many buffers of L1 a depth of so many tiles is: one, or two."""
+    """Return the number of L1 buffers, 1 or 2, that a depth in tiles amounts to."""
     return 2 if depth >= 2 * max(stage, 1) else 1
 
 
 def _grid(decision: Decision, cores: int) -> tuple[int, int]:
-    """Return the grid of at most so many cores that deals the parts out in the fewest rounds."""
-    own = decision.knowledge
+    """Return the grid of at most `cores` cores that computes all parts in the fewest rounds."""
+    words = decision.knowledge
     shape = decision.shape
-    down = -(-shape.m // max(own["singleCoreM"], own["baseM"]))
-    across = -(-shape.n // max(own["singleCoreN"], own["baseN"]))
+    # Parts of C along m and n, each of what one core takes at a time.
+    down = -(-shape.m // max(words["singleCoreM"], words["baseM"]))
+    across = -(-shape.n // max(words["singleCoreN"], words["baseN"]))
     best = (1, 1)
-    least = down * across + 1
+    fewest_rounds = down * across + 1
+    # 5 x 3 parts on 8 cores: a grid of 2 x 3 takes 3 * 1 rounds, one of 4 x 2 takes 2 * 2.
     for rows in range(1, min(cores, down) + 1):
         columns = min(cores // rows, across)
         rounds = -(-down // rows) * -(-across // columns)
-        if rounds < least:
+        if rounds < fewest_rounds:
             best = (rows, columns)
-            least = rounds
+            fewest_rounds = rounds
     return best
 
 
@@ -288,42 +292,43 @@ class Held:
 
 def held_against(decisions: Iterable[Decision], chip: Chip | None = None) -> Iterator[Held]:
     """Yield each decision beside our best, on `chip` or on the preset that it names."""
-    for one in decisions:
+    for decision in decisions:
         try:
-            yield _held(one, chip or _chip(one))
+            yield _held(decision, chip or _chip(decision))
         except AscendLabError as error:
-            yield Held(one, refused=str(error))
+            yield Held(decision, refused=str(error))
 
 
 def _chip(decision: Decision) -> Chip:
     """Return the preset that a decision names, with the cores of its bank."""
     if decision.chip not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise InputError(f"chip: one of {known}", decision.chip, "none is guessed")
+        names = ", ".join(PRESETS)
+        raise InputError(f"chip: one of {names}", decision.chip, "none is guessed")
     preset = load_chip(decision.chip)
     return replace(preset, core_count=min(preset.core_count, decision.core_count))
 
 
 def _held(decision: Decision, chip: Chip) -> Held:
     shape = decision.shape
-    found = translated(decision, chip)
-    theirs = warm_cycles(product_kernel(shape, chip, found.schedule), chip, ())
+    translation = translated(decision, chip)
+    theirs = warm_cycles(product_kernel(shape, chip, translation.schedule), chip, ())
     measure = CubeMeasure(shape, chip, None, frozenset())
-    whole = replace(found.schedule, split_k=1)
-    space = cube_space(shape, chip, default=whole)  # large ones are thinned out but for this one
-    nearest = measure(point_of(space, whole))
-    low = Bounds(measure, space.genes).closed
+    unsplit = replace(translation.schedule, split_k=1)
+    space = cube_space(shape, chip, default=unsplit)  # large ones are thinned out but for this one
+    nearest = measure(point_of(space, unsplit))
+    bounds = Bounds(measure, space.genes).closed
     best = warm_cycles(product_kernel(shape, chip, default_product(shape, chip)), chip, ())
-    for row in np.argsort(low, kind="stable")[:TRIED]:
+    # The tuner itself would begin with these: their bounds leave most room for a quick kernel.
+    for row in np.argsort(bounds, kind="stable")[:TRIED]:
         best = min(best, int(measure(space.point(int(row)))))
-    divided = found.schedule.split_k > 1  # the default has that way, the space has not
+    splits_k = translation.schedule.split_k > 1  # the default has that way, the space has not
     return Held(
         decision,
         theirs,
         min(best, int(nearest)),
-        not found.lost and (divided or nearest <= (1 + EQUAL) * theirs),
-        float((low < theirs).mean()),
-        found.lost,
+        not translation.lost and (splits_k or nearest <= (1 + EQUAL) * theirs),
+        float((bounds < theirs).mean()),
+        translation.lost,
     )
 
 
@@ -333,48 +338,52 @@ TRIED = 4
 """Tilings of the least bounds that are timed beside the default: the tuner's first trials."""
 
 
-def summary(held: Sequence[Held]) -> dict[str, Any]:
+def summary(comparisons: Sequence[Held]) -> dict[str, Any]:
     """Return counts and shares of decisions held against ours, ready for JSON."""
-    timed = [one for one in held if one.factor is not None]
-    factors = np.array([one.factor for one in timed], np.float64)
+    timed = [comparison for comparison in comparisons if comparison.factor is not None]
+    factors = np.array([comparison.factor for comparison in timed], np.float64)
 
     def share(which: Iterable[bool]) -> float | None:
         return float(np.mean(list(which))) if timed else None
 
     return {
-        "entries": len(held),
+        "entries": len(comparisons),
         "timed": len(timed),
-        "in_space": share(one.in_space for one in timed),
+        "in_space": share(comparison.in_space for comparison in timed),
         "ours_no_slower": share(bool(f >= 1.0) for f in factors),
         "within_10_percent": share(bool(f <= 1.1) for f in factors),
         "median_factor": float(np.median(factors)) if timed else None,
-        "median_share": float(np.median([one.share or 0.0 for one in timed])) if timed else None,
-        "lost": dict(_counted(name for one in timed for name in one.lost)),
-        "refused": dict(_counted(one.refused for one in held if one.refused)),
+        "median_share": float(np.median([comparison.share or 0.0 for comparison in timed]))
+        if timed
+        else None,
+        "lost": dict(_counted(name for comparison in timed for name in comparison.lost)),
+        "refused": dict(
+            _counted(comparison.refused for comparison in comparisons if comparison.refused)
+        ),
     }
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in names:
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(totals: Mapping[str, Any]) -> list[str]:
     """Return a summary as lines of text."""
-    told = [f"{found['timed']} of {found['entries']} decisions timed, L2 cold"]
-    if found["timed"]:
-        told += [
-            f"  in our space            {found['in_space']:6.1%}",
-            f"  our best no slower      {found['ours_no_slower']:6.1%}",
-            f"  within 10 % of our best {found['within_10_percent']:6.1%}",
-            f"  theirs / our best       {found['median_factor']:6.3f} (median)",
-            f"  better part of space    {found['median_share']:6.2%} (median)",
+    text = [f"{totals['timed']} of {totals['entries']} decisions timed, L2 cold"]
+    if totals["timed"]:
+        text += [
+            f"  in our space            {totals['in_space']:6.1%}",
+            f"  our best no slower      {totals['ours_no_slower']:6.1%}",
+            f"  within 10 % of our best {totals['within_10_percent']:6.1%}",
+            f"  theirs / our best       {totals['median_factor']:6.3f} (median)",
+            f"  better part of space    {totals['median_share']:6.2%} (median)",
         ]
-    told += [f"  {count} lost: {name}" for name, count in found["lost"].items()]
-    told += [f"  {count} not timed: {why}" for why, count in found["refused"].items()]
-    return told
+    text += [f"  {count} lost: {name}" for name, count in totals["lost"].items()]
+    text += [f"  {count} not timed: {why}" for why, count in totals["refused"].items()]
+    return text
 
 
 # -- into our bank, and out again ------------------------------------------------------------------
@@ -392,6 +401,7 @@ def bank_entry(decision: Decision, chip: Chip | None = None) -> BankEntry | None
     operator = _operator(decision.shape, chip)
     choice = Choice(tiling=translated(decision, chip).schedule)
     cycles = operator.cycles_of(choice)
+    # An entry slower than the default would only keep a search from looking further.
     if cycles >= operator.default_cycles:
         return None
     schedule = choice.as_dict() | {WRITTEN: decision.line}
@@ -415,7 +425,7 @@ def _operator(shape: GemmShape, chip: Chip) -> Tunable:
     x = draft.input("x", (shape.m, shape.k))
     draft.output(draft.matmul(x, draft.weight((shape.k, shape.n), "w")))
     compiled = Road(dtype=shape.dtype).stages(draft.build(), chip).compiled
-    return next(one for one in operators_of(compiled) if one.op.startswith("matmul"))
+    return next(operator for operator in operators_of(compiled) if operator.op.startswith("matmul"))
 
 
 def written_lines(entries: Iterable[BankEntry]) -> list[str]:

@@ -36,7 +36,7 @@ class Deadline:
 
     @classmethod
     def of(cls, limit_s: float | None) -> "Deadline":
-        """Return the deadline so many seconds from now; None is never."""
+        """Return the deadline that lies `limit_s` seconds ahead; None means never."""
         return cls() if limit_s is None else cls(time.monotonic() + limit_s)
 
     @property
@@ -55,11 +55,11 @@ class Deadline:
         return self.left_s <= 0
 
     def within(self, limit_s: float | None) -> "Deadline":
-        """Return the deadline of a part that may take so many seconds from now."""
+        """Return the earlier of this deadline and one `limit_s` seconds ahead."""
         return self if limit_s is None else Deadline(min(self.end, Deadline.of(limit_s).end))
 
     def keeping(self, reserve_s: float) -> "Deadline":
-        """Return the deadline of a part that leaves so many seconds to what follows."""
+        """Return an earlier deadline that leaves `reserve_s` seconds for what follows."""
         return Deadline(self.end - reserve_s)
 
     def cut(self) -> "Alarm":
@@ -83,6 +83,8 @@ class Alarm:
         if self.limit_s is not None:
             self.started = time.monotonic()
             self.handler = signal.signal(signal.SIGALRM, self._ring)
+            # A process has one timer: the outer alarm's is stopped here and set again when this
+            # body ends.
             self.outer_s = signal.setitimer(signal.ITIMER_REAL, self.limit_s)[0]
 
     def __exit__(self, *_: object) -> None:
@@ -91,6 +93,8 @@ class Alarm:
             signal.signal(signal.SIGALRM, self.handler)
             if self.outer_s:
                 left_s = self.outer_s - (time.monotonic() - self.started)
+                # An outer limit that passed meanwhile still rings, a millisecond from now: 0 would
+                # switch it off.
                 signal.setitimer(signal.ITIMER_REAL, max(left_s, 1e-3))
 
     def _ring(self, *_: object) -> None:
@@ -100,8 +104,8 @@ class Alarm:
 Measure = Callable[[Point], float]
 Attempt = tuple[float, str]
 """Cost and note of a candidate."""
-Told = Callable[[int, float, str], None]
-"""Hears place, cost and note of each candidate."""
+OnAnswer = Callable[[int, float, str], None]
+"""Receives the place, the cost and the note of each candidate."""
 TRIES = 2
 """A candidate whose worker died is tried so often before it counts as failed."""
 DIED = "its worker process died"
@@ -158,26 +162,29 @@ class Workers:
         measure: Measure,
         points: Sequence[Point],
         limit_s: float | None = None,
-        told: Told | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> list[Attempt]:
-        """Return the attempts in order, `told` hears of each; raises `WorkersLostError`."""
+        """Return the attempts in order; `on_answer` gets each, too. Raises `WorkersLostError`."""
         done: dict[int, Attempt] = {}
 
-        def add(place: int, found: Attempt) -> None:
-            done[place] = found
-            if told:
-                told(place, *found)
+        def add(place: int, attempted: Attempt) -> None:
+            done[place] = attempted
+            if on_answer:
+                on_answer(place, *attempted)
 
         if self.make is None and self.executor is None:
             for i, point in enumerate(points):
                 add(i, attempt(measure, point, limit_s))
             return list(done.values())
+        # A process that dies takes all candidates given to it along: the innocent ones get a second
+        # try.
         for tries in range(1, TRIES + 1):
-            left = [i for i in range(len(points)) if i not in done]
+            pending = [i for i in range(len(points)) if i not in done]
             # after a death every candidate goes alone, so that only the guilty one fails again
-            for group in [left] if tries == 1 else [[i] for i in left]:
+            for group in [pending] if tries == 1 else [[i] for i in pending]:
                 self._round(measure, {i: points[i] for i in group}, limit_s, add)
         dead = [i for i in range(len(points)) if i not in done]
+        # Twice dead alone: the candidate kills its process, unless no process starts at all.
         if dead:
             self._probe()
         for i in dead:
@@ -204,26 +211,27 @@ class Workers:
                 raise self._lost(type(error).__name__) from None
         try:
             for i, future in futures.items():
-                found = self._answer(future, list(futures.values()), limit_s)
-                if found is None:
+                answer = self._answer(future, list(futures.values()), limit_s)
+                if answer is None:
                     broken = True
                 else:
-                    add(i, found)
+                    add(i, answer)
         except WorkersLostError:
             raise
-        except BaseException:  # the user, or who hears of them, has heard enough
+        except BaseException:  # Ctrl-C, or `on_answer` ends the search
             for future in futures.values():
                 with suppress(Exception):
                     future.cancel()
             raise
+        # A pool with a dead process accepts nothing more: a new one is made for the next group.
         if broken and self.make is not None:
             self.close()
 
     def _answer(
-        self, future: Future[Attempt], all_: Sequence[Future[Attempt]], limit_s: float | None
+        self, future: Future[Attempt], futures: Sequence[Future[Attempt]], limit_s: float | None
     ) -> Attempt | None:
         """Return an attempt, or None if its worker died."""
-        self._await(future, all_, limit_s)
+        self._await(future, futures, limit_s)
         try:
             return future.result()
         except BrokenExecutor:
@@ -235,28 +243,32 @@ class Workers:
             raise self._lost(why[:200].strip()) from None
 
     def _await(
-        self, future: Future[Any], all_: Sequence[Future[Any]], limit_s: float | None
+        self, future: Future[Any], futures: Sequence[Future[Any]], limit_s: float | None
     ) -> None:
         """Wait for a cluster's answer while one of all may come; processes always give one."""
         if not isinstance(self.executor, _Cluster):
             return
         limit_s = math.inf if limit_s is None else limit_s + GRACE_S
-        well = heard = time.monotonic()
+        last_well_s = last_answer_s = time.monotonic()
         count = 0
+        # A lost network connection raises nothing: only asking now and then shows that nobody is
+        # there.
         while not wait([future], POLL_S).done:
             trouble = self.executor.trouble()
             now = time.monotonic()
-            well = well if trouble else now
-            if (answers := sum(f.done() for f in all_)) != count:
+            last_well_s = last_well_s if trouble else now
+            if (answers := sum(f.done() for f in futures)) != count:
                 count = answers
-                heard = now
+                last_answer_s = now
             patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
-            if now - well > patience_s or now - heard > limit_s:
+            if now - last_well_s > patience_s or now - last_answer_s > limit_s:
                 raise self._lost(trouble or f"no answer in {limit_s:g} s")
 
     def _probe(self) -> None:
         """Raise `WorkersLostError` if not even nothing can be done."""
         with suppress(BrokenExecutor):
+            # `int()` cannot fail by itself: if it does, the workers are at fault and not the
+            # candidates.
             future: Future[Any] = self._executor().submit(int)
             if self._answer(future, [future], PATIENCE_S) is not None:
                 return
@@ -288,10 +300,10 @@ class Workers:
 
 def workers_of(text: str = "serial") -> Workers:
     """Return the workers that `--executor` names: serial, processes:N, or dask:ADDRESS."""
-    kind, _, rest = text.partition(":")
+    kind, _, argument = text.partition(":")
     if text == "serial":
         return Workers()
-    if kind == "processes" and 0 < (count := whole_of(rest) or 0) <= PROCESSES:
+    if kind == "processes" and 0 < (count := whole_of(argument) or 0) <= PROCESSES:
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor  # here: a browser has no processes
 
@@ -301,8 +313,10 @@ def workers_of(text: str = "serial") -> Workers:
         quiet = (signal.SIGINT, signal.SIG_IGN)
         make = partial(ProcessPoolExecutor, count, spawn, signal.signal, quiet)
         return Workers(make, name=f"the {count} worker processes")
-    if kind == "dask" and rest:
-        return Workers(partial(_dask, rest), name=f"the Dask scheduler at {rest} or its workers")
+    if kind == "dask" and argument:
+        return Workers(
+            partial(_dask, argument), name=f"the Dask scheduler at {argument} or its workers"
+        )
     needed = f"serial, processes:N or dask:ADDRESS, N at most {PROCESSES}"
     raise InputError(needed, text[:200], "e.g. processes:2")
 

@@ -105,7 +105,7 @@ class _Run:
 
     def tune(self, network: Network) -> engine.Tuning:
         """Tune one network."""
-        from ascend_lab.aoe.engine import tune
+        from ascend_lab.aoe.engine import Session, tune
 
         read_s = time.monotonic()
         self.bars("read", 0, 1, "")
@@ -124,11 +124,13 @@ class _Run:
                 self.job,
                 settings=self.settings,
                 bank=self.ledger,
-                executor=self.workers,
-                dtype=self.dtype,
-                wanted=wanted,
-                progress=self.bars,
-                deadline=self.deadline().keeping(SAVING * read_s),
+                session=Session(
+                    executor=self.workers,
+                    dtype=self.dtype,
+                    chosen=wanted,
+                    progress=self.bars,
+                    deadline=self.deadline().keeping(SAVING * read_s),
+                ),
             )
 
     def tell(self, warning: str) -> None:
@@ -261,7 +263,7 @@ def _print(report: saved.Report) -> None:
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms\n"
         "  (for any slicing and schedule; it counts one launch and few waits)"
     )
-    common.show("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
+    common.show("\n".join(ledger_table(*tuning.ledgers)))
 
 
 def _operators(found: engine.NetworkResult) -> str:
@@ -329,9 +331,7 @@ def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], ch
                 chip,
                 topology,
                 max_segments=HCCL_SEGMENTS if most is None else most,
-                knowledge=ledger,
-                repeat=repeat,
-                settings=settings,
+                source=gradient.ProfileSource(ledger, repeat, settings),
             )
             common.show("\n".join(gradient.tuning_text(found)))
             sections.append(gradient.section(found))

@@ -24,7 +24,7 @@ from ascend_lab.aoe.bank import (
 )
 from ascend_lab.aoe.bank.records import better, to_line
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.tuning import key_of
+from ascend_lab.aoe.entries import key_of
 from ascend_lab.compiler import compile_graph, zoo
 from ascend_lab.errors import InputError
 from ascend_lab.machine.chip import load_chip

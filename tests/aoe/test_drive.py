@@ -11,7 +11,7 @@ import search_cases as cases
 
 import ascend_lab.aoe.workers as workers_module
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.aoe.drive import IDLE_BATCHES, Bars, Trial, drive
+from ascend_lab.aoe.drive import IDLE_BATCHES, Bars, Rules, Trial, drive
 from ascend_lab.aoe.search import SEARCHES
 from ascend_lab.aoe.workers import DIED, Workers, WorkersLostError, workers_of
 from ascend_lab.errors import InputError
@@ -51,7 +51,7 @@ class _Lazy(Future):
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_order_of_completion_does_not_change_the_trace(name):
     backwards = Backwards()
-    trace = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4, executor=backwards)
+    trace = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4, rules=Rules(workers=backwards))
     assert trace == drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4)
     assert len(backwards.ran) == 25
     if name == "genetic":
@@ -62,13 +62,17 @@ def test_the_number_of_processes_does_not_change_the_trace():
     with workers_of("processes:2") as workers:
         for name in ("genetic", "mcts"):
             alone = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4)
-            trace = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4, executor=workers)
+            trace = drive(
+                SEARCHES[name], SPACE, cases.failing, 25, seed=4, rules=Rules(workers=workers)
+            )
             assert trace == alone
 
 
 def test_a_candidate_that_kills_its_process_costs_a_trial_and_nothing_else():
     with workers_of("processes:2") as workers:
-        trace = drive(SEARCHES["exhaustive"], SPACE, cases.deadly, 100, executor=workers)
+        trace = drive(
+            SEARCHES["exhaustive"], SPACE, cases.deadly, 100, rules=Rules(workers=workers)
+        )
     assert trace.end == "exhausted" and len(trace.trials) == SPACE.size
     (dead,) = trace.failures
     assert dead.point == (2, 9, "y") and dead.note == "its worker process died"
@@ -91,7 +95,13 @@ def test_processes_that_all_die_measure_nothing():
         with pytest.raises(
             WorkersLostError, match=r"lost the workers: they end.*resume=True goes on"
         ):
-            drive(SEARCHES["random"], SPACE, cases.cost, 5, executor=workers, on_trial=told.append)
+            drive(
+                SEARCHES["random"],
+                SPACE,
+                cases.cost,
+                5,
+                rules=Rules(workers=workers, on_trial=told.append),
+            )
     assert told == []
 
 
@@ -109,7 +119,11 @@ def test_what_a_dead_worker_left_is_not_banked_and_not_believed(tmp_path):
 def test_a_candidate_that_never_ends_is_stopped(workers):
     with workers_of(workers) as some:
         trace = drive(
-            SEARCHES["random"], SPACE, cases.endless, 100, executor=some, trial_limit_s=0.05
+            SEARCHES["random"],
+            SPACE,
+            cases.endless,
+            100,
+            rules=Rules(workers=some, trial_limit_s=0.05),
         )
     assert {t.point for t in trace.failures} == {p for p in SPACE.points() if p[0] == 4}
     assert {t.note for t in trace.failures} == {"took longer than 0.05 s"}
@@ -148,7 +162,7 @@ def test_an_interrupt_keeps_what_was_found_and_resuming_gives_the_same_trace(nam
         return cases.cost(point)
 
     known = {t.point: (t.cost, t.note) for t in first.trials}
-    resumed = drive(SEARCHES[name], SPACE, counted, 25, seed=9, known=known)
+    resumed = drive(SEARCHES[name], SPACE, counted, 25, seed=9, rules=Rules(known=known))
     assert resumed == drive(SEARCHES[name], SPACE, cases.cost, 25, seed=9)
     assert len(again) == 25 - stop
 
@@ -159,11 +173,20 @@ def test_an_error_of_the_listener_is_not_taken_for_one_of_a_candidate():
 
     for workers in (None, Workers(executor=Backwards())):
         with pytest.raises(InputError, match="a disk with room"):
-            drive(SEARCHES["random"], SPACE, cases.cost, 20, on_trial=full, executor=workers)
+            drive(
+                SEARCHES["random"],
+                SPACE,
+                cases.cost,
+                20,
+                rules=Rules(on_trial=full, workers=workers),
+            )
 
 
 def test_no_time_means_no_trials_and_a_search_that_repeats_itself_ends():
-    assert drive(SEARCHES["random"], SPACE, cases.cost, 20, time_limit_s=0.0).end == "time"
+    assert (
+        drive(SEARCHES["random"], SPACE, cases.cost, 20, rules=Rules(time_limit_s=0.0)).end
+        == "time"
+    )
     batches = []
 
     def repeats(space, rng, start=()):
@@ -201,7 +224,7 @@ def test_early_stop_takes_the_bound_of_what_is_hopeless():
             return cases.bound(point)
 
     measure = Measure()
-    trace = drive(SEARCHES["exhaustive"], SPACE, measure, 100, early_stop=1.5)
+    trace = drive(SEARCHES["exhaustive"], SPACE, measure, 100, rules=Rules(early_stop=1.5))
     skipped = [t for t in trace.trials if t.note == "stopped early"]
     assert skipped and measure.built == SPACE.size - len(skipped)
     assert all(t.cost == cases.bound(t.point) > 1.5 * trace.best.cost for t in skipped)
@@ -234,7 +257,11 @@ def test_a_worker_that_is_killed_in_the_middle_loses_no_trial():
 
         with workers_of(f"dask:{cluster.scheduler_address}") as workers:
             trace = drive(
-                SEARCHES["genetic"], space, cases.failing, 25, executor=workers, on_trial=kill
+                SEARCHES["genetic"],
+                space,
+                cases.failing,
+                25,
+                rules=Rules(workers=workers, on_trial=kill),
             )
         assert killed and killed[0] not in set(client.run(os.getpid).values())
     assert trace == drive(SEARCHES["genetic"], space, cases.failing, 25)
@@ -255,11 +282,11 @@ def test_a_lost_scheduler_ends_the_run_banks_nothing_unmeasured_and_reload_goes_
             workers_of(f"dask:{cluster.scheduler_address}") as workers,
             pytest.raises(WorkersLostError, match=r"lost the Dask scheduler .*resume=True goes on"),
         ):
-            drive(search, space, cases.cost, 25, executor=workers, on_trial=lose)
+            drive(search, space, cases.cost, 25, rules=Rules(workers=workers, on_trial=lose))
         kept = bank.trials("run")
     assert len(kept) >= 11 and all(t.cost == cases.cost(t.point) for t in kept)
     known = {t.point: (t.cost, t.note) for t in kept}
-    again = drive(search, space, cases.cost, 25, known=known)
+    again = drive(search, space, cases.cost, 25, rules=Rules(known=known))
     assert again == drive(search, space, cases.cost, 25)
 
 
@@ -274,17 +301,17 @@ def test_a_cluster_without_workers_is_not_waited_for(monkeypatch, limit_s):
         workers_of(f"dask:{cluster.scheduler_address}") as workers,
     ):
         if limit_s:
-            trace = drive(*args, executor=workers, time_limit_s=limit_s)
+            trace = drive(*args, rules=Rules(workers=workers, time_limit_s=limit_s))
             assert trace.end == "time" and trace.trials == ()
         else:
             with pytest.raises(WorkersLostError, match="no workers; see to them"):
-                drive(*args, executor=workers)
+                drive(*args, rules=Rules(workers=workers))
 
 
 def test_a_scheduler_that_is_not_there_is_said_so():
     workers = workers_of("dask:tcp://127.0.0.1:1")
     with pytest.raises(InputError, match=r"a Dask scheduler at tcp://127\.0\.0\.1:1; got"):
-        drive(SEARCHES["random"], cases.table(), cases.cost, 5, executor=workers)
+        drive(SEARCHES["random"], cases.table(), cases.cost, 5, rules=Rules(workers=workers))
 
 
 class Terminal(io.StringIO):

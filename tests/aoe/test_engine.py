@@ -13,7 +13,7 @@ import pytest
 from graph_strategies import whole_graphs, whole_inputs
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Knowledge, Settings, engine as engine_module, tune
+from ascend_lab.aoe import Knowledge, Session, Settings, engine as engine_module, tune
 from ascend_lab.aoe.drive import Trace, Trial, replay
 from ascend_lab.aoe.saved import (
     Report,
@@ -85,7 +85,13 @@ def test_results_are_bounded_never_slower_and_compute_the_same(graph, chip, job)
 
 def test_slices_come_first_then_the_operators_of_the_sliced_network():
     heard = []
-    both = tune(DEEP, TINY_L2, "2,1", settings=FEW, progress=lambda what, *_: heard.append(what))
+    both = tune(
+        DEEP,
+        TINY_L2,
+        "2,1",
+        settings=FEW,
+        session=Session(progress=lambda what, *_: heard.append(what)),
+    )
     assert both.jobs == ("1", "2") and both.subgraph.plan.regions
     first = [i for i, what in enumerate(heard) if "/" not in what and what != "all"]
     then = [i for i, what in enumerate(heard) if "/" in what]
@@ -129,7 +135,7 @@ def test_what_is_opened_here_is_closed_here(tmp_path, monkeypatch):
     assert sorted(closed) == ["bank", "workers"]
     closed.clear()
     with Watched(tmp_path / "bank.db") as mine, Some() as own:
-        tune(graph, CHIP, settings=FEW, bank=mine, executor=own)
+        tune(graph, CHIP, settings=FEW, bank=mine, session=Session(executor=own))
         assert closed == []
     assert sorted(closed) == ["bank", "workers"]
 
@@ -145,7 +151,9 @@ def test_ctrl_c_keeps_what_was_found(stop, tmp_path):
             raise KeyboardInterrupt
 
     with Knowledge(tmp_path / "bank.db", None) as bank:
-        tuning = tune(DEEP, TINY_L2, "1,2", settings=FEW, bank=bank, progress=progress)
+        tuning = tune(
+            DEEP, TINY_L2, "1,2", settings=FEW, bank=bank, session=Session(progress=progress)
+        )
     check(tuning)
     if stop == "operators":
         assert tuning.operators.interrupted and tuning.subgraph.plan.regions
@@ -177,14 +185,14 @@ def test_a_slicing_in_the_bank_that_does_not_fit_is_searched_anew(tmp_path):
                                              ("int8", "Ascend910B2")])  # fmt: skip
 def test_other_number_formats(dtype, chip):
     for graph in (cases.product(33, 70, 90), cases.convolution(pad=1), cases.vector(kind="relu")):
-        tuning = tune(graph, chip, settings=Settings(budget=3), dtype=dtype)
+        tuning = tune(graph, chip, settings=Settings(budget=3), session=Session(dtype=dtype))
         check(tuning)
         for result in tuning.operators.results:
             assert result.trials or result.note, result.operator.op
         cubes = [r for r in tuning.operators.results if r.operator.unit == "cube"]
         assert all(r.trials and not r.note and r.after_cycles <= r.before_cycles for r in cubes)
     with pytest.raises(InputError, match="a dtype among"):
-        tune(cases.product(), CHIP, dtype="fp64")
+        tune(cases.product(), CHIP, session=Session(dtype="fp64"))
 
 
 @pytest.mark.parametrize("job", ["1", "2", "1,2"])
@@ -211,7 +219,13 @@ def test_unknown_jobs(job):
 
 def test_every_stage_tells_of_itself():
     told = []
-    tune(DEEP, TINY_L2, "1,2", settings=FEW, progress=lambda *step: told.append(step))
+    tune(
+        DEEP,
+        TINY_L2,
+        "1,2",
+        settings=FEW,
+        session=Session(progress=lambda *step: told.append(step)),
+    )
     labels = {label.rpartition(", ")[2] for label, *_ in told}
     stages = {"all", "compile", "cuts", "plans", "bounds", "values"}
     assert stages <= labels and any("/" in label for label in labels - stages)

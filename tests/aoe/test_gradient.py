@@ -15,6 +15,7 @@ from ascend_lab.aoe.gradient import (
     AlphaBeta,
     Gradient,
     Piecewise,
+    ProfileSource,
     Scenario,
     end_of,
     evaluate,
@@ -385,14 +386,23 @@ class Counting:
 def test_a_new_cluster_is_planned_without_profiling_again(tmp_path):
     ask = Counting()
     with Knowledge(tmp_path / "b.db", None) as bank:
-        first = tune_gradients(network(), CHIP, "star:8", knowledge=bank, profiler=ask)
+        first = tune_gradients(
+            network(), CHIP, "star:8", source=ProfileSource(knowledge=bank, profiler=ask)
+        )
         assert (first.outcome, ask.asked) == ("add", 1)
     with Knowledge(tmp_path / "b.db", None) as bank:  # another run, another size of cluster
-        second = tune_gradients(network(), CHIP, "star:32", knowledge=bank, profiler=ask)
+        second = tune_gradients(
+            network(), CHIP, "star:32", source=ProfileSource(knowledge=bank, profiler=ask)
+        )
         assert (second.outcome, ask.asked) == ("hit", 1)
         assert second.profile == first.profile
         assert second.plan.end_s > first.plan.end_s
-        again = tune_gradients(network(), CHIP, "star:8", knowledge=bank, profiler=ask, repeat=True)
+        again = tune_gradients(
+            network(),
+            CHIP,
+            "star:8",
+            source=ProfileSource(knowledge=bank, profiler=ask, repeat=True),
+        )
         assert (again.outcome, ask.asked) == ("reserved", 2)
         assert again.plan == first.plan
 
@@ -415,13 +425,17 @@ def test_an_entry_that_is_no_profile_is_profiled_anew(tmp_path):
     with Knowledge(tmp_path / "b.db", None) as bank:
         assert gradient.known_profile(bank, key) is None
         ask = Counting()
-        found, outcome = profiled(network(), CHIP, bank, profiler=ask)
+        found, outcome = profiled(network(), CHIP, ProfileSource(bank, profiler=ask))
         assert (len(found.gradients), outcome, ask.asked) == (12, "reserved", 1)
 
 
 def test_a_step_is_forward_backward_or_the_exchange_and_update():
     found = tune_gradients(
-        network(), CHIP, "star:4", profiler=Counting(), cost=AlphaBeta(1e-4, 1e-10)
+        network(),
+        CHIP,
+        "star:4",
+        cost=AlphaBeta(1e-4, 1e-10),
+        source=ProfileSource(profiler=Counting()),
     )
     assert found.single_s == pytest.approx(1.9e-3)
     assert found.step_s() == pytest.approx(6e-4 + found.plan.end_s)
@@ -431,7 +445,12 @@ def test_a_step_is_forward_backward_or_the_exchange_and_update():
     assert found.bound_s <= found.plan.end_s
     assert len(found.plan.segments) <= 8
     free = tune_gradients(
-        network(), CHIP, "star:4", max_segments=None, profiler=Counting(), cost=lambda n: 0.0
+        network(),
+        CHIP,
+        "star:4",
+        max_segments=None,
+        cost=lambda n: 0.0,
+        source=ProfileSource(profiler=Counting()),
     )
     assert free.scaling == 1.0
 
@@ -442,13 +461,16 @@ def test_all_reduces_cost_what_the_cluster_takes():
     for size in (3e3, 7e4, 1.1e6, 2e7):
         exact = collective_time("all_reduce", topology, size).time_s
         assert table(size) == pytest.approx(exact, rel=0.1)
-    found = tune_gradients(network(), CHIP, topology, profiler=Counting())
+    found = tune_gradients(network(), CHIP, topology, source=ProfileSource(profiler=Counting()))
     assert found.cost_error < 0.1
-    assert tune_gradients(network(), CHIP, "star:1", profiler=Counting()).scaling == 1.0
+    assert (
+        tune_gradients(network(), CHIP, "star:1", source=ProfileSource(profiler=Counting())).scaling
+        == 1.0
+    )
 
 
 def test_the_report_has_the_published_fields_and_text():
-    found = tune_gradients(network(), CHIP, "ring:16", profiler=Counting())
+    found = tune_gradients(network(), CHIP, "ring:16", source=ProfileSource(profiler=Counting()))
     data = json.loads(json.dumps(gradient.section(found), allow_nan=False))
     assert set(data) == {"basic", "GDAT", "ascend_lab"}
     own = data["ascend_lab"]
@@ -470,9 +492,9 @@ def test_the_report_has_the_published_fields_and_text():
 
 def test_a_network_without_parameters_has_nothing_to_send():
     with pytest.raises(InputError, match="parameters to train"):
-        tune_gradients(network(), CHIP, "star:2", profiler=Counting(0))
+        tune_gradients(network(), CHIP, "star:2", source=ProfileSource(profiler=Counting(0)))
     with pytest.raises(AscendLabError, match="topology"):
-        tune_gradients(network(), CHIP, "moon:2", profiler=Counting())
+        tune_gradients(network(), CHIP, "moon:2", source=ProfileSource(profiler=Counting()))
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab.aoe import (
     Knowledge,
+    Session,
     Settings,
     engine as engine_module,
     operators_of,
@@ -29,20 +30,17 @@ from ascend_lab.aoe.bank.records import from_line, to_line
 from ascend_lab.aoe.cube import CubeJob
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.engine import LEAST_S, estimated, together
-from ascend_lab.aoe.operators import unit_of
-from ascend_lab.aoe.tuning import (
+from ascend_lab.aoe.entries import (
     NEAR,
-    NOT_CHECKED,
-    NOT_REACHED,
     SIZES,
     entry_of,
     features_of,
     from_bank,
-    job_of,
     key_of,
     suggestions,
-    untuned,
 )
+from ascend_lab.aoe.operators import unit_of
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of, untuned
 from ascend_lab.aoe.workers import attempt
 from ascend_lab.compiler import compile_graph, simulate_graph
 from ascend_lab.compiler.lower import lower
@@ -98,14 +96,14 @@ def test_miss_hit_repeat_deeper(tmp_path):
     trials = []
     progress = hearing(trials)
     with bank(tmp_path) as knowledge:
-        first = tune_network(COMPILED, FEW, knowledge, progress=progress)
+        first = tune_network(COMPILED, FEW, knowledge, session=Session(progress=progress))
     assert len(first.outcomes) == TUNABLE and set(first.outcomes) <= {"add", "unsatisfied"}
     assert "add" in first.outcomes and first.gain > 0
     tried = [t for r in first.results if r.trace for t in r.trace.trials]
     assert len(trials) == sum(t.note != "branch and bound" for t in tried)
     with bank(tmp_path) as knowledge:
         trials.clear()
-        second = tune_network(COMPILED, FEW, knowledge, progress=progress)
+        second = tune_network(COMPILED, FEW, knowledge, session=Session(progress=progress))
         assert second.outcomes == ("hit",) * TUNABLE
         assert not trials and not any(r.trials for r in second.results)
         assert {r.source for r in second.results} == {"custom", "none"}
@@ -204,7 +202,8 @@ def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
     monkeypatch.setattr(clock_module, "time", clock)
     monkeypatch.setattr(engine_module, "CHECK_S", 0.0)
 
-    def tune(operator, settings, *, time_limit_s, **_):
+    def tune(operator, settings, *, rules, **_):
+        time_limit_s = rules.time_limit_s
         given_s[operator.name] = time_limit_s
         clock.now = time_limit_s and clock.now + time_limit_s
         return untuned(operator, "")
@@ -260,7 +259,9 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     whole = alone(plain)
     heard = []
     with bank(tmp_path) as knowledge:
-        found = tune_network(COMPILED, plain, knowledge, progress=hearing(heard, stop))
+        found = tune_network(
+            COMPILED, plain, knowledge, session=Session(progress=hearing(heard, stop))
+        )
     assert found.interrupted and len(heard) == stop == sum(r.trials for r in found.results)
     assert whole.after_s <= found.after_s <= found.before_s
     with bank(tmp_path) as knowledge:
@@ -274,9 +275,9 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     measured = []
     original = engine_module.tune_operator
 
-    def counting(operator, settings, *, known, **more):
-        measured.append(len(known))
-        return original(operator, settings, known=known, **more)
+    def counting(operator, settings, *, rules, **more):
+        measured.append(len(rules.known))
+        return original(operator, settings, rules=rules, **more)
 
     with pytest.MonkeyPatch.context() as patch, bank(tmp_path) as knowledge:
         patch.setattr(engine_module, "tune_operator", counting)
@@ -293,13 +294,13 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from test_network import COMPILED, PLAIN, bank
 from pathlib import Path
-from ascend_lab.aoe import tune_network
+from ascend_lab.aoe import Session, tune_network
 heard = []
 def progress(*told):
     heard.extend([told] if told[3] else [])
     if len(heard) == 7:
         os.kill(os.getpid(), signal.SIGKILL)
-tune_network(COMPILED, PLAIN, bank(Path({folder!r})), progress=progress)
+tune_network(COMPILED, PLAIN, bank(Path({folder!r})), session=Session(progress=progress))
 """
 PLAIN = Settings(budget=5, search="random", early_stop=None)
 
@@ -310,7 +311,7 @@ def test_a_killed_run_loses_nothing(tmp_path):
     assert ended.returncode == -signal.SIGKILL
     heard = []
     with bank(tmp_path) as knowledge:
-        again = tune_network(COMPILED, PLAIN, knowledge, progress=hearing(heard))
+        again = tune_network(COMPILED, PLAIN, knowledge, session=Session(progress=hearing(heard)))
         assert knowledge.warnings == []
     whole = alone(PLAIN)
     assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
@@ -658,5 +659,5 @@ def test_bank_entries_of_like_shapes_are_suggestions():
     assert suggestions(cases.first(VECTOR_UNITS["vector"]), knowledge) == []
     other = cases.first(cases.product(65, 70, 90, "bias relu"), "Ascend910A")
     assert suggestions(other, knowledge) == []
-    found = tune_operator(operator, Settings(budget=2), near=near)
+    found = tune_operator(operator, Settings(budget=2), hints=near)
     assert found.trials

@@ -118,7 +118,7 @@ def test_a_seed_fixes_the_trace_and_another_changes_it(name):
 def test_the_points_to_start_with_come_first_and_are_made_legal(name):
     space = SPACES["table"]
     start = [(4, 3, "y"), (2, 3, "z"), (4, 3, "y")]
-    trace = drive(SEARCHES[name], space, cases.cost, 6, start=start)
+    trace = drive(SEARCHES[name], space, cases.cost, 6, rules=Rules(start=start))
     legal = [t.point for t in trace.trials][:2]
     assert legal[0] == (4, 3, "y") and legal[1][0] == 2 and legal[1] != (2, 3, "z")
 

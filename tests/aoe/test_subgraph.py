@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings, strategies as st
 from ascend_lab.aoe.subgraph import (
     Region,
     SlicePlan,
+    all_chains,
     cheapest,
     compiled,
-    every,
     neighbours,
     plan_time,
     planned,
@@ -355,7 +355,7 @@ def test_dynamic_programming_is_exact(data, count):
         return costs[choice]
 
     best, chosen = cheapest(count, lambda i, j: table[i, j], cost)
-    totals = [sum(cost(*c) for c in plan) for plan in every(count, lambda i, j: table[i, j])]
+    totals = [sum(cost(*c) for c in plan) for plan in all_chains(count, lambda i, j: table[i, j])]
     assert best == min(totals) == sum(cost(*c) for c in chosen)
     share = data.draw(st.sampled_from([0.5, 1.0]))
     bounded, _ = cheapest(count, lambda i, j: table[i, j], cost, lambda *c: share * cost(*c))
@@ -371,7 +371,7 @@ def test_chains_of_layers_are_solved_exactly(layers, tight):
     table = {e: segments.ways(*e) for e in ends}
     assert any(table.values())
     best, _ = cheapest(segments.count, lambda i, j: table[i, j], segments.cost)
-    plans = every(segments.count, lambda i, j: table[i, j])
+    plans = all_chains(segments.count, lambda i, j: table[i, j])
     assert best == pytest.approx(min(sum(segments.cost(*c) for c in plan) for plan in plans))
 
 

@@ -7,7 +7,7 @@ import engine_cases as cases
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ascend_lab.aoe import Settings, tune_operator, tuning as tuning_module
+from ascend_lab.aoe import Rules, Settings, tune_operator, tuning as tuning_module
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
 from ascend_lab.aoe.workers import TimeUpError
 from ascend_lab.compiler import compile_graph
@@ -95,7 +95,9 @@ def test_an_interrupt_keeps_what_was_found(unit, stop):
         if len(heard) == stop:
             raise KeyboardInterrupt
 
-    found = tune_operator(operator, Settings(budget=12, search="random"), on_trial=on_trial)
+    found = tune_operator(
+        operator, Settings(budget=12, search="random"), rules=Rules(on_trial=on_trial)
+    )
     assert found.trace.end == "interrupted"
     assert found.trace.trials == tuple(heard) == whole.trace.trials[:stop]
     best = min(t.cost for t in heard)
@@ -104,7 +106,9 @@ def test_an_interrupt_keeps_what_was_found(unit, stop):
     known = {t.point: (t.cost, t.note) for t in heard}
     later = []
     again = tune_operator(
-        operator, Settings(budget=12, search="random"), known=known, on_trial=later.append
+        operator,
+        Settings(budget=12, search="random"),
+        rules=Rules(known=known, on_trial=later.append),
     )
     assert again == whole
     assert later == list(whole.trace.trials)
@@ -166,7 +170,7 @@ def test_a_candidate_that_fails_in_a_proof_ends_only_that(monkeypatch):
 
 def test_no_time_leaves_the_default():
     operator = cases.first(CUBE)
-    found = tune_operator(operator, Settings(budget=50), time_limit_s=-1.0)
+    found = tune_operator(operator, Settings(budget=50), rules=Rules(time_limit_s=-1.0))
     assert found.note == NOT_REACHED and found.trials == 0 and found.source == "none"
     assert found.choice is None and found.after_cycles == operator.default_cycles
     assert found.bound_cycles is None and not found.proven
@@ -192,7 +196,7 @@ def test_schedules_of_like_shapes_are_tried_first(monkeypatch):
     (near,) = job.points([suited.choice])
     job.start = lambda: [job.default]
     monkeypatch.setattr(tuning_module, "job_of", lambda op: job)
-    found = tune_operator(operator, Settings(budget=4, search="genetic"), near=[suited.choice])
+    found = tune_operator(operator, Settings(budget=4, search="genetic"), hints=[suited.choice])
     assert [t.point for t in found.trace.trials][:2] == [job.default, near]
 
 

@@ -88,8 +88,8 @@ def short(key: BankKey) -> BankKey:
 
 def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
     """Return the built-in entry of exactly this key, or None; BankError if the file is damaged."""
-    found = builtin_entries(file).get(short(key))
-    return replace(found, key=key) if found is not None else None
+    entry = builtin_entries(file).get(short(key))
+    return replace(entry, key=key) if entry is not None else None
 
 
 @lru_cache(maxsize=4)
@@ -97,7 +97,7 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
     """Return the built-in entries by their short keys (see `short`); none if there is no file."""
     if not file.exists():
         return MappingProxyType({})
-    found = {}
+    entries = {}
     try:
         lines = gzip.decompress(file.read_bytes()).splitlines()
         if not lines or json.loads(lines[0]) != _HEADER:
@@ -105,12 +105,14 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
         for line in lines[1:]:
             *values, problem = json.loads(line)
             key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
-            rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
-            found[key] = BankEntry(key=key, **rest)
+            # A line is a list without names: [chip, digest, cores, kind, op, schedule, before, ...,
+            # problem].
+            values_by_name = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
+            entries[key] = BankEntry(key=key, **values_by_name)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
         remedy = "install ascend_lab again, or delete that file: it is not needed"
         raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
-    return MappingProxyType(found)
+    return MappingProxyType(entries)
 
 
 def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
@@ -123,6 +125,8 @@ def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> in
     for key, entry in best.items():  # the digest comes last, so that like lines sort together
         values = [*(getattr(key, n) for n in _KEY), *(getattr(entry, n) for n in _ENTRY)]
         rows.append(records.canonical([*values, key.problem]))
+    # Sorted, and compressed without a time stamp: equal entries make equal bytes in version
+    # control.
     data = ("\n".join([records.canonical(_HEADER), *sorted(rows)]) + "\n").encode("ascii")
     write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
     builtin_entries.cache_clear()
@@ -177,6 +181,8 @@ class Knowledge:
     def find(self, key: BankKey) -> tuple[BankEntry, Origin] | None:
         """Return the entry of this key and `MODEL_VERSION`, and its bank, the custom one first."""
         custom = self._custom(key)
+        # Entries of an older model of the chip were proven for other cycle counts: they are no
+        # hits.
         if custom is not None and custom.model_version == MODEL_VERSION:
             return custom, "custom"
         builtin = find_builtin(key, self._builtin) if self._builtin else None
@@ -186,10 +192,11 @@ class Knowledge:
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
-        near = self._asked(lambda store: store.nearest(key, features, count)) or ()
-        known = {entry.key: entry for entry in near} | self.unsaved
-        others = self._builtin_besides((*known, key))
-        return records.nearest([*known.values(), *others], key, features, count)
+        stored = self._asked(lambda store: store.nearest(key, features, count)) or ()
+        custom = {entry.key: entry for entry in stored} | self.unsaved
+        # An entry of the custom bank takes the place of the built-in one for the same problem.
+        builtin = self._builtin_besides((*custom, key))
+        return records.nearest([*custom.values(), *builtin], key, features, count)
 
     def _builtin_besides(self, keys: Iterable[BankKey]) -> list[BankEntry]:
         """Return the entries of the built-in bank for other problems than those of `keys`."""
@@ -199,29 +206,32 @@ class Knowledge:
 
     def keep(self, entry: BankEntry) -> Written:
         """Write an entry if it is new or better, to memory where the bank cannot be; say which."""
-        known = self.find(entry.key) is not None
+        was_known = self.find(entry.key) is not None
         done = self._asked(lambda store: store.put(entry)) or self._remembered(entry)
-        new: Outcome = "add" if entry.improved else "unsatisfied"
-        self.written[entry.key] = done if done == "reserved" else "update" if known else new
+        outcome_if_better: Outcome = "add" if entry.improved else "unsatisfied"
+        self.written[entry.key] = (
+            done if done == "reserved" else "update" if was_known else outcome_if_better
+        )
         return done
 
     def _remembered(self, entry: BankEntry) -> Written:
         """Keep `entry` in memory, in the place of a bank that cannot be written."""
-        old = self._custom(entry.key)
-        if not entry.better_than(old):
+        current = self._custom(entry.key)
+        if not entry.better_than(current):
             return "reserved"
         self.unsaved[entry.key] = entry
-        return "update" if old else "add"
+        return "update" if current else "add"
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials of a running search if the bank can be written, those that were measured."""
-        kept = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
-        self._asked(lambda store: store.save_trials(run_id, kept))
+        """Store the measured trials of a running search, if the bank can be written."""
+        # A candidate whose process was killed has no cost: a resumed run must measure it again.
+        measured = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
+        self._asked(lambda store: store.save_trials(run_id, measured))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
-        found = self._asked(lambda store: store.trials(run_id)) if self.resume else None
-        return tuple(t for t in found or () if not t.note.startswith(UNMEASURED))
+        saved = self._asked(lambda store: store.trials(run_id)) if self.resume else None
+        return tuple(t for t in saved or () if not t.note.startswith(UNMEASURED))
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of a search that is finished."""
@@ -233,6 +243,7 @@ class Knowledge:
         unsaved = self.unsaved.get(key)
         if stored is None or unsaved is None:
             return stored or unsaved
+        # The file may have become writable again, or another process may have written to it.
         return unsaved if unsaved.better_than(stored) else stored
 
     def _asked(self, action: Callable[[Store], _T]) -> _T | None:
@@ -261,8 +272,9 @@ def settle(knowledge: Knowledge, tuned: BankEntry) -> Outcome:
 
     It never makes the custom bank worse, nor puts there what the built-in bank already holds.
     """
-    found = knowledge.find(tuned.key)
-    if not tuned.better_than(found[0] if found else None):
+    current = knowledge.find(tuned.key)
+    # A search of 20 trials must not replace the result of one of 2,000.
+    if not tuned.better_than(current[0] if current else None):
         return "reserved"
     knowledge.keep(tuned)
     return knowledge.written[tuned.key]
@@ -291,6 +303,7 @@ def bank_file(*, make: bool = True) -> Path:
     `InputError` naming the variable.
     """
     cache = os.environ.get(CACHE_VARIABLE, "")
+    # The folder is the user's own: one that is missing is more likely a typing error than a wish.
     if root := os.environ.get(ROOT_VARIABLE, ""):
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:

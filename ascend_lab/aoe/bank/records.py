@@ -63,24 +63,24 @@ _DAMAGED: tuple[Reason, str] = (
 @contextmanager
 def explained(file: Path, doing: str) -> Iterator[None]:
     """Turn what SQLite or the system says of `file` into a `BankError`; wrong calls pass."""
-    what = f"{doing} {file}"
+    action = f"{doing} {file}"
     try:
         yield
     except FileNotFoundError:
-        raise BankError("missing", what, "no such file", "check the name") from None
+        raise BankError("missing", action, "no such file", "check the name") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
         got = getattr(error, "strerror", None) or str(error)
-        raise BankError("unwritable", what, got, "check the name and the permissions") from None
+        raise BankError("unwritable", action, got, "check the name and the permissions") from None
     except ImportError:  # in some browsers' Python
         remedy = "run 'import sqlite3' in a cell of its own first, which may fetch it"
-        raise BankError("unwritable", what, "no sqlite3 in this Python", remedy) from None
+        raise BankError("unwritable", action, "no sqlite3 in this Python", remedy) from None
     except Exception as error:  # sqlite3.Error, without importing it
         name = getattr(error, "sqlite_errorname", None)
         if name is None:  # not from the library: a closed connection, a wrong thread
             raise
         kind = name.removeprefix("SQLITE_").partition("_")[0]
         reason, remedy = _KINDS.get(kind, _DAMAGED)
-        raise BankError(reason, what, " ".join(str(error).split()), remedy) from error
+        raise BankError(reason, action, " ".join(str(error).split()), remedy) from error
 
 
 # -- keys and entries ------------------------------------------------------------------------------
@@ -116,6 +116,8 @@ def digest(text: str, size_bytes: int = 16) -> str:
 
 def chip_digest(chip: Chip) -> str:
     """Return 16 hexadecimal digits that change with any number of the chip, not with its words."""
+    # Two chip files that differ in a rate or a size answer different questions; in a name, the
+    # same.
     numbers = {f.name: _plain(getattr(chip, f.name)) for f in fields(chip)}
     return digest(canonical({k: v for k, v in numbers.items() if k not in _WORDS_ONLY}), 8)
 
@@ -168,13 +170,13 @@ class BankKey:
 
 
 @dataclass(frozen=True, slots=True)
-class BankEntry:
-    """The best schedule found for a key, and how it was found.
+class BestKnown:
+    """The best schedule known for a problem, and what is certain about it.
 
-    `schedule` is plain JSON data (tuples become lists); what stands in it is the tuner's affair.
+    `schedule` is plain JSON data (tuples become lists); only the tuner knows what it means.
     `before_cycles` is the default schedule's cost, `after_cycles` this one's; they are equal when
-    nothing better than the default was found. `proven`: no point of the searched space is better.
-    `features` are log2 of the sizes, in the tuner's order; they find the nearest shapes.
+    nothing better than the default was found. No schedule takes fewer than `bound_cycles`.
+    `proven`: no point of the searched space is better.
     """
 
     key: BankKey
@@ -183,22 +185,16 @@ class BankEntry:
     after_cycles: int
     bound_cycles: int | None
     proven: bool
-    search: str
-    seed: int
-    trials: int
-    tool_version: str = __version__
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    model_version: int = MODEL_VERSION
-    features: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Bring `schedule` and `features` to their plain form and check every field; BankError."""
+        """Bring `schedule` to its plain form and check every field; BankError."""
         try:
             plain = json.loads(canonical(self.schedule))
         except (TypeError, ValueError, RecursionError) as error:
             raise _wrong("BankEntry", "schedule", "plain JSON data", error) from None
+        # (4, 8) as a tuple and [4, 8] as read from JSON are then equal.
         object.__setattr__(self, "schedule", plain)
-        for name in ("before_cycles", "after_cycles", "trials", "model_version"):
+        for name in ("before_cycles", "after_cycles"):
             _integer("BankEntry", name, getattr(self, name), 0)
         if self.after_cycles > self.before_cycles:
             limit = f"at most before_cycles = {self.before_cycles}: the default is always there"
@@ -208,13 +204,8 @@ class BankEntry:
             if self.bound_cycles > self.after_cycles:
                 limit = f"at most after_cycles = {self.after_cycles}, which was reached"
                 raise _wrong("BankEntry", "bound_cycles", limit, self.bound_cycles)
-        _integer("BankEntry", "seed", self.seed, None)
         if not isinstance(self.proven, bool):
             raise _wrong("BankEntry", "proven", "true or false", self.proven)
-        for name in ("search", "tool_version", "created"):
-            if not isinstance(getattr(self, name), str):
-                raise _wrong("BankEntry", name, "text", getattr(self, name))
-        object.__setattr__(self, "features", _features(self.features))
 
     @property
     def gap(self) -> float | None:
@@ -226,9 +217,38 @@ class BankEntry:
         """True if the schedule is faster than the default one."""
         return self.after_cycles < self.before_cycles
 
+
+@dataclass(frozen=True, slots=True)
+class BankEntry(BestKnown):
+    """What a bank holds for a key: the best schedule known, and how it was found.
+
+    `features` are log2 of the sizes, in the tuner's order; they find the nearest shapes.
+    """
+
+    search: str
+    seed: int
+    trials: int
+    tool_version: str = __version__
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    model_version: int = MODEL_VERSION
+    features: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check every field, and make `features` floats; BankError."""
+        BestKnown.__post_init__(self)
+        for name in ("trials", "model_version"):
+            _integer("BankEntry", name, getattr(self, name), 0)
+        _integer("BankEntry", "seed", self.seed, None)
+        for name in ("search", "tool_version", "created"):
+            if not isinstance(getattr(self, name), str):
+                raise _wrong("BankEntry", name, "text", getattr(self, name))
+        object.__setattr__(self, "features", _features(self.features))
+
     @property
     def rank(self) -> tuple[int, int, bool, int]:
         """Smaller is better: newer model, fewer cycles, then proven, then the tighter bound."""
+        # (-3, 1000, False, -900) is better than (-3, 1000, True, -950): a proof counts more than a
+        # bound.
         return (-self.model_version, self.after_cycles, not self.proven, -(self.bound_cycles or 0))
 
     def better_than(self, other: "BankEntry | None") -> bool:
@@ -249,6 +269,7 @@ def nearest(
     Distance = sum of squared differences of log2 sizes. Among equals, the same chip numbers and
     then the closest number of cores come first. Same kind, operator and chip name only.
     """
+    # Vectors of other lengths belong to other ranks of tensors, which have no distance.
     alike = [
         e
         for e in entries
@@ -258,6 +279,7 @@ def nearest(
     ]
 
     def distance(entry: BankEntry) -> tuple[float, bool, int, str]:
+        # Twice the rows and half the columns are a distance of 1 + 1 = 2 away, whatever the sizes.
         squares = sum((a - b) ** 2 for a, b in zip(entry.features, features, strict=True))
         cores = abs(entry.key.core_count - key.core_count)
         return squares, entry.key.chip_digest != key.chip_digest, cores, entry.key.problem
@@ -275,12 +297,12 @@ def _features(values: object) -> tuple[float, ...]:
     raise _wrong("BankEntry", "features", f"numbers below {LARGEST_LOG2}", values)
 
 
-def _integer(record: str, name: str, value: object, least: int | None) -> None:
-    """Refuse anything but an integer of at least `least`."""
+def _integer(record: str, name: str, value: object, minimum: int | None) -> None:
+    """Refuse anything but an integer of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(record, name, "an integer", value)
-    if least is not None and not least <= value < 2**63:
-        raise _wrong(record, name, f"at least {least}, and below 2^63", value)
+    if minimum is not None and not minimum <= value < 2**63:
+        raise _wrong(record, name, f"at least {minimum}, and below 2^63", value)
 
 
 def _wrong(record: str, name: str, needed: str, got: object) -> BankError:
@@ -310,12 +332,14 @@ def from_line(line: str | bytes) -> BankEntry:
         data = json.loads(line, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         raise BankError("record", "one JSON object", str(error)) from None
+    # The records check the values themselves; here only the names of the fields are checked.
     key = BankKey(**_checked(_checked(data, BankEntry)["key"], BankKey))
     return BankEntry(**(data | {"key": key}))
 
 
 def entry_of(digest: object, line: object) -> BankEntry | None:
-    """Return the entry of a row, or None of one that is damaged, of a newer version, or foreign."""
+    """Return the entry in a row; None if the row is damaged, foreign or of a newer version."""
+    # `to_line` writes ASCII only: any other character is damage.
     if not isinstance(line, str) or not line.isascii():
         return None
     try:
@@ -343,7 +367,7 @@ def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
 
 
 def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
-    """Return the entries of `file`, and what is wrong with each line that is none; BankError."""
+    """Return the entries of `file`, and an error for each line that is not an entry; BankError."""
     entries = []
     wrong = []
     for number, line in enumerate(read_file(file).split(b"\n"), 1):
@@ -357,9 +381,9 @@ def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
 def read_file(file: str | Path) -> bytes:
     """Return the bytes of a regular file of at most `LONGEST_BYTES`; BankError."""
     with explained(Path(file), "reading"):
-        found = Path(file).stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LONGEST_BYTES:
-            got = f"{found.st_size:,}" if stat.S_ISREG(found.st_mode) else "no regular file"
+        status = Path(file).stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_BYTES:
+            got = f"{status.st_size:,}" if stat.S_ISREG(status.st_mode) else "no regular file"
             needed = f"a file of at most {LONGEST_BYTES:,} bytes: {file}"
             raise BankError("unwritable", needed, got, "check the name")
         return Path(file).read_bytes()
@@ -370,6 +394,7 @@ def read_file(file: str | Path) -> bytes:
 
 def point_text(trial: Trial) -> str:
     """Return the point as JSON; it must be made of numbers, text, None and tuples."""
+    # Every comparison with nan is false: sorting trials by cost would no longer mean anything.
     if math.isnan(trial.cost):
         raise BankError("record", "a trial's cost as a number or infinity", "nan")
     try:
@@ -379,14 +404,14 @@ def point_text(trial: Trial) -> str:
 
 
 def trial_of(number: object, point: object, cost: object, note: object) -> Trial | None:
-    """Return the trial of a row, or None of one that is none."""
+    """Return the trial in a row, or None if the row is not a trial."""
     if not (isinstance(number, int) and isinstance(point, str) and isinstance(note, str)):
         return None
     if not (isinstance(cost, float) and cost >= 0):
         return None
     with suppress(ValueError, RecursionError):
-        found = _tuples(json.loads(point))
-        return Trial(number, found, cost, note) if isinstance(found, tuple) else None
+        values = _tuples(json.loads(point))
+        return Trial(number, values, cost, note) if isinstance(values, tuple) else None
     return None
 
 

@@ -68,7 +68,7 @@ class Store:
     """
 
     def __init__(self, file: str | Path, write: bool = True) -> None:
-        """Open `file` to write, made if it is missing; else only what it held is read."""
+        """Open `file` for writing (created if missing), or else only read its present contents."""
         self.file = Path(file)
         self._con, hidden = connect(self.file, write)
         try:
@@ -102,8 +102,8 @@ class Store:
 
     def get(self, key: BankKey) -> BankEntry | None:
         """Return the entry of exactly this key, or None."""
-        found = self._entries("WHERE digest = ?", key.digest)
-        return found[0] if found and found[0].key == key else None
+        entries = self._entries("WHERE digest = ?", key.digest)
+        return entries[0] if entries and entries[0].key == key else None
 
     def entries(self) -> tuple[BankEntry, ...]:
         """Return all entries, in an order that depends on their keys only."""
@@ -117,11 +117,11 @@ class Store:
     def put(self, entry: BankEntry) -> Written:
         """Store `entry` if its key is new or it is better than what is there, and say which."""
         with self._writing(durable=True):
-            old = self.get(entry.key)
-            if not entry.better_than(old):
+            current = self.get(entry.key)
+            if not entry.better_than(current):
                 return "reserved"
             self._replace(entry)
-        return "update" if old else "add"
+        return "update" if current else "add"
 
     def export_jsonl(self, file: str | Path) -> int:
         """Write all entries to `file`, one JSON object a line; return how many."""
@@ -142,10 +142,10 @@ class Store:
         self._delete([key.digest for key in keys])
 
     def forget_unreadable(self) -> int:
-        """Delete the rows that are no entries; return how many."""
-        found = self._unreadable()
-        self._delete(found)
-        return len(found)
+        """Delete the rows that cannot be read as entries; return how many."""
+        digests = self._unreadable()
+        self._delete(digests)
+        return len(digests)
 
     # -- trials of running searches ----------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Store:
             self._con.execute("INSERT OR REPLACE INTO runs VALUES (?, julianday('now'))", (run_id,))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
-        """Return the trials kept for `run_id`, by number; rows that are none are passed over."""
+        """Return the trials stored for `run_id`, by number, skipping rows that cannot be read."""
         query = "SELECT number, point, cost, note FROM trials WHERE run_id = ? ORDER BY number"
         return tuple(
             trial for row in self._read(query, run_id) if (trial := records.trial_of(*row))
@@ -167,6 +167,7 @@ class Store:
         """Delete the trials of all searches for the problem that `run_id` begins with."""
         word = run_id.partition(" ")[0]
         with self._writing(durable=False):
+            # A run's id begins with the digest of its problem: runs with other settings go as well.
             for table in ("trials", "runs"):
                 self._con.execute(
                     f"DELETE FROM {table} WHERE run_id = ? OR substr(run_id, 1, ?) = ?",
@@ -181,16 +182,16 @@ class Store:
         return tuple(text for (text,) in rows if text != "ok")
 
     def take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
-        """Take over every entry that is new or better, all of them or none; count what happened."""
+        """Store every entry that is new or better, in one transaction; count the outcomes."""
         counts: Counter[Written] = Counter()
         with self._writing(durable=True):
             for entry in entries:
-                old = self.get(entry.key)
-                if old is not None and better(old, entry) == old:
+                current = self.get(entry.key)
+                if current is not None and better(current, entry) == current:
                     counts["reserved"] += 1
                     continue
                 self._replace(entry)
-                counts["update" if old else "add"] += 1
+                counts["update" if current else "add"] += 1
         return {"add": counts["add"], "update": counts["update"], "reserved": counts["reserved"]}
 
     def _replace(self, entry: BankEntry) -> None:
@@ -203,12 +204,12 @@ class Store:
             return self._con.execute(query, values).fetchall()
 
     def _entries(self, where: str, *values: str) -> list[BankEntry]:
-        """Return the rows of `entries` that a query finds, without those that are none."""
+        """Return the entries that a query selects, skipping rows that cannot be read."""
         rows = self._read(f"SELECT digest, line FROM entries {where}", *values)
         return [entry for row in rows if (entry := records.entry_of(*row))]
 
     def _unreadable(self) -> list[Any]:
-        """Return the digests of the rows that are no entries."""
+        """Return the digests of the rows that cannot be read as entries."""
         rows = self._read("SELECT digest, line FROM entries")
         return [row[0] for row in rows if not records.entry_of(*row)]
 
@@ -221,6 +222,8 @@ class Store:
         """One short transaction; `durable` waits for the disk, so that a power cut keeps it too."""
         with explained(self.file, "writing to knowledge bank"):
             self._con.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            # The lock is taken before reading: another process cannot write a better entry in
+            # between.
             self._con.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -260,29 +263,31 @@ def connect(file: Path, write: bool) -> tuple[sqlite3.Connection, int]:
 def _size_bytes(file: Path, write: bool) -> int:
     """Return the size of a bank's file, 0 of one to make; BankError for what can be none."""
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         if write and file.parent.is_dir():
             return 0
         got = "no such file" if file.parent.is_dir() else "no such folder"
         remedy = "check the name, or tune something first: that makes a bank"
         raise BankError("missing", f"opening knowledge bank {file}", got, remedy) from None
-    if not stat.S_ISREG(found.st_mode):
-        got = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
+    if not stat.S_ISREG(status.st_mode):
+        got = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, a pipe or the like"
         raise BankError("unwritable", f"a file as knowledge bank {file}", got, "name another")
-    if not write and not found.st_size:
+    if not write and not status.st_size:
         raise BankError("not-a-bank", f"opening knowledge bank {file}", "an empty file", _LEFT)
-    return found.st_size
+    return status.st_size
 
 
 def _patiently(file: Path) -> sqlite3.Connection:
     """Open; SQLite does not wait by itself where another process changes the journal mode."""
-    last = time.monotonic() + BUSY_TIMEOUT_S
+    give_up_s = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
             return _open(file)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > last:
+            # The low byte is the kind of error, the upper ones say more: BUSY_RECOVERY is BUSY,
+            # too.
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_s:
                 raise
             time.sleep(0.02)
 
@@ -314,17 +319,19 @@ def _read(file: Path) -> tuple[sqlite3.Connection, int]:
         trials = []
         with suppress(sqlite3.DatabaseError):
             trials = raw.execute("SELECT run_id, number, point, cost, note FROM trials").fetchall()
-    made = sqlite3.connect(":memory:", isolation_level=None)
-    made.executescript(_SCHEMA)
-    made.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-    hidden += len(rows) - made.total_changes
-    made.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
-    made.execute("PRAGMA query_only=ON")
-    return made, hidden
+    bank = sqlite3.connect(":memory:", isolation_level=None)
+    bank.executescript(_SCHEMA)
+    bank.executemany("INSERT OR IGNORE INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+    # Rows that break the table's rules, two with one digest for example, were ignored by the
+    # insert.
+    hidden += len(rows) - bank.total_changes
+    bank.executemany("INSERT OR IGNORE INTO trials VALUES (?, ?, ?, ?, ?)", trials)
+    bank.execute("PRAGMA query_only=ON")
+    return bank, hidden
 
 
 def _copied(file: Path) -> sqlite3.Connection:
-    """Return a bank's bytes in memory, with what its write-ahead file adds.
+    """Return a copy of a bank in memory, including its write-ahead file.
 
     While a process has it open (there is a `-shm`), or was killed, SQLite's locks are needed; a
     file that lies alone is copied first, because SQLite would put files beside it.
@@ -334,11 +341,11 @@ def _copied(file: Path) -> sqlite3.Connection:
     memory.text_factory = _text
     if not shared.exists():
         with TemporaryDirectory() as folder:
-            own = Path(folder, "bank")
-            shutil.copyfile(file, own)
+            copy = Path(folder, "bank")
+            shutil.copyfile(file, copy)
             with suppress(FileNotFoundError):
-                shutil.copyfile(file.with_name(f"{file.name}-wal"), f"{own}-wal")
-            with closing(_raw(own, "rw")) as alone:
+                shutil.copyfile(file.with_name(f"{file.name}-wal"), f"{copy}-wal")
+            with closing(_raw(copy, "rw")) as alone:
                 alone.backup(memory)
     if shared.exists():  # from the start, or a writer came in between
         with closing(_raw(file, "ro")) as live:
@@ -348,19 +355,22 @@ def _copied(file: Path) -> sqlite3.Connection:
 
 def _salvaged(con: sqlite3.Connection) -> tuple[list[tuple[object, ...]], int]:
     """Return the rows found from both ends and by the index, and how many are lost, at least."""
-    found: dict[int, tuple[object, ...]] = {}
-    whole = False
+    rows_by_id: dict[int, tuple[object, ...]] = {}
+    is_complete = False
+    # A damaged page in the middle stops both directions: what lies before and behind it is still
+    # read.
     for order in ("ASC", "DESC"):
-        if not whole:
-            rows, whole = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
-            found |= {row[0]: row[1:] for row in rows}
+        if not is_complete:
+            rows, is_complete = _until_damage(con, f"{_ROWS} NOT INDEXED ORDER BY rowid {order}")
+            rows_by_id |= {row[0]: row[1:] for row in rows}
+    # The index lies on other pages than the rows: it names rows between two damaged pages.
     places, _ = _until_damage(con, "SELECT rowid FROM entries INDEXED BY alike")
-    missing = [place for (place,) in places if place not in found]
+    missing = [place for (place,) in places if place not in rows_by_id]
     for place in missing:
         rows, _ = _until_damage(con, f"{_ROWS} WHERE rowid = ?", place)
-        found |= {row[0]: row[1:] for row in rows}
-    hidden = sum(place not in found for place in missing)
-    return list(found.values()), hidden if whole else max(1, hidden)
+        rows_by_id |= {row[0]: row[1:] for row in rows}
+    hidden = sum(place not in rows_by_id for place in missing)
+    return list(rows_by_id.values()), hidden if is_complete else max(1, hidden)
 
 
 def _until_damage(

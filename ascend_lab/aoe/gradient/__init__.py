@@ -33,6 +33,7 @@ __all__ = [
     "GradientTuning",
     "Improved",
     "Piecewise",
+    "ProfileSource",
     "Scenario",
     "bound",
     "end_of",
@@ -107,8 +108,23 @@ class GradientTuning:
 
     def gain(self, baseline: str) -> float:
         """Return (before - after) / after of the whole step, as the published reports do."""
-        after = self.step_s()
-        return (self.step_s(baseline) - after) / after if after else 0.0
+        plan_step_s = self.step_s()
+        return (self.step_s(baseline) - plan_step_s) / plan_step_s if plan_step_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSource:
+    """Where the profile of a training step comes from: a bank that has it, else a profiler.
+
+    `repeat` profiles even what the bank has. `settings` say how the network is trained, for
+    instance {"dtype": "fp16", "optimizer": "sgd"}; the `profiler` takes them
+    (`train.profile_training` by default).
+    """
+
+    knowledge: Knowledge = field(default_factory=lambda: Knowledge(None))
+    repeat: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    profiler: Profiler | None = None
 
 
 def tune_gradients(
@@ -117,50 +133,43 @@ def tune_gradients(
     topology: Topology | str,
     *,
     max_segments: int | None = planning.HCCL_SEGMENTS,
-    max_bytes: float | None = None,
-    knowledge: Knowledge | None = None,
-    repeat: bool = False,
-    profiler: Profiler | None = None,
+    source: ProfileSource | None = None,
     cost: Cost | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> GradientTuning:
     """Return the best split of a network's gradients for data parallel training on a cluster.
 
-    The training step is profiled on one device (by `train.profile_training` with `settings`, such
-    as `dtype` and `optimizer`, unless `profiler` is given), or taken from the banks; `repeat`
-    profiles anew. All-reduces cost what `cluster.collective_time` says, from a table of sizes,
-    unless `cost` is given. At most `max_segments` (HCCL takes 8). Raises as the profiler,
-    `load_topology` and `plan`.
+    The training step is profiled on one device. All-reduces cost what `cluster.collective_time`
+    says, from a table of sizes, unless `cost` is given. At most `max_segments` all-reduces are
+    sent (HCCL takes 8). Raises as the profiler, `load_topology` and `plan`.
     """
     started = time.monotonic()
-    given = dict(settings or {})
     chip = load_chip(chip) if isinstance(chip, str) else chip
     topology = load_topology(topology) if isinstance(topology, str) else topology
-    bank = knowledge if knowledge is not None else Knowledge(None)
-    profile, outcome = profiled(graph, chip, bank, repeat, profiler, given)
+    source = source or ProfileSource()
+    profile, outcome = profiled(graph, chip, source)
     rows = profile.gradients
     if not rows:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
     table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
-    found = plan(rows, table, max_segments, max_bytes=max_bytes)
-    error = 0.0 if cost else _error(found, profile, table, topology)
-    forms = planning.forms_of(found, rows, table, max_bytes=max_bytes)
-    least_s = bound(rows, table, max_bytes=max_bytes)
+    best = plan(rows, table, max_segments)
+    cost_error = 0.0 if cost else _error(best, profile, table, topology)
+    forms = planning.forms_of(best, rows, table)
+    least_s = bound(rows, table)
     spent_s = time.monotonic() - started
-    warnings = tuple(bank.warnings)
+    warnings = tuple(source.knowledge.warnings)
     return GradientTuning(
         graph.name,
         chip,
         topology,
         profile,
-        found,
+        best,
         forms,
         least_s,
-        error,
+        cost_error,
         outcome,
         spent_s,
         warnings,
-        given,
+        dict(source.settings),
     )
 
 
@@ -170,6 +179,7 @@ def cluster_cost(topology: Topology, most_bytes: float) -> Cost:
 
     The table reaches to 1 GiB or the next power of two, so that networks share it.
     """
+    # One table of up to 1 GiB serves all networks with fewer parameters than that: it is cached.
     return _table(topology, 2.0 ** max(30, int(most_bytes - 1).bit_length()))
 
 
@@ -182,38 +192,38 @@ def _exact(topology: Topology) -> Cost:
     return lambda size_bytes: float(collective_time("all_reduce", topology, size_bytes).time_s)
 
 
-def _error(found: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
+def _error(plan: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
     """Return the largest relative error of the table at the sizes the plan sends."""
     rows = profile.gradients
     exact = _exact(topology)
-    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in found.segments}
+    # Only the sizes that the plan sends matter: elsewhere the table may err.
+    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in plan.segments}
     times = [(table(size), exact(size)) for size in sizes]
     return max(abs(a / b - 1) if b else 0.0 for a, b in times)
 
 
 # -- profiles and the bank ------------------------------------------------------------------------
-def profiled(
-    graph: Graph,
-    chip: Chip,
-    knowledge: Knowledge,
-    repeat: bool = False,
-    profiler: Profiler | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> tuple[Profile, str]:
-    """Return a network's training profile, from the banks if they know it, and its outcome."""
-    given = dict(settings or {})
-    key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(given.items())))
-    known = None if repeat else known_profile(knowledge, key)
-    if known is not None:
-        return known, "hit"
+def profiled(graph: Graph, chip: Chip, source: ProfileSource) -> tuple[Profile, str]:
+    """Return a network's training profile, and what became of it in the bank.
+
+    The latter is "hit" if the bank had it, else "add", "update" or "reserved".
+    """
+    training = dict(source.settings)
+    knowledge = source.knowledge
+    profiler = source.profiler
+    # A network trained in bf16, or with another optimizer, has another profile.
+    key = key_of_profile(graph, chip, " ".join(f"{k}={v}" for k, v in sorted(training.items())))
+    stored = None if source.repeat else known_profile(knowledge, key)
+    if stored is not None:
+        return stored, "hit"
     if profiler is None:
         from ascend_lab.cluster.train import profile_training
 
         profiler = profile_training
-    step = profiler(graph, chip, **given)
-    rows = gradients_of(step.gradients, given.get("dtype", "fp16"))
-    found = Profile(step.forward_s, step.backward_s, step.update_s, rows)
-    return found, _keep(knowledge, key, found, chip.clock_hz)
+    step = profiler(graph, chip, **training)
+    rows = gradients_of(step.gradients, training.get("dtype", "fp16"))
+    profile = Profile(step.forward_s, step.backward_s, step.update_s, rows)
+    return profile, _keep(knowledge, key, profile, chip.clock_hz)
 
 
 def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
@@ -221,29 +231,32 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
 
     Equal networks have one key, whatever they and their nodes are called.
     """
+    # The text of a network has megabytes; its digest tells two networks apart as well.
     network = records.digest(lower.piece_of(graph, graph.nodes).key)
     problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
     return BankKey.of(chip, "profile", "training", problem)
 
 
-def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -> str:
+def _keep(knowledge: Knowledge, key: BankKey, profile: Profile, clock_hz: float) -> str:
     """Write a profile to the custom bank and return what that was: "add", "update", "reserved"."""
-    times = [found.forward_s, found.backward_s, found.update_s]
-    cycles = round((found.forward_s + found.backward_s + found.update_s) * clock_hz)
-    rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in found.gradients]
-    total = sum(g.size_bytes for g in found.gradients)
+    times = [profile.forward_s, profile.backward_s, profile.update_s]
+    cycles = round((profile.forward_s + profile.backward_s + profile.update_s) * clock_hz)
+    rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in profile.gradients]
+    total = sum(g.size_bytes for g in profile.gradients)
+    # Number of gradients and total bytes: networks of like size are near each other.
     features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
     data = {"times_s": times, "gradients": rows}
+    # A profile is no schedule and beats no default: before and after are the step itself.
     entry = BankEntry(key, data, cycles, cycles, None, False, "simulated", 0, 1, features=features)
     return knowledge.keep(entry)
 
 
 def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
-    """Return the profile the banks hold under a key; None if there is none that can be read."""
-    found = knowledge.find(key)
-    if found is None:
+    """Return the profile stored under a key, or None if no readable one exists."""
+    match = knowledge.find(key)
+    if match is None:
         return None
-    data: Any = found[0].schedule
+    data: Any = match[0].schedule
     try:
         forward_s, backward_s, update_s = map(float, data["times_s"])
         rows = tuple(Gradient(str(n), float(r), int(s), str(d)) for n, r, s, d in data["gradients"])
@@ -253,40 +266,41 @@ def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
 
 
 # -- as text and as a section of the report -------------------------------------------------------
-def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") -> list[str]:
+def plan_table(plan: GradientPlan, rows: Sequence[Gradient], marked: str = "") -> list[str]:
     """Return, as lines, the segments, and the baselines with what the plan gains over them.
 
-    `before`: the baseline that improvements are counted from, to be marked.
+    `marked`: the baseline that improvements are counted from, to be marked.
     """
     lines = [f"{'segment':>7} {'first':>6} {'last':>6} {'bytes':>14}  last gradient"]
-    for number, (first, last) in enumerate(found.segments):
+    for number, (first, last) in enumerate(plan.segments):
+        # A network of 400 parameters in 400 segments would fill the screen.
         if number == MOST_ROWS:
-            lines.append(f"... and {len(found.segments) - MOST_ROWS} more")
+            lines.append(f"... and {len(plan.segments) - MOST_ROWS} more")
             break
         size = sum(row.size_bytes for row in rows[first : last + 1])
         lines.append(f"{number:>7} {first:>6} {last:>6} {size:>14,}  {rows[last].name[:44]}")
     lines.append(
-        f"{len(rows)} gradients in {len(found.segments)} segments: optimal (among {_limits(found)})"
-        f", end {found.end_s * 1e6:.3f} us, tail {found.tail_s * 1e6:.3f} us"
+        f"{len(rows)} gradients in {len(plan.segments)} segments: optimal (among {_limits(plan)})"
+        f", end {plan.end_s * 1e6:.3f} us, tail {plan.tail_s * 1e6:.3f} us"
     )
-    large = sum(found.max_bytes is not None and row.size_bytes > found.max_bytes for row in rows)
+    large = sum(plan.max_bytes is not None and row.size_bytes > plan.max_bytes for row in rows)
     if large:
         lines.append(
-            f"  {large} gradients are larger than {found.max_bytes:.9g} bytes: each is a segment "
+            f"  {large} gradients are larger than {plan.max_bytes:.9g} bytes: each is a segment "
             "by itself"
         )
     lines.append("other ways to split, when they end, and what the plan gains over them:")
-    for name, end in found.baselines.items():
-        note = "  (= before)" if name == before else ""
-        note += f"  (breaks the limit: not among {_limits(found)})" * (name in found.over_limit)
-        lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {found.gain(name):>+9.2%}{note}")
+    for name, end in plan.baselines.items():
+        note = "  (= before)" if name == marked else ""
+        note += f"  (breaks the limit: not among {_limits(plan)})" * (name in plan.over_limit)
+        lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {plan.gain(name):>+9.2%}{note}")
     return lines
 
 
-def _limits(found: GradientPlan) -> str:
+def _limits(plan: GradientPlan) -> str:
     """Return which splits were allowed, in words."""
-    count = found.max_segments
-    size = found.max_bytes
+    count = plan.max_segments
+    size = plan.max_bytes
     if count is None and size is None:
         return "all splits"
     segments = "segments" if count is None else f"at most {count} segments"
@@ -319,16 +333,18 @@ def forms_text(forms: Forms) -> list[str]:
     ]
 
 
-def tuning_text(found: GradientTuning) -> list[str]:
+def tuning_text(tuning: GradientTuning) -> list[str]:
     """Return what job 4 found as lines."""
-    t = found
-    p = found.profile
-    before = t.step_s(DEFAULT)
-    after = t.step_s()
+    t = tuning
+    p = tuning.profile
+    default_step_s = t.step_s(DEFAULT)
+    plan_step_s = t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
     times = {"forward": p.forward_s, "backward": p.backward_s, "update": p.update_s}
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in times.items())
-    gain = f"{t.gain(DEFAULT):.2%}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms a step"
+    gain = (
+        f"{t.gain(DEFAULT):.2%}, {default_step_s * 1e3:.4f} ms -> {plan_step_s * 1e3:.4f} ms a step"
+    )
     source = "from the bank" if t.outcome == "hit" else "timed anew"
     count = len(p.gradients)
     spent = f"{t.spent_s:.1f} s, profile {source}"
@@ -344,18 +360,18 @@ def tuning_text(found: GradientTuning) -> list[str]:
     ]
 
 
-def section(found: GradientTuning) -> dict[str, Any]:
+def section(tuning: GradientTuning) -> dict[str, Any]:
     """Return what job 4 found as a section of the report, in the published form and our own."""
-    t = found
-    p = found.profile
-    before = t.step_s(DEFAULT)
-    after = t.step_s()
+    t = tuning
+    p = tuning.profile
+    default_step_s = t.step_s(DEFAULT)
+    plan_step_s = t.step_s()
     return {
         "basic": {"tuning_name": t.name, "tuning_time(s)": round(t.spent_s)},
         "GDAT": {
-            "model_baseline_performance(ms)": round(before * 1e3, 9),
+            "model_baseline_performance(ms)": round(default_step_s * 1e3, 9),
             "model_performance_improvement": f"{t.gain(DEFAULT):.2%}",
-            "model_result_performance(ms)": round(after * 1e3, 9),
+            "model_result_performance(ms)": round(plan_step_s * 1e3, 9),
             "gdat_tuning_result": "tuning successful",
         },
         "ascend_lab": {

@@ -59,6 +59,7 @@ def per_layer(table: Table, cost: Cost) -> Split:
 def hccl_default(table: Table, cost: Cost) -> Split:
     """Return two buckets, cut where the first is closest to 96.54 % of the bytes."""
     sums = table.sums_bytes
+    # Of sizes 10, 60, 25, 5 the running sums are 10, 70, 95, 100 %: 95 is nearest to 96.54.
     cut = int(np.argmin(np.abs(sums[1:] - HCCL_FIRST * sums[-1])))
     return split_at(sorted({cut, table.count - 1}))
 
@@ -68,8 +69,8 @@ def by_cap(table: Table, cap_bytes: float, first_bytes: float | None = None) -> 
 
     `first_bytes`: another size for the first bucket.
     """
-    first = cap_bytes if first_bytes is None else first_bytes
-    return closed(table.sums_bytes.tolist(), cap_bytes, first)
+    first_cap_bytes = cap_bytes if first_bytes is None else first_bytes
+    return closed(table.sums_bytes.tolist(), cap_bytes, first_cap_bytes)
 
 
 def ddp_25mb(table: Table, cost: Cost) -> Split:
@@ -80,9 +81,13 @@ def ddp_25mb(table: Table, cost: Cost) -> Split:
 def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Split, float]:
     """Return the best single cap of a grid of sizes, its buckets and their end."""
     total = max(float(table.sums_bytes[-1]), 1.0)
-    least = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
-    count = int(np.ceil(per_octave * np.log2(total / least))) + 1 if total > least else 1
-    caps = [float(round(min(total, least * 2 ** (k / per_octave)))) for k in range(count + 1)]
+    least_bytes = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
+    count = (
+        int(np.ceil(per_octave * np.log2(total / least_bytes))) + 1 if total > least_bytes else 1
+    )
+    # Below the smallest gradient each is a bucket by itself, above the sum all are one: no cap
+    # outside this range gives another split.
+    caps = [float(round(min(total, least_bytes * 2 ** (k / per_octave)))) for k in range(count + 1)]
     splits = [legal(table, by_cap(table, cap)) for cap in caps]
     ends = [end_s(table, price, split) for split in splits]
     best = ends.index(min(ends))
@@ -109,6 +114,7 @@ def mg_wfbp(table: Table, cost: Cost) -> Split:
     for i in range(table.count - 1):
         time_s = float(cost(sums[i + 1] - sums[begin]))
         wait = ready[i + 1] - start
+        # Waiting less than a startup is cheaper than paying for one more.
         if wait < time_s and (wait < 0 or wait < startup):
             start = max(start, ready[i + 1])
             continue
@@ -126,29 +132,31 @@ def gdat(table: Table, cost: Cost) -> Split:
     """
     start = splits.startup_s(cost)
     sums = table.sums_bytes.tolist()
-    at = (table.ready_s - table.ready_s[0]).tolist()  # the time of the first gradient counts as 0
+    # CANN counts from the first gradient, which is ready at 0.
+    ready_s = (table.ready_s - table.ready_s[0]).tolist()
     count = table.count
-    whole = at[-1]
+    backward_s = ready_s[-1]
     best = float(cost(sums[-1]))
-    found = one_bucket(table, cost)
-    for first in range(1, count):
-        sent = float(cost(sums[first]))
-        end = at[first - 1] + sent
-        begin = first
-        lasts = [first - 1]
+    best_split = one_bucket(table, cost)
+    for first_count in range(1, count):
+        sent = float(cost(sums[first_count]))
+        end = ready_s[first_count - 1] + sent
+        begin = first_count
+        lasts = [first_count - 1]
+        # While this bucket is sent, backward computes the gradients of the next.
         while begin < count and len(lasts) < GDAT_SEGMENTS:
-            stop = bisect_right(at, at[begin - 1] + sent + start, begin)
+            stop = bisect_right(ready_s, ready_s[begin - 1] + sent + start, begin)
             if stop == begin:  # one slow layer: wait for it
-                end += at[begin] - at[begin - 1] - sent
+                end += ready_s[begin] - ready_s[begin - 1] - sent
                 stop = begin + 1
             sent = float(cost(sums[stop] - sums[begin]))
             end = end + sent
             begin = stop
             lasts.append(stop - 1)
-        if begin == count and end - whole < best:
-            best = end - whole
-            found = split_at(lasts)
-    return found
+        if begin == count and end - backward_s < best:
+            best = end - backward_s
+            best_split = split_at(lasts)
+    return best_split
 
 
 BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
@@ -158,7 +166,8 @@ BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
 
 
 def legal(table: Table, split: Split) -> Split:
-    """Return the split with a cut more wherever a bucket would mix number formats."""
+    """Return the split with additional cuts wherever a bucket would mix number formats."""
+    # Where a gradient may share no bucket with the one before it, a bucket ends.
     forced = np.flatnonzero(table.first[1:] == np.arange(1, table.count)).tolist()
     return split_at(sorted({*forced, *(last for _, last in split)}))
 
@@ -227,9 +236,9 @@ def plan(
     price = price_of(cost)
     split, end = splits.best_split(table, price, max_segments)
     unlimited = splits.table_of(rows)
-    others = {name: baseline(name, unlimited, cost) for name in BASELINES}
-    ends = {name: end_s(table, price, other) for name, other in others.items()}
-    over = tuple(name for name, other in others.items() if not table.allows(other, max_segments))
+    baselines = {name: baseline(name, unlimited, cost) for name in BASELINES}
+    ends = {name: end_s(table, price, rival) for name, rival in baselines.items()}
+    over = tuple(name for name, rival in baselines.items() if not table.allows(rival, max_segments))
     return GradientPlan(split, end, ends, over, float(table.ready_s[-1]), max_segments, max_bytes)
 
 
@@ -281,15 +290,15 @@ class Forms:
 
 
 def forms_of(
-    found: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
+    best: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
 ) -> Forms:
     """Return a plan in all forms; plans of more than 8 segments are made anew for HCCL.
 
     Raises `InputError` where number formats change more than seven times: HCCL has no such split.
     """
-    hccl = found
+    hccl = best
     too_large = False
-    if len(found.segments) > HCCL_SEGMENTS:
+    if len(best.segments) > HCCL_SEGMENTS:
         try:
             hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
         except InputError:
@@ -302,7 +311,7 @@ def forms_of(
     shares = by_size(hccl.segments, rows)
     cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
     shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))
-    lasts, implied = (tuple(last for _, last in p.segments) for p in (hccl, found))
+    lasts, implied = (tuple(last for _, last in p.segments) for p in (hccl, best))
     return Forms(hccl, lasts, shares, implied[:-1], cap / MIB, split, end, shares_end_s, too_large)
 
 
@@ -315,9 +324,10 @@ def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     sums = splits.table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
     marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
+    # Shares are differences of rounded sums, not rounded shares: they always add up to 64 / 64.
     marks[-1] = PARTS
     parts = [b - a for a, b in zip([0, *marks[:-1]], marks, strict=True)]
-    return tuple(part * 100 / PARTS for part in parts if part)
+    return tuple(share * 100 / PARTS for share in parts if share)
 
 
 def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:
@@ -326,6 +336,7 @@ def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:
     A share too small for a gradient of its own makes no segment.
     """
     sums = splits.table_of(rows).sums_bytes
+    # Shares of 50, 25 and 25 % end at 50 and 75 %; the last one ends with the last gradient.
     reached = np.cumsum(shares[:-1])
     lasts = {int(abs(sums[1:] - share / 100 * sums[-1]).argmin()) for share in reached.tolist()}
     return split_at(sorted({*lasts, len(rows) - 1}))

@@ -39,6 +39,7 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
     """
     path = Path(file)
     data = read_file(path, "a profile that can be read")
+    # The name decides: CSV has no mark of its own by which to know it.
     kind = _from_json if path.name.endswith((".json", ".json.gz")) else _from_csv
     rows = kind(path, data)
     if not rows:
@@ -49,10 +50,10 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
 
 
 def _number(where: str, name: str, value: object) -> float:
-    found = number_of(value) if isinstance(value, str) else json_number(value)
-    if found is None:
+    number = number_of(value) if isinstance(value, str) else json_number(value)
+    if number is None:
         raise InputError(f"{where}: {name} as a number", shown(value), "mend the row")
-    return found
+    return number
 
 
 def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
@@ -76,40 +77,43 @@ def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
         where = f"{path} line {number}"
         if len(row) > len(table[0][1]):
             raise InputError(f"{where}: {len(table[0][1])} columns", str(len(row)), "mend it")
-        new = _row(where, row, places)
-        if new.name in first_line:
-            got = f"{shown(new.name)}, as in line {first_line[new.name]}"
+        gradient = _row(where, row, places)
+        if gradient.name in first_line:
+            got = f"{shown(gradient.name)}, as in line {first_line[gradient.name]}"
             raise InputError(f"{where}: a name of its own for each gradient", got, "drop one")
-        if rows and new.ready_s < rows[-1].ready_s:
+        # Rows out of order are more often a table sorted by name than a noisy clock: the user
+        # should know.
+        if rows and gradient.ready_s < rows[-1].ready_s:
             needed = (
                 f"{where}: a ready_us of at least {rows[-1].ready_s * 1e6:g}, as in the row above"
             )
             remedy = "sort the rows by ready_us: the order of the backward pass"
-            raise InputError(needed, f"{new.ready_s * 1e6:g}", remedy)
-        first_line[new.name] = number
-        rows.append(new)
+            raise InputError(needed, f"{gradient.ready_s * 1e6:g}", remedy)
+        first_line[gradient.name] = number
+        rows.append(gradient)
     return tuple(rows)
 
 
 def _places(path: Path, header: list[str]) -> dict[str, int]:
     """Return the column of each value; raise `InputError` for unknown columns and two of a kind."""
-    found = dict[str, int]()
+    column_of = dict[str, int]()
     remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
     key_of = {name: key for key, names in COLUMNS.items() for name in names}
     for place, word in enumerate(header):
+        # Columns of CANN's table that name graphs and groups say nothing about times and sizes.
         if word.lower() in PASSED_OVER:
             continue
         key = key_of.get(word.lower())
         if key is None:
             raise InputError(f"{path} line 1: known columns", shown(word), remedy)
-        if key in found:
+        if key in column_of:
             needed = f"{path} line 1: one column {COLUMNS[key][0]}"
-            raise InputError(needed, f"{header[found[key]]} and {word}", remedy)
-        found[key] = place
+            raise InputError(needed, f"{header[column_of[key]]} and {word}", remedy)
+        column_of[key] = place
     for key, names in COLUMNS.items():
-        if key not in found and key != "dtype":
+        if key not in column_of and key != "dtype":
             raise InputError(f"{path} line 1: a column {names[0]}", ",".join(header)[:80], remedy)
-    return found
+    return column_of
 
 
 def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
@@ -122,20 +126,20 @@ def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
 
 
 def _from_json(path: Path, data: bytes) -> tuple[Gradient, ...]:
-    found = json_of(data, str(path))
-    first = found[0] if isinstance(found, list) and found else None
-    if isinstance(first, dict) and "modelvalue" in first:
-        return _from_bank(path, first["modelvalue"])
-    events = found.get("traceEvents") if isinstance(found, dict) else found
+    document = json_of(data, str(path))
+    head = document[0] if isinstance(document, list) and document else None
+    if isinstance(head, dict) and "modelvalue" in head:
+        return _from_bank(path, head["modelvalue"])
+    events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         needed = (
             f"{path}: a Chrome trace (an object whose key traceEvents holds a list) or CANN's bank "
             "(a list whose first object has the key modelvalue)"
         )
-        keys = ", ".join(map(str, found))[:60] if isinstance(found, dict) else ""
-        got = f"an object with the keys {keys or 'none'}" if isinstance(found, dict) else ""
+        keys = ", ".join(map(str, document))[:60] if isinstance(document, dict) else ""
+        got = f"an object with the keys {keys or 'none'}" if isinstance(document, dict) else ""
         remedy = "a table of gradients is a .csv with the columns name, ready_us, bytes"
-        raise InputError(needed, got or type(found).__name__, remedy)
+        raise InputError(needed, got or type(document).__name__, remedy)
     return gradients_of_trace(str(path), events)
 
 
@@ -149,6 +153,7 @@ def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
     ready = 0.0
     for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
         where = f"{path} gradient {i}"
+        # CANN's first number is the time before the first gradient, which delays all ends alike.
         step_ns = _number(where, BANK_LISTS[0], time) if i else 0.0
         if step_ns < 0:
             raise InputError(f"{where}: a {BANK_LISTS[0]} of at least 0", str(step_ns), "mend it")

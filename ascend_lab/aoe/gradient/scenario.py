@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 
 from ascend_lab import cluster, errors
-from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.drive import Rules, drive
 from ascend_lab.aoe.gradient import planning, splits
 from ascend_lab.aoe.search.points import IteratedLocal
 from ascend_lab.aoe.space import Point
@@ -92,7 +92,9 @@ def _draws(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
         return [table.ready_s]
     rng = np.random.default_rng(scenario.seed)
     sigma = scenario.noise
+    # Noise is in what each gradient's own computation takes, so that the order of gradients stays.
     gaps = np.diff(table.ready_s, prepend=0.0)
+    # exp(mu + sigma^2 / 2) is the mean of a log-normal number: mu = -sigma^2 / 2 makes it 1.
     factors = rng.lognormal(-sigma * sigma / 2, sigma, (scenario.samples, table.count))
     return list(np.cumsum(gaps * factors, axis=1))
 
@@ -119,13 +121,19 @@ def _end_s(
             coming += 1
         if not active and coming == len(ready):
             return now + backward - done
+        # Only all-reduces behind their startup share the link: with sharing 1.0, two of them send
+        # at half the rate each.
         sending = sum(startup <= 0 for startup, _ in active)
         pace = 1 / (1 + scenario.slowdown) if active else 1.0
         rate = 1 / (1 + max(sending - 1, 0) * scenario.sharing)
-        times = [startup if startup > 0 else rest / rate for startup, rest in active]
+        times = [startup if startup > 0 else bytes_s / rate for startup, bytes_s in active]
         marks = [backward, *ready[coming : coming + 1]]
         times += [(mark - done) / pace for mark in marks if mark > done + nothing]
+        # The time to the next event: an all-reduce ends a phase, a bucket gets ready, backward
+        # ends.
         step = min(times)
+        # Wall-clock time goes on by `step`, backward's own work by less while an all-reduce slows
+        # it down.
         now = now + step
         done = min(backward, done + step * pace)
         for work in active:
@@ -171,6 +179,7 @@ def improve(
     table = splits.table_of(rows, max_bytes)
     price = splits.price_of(scenario.cost)
     start, _ = splits.best_split(table, price, max_segments)
+    # Splits that are good without disturbance, and those of the baselines, begin the search.
     likely = [start]
     for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
         with suppress(errors.InputError):  # so few cannot keep the formats apart
@@ -185,7 +194,7 @@ def improve(
         return math.inf if split is None else score(split)
 
     points = [space.point(split) for split in likely]
-    trace = drive(IteratedLocal(), space, measure, budget, seed=seed, start=points)
+    trace = drive(IteratedLocal(), space, measure, budget, seed=seed, rules=Rules(start=points))
     best = space.key(trace.best.point)
     assert best is not None  # the start keeps all limits
     return Improved(best, trace.best.cost, score(start), len(trace.trials))
@@ -211,7 +220,7 @@ class _Cuts:
         return tuple(place in lasts for place in range(len(self.names)))
 
     def key(self, point: Point) -> splits.Split | None:
-        """Return the split; None, one candidate for all of them, if it breaks a limit."""
+        """Return the split, or None if it breaks a limit (one candidate for all such points)."""
         cuts = [place for place, cut in enumerate(point) if cut]
         split = splits.split_at([*cuts, len(point)])
         return split if self.table.allows(split, self.max_segments) else None

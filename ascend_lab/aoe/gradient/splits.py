@@ -103,12 +103,15 @@ def table_of(rows: Sequence[Gradient], max_bytes: float | None = None) -> Table:
     if max_bytes is not None and not max_bytes > 0:
         raise InputError("a largest bucket of more than 0 bytes", str(max_bytes), "raise it")
     sums = np.concatenate([[0.0], np.cumsum([float(row.size_bytes) for row in rows])])
+    # Ready at 1.0, 1.2, 1.1 ms: the third is sent in order, so it counts as ready at 1.2 ms.
     ready = np.maximum.accumulate([float(row.ready_s) for row in rows])
     starts = [0]
     for j in range(1, len(rows)):
         starts.append(starts[-1] if rows[j].dtype == rows[j - 1].dtype else j)
     first = np.array(starts, np.int64)
     if max_bytes is not None:
+        # The first gradient i with S[j + 1] - S[i] <= max_bytes. Sizes of 4, 4, 4 and 8 bytes with
+        # at most 8 give first = 0, 0, 1, 3.
         fitting = np.searchsorted(sums, sums[1:] - max_bytes, "left")
         first = np.minimum(np.maximum(first, fitting), np.arange(len(rows)))
     return Table(ready, sums, first)
@@ -146,8 +149,8 @@ class AlphaBeta:
 
     def many(self, sizes_bytes: Floats) -> Floats:
         """Return the seconds of many."""
-        found: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
-        return found
+        times_s: Floats = self.alpha_s + self.beta_s_per_byte * sizes_bytes
+        return times_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,10 @@ class Piecewise:
         x = self._x
         y = self._y
         slope = y[-1] / x[-1] if x[-1] > 0 else 0.0
-        found: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(sizes_bytes - x[-1], 0.0)
-        return found
+        times_s: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(
+            sizes_bytes - x[-1], 0.0
+        )
+        return times_s
 
 
 def _rising(values: Floats) -> Floats:
@@ -195,6 +200,8 @@ def _rising(values: Floats) -> Floats:
     pools: list[list[float]] = []  # sum and count of each
     for value in values.tolist():
         pools.append([value, 1.0])
+        # Means are compared without a division: 10, 14, 12 us become the pools 10 and (14 + 12) / 2
+        # = 13.
         while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
             total, count = pools.pop()
             pools[-1][0] += total
@@ -205,31 +212,33 @@ def _rising(values: Floats) -> Floats:
 def sampled(
     cost: Cost, most_bytes: float, *, least_bytes: float = 1024.0, per_octave: int = 2
 ) -> Piecewise:
-    """Return a slow cost as a table of so many sizes per octave, `most_bytes` among them.
+    """Return a slow cost function as a table, with `per_octave` sizes per doubling.
 
     For times with one straight line per algorithm the table errs only where the algorithm changes.
     Below one byte its cost holds: an all-reduce of nothing is still started.
     """
-    most = max(float(most_bytes), 2 * least_bytes)
-    count = math.ceil(per_octave * math.log2(most / least_bytes)) + 1
-    sizes = [1.0, *np.geomspace(least_bytes, most, count).round().tolist()]
+    top_bytes = max(float(most_bytes), 2 * least_bytes)
+    count = math.ceil(per_octave * math.log2(top_bytes / least_bytes)) + 1
+    # 2 per octave from 1 KiB: 1,024, 1,448, 2,048, ... bytes; one byte is the price of a start
+    # alone.
+    sizes = [1.0, *np.geomspace(least_bytes, top_bytes, count).round().tolist()]
     return Piecewise(tuple(sizes), tuple(float(cost(size)) for size in sizes))
 
 
 def price_of(cost: Cost) -> Price:
     """Return a cost on arrays, checked: `InputError` for times below 0 or without end."""
-    known: dict[float, float] = {}
+    cached: dict[float, float] = {}
 
-    def each(sizes: Floats) -> Floats:
+    def one_by_one(sizes: Floats) -> Floats:
         keys = sizes.tolist()
-        known.update({size: float(cost(size)) for size in keys if size not in known})
-        return np.array([known[size] for size in keys], np.float64)
+        cached.update({size: float(cost(size)) for size in keys if size not in cached})
+        return np.array([cached[size] for size in keys], np.float64)
 
-    found: Price = getattr(cost, "many", each)
+    many: Price = getattr(cost, "many", one_by_one)
 
     def price(sizes: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-            times = found(sizes)
+            times = many(sizes)
         if not ((times >= 0) & (times <= LONGEST_S)).all():
             needed = f"a cost of at least 0 and at most {LONGEST_S:g} s"
             raise InputError(needed, str(times)[:80])
@@ -262,20 +271,23 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     if max_segments is not None and max_segments < 1:
         raise InputError("at least 1 segment", str(max_segments))
     count = table.count
-    free = max_segments is None
+    is_unlimited = max_segments is None
+    # Row k of `ends` holds the earliest ends with at most k buckets. Without a limit one row is
+    # enough, which is then computed from itself.
     levels = 1 if max_segments is None else min(max_segments, count)
     ends = np.full((levels + 1, count + 1), np.inf)
     ends[:, 0] = 0.0
-    came = np.zeros((levels + 1, count + 1), np.int64)
+    bucket_start = np.zeros((levels + 1, count + 1), np.int64)
     rows = np.arange(levels)
     for j in range(1, count + 1):
+        # All starts of the last bucket at once: low .. j - 1.
         low = int(table.first[j - 1])
         times = price(table.sums_bytes[j] - table.sums_bytes[low:j])
-        before = ends[1:, low:j] if free else ends[:-1, low:j]
-        found = np.maximum(before, table.ready_s[j - 1]) + times
-        pick = found.argmin(axis=1)
-        ends[1:, j] = found[rows, pick]
-        came[1:, j] = low + pick
+        bucket_free_s = ends[1:, low:j] if is_unlimited else ends[:-1, low:j]
+        ends_s = np.maximum(bucket_free_s, table.ready_s[j - 1]) + times
+        pick = ends_s.argmin(axis=1)
+        ends[1:, j] = ends_s[rows, pick]
+        bucket_start[1:, j] = low + pick
     end = float(ends[levels, count])
     if not np.isfinite(end):
         remedy = "allow more, or let buckets be larger"
@@ -285,8 +297,8 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     j = count
     while j > 0:  # the choices lead back to the first gradient
         lasts.append(j - 1)
-        j = int(came[level, j])
-        level = level if free else level - 1
+        j = int(bucket_start[level, j])
+        level = level if is_unlimited else level - 1
     return _fewer(table, price, split_at(reversed(lasts)), end), end
 
 
@@ -294,22 +306,26 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     """Join neighbouring buckets where the whole still ends in time."""
     times = price(table.sizes_bytes(split))
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
+    # From the last bucket backwards: it must begin `times` before the end, the one before it
+    # earlier.
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
-    made: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     done = [0.0]
     for k, (first, last) in enumerate(split):
         ready = float(table.ready_s[last])
-        if made and made[-1][0] >= table.first[last]:
-            both = (made[-1][0], last)
-            sent = max(done[-2], ready) + float(price(table.sizes_bytes((both,)))[0])
+        if joined and joined[-1][0] >= table.first[last]:
+            bucket = (joined[-1][0], last)
+            # The joined bucket starts when its last gradient is ready, which may be later than the
+            # first bucket's start; it is kept if everything behind it is still in time.
+            sent = max(done[-2], ready) + float(price(table.sizes_bytes((bucket,)))[0])
             if sent <= latest[k + 1]:
-                made[-1] = both
+                joined[-1] = bucket
                 done[-1] = sent
                 continue
-        made.append((first, last))
+        joined.append((first, last))
         done.append(max(done[-1], ready) + float(times[k]))
-    return tuple(made) if end_s(table, price, tuple(made)) <= end else split
+    return tuple(joined) if end_s(table, price, tuple(joined)) <= end else split
 
 
 def lower_bound_s(table: Table, price: Price) -> float:
@@ -319,11 +335,11 @@ def lower_bound_s(table: Table, price: Price) -> float:
     then on gradients j.. are still to be sent, which takes at least the cheapest split of them
     without any waiting, h[j] = min over k of cost(S[k] - S[j]) + h[k].
     """
-    rest = np.zeros(table.count + 1)
+    sending_s = np.zeros(table.count + 1)
     sums = table.sums_bytes
     for j in range(table.count - 1, -1, -1):
-        rest[j] = np.min(price(sums[j + 1 :] - sums[j]) + rest[j + 1 :])
-    return float((table.ready_s + rest[:-1]).max())
+        sending_s[j] = np.min(price(sums[j + 1 :] - sums[j]) + sending_s[j + 1 :])
+    return float((table.ready_s + sending_s[:-1]).max())
 
 
 def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:
@@ -331,6 +347,8 @@ def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:
     if not 1 <= count <= MOST_ENUMERATED:
         raise InputError(f"1 to {MOST_ENUMERATED} gradients to try all splits", str(count))
     for cuts in range(2 ** (count - 1)):
+        # Bit i of `cuts` ends a bucket behind gradient i: 0b101 of 4 gradients is (0..0), (1..2),
+        # (3..3).
         if max_segments is None or cuts.bit_count() < max_segments:
             yield split_at([*(i for i in range(count - 1) if cuts >> i & 1), count - 1])
 

@@ -73,6 +73,7 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
 
     Raises `InputError` for a trace without any, and for one whose passes cannot be told apart.
     """
+    # Phase "X" is a complete event, with a begin `ts` and a duration `dur`, both in microseconds.
     timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X"]
     timed = [e for e in timed if None not in map(json_number, (e.get("ts"), e.get("dur", 0)))]
     timed.sort(key=_begin)
@@ -86,9 +87,10 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     for place, event in enumerate(chosen):
         where = f"{path} event {event.get('name')} at {event['ts']}"
         rows.append(row_of(where, place, event))
-    first = min(at for _, at, _, _ in rows)
+    start = min(at for _, at, _, _ in rows)
     backward = (_begin(e) for e in timed if str(e.get("name")).startswith(BACKWARD))
-    zero = next((t for t in backward if begin <= t <= first), first)
+    # Times count from the first backward function; a trace of the device alone has none.
+    zero = next((t for t in backward if begin <= t <= start), start)
     return tuple(
         Gradient(name, max(at - zero, 0.0) * 1e-6, size, dtype) for name, at, size, dtype in rows
     )
@@ -105,7 +107,7 @@ def _end(event: Event) -> float:
 def _source(
     path: str, timed: Sequence[Event]
 ) -> tuple[list[Event], Callable[[str, int, Event], Row]]:
-    """Return the events that stand for gradients, and what reads one of them."""
+    """Return the events that stand for gradients, and the function that reads such an event."""
     reduces = [e for e in timed if _is_all_reduce(e)]
     kernels = [e for e in reduces if e.get("cat") == "kernel"]
     has_device = any(e.get("cat") == "kernel" for e in timed)
@@ -113,6 +115,7 @@ def _source(
     _check_shapes(path, timed)
     sums = [e for e in shaped if e.get("name") == ACCUMULATE]
     older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
+    # The first kind of event that the trace has, from the most exact time to the least.
     sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
         (kernels, _reduce_row),
         ([] if has_device else sums, _sum_row),
@@ -159,6 +162,7 @@ def _marks(timed: Sequence[Event], *, of_device: bool = False) -> list[float]:
 
 def _last_step(begins: Sequence[float], events: Sequence[Event]) -> tuple[float, float]:
     """Return begin and end of the last step with one of the events; of all time without steps."""
+    # Step k lasts until step k + 1 begins; the last one, to the end of the trace.
     ends = [*begins[1:], math.inf]
     for begin, end in zip(reversed(begins), reversed(ends[: len(begins)]), strict=True):
         if any(begin <= _begin(e) < end for e in events):
@@ -226,6 +230,8 @@ def _pass_starts(timed: Sequence[Event]) -> list[float]:
     for event in timed:
         if not str(event.get("name")).startswith(FORWARD):
             continue
+        # `place` spans begin before the operator: it lies behind span place - 1, unless it begins
+        # inside it.
         place = bisect_right(span_begins, _begin(event))
         is_behind = place == 0 or _begin(event) >= spans[place - 1][1]
         is_in_front = place == len(spans) or _end(event) <= spans[place][0]
@@ -245,15 +251,15 @@ def _last_whole_pass(
     cuts = [0, *(bisect_left(times, t) for t in starts[1:]), len(events)]
     passes = [list(events[a:b]) for a, b in pairwise(cuts)]
     sizes = [Counter(map(_size_of, one_pass)) for one_pass in passes]
-    most = max(map(len, passes))
-    last = max(k for k, one_pass in enumerate(passes) if len(one_pass) == most)
+    longest = max(map(len, passes))
+    last_pass = max(k for k, one_pass in enumerate(passes) if len(one_pass) == longest)
     for place, counts in enumerate(sizes):
         may_be_cut = not is_one_step and place in (0, len(passes) - 1)
-        if counts != sizes[last] and not (may_be_cut and counts <= sizes[last]):
+        if counts != sizes[last_pass] and not (may_be_cut and counts <= sizes[last_pass]):
             needed = f"{path}: the same gradients in each backward pass of a step"
-            got = f"{len(passes[place])} and {most}, or other shapes"
+            got = f"{len(passes[place])} and {longest}, or other shapes"
             raise InputError(needed, got, "profile one backward pass a step")
-    return starts[last], passes[last]
+    return starts[last_pass], passes[last_pass]
 
 
 def _size_of(event: Event) -> tuple[str, str]:
@@ -271,8 +277,9 @@ def _last_part(
     """
     sizes = [_size_of(e) for e in events]
     for count in counts:
-        length, rest = divmod(len(sizes), max(count, 1))
-        if count > 1 and not rest and sizes == sizes[:length] * count:
+        length, extra = divmod(len(sizes), max(count, 1))
+        # 160 kernels in 2 passes: the sizes of the second 80 must repeat those of the first.
+        if count > 1 and not extra and sizes == sizes[:length] * count:
             return events[-length:]
     if is_one_step:
         return events
@@ -288,6 +295,7 @@ def _last_part(
 def _repetitions(items: list[Any]) -> int:
     """Return how often the shortest row that makes up all items is repeated in them."""
     count = len(items)
+    # The shortest period of the row: A B A B A B has period 2 and is repeated 3 times.
     for length in range(1, count // 2 + 1):
         if count % length == 0 and items == items[:length] * (count // length):
             return count // length
@@ -309,8 +317,8 @@ def _shape(event: Event) -> list[int] | None:
     """Return the shape of what an event was given; None if that was nothing."""
     dims = _args(event).get("Input Dims")
     types = _args(event).get("Input type")
-    known = isinstance(types, list) and types and types[0]
-    shape = dims[0] if known and isinstance(dims, list) and dims else None
+    has_shapes = isinstance(types, list) and types and types[0]
+    shape = dims[0] if has_shapes and isinstance(dims, list) and dims else None
     good = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_BYTES for n in shape)
     return shape if good else None
 

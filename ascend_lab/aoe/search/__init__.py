@@ -89,6 +89,8 @@ class BranchAndBound:
         self.proven = False
         fresh = Fresh(space, rng)
         best = math.inf
+        # A good start is a low bar from the beginning: prefixes with higher bounds are never
+        # opened.
         if batch := fresh.legal(start):
             best = min((yield from fresh.ask(batch)))
         heap: list[_Open] = [(self.bound(()), 0, 0, ())]
@@ -133,14 +135,14 @@ class Node:
 
 def tree_of(root: Node, deepest: int | None = None) -> dict[Point, Node]:
     """Return the nodes of a tree by their prefixes, parents first, down to a depth."""
-    found: dict[Point, Node] = {(): root}
+    nodes: dict[Point, Node] = {(): root}
     queue: list[Point] = [()]
     for prefix in queue:
         if deepest is None or len(prefix) < deepest:
-            children = {(*prefix, v): child for v, child in found[prefix].children.items()}
-            found.update(children)
+            children = {(*prefix, v): child for v, child in nodes[prefix].children.items()}
+            nodes.update(children)
             queue += children
-    return found
+    return nodes
 
 
 @dataclass
@@ -197,18 +199,21 @@ class _Rollouts:
         for depth in reversed(range(len(path))):
             node = path[depth]
             node.best, node.visits = min(node.best, cost), node.visits + 1
+            # A node is closed when each of its options has a child and all of these are closed.
             if depth < len(point) and all(child.closed for child in node.children.values()):
                 node.closed = len(node.children) == len(self.fresh.space.options(point[:depth]))
 
     def rollouts(self) -> list[Point]:
         """Return a batch of new points, empty only if no point is left."""
         order = np.argsort(self.model.costs, kind="stable")[:ELITE]
+        # Endings of the ten best points are tried behind other prefixes: good tilings share
+        # decisions.
         self.elite = [self.model.points[i] for i in order]
         pools: list[list[Point]] = []
         walked: list[Node] = []
-        wanted = self.search.rollouts if self.search.completions > 1 else self.search.batch
-        for _ in range(10 * wanted):
-            if len(pools) == wanted or self.root.closed:
+        pool_count = self.search.rollouts if self.search.completions > 1 else self.search.batch
+        for _ in range(10 * pool_count):
+            if len(pools) == pool_count or self.root.closed:
                 break
             if self.search.completions > 1 and self.fresh.rng.random() < self.search.greedy:
                 prefix = self._dive()
@@ -217,12 +222,13 @@ class _Rollouts:
                 walked += path
             if pool := self._completions(prefix):
                 pools.append(pool)
+        # The virtual losses end with the batch: real visits take their place as costs come in.
         for node in walked:
             node.pending = 0
         return self._picked(pools) or self.fresh.sample(self.search.batch)
 
     def _descend(self) -> tuple[Point, list[Node]]:
-        """Follow the best children down to an option never tried; return prefix and nodes."""
+        """Follow the best children down to the first untried option; return prefix and nodes."""
         space = self.fresh.space
         node = self.root
         prefix: Point = ()
@@ -242,20 +248,23 @@ class _Rollouts:
         node = self.root
         prefix: Point = ()
         for _ in range(int(self.fresh.rng.integers(len(self.fresh.space.names)))):
-            left = {value: child for value, child in node.children.items() if not child.closed}
-            if not left:
+            open_children = {
+                value: child for value, child in node.children.items() if not child.closed
+            }
+            if not open_children:
                 break
-            value = min(left, key=lambda v: left[v].best)
-            node = left[value]
+            value = min(open_children, key=lambda v: open_children[v].best)
+            node = open_children[value]
             prefix = (*prefix, value)
         return prefix
 
     def _select(self, node: Node, prefix: Point) -> Value:
-        """Return the option of greatest value, those never tried first."""
+        """Return an untried option if there is one, else the option of greatest value."""
         options = self.fresh.space.options(prefix)
-        new = [value for value in options if value not in node.children]
-        if new:
-            return new[int(self.fresh.rng.random() * len(new))]
+        untried = [value for value in options if value not in node.children]
+        if untried:
+            return untried[int(self.fresh.rng.random() * len(untried))]
+        # sqrt(log N / n), with what depends on the parent alone computed once for all children.
         scale = self.search.exploration * math.sqrt(math.log(node.visits + node.pending))
         return max(options, key=lambda value: self._value(node.children[value], scale))
 
@@ -267,17 +276,18 @@ class _Rollouts:
 
     def _completions(self, prefix: Point) -> list[Point]:
         """Return new points that begin with a prefix; known ones go into the tree for nothing."""
-        found: dict[Point, None] = {}
+        completions: dict[Point, None] = {}
         for i in range(max(self.search.completions, 1)):
             point = random_completion(self.fresh.space, prefix, self.fresh.rng)
+            # Half of the endings are random, half are borrowed from good points.
             if i % 2:
                 point = self._borrowed(prefix)
             cost = self.fresh.cost(point)
             if cost is None:
-                found[point] = None
+                completions[point] = None
             elif not self._holds(point):
                 self.backup(point, cost)
-        return list(found)
+        return list(completions)
 
     def _borrowed(self, prefix: Point) -> Point:
         """Return a prefix with the ending of one of the best points, one decision changed."""
@@ -330,12 +340,13 @@ ALIASES = {
 
 
 def search_named(name: str) -> Search:
-    """Return a search by its name or another one; raise `InputError` if there is none."""
+    """Return the search with this name or alias; raise `InputError` for unknown names."""
+    # "Simulated Annealing", "simulated_annealing" and "sa" are one search.
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
     if plain not in SEARCHES:
-        near = get_close_matches(plain, [*SEARCHES, *ALIASES], 1)
-        remedy = f"did you mean {near[0]}?" if near else "give one of them"
+        suggestions = get_close_matches(plain, [*SEARCHES, *ALIASES], 1)
+        remedy = f"did you mean {suggestions[0]}?" if suggestions else "give one of them"
         raise InputError(f"a search among {', '.join(SEARCHES)}", repr(name), remedy)
     return SEARCHES[plain]
 

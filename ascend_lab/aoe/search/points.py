@@ -65,11 +65,11 @@ class Fresh:
         return self.costs.get(self.space.key(point))
 
     def new(self, points: Sequence[Point]) -> list[Point]:
-        """Return those of the points that were never proposed, each candidate once."""
-        found: dict[Hashable, Point] = {}
+        """Return the points that were not proposed before, each candidate once."""
+        candidates: dict[Hashable, Point] = {}
         for point in points:
-            found.setdefault(self.space.key(point), point)
-        return [point for key, point in found.items() if key not in self.costs]
+            candidates.setdefault(self.space.key(point), point)
+        return [point for key, point in candidates.items() if key not in self.costs]
 
     def legal(self, start: Sequence[Point]) -> list[Point]:
         """Return the points to start with, each moved to the nearest legal one."""
@@ -77,28 +77,30 @@ class Fresh:
 
     def sample(self, count: int) -> list[Point]:
         """Return up to `count` random points never proposed; fewer only if there are no more."""
-        found: dict[Hashable, Point] = {}
+        candidates: dict[Hashable, Point] = {}
         misses = 0
-        while len(found) < count and self._rest is None:
+        while len(candidates) < count and self._rest is None:
             point = self.space.sample(self.rng)
             key = self.space.key(point)
-            if key not in self.costs and key not in found:
-                found[key] = point
+            if key not in self.costs and key not in candidates:
+                candidates[key] = point
                 misses = 0
                 continue
             misses += 1
+            # Most of a small space is known by now: the points left over are listed and shuffled
+            # instead.
             if misses > PATIENCE:
                 if self.space.size is None:
                     break
-                left = self.new(list(self.space.points()))  # from now on, from a list of all
-                self._rest = [left[i] for i in self.rng.permutation(len(left))]
-        if self._rest is not None and len(found) < count:
+                remaining = self.new(list(self.space.points()))  # from now on, from a list of all
+                self._rest = [remaining[i] for i in self.rng.permutation(len(remaining))]
+        if self._rest is not None and len(candidates) < count:
             self._rest = self.new(self._rest)
             for point in self._rest:
-                if len(found) == count:
+                if len(candidates) == count:
                     break
-                found.setdefault(self.space.key(point), point)
-        return list(found.values())
+                candidates.setdefault(self.space.key(point), point)
+        return list(candidates.values())
 
 
 def exhaustive(space: Space, rng: np.random.Generator, start: Sequence[Point] = ()) -> Steps:
@@ -111,7 +113,7 @@ def exhaustive(space: Space, rng: np.random.Generator, start: Sequence[Point] = 
 
 
 def random_order(space: Space, rng: np.random.Generator, start: Sequence[Point] = ()) -> Steps:
-    """Propose the points to start with, then random ones, none of them twice."""
+    """Propose the points to start with, then random points without repetition."""
     fresh = Fresh(space, rng)
     batch = fresh.legal(start) or fresh.sample(BATCH)
     while batch:
@@ -142,9 +144,11 @@ class IteratedLocal:
 
     def _jumps(self, fresh: Fresh, point: Point) -> list[Point]:
         """Return a new point some decisions away, or random ones where those are all known."""
+        # Near a valley that is explored, most jumps land on known points: a few tries, then
+        # anywhere.
         for _ in range(20):
-            if found := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
-                return found
+            if jumped := fresh.new([mutated(fresh.space, point, fresh.rng, self.jump)]):
+                return jumped
         return fresh.sample(1)
 
     def _down(
@@ -155,9 +159,12 @@ class IteratedLocal:
         while moved:
             moved = False
             nearby = fresh.new(neighbours(fresh.space, point))
+            # In random order, or the first decisions would always be tried before the others.
             order = [nearby[i] for i in fresh.rng.permutation(len(nearby))]
-            for first in range(0, len(order), self.batch):
-                reached, best = yield from fresh.best_of(order[first : first + self.batch])
+            # The first batch with a better point is taken: looking at all neighbours would cost the
+            # budget.
+            for start in range(0, len(order), self.batch):
+                reached, best = yield from fresh.best_of(order[start : start + self.batch])
                 if reached < cost:
                     cost = reached
                     point = best
@@ -198,18 +205,20 @@ class Annealing:
                 nearby = batch[0]
                 trials = trials + 1
                 moves = 0
+            # A step up is taken often while the walk is hot and hardly ever when it is cold.
             if rng.random() < self._chance(cost, reached, trials):
                 point = nearby
                 cost = reached
 
-    def _chance(self, cost: float, other: float, trials: int) -> float:
+    def _chance(self, cost: float, reached: float, trials: int) -> float:
         """Return the probability of going from one cost to another."""
-        if other <= cost:
+        if reached <= cost:
             return 1.0
-        if math.isinf(other) or cost <= 0:
+        if math.isinf(reached) or cost <= 0:
             return 0.0
+        # From 0.5 to 0.01 in 500 trials, by the same factor each trial: 0.07 after 250.
         heat = self.hot * (self.cold / self.hot) ** (trials % self.length / self.length)
-        return math.exp(-(other / cost - 1) / heat)
+        return math.exp(-(reached / cost - 1) / heat)
 
 
 # -- a model of costs, and a genetic search that it guides ----------------------------------------
@@ -250,28 +259,32 @@ class Surrogate:
         target = np.einsum("ij,j->i", self._root, scaled(self.costs))
         cross = np.einsum("pj,ij->pi", self._alike(self._coded(pool), self._known), self._root)
         variance = float(target @ target) / len(target)
-        left = np.maximum(1.0 + NOISE - np.einsum("pi,pi->p", cross, cross), 0.0)
-        return np.einsum("pi,i->p", cross, target), np.sqrt(variance * left)
+        # What the known trials say about a point reduces its variance from 1 towards 0: near them
+        # the model is sure, far from all of them it knows nothing.
+        unexplained = np.maximum(1.0 + NOISE - np.einsum("pi,pi->p", cross, cross), 0.0)
+        return np.einsum("pi,i->p", cross, target), np.sqrt(variance * unexplained)
 
     def _grow(self, points: Sequence[Point]) -> None:
         """Extend the root by new rows: [[R, 0], [-S V R, S]], with V and S of the new rows."""
-        new = self._coded(points)
-        corner = self._alike(new, new) + NOISE * np.eye(len(points))
+        codes = self._coded(points)
+        # The noise on the diagonal keeps the matrix invertible where two points are nearly alike.
+        corner = self._alike(codes, codes) + NOISE * np.eye(len(points))
         if self._known is None:
-            self._known = new
+            self._known = codes
             self._root = np.linalg.inv(np.linalg.cholesky(corner))
             return
-        cross = np.einsum("pj,ij->pi", self._alike(new, self._known), self._root)
-        rest = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))
-        block = np.linalg.inv(rest)
+        cross = np.einsum("pj,ij->pi", self._alike(codes, self._known), self._root)
+        corner_root = np.linalg.cholesky(corner - np.einsum("pi,qi->pq", cross, cross))
+        block = np.linalg.inv(corner_root)
         side = np.einsum("pq,qi->pi", block, np.einsum("pi,ij->pj", cross, self._root))
         nothing = np.zeros((len(self._root), len(points)))
         self._root = np.block([[self._root, nothing], [-side, block]])
-        pairs = zip(self._known, new, strict=True)
+        pairs = zip(self._known, codes, strict=True)
         self._known = tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[assignment]
 
     def _thin(self) -> None:
         """Keep the best quarter of the trials and every second of the others."""
+        # The model's time grows with the square of its trials: of 640, 160 + 240 stay.
         order = np.argsort(self.costs, kind="stable").tolist()
         best = len(order) // 4
         keep = sorted(order[:best] + order[best::2])
@@ -292,16 +305,16 @@ class Surrogate:
         ]
         return np.array(codes, float), np.array([[_doublings(v) for v in p] for p in points])
 
-    def _alike(self, one: tuple[Reals, Reals], two: tuple[Reals, Reals]) -> Reals:
-        total = np.zeros((len(one[0]), len(two[0])))
-        for d in range(one[0].shape[1]):
+    def _alike(self, left_codes: tuple[Reals, Reals], two: tuple[Reals, Reals]) -> Reals:
+        total = np.zeros((len(left_codes[0]), len(two[0])))
+        for d in range(left_codes[0].shape[1]):
             if len(self._codes[d]) < 2:
                 continue
-            total += one[0][:, d, None] != two[0][None, :, d]
-            apart = np.abs(one[1][:, d, None] - two[1][None, :, d])
+            total += left_codes[0][:, d, None] != two[0][None, :, d]
+            apart = np.abs(left_codes[1][:, d, None] - two[1][None, :, d])
             total += np.minimum(apart / DOUBLINGS, 1.0)
-        found: Reals = np.exp(-total / (2 * LENGTH))
-        return found
+        likeness: Reals = np.exp(-total / (2 * LENGTH))
+        return likeness
 
 
 def _doublings(value: Value) -> float:
@@ -312,13 +325,13 @@ def _doublings(value: Value) -> float:
 
 def scaled(costs: Sequence[float]) -> Reals:
     """Return clipped logarithms of costs with mean 0 and deviation 1, failures as the worst."""
-    given = np.asarray(costs, np.float64)
-    good = np.isfinite(given)
-    logs = np.log(np.maximum(np.where(good, given, given[good].max()), 1e-300))
+    raw = np.asarray(costs, np.float64)
+    good = np.isfinite(raw)
+    logs = np.log(np.maximum(np.where(good, raw, raw[good].max()), 1e-300))
     logs = np.minimum(logs, np.quantile(logs, CLIP))
     deviation = float(logs.std())
-    found: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
-    return found
+    standardised: Reals = (logs - logs.mean()) / (deviation if deviation > 0 else 1.0)
+    return standardised
 
 
 Scored = tuple[float, int, Point]
@@ -382,6 +395,8 @@ class Genetic:
     def _next(self, fresh: Fresh, model: Surrogate, parents: list[Scored]) -> Brood:
         """Return the next generation: chosen children, then immigrants."""
         children = self._children(fresh, parents)
+        # Random points keep the search from staying in one valley: some are taken in any case, the
+        # others compete with the children.
         strangers = fresh.sample(2 * self.measured)
         count = self.measured - self.immigrants
         if self.screened and math.isfinite(parents[0][0]):
@@ -407,6 +422,8 @@ class Genetic:
             return []
         mean, deviation = model.predict(pool)
         chosen: list[int] = []
+        # The first child is the one of least expected cost; the last, the one that might be best if
+        # the model errs by two deviations.
         for daring in np.linspace(0.0, 2 * self.caution, count):
             # rounded, so that the order does not hang on the last bit
             order = np.argsort(np.round(mean - daring * deviation, 9), kind="stable").tolist()
@@ -414,18 +431,19 @@ class Genetic:
         return [pool[i] for i in chosen]
 
     def _children(self, fresh: Fresh, parents: list[Scored]) -> Brood:
-        """Return the neighbours of the best point and many children, none of them known."""
+        """Return new points: neighbours of the best point, and many children of the parents."""
         rng = fresh.rng
         space = fresh.space
-        found = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
+        origins = dict.fromkeys(neighbours(space, parents[0][2]), "neighbour")
+        # Parents are sorted by cost: the smallest of 3 random places wins the tournament.
         picks = rng.integers(len(parents), size=(self.children, 2, self.tournament)).min(2)
-        for one, two in picks.tolist():
-            child = parents[one][2]
+        for parent_a, parent_b in picks.tolist():
+            child = parents[parent_a][2]
             origin = "mutated"
             if rng.random() < self.crossover:
-                child = crossed(space, child, parents[two][2], rng)
+                child = crossed(space, child, parents[parent_b][2], rng)
                 origin = "crossed"
             if origin == "mutated" or rng.random() < 0.5:
                 child = mutated(space, child, rng, 1 + int(rng.integers(2)))
-            found.setdefault(child, origin)
-        return {point: found[point] for point in fresh.new(list(found))}
+            origins.setdefault(child, origin)
+        return {point: origins[point] for point in fresh.new(list(origins))}

@@ -36,10 +36,10 @@ __all__ = [
     "Segments",
     "SlicePlan",
     "SubgraphResult",
+    "all_chains",
     "cheapest",
     "compiled",
     "even",
-    "every",
     "plan_time",
     "planned",
     "prepared",
@@ -127,11 +127,12 @@ def tune_subgraph(
     rewritten = source.rewritten if isinstance(source, Front) else DEFAULT_ROAD.rewrite(source)[0]
     graph = canonical(rewritten, chip)
     search = _Search(graph, chip, deadline, budget, progress or (lambda *_: None))
-    before = search.time(SlicePlan())
+    before_s = search.time(SlicePlan())
     try:
         search.also(one_launch=True)
         search.also(one_launch=True, inside=True)
         search.prefetch()
+        # Where all of a network fits into L2 every byte is read from memory once, sliced or not.
         if max(placement.live_bytes(graph)) + placement.weight_bytes(graph) > chip.l2.size_bytes:
             search.slices(time_limit_s)
             search.prefetch()
@@ -146,7 +147,7 @@ def tune_subgraph(
         search.best,
         sliced(graph, search.best),
         search.compiled,
-        before,
+        before_s,
         search.best_s,
         bound,
         search.tried,
@@ -166,13 +167,13 @@ class _Search:
     """The best plan so far, and what is needed to time others."""
 
     def __init__(
-        self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, told: Progress
+        self, graph: Graph, chip: Chip, deadline: Deadline, budget: int, progress: Progress
     ) -> None:
         self.graph = graph
         self.chip = chip
         self.deadline = deadline
         self.budget = budget
-        self.told = told
+        self.progress = progress
         self.best = SlicePlan()
         self.best_s = math.inf
         self.interrupted = False
@@ -191,6 +192,8 @@ class _Search:
             return self.known[plan]
         time_s = math.inf
         with suppress(AscendLabError):
+            # Plans that differ only in launches or prefetch have the same kernels: these are built
+            # once.
             if (plan.regions, plan.inside) != self._of:
                 cut = sliced(self.graph, plan)
                 road = plan.road(self.chip)
@@ -200,7 +203,7 @@ class _Search:
         self.known[plan] = time_s
         if time_s < self.best_s:
             self.best, self.best_s, self.compiled = plan, time_s, plan.launched(self._built)
-        self.told("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
+        self.progress("plans", min(self.tried, self.budget), self.budget, f"{self.best_s:g} s")
         return time_s
 
     def also(self, **how: Any) -> None:
@@ -216,8 +219,9 @@ class _Search:
     def slices(self, time_limit_s: float | None) -> None:
         """Slice: the cheapest chain of segments, and what lies near."""
         segments = Segments(self.graph, self.chip, self.best.road(self.chip))
+        # Costs of segments are estimates; a quarter of the time is for plans on the whole network.
         keeping = self.deadline.keeping(CHECKS * (time_limit_s or 0.0))
-        chain = cheapest_chain(segments, keeping, self.told)
+        chain = cheapest_chain(segments, keeping, self.progress)
         if chain is not None:
             with self.deadline.cut():
                 self._climb(segments, chain)
@@ -228,31 +232,36 @@ class _Search:
         When none is, the segment furthest from what it costs if all reads hit is sliced unevenly.
         """
         best_s = self.time(self._plan(segments, chain))
-        near = neighbours
-        seen = {chain}
+        propose = neighbours
+        tried_chains = {chain}
         while self.tried < self.budget:
-            cost = {c: total(segments, c) for c in near(segments, chain) if c not in seen}
-            most = FAR * total(segments, chain)
-            for one in sorted((c for c in cost if cost[c] <= most), key=cost.__getitem__):
+            cost = {
+                c: total(segments, c) for c in propose(segments, chain) if c not in tried_chains
+            }
+            # A chain whose segments cost 10 % more than those of the best one will not be quicker
+            # as a network.
+            limit_s = FAR * total(segments, chain)
+            for candidate in sorted((c for c in cost if cost[c] <= limit_s), key=cost.__getitem__):
                 if self.tried >= self.budget:
                     return
-                seen.add(one)
-                time_s = self.time(self._plan(segments, one))
+                tried_chains.add(candidate)
+                time_s = self.time(self._plan(segments, candidate))
                 if time_s < best_s:
-                    chain = one
+                    chain = candidate
                     best_s = time_s
                     break
             else:
-                if near is uneven:
+                # Neither neighbours nor uneven slices gained: this is the foot of the valley.
+                if propose is uneven:
                     return
-                near = uneven
+                propose = uneven
 
     def _plan(self, segments: Segments, chain: Chain) -> SlicePlan:
         regions = tuple(segments.region(*choice) for choice in chain if choice[2][0])
         return replace(self.best, regions=regions)
 
 
-def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Chain | None:
+def cheapest_chain(segments: Segments, deadline: Deadline, progress: Progress) -> Chain | None:
     """Return the chain of least cost; None if a unit cannot be built.
 
     Behind the deadline, units are only taken whole.
@@ -261,7 +270,7 @@ def cheapest_chain(segments: Segments, deadline: Deadline, told: Progress) -> Ch
 
     def ways(first: int, stop: int) -> list[Way]:
         if stop == first + 1:
-            told("cuts", stop, count, "")
+            progress("cuts", stop, count, "")
         return [] if deadline.over else segments.ways(first, stop)
 
     total_s, chosen = cheapest(count, ways, segments.cost, segments.least)
@@ -276,12 +285,14 @@ def total(segments: Segments, chain: Chain) -> float:
 
 def neighbours(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with one segment sliced otherwise, some joined, or a border moved by a unit."""
+    # Segments in the same number of slices, next to each other, may be one: (0, 2, 4 slices) and
+    # (2, 5, 4 slices) become (0, 5, 4 slices), and what crosses unit 2 stays in L2.
     alike = [list(run) for _, run in groupby(chain, key=lambda choice: len(choice[2][1]))]
     yield tuple((run[0][0], run[-1][1], run[0][2]) for run in alike)
     for i, (first, stop, way) in enumerate(chain):
-        for other in (WHOLE, *segments.ways(first, stop)):
-            if other != way:
-                yield (*chain[:i], (first, stop, other), *chain[i + 1 :])
+        for alternative in (WHOLE, *segments.ways(first, stop)):
+            if alternative != way:
+                yield (*chain[:i], (first, stop, alternative), *chain[i + 1 :])
     for i, ((first, cut, left), (_, stop, right)) in enumerate(pairwise(chain)):
         ends = chain[:i], chain[i + 2 :]
         for way in {left, right}:
@@ -296,13 +307,15 @@ def uneven(segments: Segments, chain: Chain) -> Iterator[Chain]:
     """Yield chains with the segment that misses most in one slice of images more or less."""
     sliced = [choice for choice in chain if choice[2][0] == "batch"]
     if sliced:
+        # What a segment costs above its time with all reads in L2 is the most that other slices can
+        # gain.
         worst = max(sliced, key=lambda choice: segments.cost(*choice) - segments.least(*choice))
         first, stop, (axis, parts) = worst
         place = chain.index(worst)
         for count in (len(parts) - 1, len(parts) + 1):
             if 1 < count <= segments.batch:
-                other = first, stop, (axis, even(segments.batch, count))
-                yield (*chain[:place], other, *chain[place + 1 :])
+                resliced = first, stop, (axis, even(segments.batch, count))
+                yield (*chain[:place], resliced, *chain[place + 1 :])
 
 
 def cheapest(
@@ -317,16 +330,20 @@ def cheapest(
     """
     best: list[tuple[float, list[Choice]]] = [(0.0, [])]
     for stop in range(1, count + 1):
-        found: tuple[float, list[Choice]] = (math.inf, [])
+        cheapest_here: tuple[float, list[Choice]] = (math.inf, [])
+        # Short segments first: they are the cheapest to price, and give a low bar for the longer
+        # ones.
         for first in reversed(range(stop)):
-            before, chosen = best[first]
+            before_s, chosen = best[first]
             for way in choices(first, stop, ways):
-                if before + least(first, stop, way) >= found[0]:
+                # Pricing a segment lowers and simulates kernels; its bound is a sum that is known
+                # already.
+                if before_s + least(first, stop, way) >= cheapest_here[0]:
                     continue
-                total = before + cost(first, stop, way)
-                if total < found[0]:
-                    found = total, [*chosen, (first, stop, way)]
-        best.append(found)
+                total = before_s + cost(first, stop, way)
+                if total < cheapest_here[0]:
+                    cheapest_here = total, [*chosen, (first, stop, way)]
+        best.append(cheapest_here)
     return best[-1]
 
 
@@ -335,15 +352,15 @@ def choices(first: int, stop: int, ways: Ways) -> list[Way]:
     return [WHOLE, *ways(first, stop)]
 
 
-def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
+def all_chains(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
     """Yield all ways to take the units from `first` on: for small chains."""
     if first == count:
         yield []
         return
     for stop in range(first + 1, count + 1):
         for way in choices(first, stop, ways):
-            for rest in every(count, ways, stop):
-                yield [(first, stop, way), *rest]
+            for remainder in all_chains(count, ways, stop):
+                yield [(first, stop, way), *remainder]
 
 
 # -- as the bank keeps it -------------------------------------------------------------------------
@@ -359,35 +376,37 @@ def slice_network(
     graph = canonical(front.rewritten, chip)
     bound_s = bound_of(front.rewritten, chip).time_s
     key = key_of_graph(graph, chip)
-    known = None if settings.repeat else knowledge.find(key)
-    if known and (plan := _from_bank(graph, chip, known[0], bound_s)):
+    stored = None if settings.repeat else knowledge.find(key)
+    if stored and (plan := _from_bank(graph, chip, stored[0], bound_s)):
         return plan, "hit"
     try:
-        found = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
+        result = tune_subgraph(front, chip, time_limit_s=deadline.limit_s, progress=progress)
     except KeyboardInterrupt:  # before any plan was timed
-        found = replace(planned(graph, SlicePlan(), chip, bound_s), interrupted=True)
-    if found.interrupted:
-        return found, None
-    cycles = (found.before_s, found.after_s, found.bound_s)
-    before, after, bound = (round(t * chip.clock_hz) for t in cycles)
+        result = replace(planned(graph, SlicePlan(), chip, bound_s), interrupted=True)
+    if result.interrupted:
+        return result, None
+    cycles = (result.before_s, result.after_s, result.bound_s)
+    before_cycles, after_cycles, bound_cycles = (round(t * chip.clock_hz) for t in cycles)
     entry = BankEntry(
         key,
-        numbered(found.plan, graph),
-        before,
-        min(after, before),
-        min(bound, after),
+        numbered(result.plan, graph),
+        before_cycles,
+        min(after_cycles, before_cycles),
+        min(bound_cycles, after_cycles),
         False,
         "dynamic programming, descent",
         settings.seed,
-        found.tried,
+        result.tried,
     )
-    return found, settle(knowledge, entry)
+    return result, settle(knowledge, entry)
 
 
 def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
-    """Return the bank's key of a network, whatever its names, however reshapes are spelled."""
+    """Return the bank's key of a network: independent of names and of how reshapes are spelled."""
     nodes = list(graph.nodes)
     for i, node in enumerate(nodes):
+        # A reshape to (-1, 1000) and one to (8, 1000) are the same where the batch is 8: both are
+        # spelled out.
         if node.op == "reshape":
             shape = graph.types[node.output].shape
             nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
@@ -412,7 +431,7 @@ def named(data: Mapping[str, Any], graph: Graph) -> SlicePlan:
 def _from_bank(graph: Graph, chip: Chip, entry: BankEntry, bound_s: float) -> SubgraphResult | None:
     """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
     try:
-        found = planned(graph, named(entry.schedule, graph), chip, bound_s)
+        result = planned(graph, named(entry.schedule, graph), chip, bound_s)
     except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
         return None
-    return None if found.after_s > found.before_s else found
+    return None if result.after_s > result.before_s else result

@@ -62,13 +62,13 @@ def compiled_part(part: Graph, laid: Graph, chip: Chip, road: Road = DEFAULT_ROA
     for name in part.inputs:
         if name in laid.types:
             types[name] = replace(types[name], layout=laid.types[name].layout)
-    own = road.lay_out(replace(part, types=types), chip)
+    laid_part = road.lay_out(replace(part, types=types), chip)
     outs = []
-    for wanted, name in zip(part.outputs, own.outputs, strict=True):
-        node = own.producers.get(name)
-        inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
+    for output, name in zip(part.outputs, laid_part.outputs, strict=True):
+        node = laid_part.producers.get(name)
+        inner = node is not None and node.op == "trans_data" and output not in laid.outputs
         outs.append(node.inputs[0] if node is not None and inner else name)
-    return road.kernels(pruned(replace(own, outputs=tuple(outs))), chip)
+    return road.kernels(pruned(replace(laid_part, outputs=tuple(outs))), chip)
 
 
 def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
@@ -79,6 +79,7 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     the longest gaps those that the fewest bytes cross.
     """
     nodes = graph.nodes
+    # A network of n nodes has positions 0 .. n; a cut at i separates node i - 1 from node i.
     end = len(graph.nodes)
     inner = set[str]()
     if road.start != "queued":
@@ -92,16 +93,18 @@ def cut_points(graph: Graph, road: Road = DEFAULT_ROAD) -> list[int]:
     crossing = {i: [n for n, (first, last) in live if first < i <= last] for i in free}
     cost = {i: sum(graph.types[n].size_bytes for n in names) for i, names in crossing.items()}
     chain = [i for i in free if len(crossing[i]) == 1]
-    found = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
-    while len(found) < MOST_POINTS + 2:
-        gaps = [[i for i in free if a < i < b] for a, b in pairwise(found)]
+    cuts = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
+    while len(cuts) < MOST_POINTS + 2:
+        # More cuts are worth most in the longest stretch without one.
+        gaps = [[i for i in free if a < i < b] for a, b in pairwise(cuts)]
         longest = max(gaps, key=len)
         if not longest:
             break
+        # From the middle third only: a cut beside a known one would divide nothing.
         third = len(longest) // 3
         middle = longest[third : len(longest) - third]
-        found = sorted([*found, min(middle, key=lambda i: cost[i])])
-    return found
+        cuts = sorted([*cuts, min(middle, key=lambda i: cost[i])])
+    return cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +144,14 @@ class Cache:
             self.held.pop(name, None)
             self.dirty.pop(name, None)
 
-    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
+    def __call__(self, steps: Sequence[Step], needed_behind: Collection[str]) -> Iterator[Met]:
         """Yield what each step meets."""
         written = {name for step in steps for name in step.writes}
         left = Counter(name for step in steps for name in step.reads)
         for step in steps:
             found = frozenset(self.held).intersection(step.reads)
+            # `left` counts the reads still to come: a tensor without any is dead when this step has
+            # run.
             left.subtract(step.reads.keys())
             for name, size in step.reads.items():
                 self._use(name, max(size, self.held.get(name, 0)))
@@ -154,7 +159,9 @@ class Cache:
                 self._use(name, size + self.held.get(name, 0))
                 self.dirty[name] = self.held[name]
             out = self._shrink()
-            inner = written.difference(kept).intersection({*step.reads, *step.writes})
+            # Only what this slice has written itself and nobody needs behind it may be dropped
+            # without a write to memory; weights and inputs stay until something pushes them out.
+            inner = written.difference(needed_behind).intersection({*step.reads, *step.writes})
             self.passed([name for name in inner if not left[name]])
             yield Met(found, out)
 
@@ -163,9 +170,10 @@ class Cache:
         self.held.move_to_end(name)
 
     def _shrink(self) -> int:
-        """Throw out what was unused for longest until the rest fits; return the dirty bytes."""
+        """Evict the least recently used tensors until the others fit; return the dirty bytes."""
         out = 0
         total = sum(self.held.values())
+        # Least recently used first; a tensor that was changed since it was read goes to memory.
         while total > self.size_bytes:
             name, size = self.held.popitem(last=False)
             total -= size
@@ -175,22 +183,24 @@ class Cache:
 
 @dataclass
 class Buffer(Cache):
-    """The rule of a buffer: a slice finds what it has written itself, if that was kept."""
+    """The rule of a buffer: a slice finds only what it wrote itself and had room to keep."""
 
     def left(self, names: Mapping[str, int]) -> None:
         """Let tensors lie there that were just written: none, of what is read in slices."""
 
-    def __call__(self, steps: Sequence[Step], kept: Collection[str]) -> Iterator[Met]:
-        """Yield what each step meets; `kept` are needed behind the slice."""
+    def __call__(self, steps: Sequence[Step], needed_behind: Collection[str]) -> Iterator[Met]:
+        """Yield what each step meets; `needed_behind` are needed behind the slice."""
         uses = [Use(tuple(step.reads), tuple(step.writes)) for step in steps]
         sizes = Counter[str]()
         for step in steps:
             sizes.update(step.writes)
-        before = frozenset[str]()
-        for step, held in zip(steps, allocate(uses, sizes, {*kept}, self.size_bytes), strict=True):
-            out = sum(size for name, size in step.writes.items() if name not in held)
-            yield Met(before & held & step.reads.keys(), out)
-            before = held
+        held_before = frozenset[str]()
+        for step, held_now in zip(
+            steps, allocate(uses, sizes, {*needed_behind}, self.size_bytes), strict=True
+        ):
+            out = sum(size for name, size in step.writes.items() if name not in held_now)
+            yield Met(held_before & held_now & step.reads.keys(), out)
+            held_before = held_now
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,6 +244,8 @@ class Segments:
     def batch(self) -> int:
         """Images: the common divisor of the entries of all first axes, 1 where one has none."""
         names = (*self.graph.inputs, *self.graph.outputs)
+        # Inputs of (32, 3, 224, 224) and (32, 10), an output of (32, 1000): 32 images. A table of
+        # (7, 64) beside them leaves gcd(32, 7) = 1: no slices along the batch.
         shapes = [self.graph.types[name].shape for name in names]
         return math.gcd(*(shape[0] if shape else 1 for shape in shapes)) if shapes else 1
 
@@ -242,12 +254,12 @@ class Segments:
         nodes = self.graph.nodes[self.points[first] : self.points[stop]]
         return part_of(self.graph, nodes, f"{self.graph.name}.{first}_{stop}")
 
-    def region(self, first: int, stop: int, way: Way) -> Region:
+    def region(self, first: int, stop: int, slicing: Way) -> Region:
         """Return units first .. stop-1 as a region."""
         low = self.points[first]
         high = self.points[stop] - 1
         names = self.graph.nodes[low].name, self.graph.nodes[high].name
-        return Region(*names, *way)
+        return Region(*names, *slicing)
 
     # -- ways -------------------------------------------------------------------------------------
     def ways(self, first: int, stop: int) -> list[Way]:
@@ -265,52 +277,58 @@ class Segments:
         if stop > self.reach[first]:
             rows = not self.numbers and live > room
             return list(self._rows(part, SLACK * room / live)) if rows else []
-        found = []
+        slicings = []
         coarser = 1
+        # With L2 of 8 MB and 20 MB live at once, 2 slices need 10 MB each and 4 need 5: both are
+        # tried, as is every number up to SLACK times L2 a slice. 8 slices would only read the
+        # weights more often.
         for n in self.numbers:
             if live > coarser * room and live <= SLACK * n * room:
-                found.append(("batch", even(self.batch, n)))
+                slicings.append(("batch", even(self.batch, n)))
             coarser = n
-        return found
+        return slicings
 
     @cached_property
     def numbers(self) -> list[int]:
         """Numbers of slices of the batch."""
-        every = list(range(2, min(self.batch, MOST_SLICES) + 1))
-        found = [n for n in every if self.batch % n == 0]
-        return found if len(found) > 1 else every
+        counts = list(range(2, min(self.batch, MOST_SLICES) + 1))
+        divisors = [n for n in counts if self.batch % n == 0]
+        return divisors if len(divisors) > 1 else counts
 
     @cached_property
     def reach(self) -> list[int]:
         """Of each unit the end of the longest segment from there on that images can be cut in."""
-        found = list[int]()
+        ends = list[int]()
         stop = 0
         for first in range(self.count):
             stop = max(stop, first)
+            # If units 3 .. 7 can be cut together, so can 4 .. 7: `stop` never moves back, and each
+            # unit is looked at once or twice instead of once for every start.
             while self.numbers and stop < self.count and self._sliceable(first, stop + 1):
                 stop += 1
-            found.append(stop)
-        return found
+            ends.append(stop)
+        return ends
 
     def _sliceable(self, first: int, stop: int) -> bool:
         part = self.part(first, stop)
-        way = ("batch", even(self.batch, self.numbers[-1]))
+        slicing = ("batch", even(self.batch, self.numbers[-1]))
         with suppress(AscendLabError):
-            ranges_of(part, self.region(first, stop, way))
+            ranges_of(part, self.region(first, stop, slicing))
             return True
         return False
 
     def _rows(self, part: Graph, share: float) -> Iterator[Way]:
-        """Yield the largest slices of rows whose share of them is small enough, if any."""
+        """Yield slicings along rows, the largest slices first, of at most a share of the rows."""
         ends = part.nodes[0].name, part.nodes[-1].name
         for axis in ("height", "sequence"):
             size = _size(part, axis)
-            known = set[int]()
+            sizes_tried = set[int]()
             for count in range(2, min(size, MOST_ROWS) + 1):
                 parts = even(size, count)
-                if parts[0] in known or parts[0] > share * size or len(known) == SIZES:
+                # 25 and 26 slices of 224 rows both begin with 9 rows: one of them is enough.
+                if parts[0] in sizes_tried or parts[0] > share * size or len(sizes_tried) == SIZES:
                     continue
-                known.add(parts[0])
+                sizes_tried.add(parts[0])
                 try:
                     ranges_of(part, Region(*ends, axis, parts))
                 except AscendLabError:
@@ -318,17 +336,20 @@ class Segments:
                 yield axis, parts
 
     # -- costs ------------------------------------------------------------------------------------
-    def cost(self, first: int, stop: int, way: Way = WHOLE) -> float:
+    def cost(self, first: int, stop: int, slicing: Way = WHOLE) -> float:
         """Return the seconds of a segment, whole or in slices; infinite if it cannot be built."""
-        key = (first, stop, way)
+        key = (first, stop, slicing)
         if key not in self.costs:
-            rows = way[0] not in ("", "batch")
+            rows = slicing[0] not in ("", "batch")
+            # Slices of rows overlap and differ from each other: they are compiled as a network of
+            # their own. Slices of a batch are alike, and their cost is a sum of launches that are
+            # timed once.
             self.costs[key] = self._built(*key) if rows else self._summed(*key)
         return self.costs[key]
 
-    def least(self, first: int, stop: int, way: Way) -> float:
+    def least(self, first: int, stop: int, slicing: Way) -> float:
         """Return the seconds of a segment if all reads hit and nothing is written to memory."""
-        sizes = Counter(way[1] if way[0] == "batch" else (self.batch,))
+        sizes = Counter(slicing[1] if slicing[0] == "batch" else (self.batch,))
         units = range(first, stop)
         return sum(n * sum(self._warm(u, size) for u in units) for size, n in sizes.items())
 
@@ -343,7 +364,7 @@ class Segments:
             return math.inf
         return sum(self._time(run, Met(frozenset(run.step.reads), 0)) for run in runs)
 
-    def _summed(self, first: int, stop: int, way: Way) -> float:
+    def _summed(self, first: int, stop: int, slicing: Way) -> float:
         """Return the cost from runs: of every size the first slice, then its like."""
         part = self.part(first, stop)
         total = 0.0
@@ -351,14 +372,16 @@ class Segments:
         cache = (Buffer if l2.kind == "buffer" else Cache)(l2.size_bytes)
         kept = frozenset(part.outputs)
         types = part.types
-        before = [n for n in part.inputs if n not in self.graph.inputs]
-        cache.left({name: types[name].size_bytes for name in before})
-        for size, times in Counter(way[1] or (self.batch,)).items():
-            found = [self.runs(unit, size) for unit in range(first, stop)]
-            if None in found:
+        produced = [n for n in part.inputs if n not in self.graph.inputs]
+        cache.left({name: types[name].size_bytes for name in produced})
+        for size, times in Counter(slicing[1] or (self.batch,)).items():
+            runs_by_unit = [self.runs(unit, size) for unit in range(first, stop)]
+            if None in runs_by_unit:
                 return math.inf
-            runs = [run for unit in found for run in unit or ()]
+            runs = [run for unit in runs_by_unit for run in unit or ()]
             steps = [run.step for run in runs]
+            # The first slice reads the weights from memory, the second and all later ones find them
+            # in L2: 8 slices are one first and seven second ones.
             for count in (1, times - 1):
                 if count:
                     gone = [n for n in part.inputs if n not in cache.held]
@@ -368,18 +391,21 @@ class Segments:
 
     def _time(self, run: Run, met: Met) -> float:
         """Return the seconds of a run, its launch included."""
-        hits = tuple(own for own, name in run.names.items() if name in met.found)
+        hits = tuple(buffer for buffer, name in run.names.items() if name in met.found)
+        # The same launch with the same hits and the same writes takes the same time: thousands of
+        # segments share a few hundred simulations.
         key = id(run.launch), hits, met.written_bytes
         if key not in self.timed:
             traffic = traffic_of(run.launch, self.chip)
             warm = {name: 1.0 for name in hits if name in traffic.read_once}
             seen = time_launch(run.launch, self.chip, traffic.warmed(warm, met.written_bytes))
             self.timed[key] = seen.cycles / self.chip.clock_hz
+        # Inside one launch a kernel of several phases waits at a barrier of all cores between them.
         between = self.chip.all_cores_cycles / self.chip.clock_hz
         return self.timed[key] + (self.launch_s if run.starts else between)
 
     def runs(self, unit: int, size: int) -> tuple[Run, ...] | None:
-        """Return what a unit runs on so many images; None if it cannot be cut or built."""
+        """Return the launches of a unit for `size` images; None if it cannot be cut or built."""
         key = unit, size
         if key not in self.built:
             self.built[key] = None
@@ -389,48 +415,49 @@ class Segments:
 
     def _runs(self, unit: int, size: int) -> Iterator[Run]:
         part = self.part(unit, unit + 1)
-        whole = dict[str, str]()
+        uncut_name = dict[str, str]()
         if size < self.batch:
-            way = "batch", (size, self.batch - size)
-            part, whole = one_slice(part, self.region(unit, unit + 1, way))
+            slicing = "batch", (size, self.batch - size)
+            part, uncut_name = one_slice(part, self.region(unit, unit + 1, slicing))
         built = compiled_part(part, self.laid, self.chip, self.road)
         outs = zip(built.graph.outputs, part.outputs, strict=True)
-        whole |= {new: whole.get(name, name) for new, name in outs}
+        uncut_name |= {built_name: uncut_name.get(name, name) for built_name, name in outs}
         owner = owners(built)
         for task in built.tasks:
             if task.lowered is None:
                 continue
+            # A call of the AI CPU costs more than slices gain: once a slice would be too often.
             if isinstance(task.lowered.kernel, CpuKernel) and size < self.batch:
                 raise UnsupportedError("kernels", f"{task.name} on the AI CPU", "leave it whole")
             names = {}
             for buffer in task.lowered.kernel.tensors:
                 name = task.value(buffer.name)
                 name = owner.get(name, name)
-                names[buffer.name] = whole.get(name, name)
+                names[buffer.name] = uncut_name.get(name, name)
             for i, launch in enumerate(task.lowered.kernel.phases):
                 traffic = traffic_of(launch, self.chip)
                 step = Step(_named(traffic.read_once, names), _named(traffic.write_once, names))
                 yield Run(step, launch, not i, names)
 
-    def _built(self, first: int, stop: int, way: Way) -> float:
+    def _built(self, first: int, stop: int, slicing: Way) -> float:
         """Return the cost of rows: the segment as a network, behind what wrote its inputs."""
         part = self.part(first, stop)
         try:
-            cut = sliced(part, SlicePlan((self.region(first, stop, way),)))
+            cut = sliced(part, SlicePlan((self.region(first, stop, slicing),)))
             built = compiled_part(cut, self.laid, self.chip, self.road)
         except AscendLabError:
             return math.inf
-        before = [n for n in built.graph.inputs if n not in self.graph.inputs]
+        produced = [n for n in built.graph.inputs if n not in self.graph.inputs]
         built = SlicePlan(one_launch=True).launched(built)
-        times = simulate_graph(built, written=before, passed=built.graph.outputs, first="inside")
+        times = simulate_graph(built, written=produced, passed=built.graph.outputs, first="inside")
         return times.time_s
 
 
 def _named(sizes: Mapping[str, int], names: Mapping[str, str]) -> Mapping[str, int]:
-    found = Counter[str]()
-    for own, size in sizes.items():
-        found[names[own]] += size
-    return found
+    bytes_by_tensor = Counter[str]()
+    for buffer, size in sizes.items():
+        bytes_by_tensor[names[buffer]] += size
+    return bytes_by_tensor
 
 
 def _size(part: Graph, axis: str) -> int:

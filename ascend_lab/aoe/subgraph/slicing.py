@@ -67,9 +67,9 @@ class Region:
     def __post_init__(self) -> None:
         """Raise `InputError` for an unknown axis, order or halo, or sizes below 1."""
         choices = ((self.axis, AXES), (self.order, ORDERS), (self.halo, HALOS))
-        for word, known in choices:
-            if word not in known:
-                raise InputError(f"one of {', '.join(known)}", repr(word), "choose one")
+        for word, allowed in choices:
+            if word not in allowed:
+                raise InputError(f"one of {', '.join(allowed)}", repr(word), "choose one")
         if not self.parts or min(self.parts) < 1:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
@@ -192,7 +192,7 @@ def _borders(compiled: Compiled) -> Iterator[str]:
 
 
 def axis_number(axis: str, kind: TensorType, name: str) -> int:
-    """Return the number of the axis that a word means; raise `InputError` if there is none."""
+    """Return the position of a named axis; raise `InputError` if the tensor has no such axis."""
     rank = len(kind.shape)
     # rank 4 is (n, c, h, w), rank 3 (batch, sequence, channel)
     axes_of = {"batch": 0, "sequence": rank - 2, "channel": 1 if rank == 4 else rank - 1}
@@ -238,8 +238,8 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
     axes = _axes(part, region, rules)
     # each output has its own number of rows and is cut in the same proportions
     sizes = {n: region.spans(part.types[n].shape[axes[n]]) for n in part.outputs}
-    wanted = [{n: sizes[n][i] for n in part.outputs} for i in range(len(region.parts))]
-    needs = [walk(part, rules, axes, outputs).need for outputs in wanted]
+    output_ranges = [{n: sizes[n][i] for n in part.outputs} for i in range(len(region.parts))]
+    needs = [walk(part, rules, axes, outputs).need for outputs in output_ranges]
     spans: dict[tuple[str, int], Range] = {}
     for node in part.nodes:
         done: int | None = None
@@ -251,7 +251,7 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
             if low < high:
                 spans[node.name, i] = low, high
                 done = high
-    return Ranges(part, rules, axes, wanted, spans)
+    return Ranges(part, rules, axes, output_ranges, spans)
 
 
 def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
@@ -282,6 +282,7 @@ def _axes(part: Graph, region: Region, rules: Rules) -> dict[str, int]:
 
 def sliced(graph: Graph, plan: SlicePlan) -> Graph:
     """Return the graph with the regions of a plan in slices; raises as `ranges_of`."""
+    # Nodes outside the regions keep their names; a slice of node "conv1" is called "conv1.0".
     draft = Draft(graph, ())
     done = 0
     cuts: dict[Any, str] = {}
@@ -293,6 +294,7 @@ def sliced(graph: Graph, plan: SlicePlan) -> Graph:
     for low, high, region in plan.ranges(graph):
         keep(graph.nodes[done:low])
         part = part_of(graph, graph.nodes[low : high + 1], region.first)
+        # A region in one part is the nodes themselves: a plan may say so.
         if len(region.parts) > 1:
             _Slices(draft, cuts, ranges_of(part, region), region).add()
         else:
@@ -330,7 +332,9 @@ def one_slice(part: Graph, region: Region) -> tuple[Graph, dict[str, str]]:
         types=draft.types,
         constants=draft.constants,
     )
-    sources = {new: name for name, pieces in work.pieces.items() for _, _, new in pieces}
+    sources = {
+        piece_name: name for name, pieces in work.pieces.items() for _, _, piece_name in pieces
+    }
     return pruned(graph), sources | dict(zip(outs, part.outputs, strict=True))
 
 
@@ -356,6 +360,8 @@ class _Slices:
                 self.slice_of(node, i)
         for name in ranges.part.outputs:
             axis = ranges.axes[name]
+            # The slices of an output are joined again: what follows the region reads one tensor, as
+            # before.
             spans = [outputs[name] for outputs in ranges.wanted]
             slices = [self.piece(name, axis, span, i) for i, span in enumerate(spans)]
             self.append("concat", slices, {"axis": axis}, name, self.draft.types[name])
@@ -380,8 +386,8 @@ class _Slices:
         attrs = given_attrs(node.op, dict(part_cut.attrs))
         kinds = infer(node.op, [draft.types[n] for n in reads], part_cut.attrs)
         draft.put(Node(title, node.op, tuple(reads), names, attrs), *kinds)
-        for name, new in zip(node.outputs, names, strict=True):
-            self.pieces.setdefault(name, []).append((i, span, new))
+        for name, piece in zip(node.outputs, names, strict=True):
+            self.pieces.setdefault(name, []).append((i, span, piece))
 
     def piece(self, name: str, axis: int, span: Range, i: int) -> str:
         """Return a range of a tensor for slice i: cut from one slice, or joined from several."""
@@ -389,14 +395,20 @@ class _Slices:
         uncut = [(i, (0, self.size(name, axis)), name)]
         # with "recompute" a slice reads only what it has computed itself
         shared = self.region.halo == "store"
-        available = [(r, new) for at, r, new in self.pieces.get(name, uncut) if shared or at == i]
+        available = [
+            (r, piece_name)
+            for at, r, piece_name in self.pieces.get(name, uncut)
+            if shared or at == i
+        ]
         low, high = span
-        for (start, end), new in available:
+        for (start, end), piece_name in available:
+            # Rows 4 .. 11 lie in the slice 0 .. 15: one cut. Rows 12 .. 19 lie in two slices, and
+            # are joined from 12 .. 15 and 16 .. 19.
             if start <= low and high <= end:
-                return self.cut(new, axis, (low - start, high - start))
+                return self.cut(piece_name, axis, (low - start, high - start))
         pieces = [
-            self.cut(new, axis, (max(low, start) - start, min(high, end) - start))
-            for (start, end), new in sorted(available, key=lambda pair: pair[0])
+            self.cut(piece_name, axis, (max(low, start) - start, min(high, end) - start))
+            for (start, end), piece_name in sorted(available, key=lambda pair: pair[0])
             if start < high and low < end
         ]
         return self.once((name, axis, span), "concat", pieces, {"axis": axis})
@@ -422,8 +434,8 @@ class _Slices:
         """Return the tensor with this range; append the node that makes it only the first time."""
         if key not in self.cuts:
             name, _, (low, high) = key
-            new = self.draft.new_name(f"{name}.{low}_{high}")
-            self.cuts[key] = self.append(op, reads, attrs, new)
+            piece_name = self.draft.new_name(f"{name}.{low}_{high}")
+            self.cuts[key] = self.append(op, reads, attrs, piece_name)
         return self.cuts[key]
 
     def append(
@@ -435,16 +447,20 @@ class _Slices:
 
     def constant(self, name: str, taken: Mapping[int, Range]) -> str:
         """Return the ranges `taken` of a constant; the constant itself if they are all of it."""
-        old = self.draft.constants[name]
-        cuts = {a: span for a, span in taken.items() if span != (0, old.type.shape[a])}
+        constant = self.draft.constants[name]
+        cuts = {a: span for a, span in taken.items() if span != (0, constant.type.shape[a])}
         if not cuts:
             return name
         key = (name, *sorted(cuts.items()))
         if key not in self.cuts:
-            spans = [cuts.get(a, (0, size)) for a, size in enumerate(old.type.shape)]
-            kind = TensorType(tuple(high - low for low, high in spans), old.type.dtype)
+            spans = [cuts.get(a, (0, size)) for a, size in enumerate(constant.type.shape)]
+            kind = TensorType(tuple(high - low for low, high in spans), constant.type.dtype)
             index = tuple(slice(low, high) for low, high in spans)
-            data = old.data if isinstance(old.data, Fill) else partial(_part, old, index)
+            data = (
+                constant.data
+                if isinstance(constant.data, Fill)
+                else partial(_part, constant, index)
+            )
             ends = "_".join(f"{low}_{high}" for low, high in cuts.values())
             self.cuts[key] = self.draft.add(Constant(kind, data), f"{name}.{ends}")
         return self.cuts[key]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
 from ascend_lab.machine.sim.timeline import start_cycles
-from ascend_lab.operators.dsl import emit_formula, schedule, stages
+from ascend_lab.operators.dsl import emit_folds, schedule, stages
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Tensor, leaves
 
 ELEMENT_BYTES = 4
@@ -31,20 +31,22 @@ def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collectio
     ops = [op for _, op in _operations(state, chip, need)]
     compute = sum(op.cycles(chip) for op in ops)
     share = _fresh_share(state, warm)
-    first = _least_copy(chip, "GM", "UB", share)
-    last = _least_copy(chip, "UB", "GM")
+    first_load = _least_copy(chip, "GM", "UB", share)
+    last_store = _least_copy(chip, "UB", "GM")
     ends = [s for s in state.stages if s.output]
     # something to do for every output, whatever is inlined
     computed = all(isinstance(s, stages.Stage) and not s.is_copy for s in ends)
-    least = min((op.least_cycles for op in ops), default=0) if computed else 0
-    tail = min((op.cost.tail_cycles for op in ops), default=0) if least else 0
-    reads = first if loads else 0.0
-    seen = _latency(chip, share) if loads and not chip.combined else 0.0
+    least_op_cycles = min((op.least_cycles for op in ops), default=0) if computed else 0
+    tail = min((op.cost.tail_cycles for op in ops), default=0) if least_op_cycles else 0
+    reads = first_load if loads else 0.0
+    load_latency = _latency(chip, share) if loads and not chip.combined else 0.0
+    # The longest of four: all bytes through memory; all loads, then one operation and one store;
+    # one load, then all arithmetic; one load and one operation, then all stores.
     times = (
         _memory_cycles(state, chip, need, warm),
-        loads + seen + least + last,
-        reads + compute + tail + last,
-        reads + least + stores,
+        loads + load_latency + least_op_cycles + last_store,
+        reads + compute + tail + last_store,
+        reads + least_op_cycles + stores,
     )
     return math.ceil(max(times) - 1e-6) + start_cycles(chip, "cold")
 
@@ -59,6 +61,8 @@ def _needed(state: stages.State) -> dict[str, int]:
         size = math.prod(stage.shape)
         if stage.output:
             need[stage.name] = size
+        # What is needed in part may be computed in part: its sources are then not certain to be
+        # needed.
         if isinstance(stage, stages.Fixed) or need.get(stage.name, 0) < size:
             continue
         for read in stage.reads:
@@ -71,6 +75,8 @@ def _distinct(state: stages.State, stage: stages.Stage, read: Read) -> int:
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
     names = [n for i in read.index for n, _ in i.terms]
     counts = [max((extents[n] for n, _ in i.terms), default=1) for i in read.index]
+    # An axis that occurs twice, as in x[i, i], reaches only the diagonal: at least the longest
+    # axis.
     if len(set(names)) < len(names):
         return max(counts, default=1)
     shape = read.view or state.find(read.source).shape
@@ -92,9 +98,11 @@ def _memory_cycles(
     """
     ends = [s for s in state.stages if s.output]
     sizes = {s.name: math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in ends}
-    least = _read_bytes(state, warm)
+    phase_read_bytes = _read_bytes(state, warm)
     l2 = chip.l2.size_bytes
-    evicted = sum(size for name, size in sizes.items() if size + least[name] > l2)
+    # A result of 20 MB and 10 MB of operands do not fit into 24 MB of L2: all of the result is
+    # written to memory in that phase.
+    evicted = sum(size for name, size in sizes.items() if size + phase_read_bytes[name] > l2)
     rate = chip.shared_rate_bytes_per_cycle("memory", 1)
     return (_cold_bytes(state, need, warm) + evicted) / rate
 
@@ -105,9 +113,9 @@ def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
     Each operand it reads there, or computes: all of it, if all is needed. With tensors `warm` in
     L2 nothing is sure.
     """
-    least = dict.fromkeys((i.name for i in state.inputs), 0)
+    least_bytes = dict.fromkeys((i.name for i in state.inputs), 0)
     for stage in state.stages:
-        least[stage.name] = 0
+        least_bytes[stage.name] = 0
         if warm or isinstance(stage, stages.Fixed):
             continue
         for read in stage.reads:
@@ -115,10 +123,12 @@ def _read_bytes(state: stages.State, warm: Collection[str]) -> dict[str, int]:
             distinct = _distinct(state, stage, read)
             size = distinct * DTYPE_BYTES[source.dtype]
             if isinstance(source, stages.Stage | stages.Fixed):
-                here = least[source.name] if distinct == math.prod(source.shape) else 0
-                size = min(size, here)
-            least[stage.name] = max(least[stage.name], size)
-    return least
+                source_bytes = (
+                    least_bytes[source.name] if distinct == math.prod(source.shape) else 0
+                )
+                size = min(size, source_bytes)
+            least_bytes[stage.name] = max(least_bytes[stage.name], size)
+    return least_bytes
 
 
 def _moved(
@@ -126,17 +136,24 @@ def _moved(
 ) -> tuple[float, float]:
     """Return the cycles of loads and of stores on the busiest core."""
     cores = chip.core_count * chip.vector_cores_per_core
+    # On chips without padded copies the scalar unit may move single elements beside the copies.
     by_hand = cores * ELEMENT_BYTES / _scalar_wait(chip) if chip.combined else 0.0
-    cold = _cold_bytes(state, need, warm)
-    held = sum(need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in state.inputs if i.name in warm)
+    cold_bytes = _cold_bytes(state, need, warm)
+    warm_bytes = sum(
+        need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in state.inputs if i.name in warm
+    )
     out = sum(math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in state.stages if s.output)
     memory, l2 = (chip.shared_rate_bytes_per_cycle(level, 1) for level in ("memory", "L2"))
     into = cores * chip.path("GM", "UB").rate_bytes_per_cycle
     back = cores * chip.path("UB", "GM").rate_bytes_per_cycle
-    loads = cold / (min(into, memory) + by_hand) + held / (min(into, max(l2, memory)) + by_hand)
+    # The rate of a load is that of all cores' ports together or that of its level, whichever is
+    # lower.
+    loads = cold_bytes / (min(into, memory) + by_hand) + warm_bytes / (
+        min(into, max(l2, memory)) + by_hand
+    )
     stores = out / (min(back, l2) + by_hand)
     starts = 0 if chip.combined else chip.path("GM", "UB").startup_cycles
-    return loads + (starts if cold + held else 0), stores
+    return loads + (starts if cold_bytes + warm_bytes else 0), stores
 
 
 def _scalar_wait(chip: Chip) -> int:
@@ -167,15 +184,15 @@ def _fresh_share(state: stages.State, warm: Collection[str]) -> float:
     """
     times: dict[str, float] = {}
     for stage in reversed(state.stages):
-        own = times.get(stage.name, 0.0) + (1.0 if stage.output else 0.0)
+        loads = times.get(stage.name, 0.0) + (1.0 if stage.output else 0.0)
         if isinstance(stage, stages.Fixed):
             times |= dict.fromkeys(stage.sources, math.inf)
             continue
         size = math.prod(a.extent for a in (*stage.axes, *stage.reduce))
-        own = 1.0 if stage.fold else own
+        loads = 1.0 if stage.fold else loads
         for read in stage.reads:
-            again = own if _distinct(state, stage, read) == size else math.inf
-            times[read.source] = times.get(read.source, 0.0) + again
+            load_count = loads if _distinct(state, stage, read) == size else math.inf
+            times[read.source] = times.get(read.source, 0.0) + load_count
     if any(i.name in warm for i in state.inputs):
         return 0.0
     return min((1.0 / (2.0 * times[i.name]) for i in state.inputs if i.name in times), default=0.0)
@@ -192,13 +209,15 @@ class _Operation:
     repeats: float
 
     def cycles(self, chip: Chip, share: float = 0.0, tiles: int = 1) -> float:
-        """Return the cycles on a core with a share of all, the least unless it is said.
+        """Return the cycles on a core with a `share` of the work, by default an equal share.
 
         It pays for a head once a tile, and every 255 repeats.
         """
-        each = self.repeats * max(share, 1 / (chip.core_count * chip.vector_cores_per_core))
-        heads = max(tiles, each / chip.max_repeat)
-        return self.cost.head_cycles * heads + self.cost.slope_cycles * each
+        repeats_here = self.repeats * max(share, 1 / (chip.core_count * chip.vector_cores_per_core))
+        # One instruction does at most 255 repeats: 1,000 repeats in 2 tiles are at least 4
+        # instructions.
+        heads = max(tiles, repeats_here / chip.max_repeat)
+        return self.cost.head_cycles * heads + self.cost.slope_cycles * repeats_here
 
     @property
     def least_cycles(self) -> int:
@@ -215,7 +234,7 @@ class NestWork:
     around: float
 
     def cycles(self, share: float = 0.0, tiles: int = 1) -> float:
-        """Return cycles that no core beats with this share of all, in so many tiles."""
+        """Return a lower bound on the cycles of a core with a share of the work in some tiles."""
         return self.around + sum(op.cycles(self.chip, share, tiles) for op in self.operations)
 
 
@@ -223,9 +242,9 @@ def nest_work(state: stages.State, chip: Chip, names: Collection[str]) -> NestWo
     """Return the work of a nest of these stages; all else comes to them through memory."""
     ops = tuple(op for name, op in _operations(state, chip, _needed(state)) if name in names)
     loads = all(state.stage(name).reads for name in names)
-    first = _least_copy(chip, "GM", "UB") if loads else 0.0
-    last = _least_copy(chip, "UB", "GM")
-    return NestWork(chip, ops, first + last if ops else 0.0)
+    load_cycles = _least_copy(chip, "GM", "UB") if loads else 0.0
+    store_cycles = _least_copy(chip, "UB", "GM")
+    return NestWork(chip, ops, load_cycles + store_cycles if ops else 0.0)
 
 
 def _operations(
@@ -237,25 +256,25 @@ def _operations(
         if isinstance(stage, stages.Fixed):
             used[stage.name] = [True] * len(stage.shape)
             continue
-        full = need.get(stage.name, 0) == math.prod(stage.shape)
+        is_needed_whole = need.get(stage.name, 0) == math.prod(stage.shape)
         axes = _depends(stage.expr, used)
         used[stage.name] = [a.name in axes for a in stage.axes]
-        if full:
+        if is_needed_whole:
             yield from ((stage.name, op) for op in _calls(stage, stage.expr, used, chip))
-        if full and stage.fold:
+        if is_needed_whole and stage.fold:
             yield stage.name, _folding(stage, axes, chip)
 
 
 def _depends(expr: Expr, used: Mapping[str, Sequence[bool]]) -> set[str]:
     """Return the axes on which a value really depends: not those along which it is repeated."""
-    found: set[str] = set()
+    names: set[str] = set()
     for read in leaves(expr):
         assert isinstance(read, Read)
         flags = used[read.source]
         if read.view:
             flags = [all(flags)] * len(read.index)
-        found |= {n for i, f in zip(read.index, flags, strict=True) if f for n, _ in i.terms}
-    return found
+        names |= {n for i, f in zip(read.index, flags, strict=True) if f for n, _ in i.terms}
+    return names
 
 
 def _calls(
@@ -281,11 +300,12 @@ def _folding(stage: stages.Stage, axes: Collection[str], chip: Chip) -> _Operati
     """
     kept = math.prod(a.extent for a in stage.axes if a.name in axes)
     folded = math.prod(a.extent for a in stage.reduce if a.name in axes)
+    # Of 512 numbers 511 must go: 511 lanes of fp16 are 4 repeats.
     size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
     repeats = size / chip.vector_bytes_per_repeat
     names = [
         table[stage.fold]
-        for table in (emit_formula.COMBINE, emit_formula.ACROSS, emit_formula.GROUPS)
+        for table in (emit_folds.COMBINE, emit_folds.ACROSS, emit_folds.GROUPS)
         if stage.fold in table
     ]
     costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]

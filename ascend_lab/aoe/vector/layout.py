@@ -45,6 +45,8 @@ def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
     tiles = []
     name = phase.root
     extents = {a.name: a.extent for a in s.state.stage(name).axes}
+    # 4,096 rows, shares of 512, tiles of 64: split by 512 (i_o: 8 cores), then by 64 (i_i_o: 8
+    # tiles).
     for axis, share, width in layout.cuts:
         leaf = axis
         if share < extents[axis]:
@@ -58,15 +60,16 @@ def lay(s: schedule.Schedule, nest: Nest, layout: Layout) -> schedule.Schedule:
             leaf = f"{leaf}_i"
         tiles.append(leaf)
     folds = dict(layout.folds)
-    s, inner, rest = auto_tile.fold_loops(s, name, s.state.stage(name).reduce, folds)
-    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    s, inner, fold_leaves = auto_tile.fold_loops(s, name, s.state.stage(name).reduce, folds)
+    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *fold_leaves)
     for loop in bound:
         s = steps.bind(s, name, loop)
     s = steps.vectorise(s, name, tiles[0])
+    # Tiles of the nest are computed in its innermost loop in front of the vector instructions.
     if phase.tiles or phase.outputs:
         s = auto_tile.attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
-    for each in (name, *phase.outputs):
-        s = steps.double_buffer(s, each, layout.depth)
+    for stage_name in (name, *phase.outputs):
+        s = steps.double_buffer(s, stage_name, layout.depth)
     return s
 
 
@@ -96,6 +99,7 @@ def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
     """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
     done = schedule.complete(laid, root)
     sizes = []
+    # Bytes grow in a straight line with the slots: two points give the slope.
     for depth in (1, 2):
         stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
         sizes.append(boxes.ub_bytes(replace(done, stages=tuple(stages)), root, chip))
@@ -104,12 +108,12 @@ def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
 
 def queues(done: State) -> int:
     """Return the most queues of a completed nest between two pipes: one a place that is filled."""
-    found: dict[tuple[bool, bool], set[object]] = {}
+    places: dict[tuple[bool, bool], set[object]] = {}
     for stage in done.stages:
         if isinstance(stage, Stage) and stage.scope == "UB":
             source = done.find(stage.sources[0]) if stage.sources else None
             loaded = stage.is_copy and getattr(source, "scope", "GM") == "GM"
             stored = any(getattr(r, "scope", "GM") == "GM" for r in done.readers(stage.name))
             if loaded or stored:
-                found.setdefault((loaded, stored), set()).add(stage.attach)
-    return max(map(len, found.values()), default=0)
+                places.setdefault((loaded, stored), set()).add(stage.attach)
+    return max(map(len, places.values()), default=0)

@@ -54,9 +54,11 @@ class NestSpace:
         lanes = any(along_lanes(state.stage(n)) for n in names)
         self.fold_ladder = fold_ladder(self.folds, self.unit if lanes else 1)
         self.small = result_bytes(root) <= SMALL_BYTES
-        others = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
+        outer_rows = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
+        # Rows of fewer than two blocks are not divided among cores: each would write part of a
+        # block.
         narrow = self.extents[self.last] < 2 * self.unit
-        self.by_elements = long_rows(state, phase) or (narrow and not others)
+        self.by_elements = long_rows(state, phase) or (narrow and not outer_rows)
         self.apart = narrow and not self.by_elements
         self._options: dict[Point, tuple[Value, ...]] = {}
         self._needs: dict[Layout, tuple[int, int, int]] = {}
@@ -64,6 +66,7 @@ class NestSpace:
         self._roomy: dict[object, list[tuple[int, ...]]] = {}
         self._count = 0
         self._counted = False
+        # The layout of the automatic schedule is an option even where no ladder has its numbers.
         self.default = default
         self.default_point: Point | None = None
         if default is not None:  # its own numbers become options where they are not yet
@@ -85,10 +88,10 @@ class NestSpace:
                 width = wide
         if cut and self.outside(cut):
             outer = sizes[self.outside(cut)[-1]]
-        given = self.folds | dict(layout.folds)
+        all_widths = self.folds | dict(layout.folds)
         stages = {n.split(".")[0] for n, _ in layout.folds}
-        own = {n: w for n, w in given.items() if not stages or n.split(".")[0] in stages}
-        return (names, *numbers, cut, width, outer, largest_fold(own), layout.depth, "cut")
+        widths = {n: w for n, w in all_widths.items() if not stages or n.split(".")[0] in stages}
+        return (names, *numbers, cut, width, outer, largest_fold(widths), layout.depth, "cut")
 
     # -- decisions to numbers ---------------------------------------------------------------------
     def layout(self, point: Point) -> Layout:
@@ -97,10 +100,12 @@ class NestSpace:
         if spread == WHOLE:
             assert self.default is not None
             return self.default
-        given = zip([n for n in spread.split("+") if n], (share, share2), strict=False)
-        shares = self.extents | dict(given)
+        core_shares = zip([n for n in spread.split("+") if n], (share, share2), strict=False)
+        shares = self.extents | dict(core_shares)
         widths = dict(shares)
         if cut:
+            # Axes outside the cut one have width 1, but the nearest may take several rows: with a
+            # cut along columns and outer = 4, a tile is 4 rows by `width` columns.
             outside = self.outside(cut)
             widths |= dict.fromkeys(outside, 1)
             widths |= {n: min(outer, shares[n]) for n in outside[-1:]}
@@ -124,14 +129,19 @@ class NestSpace:
     def _legal(self, layout: Layout) -> bool:
         pattern = self._pattern(layout)
         sizes = layout.sizes(self.folds)
+        # What fits with larger tiles of the same kind fits with smaller ones: no new program is
+        # written.
         for larger in self._roomy.get(pattern, ()):
             if all(a <= b for a, b in zip(sizes, larger, strict=True)):
                 return self._written[pattern]
         taken_bytes, event_ids = self.needs(layout)
         chip = self.schedule.chip
+        # A queue needs an event id per slot, and two pipes of a core have only a few.
         if taken_bytes > chip.buffers["UB"] or event_ids > chip.event_ids:
             return False
         # whether a nest can be written depends on which axes are cut, and whether at whole blocks
+        # The estimate leaves out a few blocks: near the limit the program itself must say whether
+        # it fits.
         tight = taken_bytes > SURE * chip.buffers["UB"]
         kind: object = layout if tight else pattern
         if kind not in self._written:
@@ -158,12 +168,14 @@ class NestSpace:
     def needs(self, layout: Layout) -> tuple[int, int]:
         """Return the bytes of UB and the event ids of a layout; shares make no difference."""
         cuts = tuple((n, self.extents[n], w) for n, _, w in layout.cuts)
+        # Shares and slots are left out of the key: a core's tile needs the same room whatever its
+        # share.
         plain = Layout(cuts, layout.folds)
         if plain not in self._needs:
             state = lay(self.schedule, self.nest, plain).state
             self._needs[plain] = nest_needs(state, self.nest.phase.root, self.schedule.chip)
-        least, slot, count = self._needs[plain]
-        return least + (layout.depth - 1) * slot, count * layout.depth
+        first_bytes, slot, count = self._needs[plain]
+        return first_bytes + (layout.depth - 1) * slot, count * layout.depth
 
     @cached_property
     def has_points(self) -> bool:
@@ -189,12 +201,12 @@ class NestSpace:
         for value in self.options(prefix):
             yield from self.points((*prefix, value))
 
-    def count(self, most: int) -> int:
-        """Return the number of layouts, `most` + 1 if there are more than `most`."""
-        if self._count <= most and not self._counted:
-            self._count = sum(1 for _ in islice(self.points(), most + 1))
-            self._counted = self._count <= most
-        return min(self._count, most + 1)
+    def count(self, limit: int) -> int:
+        """Return the number of layouts, `limit` + 1 if there are more than `limit`."""
+        if self._count <= limit and not self._counted:
+            self._count = sum(1 for _ in islice(self.points(), limit + 1))
+            self._counted = self._count <= limit
+        return min(self._count, limit + 1)
 
     # -- options ----------------------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
@@ -207,13 +219,14 @@ class NestSpace:
         at = len(prefix)
         if at and prefix[0] == WHOLE:
             return (LEAST[at],)
-        found = list(getattr(self, f"_{DECISIONS[at]}")(prefix))
-        own = self.default_point
-        if own is not None and prefix == own[:at] and own[at] not in found:
-            found.append(own[at])
-        return tuple(found)
+        values = list(getattr(self, f"_{DECISIONS[at]}")(prefix))
+        default = self.default_point
+        if default is not None and prefix == default[:at] and default[at] not in values:
+            values.append(default[at])
+        return tuple(values)
 
     def _spread(self, prefix: Point) -> Iterator[str]:
+        # An axis that no core can have a share of is not one the cores lie along.
         free = [n for n in self.extents if self._shares(n, self.cores)]
         for count in (1, 2):
             for axes in combinations(free, count):
@@ -225,6 +238,7 @@ class NestSpace:
 
     def _reaches(self, prefix: Point) -> bool:
         """True if every decision after `prefix` has an option, taking the first of each."""
+        # From the axis that is cut on, every prefix with a legal cut has a legal completion.
         while len(prefix) <= CUT:
             options = iter(getattr(self, f"_{DECISIONS[len(prefix)]}")(prefix))
             value = next(options, None)
@@ -237,23 +251,28 @@ class NestSpace:
         axes = prefix[0].split("+")
         if not axes[0]:
             return (0,)
-        found = self._shares(axes[0], self.cores // len(axes))
-        return [n for n in found if self._reaches((*prefix, n))]
+        shares = self._shares(axes[0], self.cores // len(axes))
+        return [n for n in shares if self._reaches((*prefix, n))]
 
     def _share2(self, prefix: Point) -> Sequence[int]:
-        first, _, second = prefix[0].partition("+")
-        if not second:
+        outer_axis, _, inner_axis = prefix[0].partition("+")
+        if not inner_axis:
             return [0]
-        rest = self.cores // -(-self.extents[first] // prefix[1])
-        return [n for n in self._shares(second, rest, rest) if self._reaches((*prefix, n))]
+        # 32 cores, 8 of them along rows: 4 are left for each stretch of columns.
+        cores_left = self.cores // -(-self.extents[outer_axis] // prefix[1])
+        return [
+            n
+            for n in self._shares(inner_axis, cores_left, cores_left)
+            if self._reaches((*prefix, n))
+        ]
 
-    def _shares(self, axis: str, cores: int, least: int = 0) -> list[int]:
+    def _shares(self, axis: str, cores: int, least_cores: int = 0) -> list[int]:
         """Return the shares of one core along an axis, for few cores only where little is done."""
         if axis not in self.nest.rows or (axis == self.last and self.apart):
             return []
         unit = self.unit if axis == self.last and not self.by_elements else 1
-        least = least or (2 if self.small else cores // 4)
-        return share_ladder(self.extents[axis], cores, unit, least)
+        least_cores = least_cores or (2 if self.small else cores // 4)
+        return share_ladder(self.extents[axis], cores, unit, least_cores)
 
     def _cut(self, prefix: Point) -> Iterator[str]:
         if self.good((*prefix, "")):
@@ -267,6 +286,7 @@ class NestSpace:
         if not cut:
             return (0,)
         share = self.layout(prefix).cuts[list(self.extents).index(cut)][1]
+        # Along a row, tiles begin at blocks of 32 bytes; along other axes anywhere.
         units = (self.unit, self.repeat) if cut == self.last else (1, 1)
         fine = len(self.nest.rows) == 1
         return width_ladder(share, *units, fine, lambda w: self.good((*prefix, w)))
@@ -279,8 +299,9 @@ class NestSpace:
         return outer_ladder(share, lambda w: self.good((*prefix, w)))
 
     def _fold(self, prefix: Point) -> Sequence[int]:
-        found = [w for w in self.fold_ladder if self.good((*prefix, w))]
-        return (*found[:FOLDS], *found[FOLDS:][-1:])
+        fitting = [w for w in self.fold_ladder if self.good((*prefix, w))]
+        # The widest that fit, and the narrowest: what lies between differs little.
+        return (*fitting[:FOLDS], *fitting[FOLDS:][-1:])
 
     def _depth(self, prefix: Point) -> list[int]:
         return [d for d in DEPTHS if self.good((*prefix, d))]
@@ -306,33 +327,35 @@ OUTERS = (1, 2, 4, 8, 16)
 
 
 def result_bytes(stage: Stage) -> int:
-    """Return the bytes of the result of a stage, or of what it folds if that is more."""
+    """Return the bytes of the result of a stage, or of the operand it folds if that is larger."""
     read = max((DTYPE_BYTES[r.dtype] for r in stage.reads), default=1)
-    own = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
-    return max(own, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
+    result = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
+    return max(result, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
 
 
-def share_ladder(extent: int, cores: int, unit: int, least: int) -> list[int]:
+def share_ladder(extent: int, cores: int, unit: int, fewest_cores: int) -> list[int]:
     """Return what one core may take of an axis in multiples of `unit`, for most cores first.
 
-    For all `cores`, three quarters, a half, a quarter and so on, but not fewer than `least`; and
-    the most that get equal shares.
+    For all `cores`, three quarters, a half, a quarter and so on, but not for fewer than
+    `fewest_cores`; and for the largest number of cores that get equal shares.
     """
     blocks = up(extent, unit)
+    # For 32 cores: 32, 24, 16, 8, 4, 2, 1. Fewer cores may be quicker where each would do little.
     halves = {cores >> n for n in range(cores.bit_length())} | {3 * cores // 4}
-    counts = {n for n in halves if n >= least}
+    counts = {n for n in halves if n >= fewest_cores}
     counts |= {max((d for d in range(1, min(cores, blocks) + 1) if blocks % d == 0), default=0)}
-    found = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
-    long = {up(s, 8 * unit) * 8 * unit for s in found if unit > 1 and s >= 32 * unit}
-    return sorted(s for s in found | long if s < extent)
+    shares = {min(up(blocks, n) * unit, extent) for n in counts if 1 < n <= cores}
+    # Long shares also in multiples of eight blocks, which one instruction takes in whole repeats.
+    long = {up(s, 8 * unit) * 8 * unit for s in shares if unit > 1 and s >= 32 * unit}
+    return sorted(s for s in shares | long if s < extent)
 
 
 def width_ladder(
     share: int, unit: int, repeat: int, fine: bool, good: Callable[[int], bool]
 ) -> list[int]:
     """Return widths of tiles below a share, the widest that fits first."""
-    least = min(unit, share)
-    if least >= share or not good(least):
+    narrowest = min(unit, share)
+    if narrowest >= share or not good(narrowest):
         return []
     low = 1
     high = up(share, unit)
@@ -340,70 +363,74 @@ def width_ladder(
         middle = (low + high) // 2
         fits = good(min(share, up(up(share, middle), unit) * unit))
         low, high = (low, middle) if fits else (middle + 1, high)
-    first = low
-    found: dict[int, None] = {}
+    fewest = low
+    widths: dict[int, None] = {}
     ladder = FINE if fine else TILES
-    for tiles in (first, *(max(first, n) for n in ladder), *(n * first for n in ladder)):
+    # Numbers of tiles: the fewest, those of the ladder, and multiples of the fewest.
+    for tiles in (fewest, *(max(fewest, n) for n in ladder), *(n * fewest for n in ladder)):
         width = aligned(up(share, tiles), unit, repeat)
-        if width < share and (tiles > first or good(width)):
-            found[width] = None
-    found = found or {least: None}
-    return sorted(found, reverse=True)[: 2 * WIDTHS if fine else WIDTHS]
+        if width < share and (tiles > fewest or good(width)):
+            widths[width] = None
+    widths = widths or {narrowest: None}
+    return sorted(widths, reverse=True)[: 2 * WIDTHS if fine else WIDTHS]
 
 
 def aligned(width: int, unit: int, repeat: int) -> int:
     """Return a width filled up to whole blocks, or to whole repeats where that adds little."""
+    # 1,000 numbers in fp16 become 1,008, whole blocks of 16; 2,000 become 2,048, whole repeats of
+    # 128.
     step = repeat if width >= 8 * repeat else unit
     return up(width, step) * step
 
 
 def outer_ladder(share: int, good: Callable[[int], bool]) -> list[int]:
     """Return widths along the next axis outside: rows that share one tile."""
-    found = [1]
+    widths = [1]
     for width in (*OUTERS[1:], share):
-        if found[-1] < width <= share and good(width):
-            found.append(width)
-    return found
+        if widths[-1] < width <= share and good(width):
+            widths.append(width)
+    return widths
 
 
 def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
     """Return how many elements folds may take at a time: all, half, ..., in whole blocks."""
-    part = largest_fold(extents)
-    found = [part]
-    while part > min(unit, 2):
-        half = up(part, 2)
-        part = up(half, unit) * unit if half >= unit else half
-        if part == found[-1]:
+    width = largest_fold(extents)
+    widths = [width]
+    while width > min(unit, 2):
+        # 1,000 numbers, blocks of 16: 1000, 512, 256, 128, 64, 32, 16.
+        half = up(width, 2)
+        width = up(half, unit) * unit if half >= unit else half
+        if width == widths[-1]:
             break
-        found.append(part)
-        if part <= unit:
+        widths.append(width)
+        if width <= unit:
             break
-    return tuple(found)
+    return tuple(widths)
 
 
 def largest_fold(extents: Mapping[str, int]) -> int:
     """Return the elements of the largest fold, all its axes together; 1 without folds."""
-    found: dict[str, int] = {}
+    elements: dict[str, int] = {}
     for name, extent in extents.items():
         stage = name.split(".")[0]
-        found[stage] = found.get(stage, 1) * extent
-    return max(found.values(), default=1)
+        elements[stage] = elements.get(stage, 1) * extent
+    return max(elements.values(), default=1)
 
 
 def fold_widths(extents: Mapping[str, int], elements: int) -> tuple[tuple[str, int], ...]:
     """Return the widths of folds that take `elements` at a time, inner axes filled first."""
-    found: list[tuple[str, int]] = []
-    left: dict[str, int] = {}
+    widths: list[tuple[str, int]] = []
+    unfilled: dict[str, int] = {}
     for name, extent in reversed(list(extents.items())):
         stage = name.split(".")[0]
-        now = left.get(stage, elements)
-        if now < extent:
-            found.append((name, max(now, 1)))
-        left[stage] = now // extent
-    return tuple(reversed(found))
+        room = unfilled.get(stage, elements)
+        if room < extent:
+            widths.append((name, max(room, 1)))
+        unfilled[stage] = room // extent
+    return tuple(reversed(widths))
 
 
 def along_lanes(stage: Stage) -> bool:
     """True if a fold walks its source along the axis that lies contiguously."""
-    last = stage.reduce[-1].name
-    return any(dict(r.index[-1].terms).get(last) == 1 for r in stage.reads if r.index)
+    last_axis = stage.reduce[-1].name
+    return any(dict(r.index[-1].terms).get(last_axis) == 1 for r in stage.reads if r.index)

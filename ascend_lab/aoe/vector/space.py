@@ -34,51 +34,58 @@ COUNTED = 10_000
 """Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
-def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> tuple[Schedule, tuple[Nest, ...]]:
+def regroup(
+    s: Schedule, phase: Phase, grouping: str, parts: int
+) -> tuple[Schedule, tuple[Nest, ...]]:
     """Return the schedule with a group of stages as nests, and these, nothing laid out yet.
 
     Raises `ScheduleError` where the way does not apply.
     """
-    base = way.removesuffix(APART)
-    merge = not way.endswith(APART)
+    base = grouping.removesuffix(APART)
+    merge = not grouping.endswith(APART)
     s, phases = _phases(s, phase, base)
-    found: list[Phase] = []
+    nest_phases: list[Phase] = []
     cut = False
-    for each in phases:
+    for nest_phase in phases:
         partial = ""
-        fold = _own_fold(s, each) if parts > 1 else None
+        # Only a nest with one fold is cut: the parts of two folds would need two nests.
+        fold = _own_fold(s, nest_phase) if parts > 1 else None
         if fold is not None and parts in part_counts(s, fold):
             axis = max(fold.reduce, key=lambda a: a.extent)
+            # A row sum of 4,096 in 8 parts: y_rf[p] = sum of 512 numbers on core p, then y = sum of
+            # 8 numbers.
             s = steps.split(s, fold.name, axis.name, axis.extent // parts)
             s = steps.rfactor(s, fold.name, f"{axis.name}_o")
             partial = f"{fold.name}_rf"
         cut = cut or bool(partial)
-        found += [Phase(partial), each] if partial else [each]
+        nest_phases += [Phase(partial), nest_phase] if partial else [nest_phase]
     if parts > 1 and not cut:
-        raise ScheduleError(f"a fold of {parts} equal parts", way, "take 1 part")
+        raise ScheduleError(f"a fold of {parts} equal parts", grouping, "take 1 part")
     nests = []
-    for each in found:
-        if moves_only(s.state, s.state.stage(each.root)) and not each.tiles:
+    for nest_phase in nest_phases:
+        if moves_only(s.state, s.state.stage(nest_phase.root)) and not nest_phase.tiles:
             continue  # a strided copy has a kernel of its own
-        s = merge_axes(s, each) if merge else s
-        rows = tuple(row_axes(s.state, each))
-        if not rows and (each.tiles or each.outputs):
-            raise ScheduleError(f"an axis of {each.root} all tiles follow", "none", "take stages")
-        nests.append(Nest(each, rows))
+        s = merge_axes(s, nest_phase) if merge else s
+        rows = tuple(row_axes(s.state, nest_phase))
+        if not rows and (nest_phase.tiles or nest_phase.outputs):
+            raise ScheduleError(
+                f"an axis of {nest_phase.root} all tiles follow", "none", "take stages"
+            )
+        nests.append(Nest(nest_phase, rows))
     return s, tuple(nests)
 
 
-def _phases(s: Schedule, phase: Phase, way: str) -> tuple[Schedule, list[Phase]]:
+def _phases(s: Schedule, phase: Phase, grouping: str) -> tuple[Schedule, list[Phase]]:
     """Return the nests of a group before folds are cut; values used twice may be inlined."""
-    if way == "fused":
+    if grouping == "fused":
         return s, [phase]
-    if way == "stages":
+    if grouping == "stages":
         return s, [Phase(n) for n in (*phase.tiles, *phase.outputs, phase.root)]
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     for name in phase.tiles:
         if name not in folds:
             s = steps.inline(s, name)
-    if way == "inlined":
+    if grouping == "inlined":
         return s, [Phase(phase.root, tuple(folds), phase.outputs)]
     return s, [Phase(n) for n in (*folds, *phase.outputs, phase.root)]
 
@@ -92,6 +99,7 @@ def _own_fold(s: Schedule, phase: Phase) -> Stage | None:
 def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     """Return into how many parts a fold may be cut so that idle cores get work, most first."""
     cores = core_count(s)
+    # As many cores as results have work without partial folds: 64 rows keep 32 cores busy.
     units = math.prod(stage.shape)
     if keeps_lanes(stage):
         units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
@@ -99,14 +107,15 @@ def part_counts(s: Schedule, stage: Stage) -> tuple[int, ...]:
     size = units * math.prod(a.extent for a in stage.reduce) * DTYPE_BYTES[stage.expr.dtype]
     if units >= cores or size < LINE_BYTES or any(a.name == "p" for a in stage.reduce):
         return ()
-    found = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
-    step = max(1, -(-len(found) // PARTS))
-    return tuple(found[::step])
+    divisors = [d for d in range(min(cores, extent // 2), 1, -1) if extent % d == 0]
+    # Of 12 divisors every third: 4 numbers of parts, the largest first.
+    step = max(1, -(-len(divisors) // PARTS))
+    return tuple(divisors[::step])
 
 
 def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
     """Return the ways that apply to a group, each with the numbers of partial folds."""
-    found: dict[str, tuple[tuple[Nest, ...], State]] = {}
+    structures: dict[str, tuple[tuple[Nest, ...], State]] = {}
 
     def is_flat(nests: tuple[Nest, ...], state: State) -> bool:
         return all(len(state.stage(n.phase.root).axes) == 1 for n in nests)
@@ -114,23 +123,24 @@ def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
     for way in WAYS:
         with suppress(AscendLabError):
             merged, nests = regroup(s, phase, way, 1)
-            if (nests, merged.state) in found.values():
+            # Two ways may give the same nests, as "fused" and "inlined" where all tiles are folds.
+            if (nests, merged.state) in structures.values():
                 continue
-            found[way] = nests, merged.state
+            structures[way] = nests, merged.state
         with suppress(AscendLabError):
             apart, nests = regroup(s, phase, way + APART, 1)
             # where every nest has one axis, tiles of it do what its tensors' axes allow
-            one_axis = way in found and is_flat(*found[way])
-            if (nests, apart.state) not in found.values() and not one_axis:
-                found[way + APART] = nests, apart.state
-    return {name: (1, *_parts(s, phase, name)) for name in found}
+            one_axis = way in structures and is_flat(*structures[way])
+            if (nests, apart.state) not in structures.values() and not one_axis:
+                structures[way + APART] = nests, apart.state
+    return {name: (1, *_parts(s, phase, name)) for name in structures}
 
 
 def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
     counts: dict[int, None] = {}
     s, phases = _phases(s, phase, way.removesuffix(APART))
-    for each in phases:
-        stage = _own_fold(s, each)
+    for nest_phase in phases:
+        stage = _own_fold(s, nest_phase)
         counts |= dict.fromkeys(part_counts(s, stage) if stage is not None else ())
     return tuple(counts)
 
@@ -154,21 +164,23 @@ class Grouping:
 
     def __init__(self, default: Schedule, quickest: Schedule) -> None:
         """Take the defaults without parts of rows and with them; refuse products of the cube."""
+        # The automatic schedule begins with the same groups: its result can be found among the
+        # groupings.
         start, phases = fuse_stages(create_schedule(default.outputs, default.chip))
         if any(isinstance(s, Stage) and s.is_cube for s in start.state.stages):
             raise UnsupportedError("operators of the vector unit", "a product", "tune its tiling")
         self.default = default
         self._bare, self._nests = _stripped(default)
         self._ways = [(p, ways(start, p)) for p in phases]
-        self._ways = [(p, found) for p, found in self._ways if found]
+        self._ways = [(p, parts_by_way) for p, parts_by_way in self._ways if parts_by_way]
         self._spaces: dict[object, NestSpace] = {}
         self._known: dict[Point, Structure | None] = {(): Structure(start)}
         ends = [f" {g + 1}" if len(self._ways) > 1 else "" for g in range(len(self._ways))]
         self.names = tuple(f"{word}{end}" for end in ends for word in ("way", "parts"))
         self._whole: tuple[str, ...] = ()
         self.plain_head = self._match(()) or self._as_whole(AS_DEFAULT, self._bare, self._nests)
-        same = quickest.steps == default.steps
-        self.default_head = self.plain_head if same else self._as_whole(IN_PARTS, quickest)
+        no_parts = quickest.steps == default.steps
+        self.default_head = self.plain_head if no_parts else self._as_whole(IN_PARTS, quickest)
 
     def _as_whole(self, way: str, s: Schedule, nests: Sequence[Nest] = ()) -> Point:
         """Add a way for all groups at once, and return its grouping."""
@@ -181,10 +193,11 @@ class Grouping:
         """Return the ways of the next group, or its numbers of partial folds."""
         if head and head[0] in self._whole:
             return (1,) if len(head) % 2 else head[:1]
-        found = self._ways[len(head) // 2][1]
+        parts_by_way = self._ways[len(head) // 2][1]
         if len(head) % 2:
-            return tuple(p for p in found[head[-1]] if self.structure((*head, p)))
-        legal = tuple(w for w in found if self.structure((*head, w, 1)))
+            return tuple(p for p in parts_by_way[head[-1]] if self.structure((*head, p)))
+        # A way that cannot be lowered is no option, so that a search never proposes what fails.
+        legal = tuple(w for w in parts_by_way if self.structure((*head, w, 1)))
         return legal if head else (*legal, *self._whole)
 
     def heads(self, head: Point = ()) -> list[Point]:
@@ -196,22 +209,22 @@ class Grouping:
     def structure(self, head: Point) -> Structure | None:
         """Return the stages as `head` groups them; None where that cannot be lowered."""
         if head not in self._known:
-            before = self.structure(head[:-2]) if len(head) <= len(self.names) else None
-            found = self._ways[len(head) // 2 - 1][1] if before else {}
-            legal = head[-1] in found.get(head[-2], ())
-            self._known[head] = self._grown(before, head) if before and legal else None
+            outer = self.structure(head[:-2]) if len(head) <= len(self.names) else None
+            parts_by_way = self._ways[len(head) // 2 - 1][1] if outer else {}
+            legal = head[-1] in parts_by_way.get(head[-2], ())
+            self._known[head] = self._grown(outer, head) if outer and legal else None
         return self._known[head]
 
-    def _grown(self, before: Structure, head: Point) -> Structure | None:
+    def _grown(self, outer: Structure, head: Point) -> Structure | None:
         phase = self._ways[len(head) // 2 - 1][0]
         try:
-            s, found = regroup(before.schedule, phase, head[-2], head[-1])
-            nests = tuple(self._nest(s, nest) for nest in found)
+            s, new_nests = regroup(outer.schedule, phase, head[-2], head[-1])
+            nests = tuple(self._nest(s, nest) for nest in new_nests)
             if not all(nest.has_points for nest in nests):
                 return None
         except AscendLabError:
             return None
-        return Structure(s, (*before.nests, *nests))
+        return Structure(s, (*outer.nests, *nests))
 
     def _nest(self, s: Schedule, nest: Nest) -> NestSpace:
         """Return the space of a nest; the default's layout is in it if it has the same nest."""
@@ -219,24 +232,28 @@ class Grouping:
             s.state.stage(n) for n in (*nest.phase.tiles, *nest.phase.outputs, nest.phase.root)
         ]
         shapes = {r.source: s.state.find(r.source).shape for x in stages for r in x.reads}
+        # Nests of the same stages over the same shapes share a space, in whatever grouping they
+        # occur.
         key = (nest, tuple(stages), tuple(shapes.items()))
         if key not in self._spaces:
-            same = nest in self._nests and all(x == self._bare.state.stage(x.name) for x in stages)
-            layout = read_layout(self.default.state, nest.phase) if same else None
+            is_default = nest in self._nests and all(
+                x == self._bare.state.stage(x.name) for x in stages
+            )
+            layout = read_layout(self.default.state, nest.phase) if is_default else None
             self._spaces[key] = NestSpace(s, nest, layout)
         return self._spaces[key]
 
     def _match(self, head: Point) -> Point | None:
         """Return the grouping that gives the nests of the default."""
         if len(head) == len(self.names):
-            found = self.structure(head)
-            assert found is not None
-            nests = [n.nest for n in found.nests if n.default is not None]
+            grouped = self.structure(head)
+            assert grouped is not None
+            nests = [n.nest for n in grouped.nests if n.default is not None]
             return head if sorted(map(str, nests)) == sorted(map(str, self._nests)) else None
         for way in self.options(head):
             for parts in self.options((*head, way)):
-                found = self.structure((*head, way, parts))
-                if found and all(n.default is not None for n in found.nests):
+                grouped = self.structure((*head, way, parts))
+                if grouped and all(n.default is not None for n in grouped.nests):
                     match = self._match((*head, way, parts))
                     if match is not None:
                         return match
@@ -247,8 +264,10 @@ def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     """Return a schedule without its layouts, and the nests these belong to."""
     keep: list[Step] = []
     follow = [s.primitive for s in default.steps[1:]]
-    for step, after in zip_longest(default.steps, follow):
-        factored = step.primitive == "split" and after == "rfactor"
+    for step, next_primitive in zip_longest(default.steps, follow):
+        # A split that rfactor turns into a tensor belongs to the grouping; all other splits are
+        # layout.
+        factored = step.primitive == "split" and next_primitive == "rfactor"
         if factored or step.primitive in ("inline", "fuse", "materialise", "rfactor"):
             keep.append(step)
     bare = replay(default.outputs, default.chip, keep)
@@ -282,46 +301,49 @@ class VectorSpace:
         self.default = dsl.auto_schedule(self.outputs, chip)
         self.grouping = Grouping(dsl.auto_schedule(self.outputs, chip, parts=False), self.default)
         self._head = len(self.grouping.names)
+        # Few enough to list: up to eight ways and five numbers of parts a group.
         heads = self.grouping.heads()
         nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
         opened = [set[int]().union(*(n.open_decisions for n in slot if n)) for slot in nests]
         self._slots = [tuple(sorted(places)) for places in opened]
         ends = [f" {k + 1}" if len(nests) > 1 else "" for k in range(len(nests))]
         pairs = zip(self._slots, ends, strict=True)
-        own = (DECISIONS[at] + end for slot, end in pairs for at in slot)
-        self.names = (*self.grouping.names, *own)
+        nest_names = (DECISIONS[at] + end for slot, end in pairs for at in slot)
+        self.names = (*self.grouping.names, *nest_names)
         self._options: dict[Point, tuple[Value, ...]] = {}
         self._places = [(k, at) for k, slot in enumerate(self._slots) for at in slot]
 
     # -- points and schedules ---------------------------------------------------------------------
     def structure(self, point: Point) -> Structure:
         """Return the stages as a point groups them; raise `InputError` if it is not legal."""
-        found = self.grouping.structure(point[: self._head]) if len(point) >= self._head else None
-        if found is None:
+        structure = (
+            self.grouping.structure(point[: self._head]) if len(point) >= self._head else None
+        )
+        if structure is None:
             raise InputError("a point of the space", str(point), "take values from `options`")
-        return found
+        return structure
 
     def parts(self, point: Point) -> list[tuple[NestSpace, Point]]:
         """Return the nests of a point, each with the decisions about it."""
-        found = []
+        nests = []
         at = self._head
         for nest, slot in zip(self.structure(point).nests, self._slots, strict=False):
-            found.append((nest, _filled(slot, point[at : at + len(slot)])))
+            nests.append((nest, _filled(slot, point[at : at + len(slot)])))
             at += len(slot)
-        return found
+        return nests
 
     def joined(self, head: Point, owns: Sequence[Point]) -> Point:
         """Return the point of a grouping and of the decisions about each of its nests."""
         pairs = zip_longest(self._slots, owns, fillvalue=LEAST)
-        return (*head, *(own[at] for slot, own in pairs for at in slot))
+        return (*head, *(decisions[at] for slot, decisions in pairs for at in slot))
 
     def build(self, point: Point) -> Schedule:
         """Return the schedule of a point; `AscendLabError` for a point of another space."""
         if len(point) != len(self.names):
             raise InputError(f"{len(self.names)} decisions", str(len(point)), "complete the point")
         s = self.structure(point).schedule
-        for nest, own in self.parts(point):
-            s = lay(s, nest.nest, nest.layout(own))
+        for nest, decisions in self.parts(point):
+            s = lay(s, nest.nest, nest.layout(decisions))
         return s
 
     @property
@@ -329,8 +351,8 @@ class VectorSpace:
         """The points of the default schedule, and of the one without parts of rows."""
         heads = dict.fromkeys((self.grouping.default_head, self.grouping.plain_head))
         nests = (self.structure(head).nests for head in heads)
-        found = ([n.default_point or LEAST for n in own] for own in nests)
-        return tuple(map(self.joined, heads, found))
+        decisions = ([n.default_point or LEAST for n in nest_spaces] for nest_spaces in nests)
+        return tuple(map(self.joined, heads, decisions))
 
     @property
     def default_point(self) -> Point:
@@ -340,10 +362,10 @@ class VectorSpace:
     # -- the contract of a space ------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
         """Return the legal values of the decision after `prefix`, remembered for searches."""
-        found = self._options.get(prefix)
-        if found is None:
-            found = self._options[prefix] = self._found(prefix)
-        return found
+        values = self._options.get(prefix)
+        if values is None:
+            values = self._options[prefix] = self._found(prefix)
+        return values
 
     def _found(self, prefix: Point) -> tuple[Value, ...]:
         if len(prefix) < self._head:
@@ -353,8 +375,8 @@ class VectorSpace:
         slot = self._slots[number]
         if number >= len(nests):
             return (LEAST[at],)
-        own = prefix[len(prefix) - slot.index(at) :] if at else ()
-        return nests[number].options(_filled(slot, own)[:at])
+        taken = prefix[len(prefix) - slot.index(at) :] if at else ()
+        return nests[number].options(_filled(slot, taken)[:at])
 
     def sample(self, rng: np.random.Generator) -> Point:
         """Return a random point: every decision in turn, each option with the same chance."""
@@ -362,21 +384,25 @@ class VectorSpace:
 
     def key(self, point: Point) -> Hashable:
         """Return what a point builds: its grouping and the numbers of every nest."""
-        return (point[: self._head], *(nest.layout(own) for nest, own in self.parts(point)))
+        return (
+            point[: self._head],
+            *(nest.layout(decisions) for nest, decisions in self.parts(point)),
+        )
 
     @property
     def size(self) -> int | None:
         """Number of points; None above `COUNTED`."""
         return self.counted(COUNTED)
 
-    def counted(self, most: int) -> int | None:
-        """Return the number of points; None if they are more than `most`."""
+    def counted(self, limit: int) -> int | None:
+        """Return the number of points; None if they are more than `limit`."""
         total = 0
         for head in self.grouping.heads():
             points = 1
             for nest in self.structure(head).nests:
-                points *= nest.count(most // points)
-                if total + points > most:
+                points *= nest.count(limit // points)
+                # Counting stops as soon as it is certain that there are more than `most`.
+                if total + points > limit:
                     return None
             total += points
         return total
@@ -384,6 +410,8 @@ class VectorSpace:
     def points(self) -> Iterator[Point]:
         """Yield all points, grouping by grouping."""
         for head in self.grouping.heads():
+            # Decisions about one nest do not narrow those about another: all combinations are
+            # legal.
             nests = [list(nest.points()) for nest in self.structure(head).nests]
             for chosen in product(*nests):
                 yield self.joined(head, chosen)
@@ -391,5 +419,5 @@ class VectorSpace:
 
 def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
     """Return all decisions about a nest, those without a choice and those still open at least."""
-    given = dict(zip(slot, values, strict=False))
-    return tuple(given.get(at, value) for at, value in enumerate(LEAST))
+    value_at = dict(zip(slot, values, strict=False))
+    return tuple(value_at.get(at, value) for at, value in enumerate(LEAST))

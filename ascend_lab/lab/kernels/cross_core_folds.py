@@ -113,7 +113,7 @@ def _scheduled(s: Schedule, phase: Phase, cores: int) -> Schedule:
         needed = f"{phase.root}: a tile that fits in UB"
         got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
         raise ScheduleError(needed, got, "reshape the tensor so that an axis can be cut")
-    return replace(arrange(trial, phase, rows, *best), chip=s.chip)
+    return replace(arrange(trial, phase, rows, best), chip=s.chip)
 
 
 def _partials(output: Tensor, chip: Chip, parts: int) -> tuple[Schedule, str, Phase]:

@@ -61,44 +61,48 @@ def auto_schedule(
 
 def _quickest(s: Schedule, phase: Phase, parts: bool) -> Schedule:
     """Return what the simulator finds quickest: the usual way, or one for long rows."""
-    found = [_first_that_lowers(s, phase)]
+    trials = [_first_that_lowers(s, phase)]
     long = auto_tile.long_rows(s.state, phase, auto_tile.SMALL_BYTES)
-    ways: list[Callable[..., Schedule]] = [_quarter] * long
+    schedulers: list[Callable[..., Schedule]] = [_quarter] * long
     folds = [x for x in map(s.state.stage, phase.tiles) if x.fold]
     if folds:
-        ways.insert(0, partial(auto_tile.schedule_phase, tiles=2))
+        schedulers.insert(0, partial(auto_tile.schedule_phase, tiles=2))
+    # Column sums read whole rows, whose lanes stay apart.
     if any(map(auto_tile.keeps_lanes, folds)):
         # Narrow strips of whole columns, loaded once, instead of parts of wide ones again and again
-        ways.append(partial(auto_tile.schedule_phase, line_bytes=auto_tile.NARROW_BYTES))
+        schedulers.append(partial(auto_tile.schedule_phase, line_bytes=auto_tile.NARROW_BYTES))
     if long and parts and phase.tiles:
-        kept = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
-        ways += [stream_phase, *kept, _shared]
-    for way in ways:
+        with_operands = (partial(stream_phase, keep=True, depth=n) for n in (2, 4))
+        schedulers += [stream_phase, *with_operands, _shared]
+    for scheduler in schedulers:
+        # From all of UB downwards: the first share whose program can be written is taken.
         for share in SHARES:
             with suppress(ScheduleError, ProgramError):
-                trial = way(s, phase, share=share)
+                trial = scheduler(s, phase, share=share)
                 _launches(trial, s, phase)
-                found.append(trial)
+                trials.append(trial)
                 break
-    if all(trial == found[0] for trial in found):
-        return found[0]
-    cycles = [_cycles(trial, s, phase) for trial in found]
+    if all(trial == trials[0] for trial in trials):
+        return trials[0]
+    cycles = [_cycles(trial, s, phase) for trial in trials]
     best = cycles.index(min(cycles))
-    return found[best if cycles[best] < CLEARLY * cycles[0] else 0]
+    # The usual schedule stays unless another one is clearly quicker: it is the one the book
+    # explains.
+    return trials[best if cycles[best] < CLEARLY * cycles[0] else 0]
 
 
 def _shared(s: Schedule, phase: Phase, *, share: float) -> Schedule:
     """Let cores share long rows, each of the nests in the number of tiles that is quickest."""
     s, nests, folds = share_rows(s, phase)
     for nest in nests:
-        found: dict[int, Schedule] = {}
+        by_cycles: dict[int, Schedule] = {}
         for tiles in (1, 2, 8, 4):
             with suppress(ScheduleError, ProgramError):
                 trial = with_folds(s, nest, folds, share, tiles)
-                found[_cycles(trial, s, nest)] = trial
-        if not found:
+                by_cycles[_cycles(trial, s, nest)] = trial
+        if not by_cycles:
             raise ScheduleError(f"tiles of {nest.root} that fit", "none", "take whole rows")
-        s = found[min(found)]
+        s = by_cycles[min(by_cycles)]
     return s
 
 
@@ -107,35 +111,38 @@ def _quarter(s: Schedule, phase: Phase, *, share: float) -> Schedule:
     return auto_tile.schedule_phase(s, phase, share=share / 4)
 
 
-def _launches(done: Schedule, before: Schedule, phase: Phase) -> list[isa.Launch]:
+def _launches(scheduled: Schedule, earlier: Schedule, phase: Phase) -> list[isa.Launch]:
     """Return the launches of the nests that a way made of a phase."""
-    known = {x.name for x in before.state.stages} - set(phase.names)
-    names = [x.name for x in done.state.stages if x.name not in known]
-    return [launch for name in names for launch in lower_stage(done, name)]
+    untouched = {x.name for x in earlier.state.stages} - set(phase.names)
+    names = [x.name for x in scheduled.state.stages if x.name not in untouched]
+    return [launch for name in names for launch in lower_stage(scheduled, name)]
 
 
-def _cycles(done: Schedule, before: Schedule, phase: Phase) -> int:
+def _cycles(scheduled: Schedule, earlier: Schedule, phase: Phase) -> int:
     """Return the cycles of what a way made of a phase, a barrier behind every launch."""
-    launches = _launches(done, before, phase)
-    each = (sim.simulate(launch, done.chip).cycles for launch in launches)
-    return sum(each) + len(launches) * done.chip.all_cores_cycles
+    launches = _launches(scheduled, earlier, phase)
+    launch_cycles = (sim.simulate(launch, scheduled.chip).cycles for launch in launches)
+    return sum(launch_cycles) + len(launches) * scheduled.chip.all_cores_cycles
 
 
 def _first_that_lowers(s: Schedule, phase: Phase) -> Schedule:
     """Return the schedule of the first way whose programs can be written for the chip."""
-    last = _stages_apart if len(phase.names) > 1 else _in_order
-    ways: list[Callable[[Schedule, Phase], Schedule]] = []
+    fallback = _stages_apart if len(phase.names) > 1 else _in_order
+    schedulers: list[Callable[[Schedule, Phase], Schedule]] = []
     for merge in (True, False):
-        ways += [partial(auto_tile.schedule_phase, merge=merge, share=share) for share in SHARES]
+        schedulers += [
+            partial(auto_tile.schedule_phase, merge=merge, share=share) for share in SHARES
+        ]
     failures: list[AscendLabError] = []
-    for way in (*ways, last):
-        smaller = isinstance(way, partial) and way.keywords["share"] < 1
+    for scheduler in (*schedulers, fallback):
+        # A schedule that failed for lack of room is tried with tiles of a smaller share of UB.
+        smaller = isinstance(scheduler, partial) and scheduler.keywords["share"] < 1
         if smaller and not isinstance(failures[-1], CapacityError):
             continue  # smaller tiles would not help
         try:
-            done = way(s, phase)
-            _launches(done, s, phase)
-            return done
+            trial = scheduler(s, phase)
+            _launches(trial, s, phase)
+            return trial
         except (ScheduleError, ProgramError) as error:
             failures.append(error)
     raise failures[0]
@@ -163,41 +170,47 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     sizes = {x.name: x.extent for x in (*stage.axes, *stage.reduce)}
     batch = [x.name for x in stage.axes if x.name not in ("m", "n")]
     shape = GemmShape(sizes["m"], sizes["k"], sizes["n"], s.state.find(a).dtype, stage.dtype)
-    t = tiling or default_schedule(shape, share_of(s.chip, math.prod(sizes[x] for x in batch)))
-    rows = min(t.base_m, sizes["m"])
-    columns = min(t.base_n, sizes["n"])
+    tiling_used = tiling or default_schedule(
+        shape, share_of(s.chip, math.prod(sizes[x] for x in batch))
+    )
+    rows = min(tiling_used.base_m, sizes["m"])
+    columns = min(tiling_used.base_n, sizes["n"])
     drained = name
     if s.chip.combined:
         s = primitives_tiles.cache_write(s, name, "UB")
         drained = f"{name}_ub"
     s = primitives_tiles.cache_write(s, drained, "L0C")
     sums = f"{drained}_l0c"
-    s, *left = _operand(s, a, "L0A", sums)
-    s, *right = _operand(s, b, "L0B", sums)
-    s = _outer(s, name, sizes, t, batch)
+    s, *a_tiles = _operand(s, a, "L0A", sums)
+    s, *b_tiles = _operand(s, b, "L0B", sums)
+    s = _outer(s, name, sizes, tiling_used, batch)
     s = primitives_tiles.compute_at(s, sums, name, "n_i_o")
     if s.chip.combined:
         s = _through_ub(s, name, drained, rows, columns)
-    depth = min(t.base_k * t.step_k, sizes["k"])
-    s = split(split(s, sums, "k", depth), sums, "k_i", min(t.base_k, depth))
+    depth = min(tiling_used.base_k * tiling_used.step_k, sizes["k"])
+    s = split(split(s, sums, "k", depth), sums, "k_i", min(tiling_used.base_k, depth))
+    # for k_o (a stage in L1): for k_i_o (a tile in L0): mmad over m, n, k_i_i.
     s = reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
     for level, loop in enumerate(("k_o", "k_i_o")):
-        for tile in (left[level], right[level]):
+        for tile in (a_tiles[level], b_tiles[level]):
             s = primitives_tiles.compute_at(s, tile, sums, loop)
     s = tensorize(s, sums, "m")
-    for tile in (*left, *right):
+    for tile in (*a_tiles, *b_tiles):
         s = primitives_tiles.double_buffer(s, tile)
+    # Two tiles of 4-byte sums: while one leaves L0C, the cube adds into the other.
     twice = 2 * 4 * rows * columns <= s.chip.buffers["L0C"]
     return primitives_tiles.double_buffer(s, sums) if twice else s
 
 
 def share_of(chip: Chip, batch: int) -> Chip:
     """Return the cores, and the share of the memories, that one product of a batch has."""
-    cores = whole = chip.core_count
+    cores = all_cores = chip.core_count
     if batch > 1:
-        cores = min(range(1, whole + 1), key=lambda g: (isa.up(batch, whole // g) / g, g))
+        # g cores a product: the batch takes up(batch, cores // g) rounds, each 1 / g of the work.
+        # 12 products on 32 cores take 1 round with g = 2, or 2 rounds half as long with g = 4.
+        cores = min(range(1, all_cores + 1), key=lambda g: (isa.up(batch, all_cores // g) / g, g))
     l2, memory = (
-        replace(m, rate_bytes_per_s=m.rate_bytes_per_s * (cores / whole))
+        replace(m, rate_bytes_per_s=m.rate_bytes_per_s * (cores / all_cores))
         for m in (chip.l2, chip.device_memory)
     )
     return replace(chip, core_count=cores, l2=l2, device_memory=memory)
@@ -223,11 +236,11 @@ def _outer(
         s = split(s, name, f"{axis}_i", min(side, share))
     inner = ("m_i_o", "n_i_o", "m_i_i", "n_i_i")
     s = reorder(s, name, *batch, "m_o", "n_o", *inner)
-    left = s.chip.core_count // (t.grid_rows * t.grid_cols)
+    cores_left = s.chip.core_count // (t.grid_rows * t.grid_cols)
     for axis in batch:
-        share = isa.up(sizes[axis], max(min(left, sizes[axis]), 1))
+        share = isa.up(sizes[axis], max(min(cores_left, sizes[axis]), 1))
         s = split(s, name, axis, share)
-        left //= isa.up(sizes[axis], share)
+        cores_left //= isa.up(sizes[axis], share)
     bound = [*(f"{axis}_o" for axis in batch), "m_o", "n_o"]
     s = reorder(s, name, *bound, *(f"{axis}_i" for axis in batch), *inner)
     for loop in bound:
@@ -266,41 +279,45 @@ def stream_phase(
     result is walked in parts of one width, `depth` slots each. Operands that several of them need
     are loaded again, or stay too (`keep`).
     """
-    whole = merge_axes(s, phase)
-    given = phase
-    s, phase = _kept(whole, phase) if keep else (whole, phase)
-    before = {x.name for x in s.state.stages}
+    merged = merge_axes(s, phase)
+    original = phase
+    s, phase = _kept(merged, phase) if keep else (merged, phase)
+    names_before = {x.name for x in s.state.stages}
     s = primitives_tiles.hoist(s, phase.root)  # once, what the result's parts of a row share
-    shared = (x.name for x in s.state.stages if x.name not in before)
+    shared = (x.name for x in s.state.stages if x.name not in names_before)
     phase = replace(phase, tiles=(*phase.tiles, *shared))
     rows = row_axes(s.state, phase)
     root = s.state.stage(phase.root)
-    last = root.axes[-1]
-    if not given.tiles or phase.outputs or not rows or last.name in rows:
+    row_axis = root.axes[-1]
+    if not original.tiles or phase.outputs or not rows or row_axis.name in rows:
         raise ScheduleError("rows that tiles of them all need whole", str(rows), "take tiles")
-    stages = [x for x in map(s.state.stage, phase.tiles) if _is_wide(x, last) and x.scope == "GM"]
+    stages = [
+        x for x in map(s.state.stage, phase.tiles) if _is_wide(x, row_axis) and x.scope == "GM"
+    ]
     wide = [x for x in stages if {i.name for i in s.state.inputs} & set(x.sources)]
     long = [f"{x.name}.{(*x.axes, *x.reduce)[-1].name}" for x in wide]
 
-    def steps(width: int) -> tuple[auto_tile.Widths, auto_tile.Widths]:
-        return {a.name: 1 for a in root.axes} | {last.name: width}, dict.fromkeys(long, width)
+    def sizes(width: int) -> auto_tile.TileSizes:
+        widths = {a.name: 1 for a in root.axes} | {row_axis.name: width}
+        return auto_tile.TileSizes(widths, dict.fromkeys(long, width))
 
     def fits(width: int) -> bool:
-        trial = auto_tile.arrange(s, phase, rows, *steps(width), depth, plain=True)
+        trial = auto_tile.arrange(s, phase, rows, sizes(width), depth, tiles=None)
         nest = complete(trial.state, phase.root)
         return boxes.ub_bytes(nest, phase.root, s.chip) <= share * s.chip.buffers["UB"]
 
-    parts = [*(w for w in PARTS if w < last.extent), 0]
+    # Bisection needs "fits" to be monotone: 0 stands for the end of the list and always fits.
+    parts = [*(w for w in PARTS if w < row_axis.extent), 0]
     best = parts[bisect_left(parts, True, key=lambda w: w == 0 or fits(w))]
-    again = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
-    if not best and again is not None:
-        rest = Phase(given.root, tuple(n for n in given.tiles if n != again.name))
-        s = primitives_tiles.inline(whole, again.name)
-        return stream_phase(s, rest, keep=keep, share=share, depth=depth)
+    recomputed = min((x for x in stages if not x.fold), key=lambda x: weight(x.expr), default=None)
+    if not best and recomputed is not None:
+        fewer_tiles = Phase(original.root, tuple(n for n in original.tiles if n != recomputed.name))
+        s = primitives_tiles.inline(merged, recomputed.name)
+        return stream_phase(s, fewer_tiles, keep=keep, share=share, depth=depth)
     if not best:
         raise ScheduleError(f"parts of {phase.root} that fit in UB", str(PARTS), "cut its rows")
-    even = isa.up(last.extent, isa.up(last.extent, best))
-    return auto_tile.arrange(s, phase, rows, *steps(isa.up(even, BLOCKS) * BLOCKS), depth)
+    even_width = isa.up(row_axis.extent, isa.up(row_axis.extent, best))
+    return auto_tile.arrange(s, phase, rows, sizes(isa.up(even_width, BLOCKS) * BLOCKS), depth)
 
 
 def _kept(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
@@ -326,12 +343,14 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
     The next fold, and the result, begin with the parts of all cores; values are computed again.
     Return the nests, and the folds that each of their cores does for itself (`with_folds`).
     """
+    # Softmax of 4 rows on 32 cores: a core folds an eighth of a row, and the parts are folded
+    # again.
     folds = [n for n in phase.tiles if s.state.stage(n).fold]
     if not folds or phase.outputs:
         raise ScheduleError("tiles that fold rows", str(phase.tiles), "take tiles")
     for name in phase.tiles:
         s = s if name in folds else primitives_tiles.inline(s, name)
-    known = {x.name for x in s.state.stages} - set(folds)
+    untouched = {x.name for x in s.state.stages} - set(folds)
     parts = dict[str, str]()
     for name in folds:
         axis = s.state.stage(name).reduce[-1]
@@ -341,49 +360,50 @@ def share_rows(s: Schedule, phase: Phase) -> tuple[Schedule, list[Phase], set[st
         s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o", inner=True)
         parts[name] = s.state.stage(name).sources[0]
     nests: list[Phase] = []
-    for first, name in pairwise(("", *folds)):
-        before = {x.name for x in s.state.stages}
+    for earlier, name in pairwise(("", *folds)):
+        names_before = {x.name for x in s.state.stages}
         outputs = tuple[str, ...]()
         with suppress(ScheduleError):
-            if first and not nests[-1].outputs:
-                s = primitives_tiles.unchain(s, name, parts[name], first, parts[first])
+            if earlier and not nests[-1].outputs:
+                s = primitives_tiles.unchain(s, name, parts[name], earlier, parts[earlier])
                 outputs = (nests.pop().root,)
         s = primitives_tiles.hoist(s, parts[name])
-        new = [s.state.stage(x.name) for x in s.state.stages if x.name not in before]
-        these = {*folds, *(x.name for x in new if x.fold)}
-        tiles = (x.name for x in new if x.name not in these and not these & set(x.sources))
+        new_stages = [s.state.stage(x.name) for x in s.state.stages if x.name not in names_before]
+        folded = {*folds, *(x.name for x in new_stages if x.fold)}
+        tiles = (x.name for x in new_stages if x.name not in folded and not folded & set(x.sources))
         nests.append(Phase(parts[name], tuple(tiles), outputs))
     s = primitives_tiles.hoist(s, phase.root)
     nests = [*nests, Phase(phase.root)]
-    known |= {n for nest in nests for n in nest.names}
-    return s, nests, {x.name for x in s.state.stages} - known
+    untouched |= {n for nest in nests for n in nest.names}
+    return s, nests, {x.name for x in s.state.stages} - untouched
 
 
 def _part(extent: int, rows: int, cores: int) -> int:
     """Return the part of a row that gives the busiest core least; what starts a part counts too."""
+    # Parts in whole blocks of 128: 4,096 elements in 3 parts are 1,408, 1,408 and 1,280.
     widths = (isa.up(isa.up(extent, parts), BLOCKS) * BLOCKS for parts in range(2, cores + 1))
     busy = ((isa.up(rows, cores // isa.up(extent, w)) * (w + START), w) for w in widths)
     return min(busy, default=(0, extent))[1]
 
 
 def with_folds(s: Schedule, phase: Phase, folds: set[str], share: float, tiles: int) -> Schedule:
-    """Schedule a nest in so many tiles a core, and those of these folds that it needs inside it."""
+    """Schedule a nest in `tiles` tiles per core, with the folds it needs computed inside it."""
     inside = set(phase.names)
-    own = list[str]()
+    own_folds = list[str]()
     for name in [x.name for x in reversed(s.state.stages) if x.name in folds]:
         readers = {r.name for r in s.state.readers(name)}
         if readers & inside:
-            before = {x.name for x in s.state.stages}
+            names_before = {x.name for x in s.state.stages}
             if readers - inside:
                 s = primitives_tiles.duplicate(s, name, max(readers & inside))
-            own += [x.name for x in s.state.stages if x.name not in before] or [name]
-            inside.add(own[-1])
-            sources = s.state.stage(own[-1]).sources
+            own_folds += [x.name for x in s.state.stages if x.name not in names_before] or [name]
+            inside.add(own_folds[-1])
+            sources = s.state.stage(own_folds[-1]).sources
             for source in [i.name for i in s.state.inputs if i.name in sources]:
-                s = primitives_tiles.cache_read(s, source, "UB", own[-1])
+                s = primitives_tiles.cache_read(s, source, "UB", own_folds[-1])
     s = auto_tile.schedule_phase(s, phase, share=share, tiles=tiles)
     root = s.state.stage(phase.root)
     loops = root.bound or [x.name for x in root.loops[: loop_count(s.state, root)]] or [""]
-    for tile in own:
+    for tile in own_folds:
         s = primitives_tiles.compute_at(s, tile, phase.root, loops[-1])
     return s

@@ -43,6 +43,7 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     phases = []
     for root in (x.name for x in loops if groups[x.name] == x.name):
         inside = [x for x in loops if groups[x.name] == root != x.name]
+        # Softmax has one phase: the maximum and the sum are tiles in the nest of the result.
         tiles = tuple(x.name for x in inside if not x.output)
         phases.append(Phase(root, tiles, tuple(x.name for x in inside if x.output)))
     return s, phases
@@ -55,7 +56,7 @@ def _inlined(s: Schedule, stage: Stage | Fixed) -> Schedule:
 
 
 def _groups(state: State, cores: int) -> dict[str, str]:
-    """Return in whose nest each stage is computed, by so many cores."""
+    """Return the root stage of the nest in which each stage is computed."""
     groups: dict[str, str] = {}
     for stage in reversed(state.stages):
         groups[stage.name] = _root(state, stage, groups)
@@ -64,12 +65,12 @@ def _groups(state: State, cores: int) -> dict[str, str]:
 
 def _reads(state: State, name: str) -> list[tensor.Read] | None:
     """Return all reads of a tensor; None if one is by a product or a kernel of its own."""
-    found: list[tensor.Read] = []
+    reads: list[tensor.Read] = []
     for reader in state.readers(name):
         if isinstance(reader, Fixed) or reader.is_cube:
             return None
-        found += [read for read in reader.reads if read.source == name]
-    return found
+        reads += [read for read in reader.reads if read.source == name]
+    return reads
 
 
 def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool:
@@ -80,6 +81,8 @@ def _inlines(state: State, stage: Stage | Fixed, *, cheap: bool = False) -> bool
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
+    # A value read twice is computed twice if it is inlined: only one operation is cheap enough for
+    # that.
     few = weight(stage.expr) <= 1 if cheap else len(reads) == 1
     plain = not cheap and bare(stage.expr) is not None
     return plain or (few and not any(x.view for x in reads))
@@ -97,8 +100,12 @@ def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
     reads = _reads(state, stage.name)
     if isinstance(stage, Fixed) or stage.output or stage.is_cube or reads is None:
         return stage.name
-    found = {groups[r.name] for r in state.readers(stage.name)}
-    return found.pop() if len(found) == 1 and not any(x.view for x in reads) else stage.name
+    reader_groups = {groups[r.name] for r in state.readers(stage.name)}
+    return (
+        reader_groups.pop()
+        if len(reader_groups) == 1 and not any(x.view for x in reads)
+        else stage.name
+    )
 
 
 def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str, str]:
@@ -109,11 +116,13 @@ def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str,
     """
     loops = [s for s in state.stages if isinstance(s, Stage)]
     roots = [s for s in loops if groups[s.name] == s.name and not s.is_cube and not s.fold]
-    for i, one in enumerate(roots):
-        for two in reversed(roots[i + 1 :]):
-            fits = one.shape == two.shape or (fits_in(one, two) and math.prod(one.shape) >= cores)
-            if one.output and fits and _only_read_in(state, one, two, groups):
-                groups = {n: two.name if r == one.name else r for n, r in groups.items()}
+    for i, output in enumerate(roots):
+        for target in reversed(roots[i + 1 :]):
+            fits = output.shape == target.shape or (
+                fits_in(output, target) and math.prod(output.shape) >= cores
+            )
+            if output.output and fits and _only_read_in(state, output, target, groups):
+                groups = {n: target.name if r == output.name else r for n, r in groups.items()}
                 break
     for stage in reversed(loops):
         if not stage.output and groups[stage.name] == stage.name:
@@ -123,27 +132,31 @@ def _join_outputs(state: State, groups: dict[str, str], cores: int) -> dict[str,
     return groups
 
 
-def _only_read_in(state: State, one: Stage, two: Stage, groups: dict[str, str]) -> bool:
-    """True if `one` feeds, or shares a source with, the nest of `two` and nothing else reads it."""
-    readers = state.readers(one.name)
-    if any(groups[r.name] != two.name for r in readers):
+def _only_read_in(state: State, output: Stage, target: Stage, groups: dict[str, str]) -> bool:
+    """True if an output may join the nest of `target`: no other nest reads it.
+
+    The two must have something in common: the nest reads `output`, or both read one tensor.
+    """
+    readers = state.readers(output.name)
+    if any(groups[r.name] != target.name for r in readers):
         return False
-    inside = [s for s in state.stages if groups[s.name] == two.name]
-    shared = any(set(one.sources) & set(s.sources) for s in inside)
+    inside = [s for s in state.stages if groups[s.name] == target.name]
+    shared = any(set(output.sources) & set(s.sources) for s in inside)
     return bool(readers) or shared
 
 
 # -- axes -----------------------------------------------------------------------------------------
 def merge_axes(s: Schedule, phase: Phase) -> Schedule:
     """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
+    # (8, 64, 100) elementwise: j and k become one axis of 6,400, then i joins: one axis of 51,200.
     for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
-        first, second = s.state.stage(phase.root).axes[place : place + 2]
-        s = _fuse_everywhere(s, phase.names, first.name, second.name)
+        outer, inner = s.state.stage(phase.root).axes[place : place + 2]
+        s = _fuse_everywhere(s, phase.names, outer.name, inner.name)
     for name in phase.names:
         for place in reversed(range(len(s.state.stage(name).reduce) - 1)):
-            first, second = s.state.stage(name).reduce[place : place + 2]
+            outer, inner = s.state.stage(name).reduce[place : place + 2]
             with suppress(errors.ScheduleError):
-                s = primitives_loops.fuse(s, name, first.name, second.name)
+                s = primitives_loops.fuse(s, name, outer.name, inner.name)
     return s
 
 
@@ -152,12 +165,12 @@ def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str)
     trial = s
     for name in names:
         stage = trial.state.stage(name)
-        own = {first, second} & {a.name for a in stage.axes}
-        read = [own & {n for i in r.index for n, _ in i.terms} for r in stage.reads]
-        if 1 in map(len, (own, *read)):
+        present = {first, second} & {a.name for a in stage.axes}
+        read = [present & {n for i in r.index for n, _ in i.terms} for r in stage.reads]
+        if 1 in map(len, (present, *read)):
             return s
         try:
-            trial = primitives_loops.fuse(trial, name, first, second) if own else trial
+            trial = primitives_loops.fuse(trial, name, first, second) if present else trial
         except errors.ScheduleError:
             return s
     return s if any(_mixes(trial.state.stage(n), names) for n in names) else trial
@@ -191,6 +204,8 @@ def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
     """True if a step along `axis` of the root needs another part of the tile."""
     if boxes.whole(root)[axis].count == 1:
         return True
+    # One step of the axis: if the tile it needs starts at a place that depends on the step, the
+    # tile follows, and cutting the axis computes nothing twice.
     active = {root.name: boxes.whole(root) | {axis: boxes.Range(isa.var(axis), 1)}}
     try:
         box = boxes.needed(state, state.stage(tile), active)

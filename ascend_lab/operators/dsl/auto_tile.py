@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ascend_lab import errors
 from ascend_lab.machine import isa
@@ -28,6 +29,18 @@ NARROW_BYTES = 64
 """What folds over long columns may keep of a row, if all of a column is then in UB at once."""
 
 Widths = dict[str, int]
+
+
+class TileSizes(NamedTuple):
+    """Elements of a tile along each axis of its root, and of each fold axis at a time.
+
+    Fold axes are named with their stage, as "sum_1.k".
+    """
+
+    widths: Mapping[str, int]
+    folds: Mapping[str, int]
+
+
 """Elements of a tile per axis."""
 
 
@@ -40,28 +53,31 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
     axes = s.state.stage(phase.root).axes
     cores = core_count(s)
+    # The last part of a row is shorter: every part is a core's own, because its program is another.
     if s.state.stage(phase.root).last_fold_extent:
-        those = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
-        return {a.name: a.extent for a in axes} | those | {axes[-1].name: 1}
+        row_shares = {axes[0].name: isa.up(axes[0].extent, cores // axes[-1].extent)}
+        return {a.name: a.extent for a in axes} | row_shares | {axes[-1].name: 1}
     unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
     choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
 
     def share(axis: tensor.Axis, cores: int) -> int:
         return _share(axis.extent, cores, unit if axis is axes[-1] else 1)
 
-    found = []
+    choices = []
     for used in range(1, cores + 1) if choice else ():
-        first = share(choice[0], used)
-        rest = max(1, cores // isa.up(choice[0].extent, first))
-        second = share(choice[1], rest) if len(choice) > 1 else 1
-        found.append((first * second, first, second))
-    best = min(found)[1:] if found else ()
+        outer_share = share(choice[0], used)
+        # 20 rows and 4,096 columns on 32 cores: with a row a core, 12 cores would be idle; with 16
+        # cores along columns, 2 stretches of 10 rows, all 32 work.
+        cores_left = max(1, cores // isa.up(choice[0].extent, outer_share))
+        inner_share = share(choice[1], cores_left) if len(choice) > 1 else 1
+        choices.append((outer_share * inner_share, outer_share, inner_share))
+    best = min(choices)[1:] if choices else ()
     chosen = {a.name: n for a, n in zip(choice, best, strict=False)}
     return {a.name: a.extent for a in axes} | chosen
 
 
 def long_rows(state: State, phase: Phase, least_bytes: int = SHARED_BYTES) -> bool:
-    """True if one element of the result needs so many bytes of one operand."""
+    """True if one element of the result needs `least_bytes` or more of one operand."""
     folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
     sizes = (
         math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
@@ -81,9 +97,9 @@ def _share(extent: int, cores: int, unit: int) -> int:
 def block_elements(state: State, phase: Phase) -> int:
     """Return the elements of a 32-byte block, for all formats of a phase at once."""
     stages = [state.stage(n) for n in phase.names]
-    found = {r.dtype for x in stages for r in x.reads}
-    found |= {x.dtype for x in stages if x.name not in phase.tiles}
-    return math.lcm(*map(isa.c0_of, found))
+    dtypes = {r.dtype for x in stages for r in x.reads}
+    dtypes |= {x.dtype for x in stages if x.name not in phase.tiles}
+    return math.lcm(*map(isa.c0_of, dtypes))
 
 
 def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
@@ -91,18 +107,22 @@ def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int
 
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
+    # The width at which a tile takes 32 KiB: halving smaller ones only adds instructions.
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
-    wanted = min(width, max(small, isa.up(share, tiles)))
-    if wanted >= share:
+    # A share of 1,000 rows in 4 tiles: 250 each. With tiles of at most 96 there are 11, of 91 rows.
+    aimed = min(width, max(small, isa.up(share, tiles)))
+    if aimed >= share:
         return share
-    unit = (8 * unit if wanted >= 64 * unit else unit) if width >= unit else 1
-    parts = -(-share // wanted)
-    each = isa.up(isa.up(share, parts), unit) * unit
-    return min(each, max(width // unit * unit, 1), share)
+    unit = (8 * unit if aimed >= 64 * unit else unit) if width >= unit else 1
+    parts = -(-share // aimed)
+    part_width = isa.up(isa.up(share, parts), unit) * unit
+    return min(part_width, max(width // unit * unit, 1), share)
 
 
 def whole_tiles(extent: int, share: int, width: int) -> int:
     """Return the share filled up to whole tiles, if that costs no core its work."""
+    # Shares of 125 in tiles of 32 become 128: 1,000 rows are 8 shares in both cases, and only the
+    # last tile of all is ragged.
     filled = min(isa.up(share, width) * width, extent)
     return filled if isa.up(extent, filled) == isa.up(extent, share) else share
 
@@ -123,22 +143,23 @@ def schedule_phase(
     """
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
-    before = s = _split_folds(s, phase)
+    unmerged = s = _split_folds(s, phase)
     s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
+    # Two slots let loads and arithmetic overlap; if not even narrow tiles fit twice, one slot.
     for depth in (2, 1) if rows or not (phase.tiles or phase.outputs) else ():
         best = largest(s, phase, rows, depth, share, line_bytes)
-        if best is not None and not _cuts_blocks(s, phase, best[0]):
-            return arrange(s, phase, rows, *best, depth, tiles)
-    return _apart(before, phase)
+        if best is not None and not _cuts_blocks(s, phase, best.widths):
+            return arrange(s, phase, rows, best, depth, tiles)
+    return _apart(unmerged, phase)
 
 
-def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
+def _cuts_blocks(s: Schedule, phase: Phase, widths: Mapping[str, int]) -> bool:
     """True if elementwise tiles leave the phase less than a block of its innermost axis."""
     if phase.outputs or not phase.tiles or any(s.state.stage(n).fold for n in phase.tiles):
         return False
-    last = s.state.stage(phase.root).axes[-1]
-    return widths[last.name] < min(last.extent, block_elements(s.state, phase))
+    row_axis = s.state.stage(phase.root).axes[-1]
+    return widths[row_axis.name] < min(row_axis.extent, block_elements(s.state, phase))
 
 
 def _apart(s: Schedule, phase: Phase) -> Schedule:
@@ -174,6 +195,7 @@ def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
     size = math.prod(a.extent for a in stage.reduce) * units
     if keeps_lanes(stage):
         units = max(1, units * itemsize // LINE_BYTES)
+    # Equal parts only: 4,096 elements on 20 cores are 16 parts of 256.
     parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
     cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
     if cut or 2 * units > core_count(s) or size * itemsize < 4 * SMALL_BYTES:
@@ -188,25 +210,26 @@ def largest(
     depth: int = 2,
     share: float = 1.0,
     line_bytes: int = LINE_BYTES,
-) -> tuple[Widths, Widths] | None:
-    """Return the widest tile of `depth` slots that fits, and widths of folds; None if none does."""
+) -> TileSizes | None:
+    """Return the sizes of the widest tile of `depth` slots that fits; None if none does."""
     stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
     root = stages[-1]
     extents = core_shares(s, phase, rows)
     folds = {f"{x.name}.{a.name}": a.extent for x in stages if x.fold for a in x.reduce}
-    last = root.axes[-1].name
-    least = {n: 1 if n in rows else extents[n] for n in extents}
-    if last in rows and any(x.fold and keeps_lanes(x) for x in stages):
-        least[last] = min(line_bytes // DTYPE_BYTES[root.dtype], extents[last])
+    row_axis = root.axes[-1].name
+    smallest = {n: 1 if n in rows else extents[n] for n in extents}
+    if row_axis in rows and any(x.fold and keeps_lanes(x) for x in stages):
+        smallest[row_axis] = min(line_bytes // DTYPE_BYTES[root.dtype], extents[row_axis])
 
-    def both(sizes: Widths) -> tuple[Widths, Widths]:
-        return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}
+    def both(sizes: Widths) -> TileSizes:
+        return TileSizes({n: sizes[n] for n in extents}, {n: sizes[n] for n in folds})
 
     def fits(sizes: Widths) -> bool:
         return tile_bytes(s, phase, *both(sizes), depth) <= share * s.chip.buffers["UB"]
 
+    # Whole fold axes first: a fold in steps needs a partial result between them.
     for cut in (False, True) if folds else (False,):
-        sizes = least | (dict.fromkeys(folds, 1) if cut else folds)
+        sizes = smallest | (dict.fromkeys(folds, 1) if cut else folds)
         if not fits(sizes):
             continue
         for name in reversed(list(folds)) if cut else ():
@@ -222,9 +245,9 @@ def largest(
 def keeps_lanes(stage: Stage) -> bool:
     """True if a fold walks its source along an axis that stays: lanes are not folded together."""
     folded = {a.name for a in stage.reduce}
-    last = stage.axes[-1].name
+    lane = stage.axes[-1].name
     sources = [r for r in stage.reads if folded & {n for i in r.index for n, _ in i.terms}]
-    return any(dict(r.index[-1].terms).get(last) == 1 for r in sources)
+    return any(dict(r.index[-1].terms).get(lane) == 1 for r in sources)
 
 
 def _whole(width: int, extent: int) -> int:
@@ -241,6 +264,7 @@ def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: in
     if fits(sizes | {name: extent}):
         return extent
     high = extent
+    # Close enough: within 6 % of the widest that fits, as each trial lays out a nest.
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(sizes | {name: middle}) else (low, middle)
@@ -253,8 +277,9 @@ def tile_bytes(
     """Return the bytes of UB that tiles of these widths take."""
     name = phase.root
     root = s.state.stage(phase.root)
-    whole = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
-    parts = frozenset(n for n, width in folds.items() if width < whole[n])
+    extents = {f"{x}.{a.name}": a.extent for x in phase.names for a in s.state.stage(x).reduce}
+    # Which loops and tiles there are depends on what is cut, not on the widths: the nest is cached.
+    parts = frozenset(n for n, width in folds.items() if width < extents[n])
     cut = any(widths[a.name] < max(a.extent, 2) for a in root.axes)
     nest = _completed(s, phase, cut, parts, depth)
     steps = {f"{name}.{n}": width for n, width in widths.items()} | dict(folds)
@@ -274,7 +299,7 @@ def _completed(s: Schedule, phase: Phase, cut: bool, parts: frozenset[str], dept
     widths = {a.name: 1 if cut else a.extent for a in root.axes}
     folds = {f"{x.name}.{a.name}": a.extent for x in stages for a in x.reduce}
     folds |= dict.fromkeys(parts, 1)
-    trial = arrange(s, phase, list(widths), widths, folds, depth, plain=True)
+    trial = arrange(s, phase, list(widths), TileSizes(widths, folds), depth, tiles=None)
     return complete(trial.state, phase.root)
 
 
@@ -282,22 +307,27 @@ def arrange(
     s: Schedule,
     phase: Phase,
     rows: list[str],
-    widths: Mapping[str, int],
-    folds: Mapping[str, int],
+    sizes: TileSizes,
     depth: int = 2,
-    tiles: int = TILES_PER_CORE,
-    plain: bool = False,
+    tiles: int | None = TILES_PER_CORE,
 ) -> Schedule:
-    """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
+    """Apply the steps for tiles of some sizes: shares of cores, loops, whole tiles inside.
 
-    `plain`: tiles of exactly these widths, on one core.
+    A core gets about `tiles` tiles of equal widths; None: tiles of exactly these widths, all on one
+    core. The nest of 4,096 x 512 numbers on 8 cores, in tiles of 64 rows:
+
+        for i_o in 8 (a core each): for i_i_o in 8: load, compute and store 64 x 512 numbers
     """
+    plain = tiles is None
+    tiles_left = tiles or 1
+    widths = sizes.widths
+    folds = sizes.folds
     root = s.state.stage(phase.root)
     name = phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
-    whole = plain or max(widths[n] for n in rows) == 1  # nothing to even out
-    taken = 0 if whole else tile_bytes(s, phase, widths, folds, depth)
+    has_exact_widths = plain or max(widths[n] for n in rows) == 1  # nothing to even out
+    taken = 0 if has_exact_widths else tile_bytes(s, phase, widths, folds, depth)
     bound = list[str]()
     loops = list[str]()
     inside = list[str]()
@@ -307,30 +337,30 @@ def arrange(
         leaf = axis.name
         width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
-            width = even(width, share, taken, _run(root, axis, unit), tiles)
+            width = even(width, share, taken, _run(root, axis, unit), tiles_left)
             share = whole_tiles(axis.extent, share, width)
-            tiles = isa.up(tiles, isa.up(share, width))
+            tiles_left = isa.up(tiles_left, isa.up(share, width))
         if share < axis.extent:
             s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
             s, leaf = _cut(s, name, leaf, width, loops if axis.name in rows else inside)
         leaves.append(leaf)
-    s, inner, rest = fold_loops(s, name, root.reduce, folds)
-    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *rest)
+    s, inner, fold_leaves = fold_loops(s, name, root.reduce, folds)
+    s = reorder(s, name, *bound, *loops, *inside, *inner, *leaves, *fold_leaves)
     for loop in bound:
         s = bind(s, name, loop)
     s = vectorise(s, name, leaves[0])
     if phase.tiles or phase.outputs:
         s = attach_tiles(s, phase, [*bound, *loops], folds, depth)
-    for each in (name, *phase.outputs):
-        s = primitives_tiles.double_buffer(s, each, depth)
+    for output_name in (name, *phase.outputs):
+        s = primitives_tiles.double_buffer(s, output_name, depth)
     return s
 
 
 def _run(root: Stage, axis: tensor.Axis, unit: int) -> int:
-    """Return how many elements of an axis fill blocks, or, in front of short rows, four of them."""
-    rows, rest = divmod(4 * unit, root.axes[-1].extent)
-    rows = rows if axis in root.axes[-2:-1] and rows and not rest else 1
+    """Return the elements of an axis that fill a block, or four blocks if its rows are short."""
+    rows, remainder = divmod(4 * unit, root.axes[-1].extent)
+    rows = rows if axis in root.axes[-2:-1] and rows and not remainder else 1
     return unit if axis is root.axes[-1] else rows
 
 

@@ -43,45 +43,48 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
     """
     if len(index.terms) == 1 and not index.const and index.terms[0][1] == 1:
         return box[index.terms[0][0]]
+    # The range covers start .. start + count - 1 even if the index jumps: 2 i for i in 0..3 covers
+    # 7.
     start = Affine(index.const)
     count = 1
     for name, coefficient in index.terms:
-        part = box[name]
+        span = box[name]
         if coefficient < 0:
             raise ScheduleError("indices that grow with their axes", str(index), "turn the axis")
-        start = start + part.start * coefficient
-        count += coefficient * (part.count - 1)
+        start = start + span.start * coefficient
+        count += coefficient * (span.count - 1)
     return Range(start, count)
 
 
-def join(one: Range, two: Range) -> Range:
+def join(a: Range, b: Range) -> Range:
     """Return the smallest range that holds both; their starts must differ by a constant."""
-    if one.start.terms != two.start.terms:
+    if a.start.terms != b.start.terms:
         needed_tiles = "tiles that move together"
-        raise ScheduleError(needed_tiles, f"{one.start} and {two.start}", "compute them apart")
-    low = min(one.start.const, two.start.const)
-    high = max(one.start.const + one.count, two.start.const + two.count)
-    return Range(Affine(low, one.start.terms), high - low)
+        raise ScheduleError(needed_tiles, f"{a.start} and {b.start}", "compute them apart")
+    # Reads of x[i] and x[i + 2] in a step of 32: ranges i .. i + 31 and i + 2 .. i + 33, joined 34.
+    low = min(a.start.const, b.start.const)
+    high = max(a.start.const + a.count, b.start.const + b.count)
+    return Range(Affine(low, a.start.terms), high - low)
 
 
 def needed(
-    state: State, stage: Stage, active: Mapping[str, Box], known: dict[str, Box] | None = None
+    state: State, stage: Stage, active: Mapping[str, Box], boxes: dict[str, Box] | None = None
 ) -> Box:
     """Return the box of `stage` that its readers need, given the boxes of the active stages.
 
     Readers that are not active yet run later inside the same step, with all their own loops;
-    `known` keeps their boxes, since a reader may be reached over several other readers.
+    `boxes` keeps their boxes, since a reader may be reached over several other readers.
     """
-    known = {} if known is None else known
+    boxes = {} if boxes is None else boxes
     host = state.stage(stage.attach[0]) if stage.output and stage.attach else None
     ranges = _beside(stage, host, active[host.name]) if host else None
     for reader in () if host else state.readers(stage.name):
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
         if box is None:
-            if reader.name not in known:
-                known[reader.name] = whole(reader) | needed(state, reader, active, known)
-            box = known[reader.name]
+            if reader.name not in boxes:
+                boxes[reader.name] = whole(reader) | needed(state, reader, active, boxes)
+            box = boxes[reader.name]
         for read in reader.reads:
             if read.source != stage.name:
                 continue
@@ -90,6 +93,7 @@ def needed(
                 raise ScheduleError(
                     expected, f"under shape {read.view}", f"keep {stage.name} in GM"
                 )
+            # A tile holds what all its readers need: their ranges joined axis by axis.
             read_ranges = [index_range(i, box) for i in read.index]
             ranges = read_ranges if ranges is None else list(map(join, ranges, read_ranges))
     if ranges is None:
@@ -159,7 +163,7 @@ def _boxes(
 
 
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
-    """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
+    """Return the sizes of a stage's tile: all that its readers need at a time."""
     others = {n: b for n, b in active.items() if n != stage.name}
     box = needed(state, stage, others)
     return tuple(box[a.name].count for a in stage.axes)
@@ -183,6 +187,8 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
         name = stage.name
         _, elements = row_steps(stage, tuple(kept[name][a.name].count for a in stage.axes))
         readers = state.readers(name)
+        # A tile that a copy fills or empties while the vector unit works needs its own slots all
+        # the time.
         loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
         slot_bytes = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
         if loaded or any(r.scope == "GM" for r in readers):
@@ -194,6 +200,7 @@ def ub_bytes(state: State, root: str, chip: Chip, steps: Mapping[str, int] = NO_
             scratch_peak = max(
                 scratch_peak, sum(alive.values()) + _scratch_bytes(state, stage, active[name], chip)
             )
+        # A tile without a later reader is free: its bytes may hold the next one.
         needed_later = {s for later in order[position + 1 :] for s in later.sources}
         alive = {n: size for n, size in alive.items() if n in needed_later}
     return total + scratch_peak
@@ -236,6 +243,7 @@ def in_pieces(state: State, stage: Stage, sizes: Sequence[int], chip: Chip) -> i
     """
     piece = max(chip.buffers["UB"] // 7 // 16384 * 16384, 4096)
     row_bytes = sizes[-1] * DTYPE_BYTES[stage.expr.dtype]
+    # 65,536 numbers in fp32 are 256 KiB: the row comes in pieces of 16 KiB or a little less.
     too_long = bool(stage.reduce) and row_bytes > piece
     fold_axis = stage.reduce[-1].name if too_long else ""
     folded_sources = [r.source for r in stage.reads if dict(r.index[-1].terms).get(fold_axis) == 1]
@@ -281,8 +289,10 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
         return 0
     *outer, row_axis, lane_axis = axes
     repeat_bytes = chip.vector_bytes_per_repeat
+    # Rows of a repeat or more fill instructions by themselves.
     if box[lane_axis].count * DTYPE_BYTES[stage.dtype] >= repeat_bytes:
         return 0
+    # None of the operands is one row for all rows: nothing is copied side by side.
     if not any(lane_axis in names and row_axis not in names for names in _axes_used(stage)):
         return 0
     return 2 * repeat_bytes * math.prod(box[name].count for name in outer)
@@ -291,6 +301,7 @@ def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
 def _padded_bytes(expr: tensor.Expr, sizes: Sequence[int], align: int) -> int:
     """Return the bytes of a tile for an expression, its longest axis rounded up to blocks."""
     block = max(c0_of(expr.dtype), align)
+    # (64, 100) in fp16: 64 rows of 112 elements, 14,336 bytes.
     longest = max(*sizes, 1)
     rows = math.prod(sizes) // longest
     return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
@@ -307,6 +318,7 @@ def _peak_bytes(expr: tensor.Expr, sizes: Sequence[int], out: str, align: int) -
     for arg in dict.fromkeys(expr.args) if isinstance(expr, tensor.Call) else ():
         if isinstance(arg, tensor.Read):
             continue
+        # For exp(a) * log(b): exp(a) is written to the result's tile, log(b) to scratch.
         in_result = result_is_free and arg.dtype == out
         result_is_free = result_is_free and not in_result
         operand_bytes = 0 if in_result else _padded_bytes(arg, sizes, align)

@@ -40,6 +40,7 @@ def instructions(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Aff
 
 def _per(index: isa.Affine, unit: int) -> isa.Affine:
     """Return index / unit; the index must step in whole units."""
+    # m = 64 i + 32 in units of 16 is 4 i + 2; a step of 24 would begin inside a fractal.
     values = (index.const, *(c for _, c in index.terms))
     if any(v % unit for v in values):
         raise ScheduleError(f"cube tiles in steps of {unit}", str(index), "split by a multiple")
@@ -47,23 +48,25 @@ def _per(index: isa.Affine, unit: int) -> isa.Affine:
 
 
 def _fractal(
-    matrix: fractals.Matrix, held: OpenTile, ranges: Sequence[boxes.Range]
+    matrix: fractals.Matrix, tile: OpenTile, ranges: Sequence[boxes.Range]
 ) -> tuple[isa.Affine, int]:
     """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
     major = matrix.major
     minor = matrix.minor
-    starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
-    pitch = -(-held.sizes[minor] // matrix.minor_unit)
-    before = isa.Affine()
+    starts = [r.start - start for r, start in zip(ranges, tile.starts, strict=True)]
+    pitch = -(-tile.sizes[minor] // matrix.minor_unit)
+    # Row-major over the batch axes, each entry with all fractals of its matrix.
+    batch_start = isa.Affine()
     for dim in matrix.batch:
-        before = before * held.sizes[dim] + starts[dim]
-    before = before * (pitch * -(-held.sizes[major] // matrix.major_unit))
+        batch_start = batch_start * tile.sizes[dim] + starts[dim]
+    batch_start = batch_start * (pitch * -(-tile.sizes[major] // matrix.major_unit))
     at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
-    return at + before, pitch
+    return at + batch_start, pitch
 
 
 def _sizes(matrix: fractals.Matrix, ranges: Sequence[boxes.Range]) -> tuple[int, int]:
     """Return the columns and rows of fractals in a box."""
+    # A box of 64 x 128 in fp16 has 8 columns of 4 fractals.
     columns = ranges[matrix.major].count // matrix.major_unit
     return columns, ranges[matrix.minor].count // matrix.minor_unit
 
@@ -77,6 +80,7 @@ def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     area = matrix.area
     (at, pitch) = _fractal(matrix, source, ranges)
     (columns, rows) = _sizes(matrix, ranges)
+    # The fractals of one column lie behind each other: one burst brings `rows` of them.
     region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
     tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
 
@@ -97,6 +101,7 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
         with unit.repeat(depth) as i:
             to = dst.region(i * (rows * area), (rows, area))
             k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    # The shorter side is the loop: 4 x 16 fractals are 4 instructions of 16 fractals each.
     elif depth <= rows:
         with unit.repeat(depth) as i:
             to = dst.region(i * area, (rows, area), (depth * area, 1))
@@ -120,17 +125,19 @@ def _multiply(tiles: Tiles, stage: Stage, box: boxes.Box, folds: list[isa.Affine
             raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
     c0 = isa.c0_of(stage.reads[0].dtype)
     matrix = fractals.matrix_of(stage, "C")
-    own = tiles.held[stage.name]
+    sums_tile = tiles.held[stage.name]
     ranges = [box[a.name] for a in stage.axes]
-    (at, top) = _fractal(matrix, own, ranges)
+    (at, top) = _fractal(matrix, sums_tile, ranges)
     (n, m) = _sizes(matrix, ranges)
     k = box["k"].count // c0
     a, b = (tiles.held[r.source].memory for r in stage.reads)
+    # C lies in L0C as columns of fractals: n outermost, then m, then 16 x 16 numbers.
     steps = (top * AREA_C, AREA_C, isa.FRACTAL, 1)
     tiles.builder.mmad(
-        own.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
+        sums_tile.memory.region(at * AREA_C, (n, m, isa.FRACTAL, isa.FRACTAL), steps),
         a.region(0, (m, k, isa.FRACTAL, c0)),
         b.region(0, (k, n, isa.FRACTAL, c0)),
+        # The sum of the loop indices is 0 only in the first step of all of them.
         accumulate=sum(folds, isa.Affine()),
     )
 
@@ -153,6 +160,7 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[boxes.Range]) -> None:
     tensor = tiles.place(stage.name)
     place, height = _fractal(matrix, tensor, ranges)
     target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
+    # Chips with a fix pipe write sums from L0C to GM themselves; others go through UB.
     if tiles.state.find(read.source).scope == "L0C":
         k.fixpipe(target, source, relu=fractals.has_relu(stage.expr))
     else:
@@ -169,11 +177,11 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[isa.Launch, ...
     """Return the launches of a stage that has a kernel of its own."""
     maker = _MAKERS.get(stage.kind)
     if maker is None:
-        known = ", ".join(_MAKERS)
-        needed = f"a hand-written kernel for {stage.kind} ({known})"
+        kinds = ", ".join(_MAKERS)
+        needed = f"a hand-written kernel for {stage.kind} ({kinds})"
         raise ScheduleError(needed, "none", "use ops.compile")
-    made = maker(state, stage, dict(stage.attrs), chip)
-    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in made)
+    launches = maker(state, stage, dict(stage.attrs), chip)
+    return tuple(isa.renamed(launch, {"y": stage.name} | names) for launch, names in launches)
 
 
 def _transpose(state: State, stage: Fixed, attrs: Attrs, chip: Chip) -> Made:

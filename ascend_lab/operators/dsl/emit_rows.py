@@ -58,7 +58,7 @@ class Rows:
 
     @property
     def many(self) -> int:
-        """Rows of a piece: the sizes in front of them are looped over."""
+        """Rows that one copy moves; loops run over the axes in front of them."""
         return self.counts[-2] if len(self.counts) > 1 else 1
 
     @property
@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def in_one(self) -> bool:
-        """True if each row may reach into the next ones: only the last of them need care."""
+        """True if copies may run past a row into the next one: only the last rows need care."""
         return self.step > 0 and (self.loads or self.step == self.counts[-1] == self.src.row)
 
     @property
@@ -99,19 +99,22 @@ Copy = Callable[[Unit, Rows], None]
 
 def rows_of(dst: View, src: View, sizes: Sequence[int], block: int) -> Rows:
     """Return the copy of a box; `block`: what ragged rows may be filled up to (0: they may not)."""
+    # Rows that lie behind each other on both sides are one long row: nothing is ragged inside it.
     dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
-    to, what = with_dims((dst, src), dims)
+    to_view, from_view = with_dims((dst, src), dims)
     counts = tuple(size for size, _ in dims)
-    on_chip = to if dst.memory.region(0, 1).space == "UB" else what
-    gm = what if on_chip is to else to
+    on_chip = to_view if dst.memory.region(0, 1).space == "UB" else from_view
+    gm = from_view if on_chip is to_view else to_view
     step = gm.strides[-2] if len(counts) > 1 else 0
-    in_one = on_chip is to or step == counts[-1] == on_chip.row
+    in_one = on_chip is to_view or step == counts[-1] == on_chip.row
+    # A block may only be copied where the tensor has as many elements as a block: 3 rows of 5 are
+    # 15, too few for a block of 16.
     reach = counts[-1] + (step * (counts[-2] - 1) if in_one and step else 0)
-    fits = to.strides[-1] == what.strides[-1] == 1 and reach >= block
+    fits = to_view.strides[-1] == from_view.strides[-1] == 1 and reach >= block
     block = block if fits else 0
     unit = max(block, c0_of(dst.dtype))
     rest = counts[-1] % unit if on_chip.strides[-1] == 1 else counts[-1]
-    return Rows(to, what, counts, block, rest)
+    return Rows(to_view, from_view, counts, block, rest)
 
 
 def main_part(unit: Unit, rows: Rows) -> None:
@@ -121,14 +124,15 @@ def main_part(unit: Unit, rows: Rows) -> None:
         _by_blocks(unit, rows)
         return
     counts = list(rows.counts)
-    rest = rows.rest % c0_of(rows.dst.dtype)
-    if rest and not padded:
+    ragged = rows.rest % c0_of(rows.dst.dtype)
+    if ragged and not padded:
+        # Rows shorter than a block have no whole block: all of them is left over.
         if rows.rest == counts[-1]:
             return
-        counts[-1] -= rest
+        counts[-1] -= ragged
     for inner in unit.over(counts[:-2], (rows.dst, rows.src)):
-        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
-        unit.builder.copy(to, what, pad=bool(rest) and padded)
+        target, source = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
+        unit.builder.copy(target, source, pad=bool(ragged) and padded)
 
 
 def _by_blocks(unit: Unit, rows: Rows) -> None:
@@ -136,8 +140,8 @@ def _by_blocks(unit: Unit, rows: Rows) -> None:
     row = rows.counts[-1]
     block = rows.block
     many = rows.many
-    whole = row - rows.rest
-    first = many - rows.last if rows.in_one else 0
+    whole_blocks = row - rows.rest
+    plain_rows = many - rows.last if rows.in_one else 0
     padded = not unit.builder.chip.combined
     for views in unit.over(rows.counts[:-2], (rows.dst, rows.src)):
         gm, on_chip = views if not rows.loads else views[::-1]
@@ -149,22 +153,22 @@ def _by_blocks(unit: Unit, rows: Rows) -> None:
                 begin = v.offset + (start * step + place)
                 step = how.get("step", step) if v is gm else step  # noqa: B023
                 regions.append(v.memory.region(begin, (count, width), (step, 1)))
-            to, what = regions if not rows.loads else regions[::-1]
-            unit.builder.copy(to, what, pad=bool(how.get("pad")))
+            target, source = regions if not rows.loads else regions[::-1]
+            unit.builder.copy(target, source, pad=bool(how.get("pad")))
 
-        if first:
-            copy(0, first, 0, 0, rows.width)
-        if whole and not padded:
-            copy(first, many - first, 0, 0, whole)
+        if plain_rows:
+            copy(0, plain_rows, 0, 0, rows.width)
+        if whole_blocks and not padded:
+            copy(plain_rows, many - plain_rows, 0, 0, whole_blocks)
         if row >= block:
-            copy(first, many - first, whole, row - block, block)
+            copy(plain_rows, many - plain_rows, whole_blocks, row - block, block)
         elif rows.loads:  # rows shorter than a block: the last block of all, once for each
-            end = (many - 1 - first) * rows.step + row
-            copy(first, many - first, 0, end - block, block, step=0)
+            end = (many - 1 - plain_rows) * rows.step + row
+            copy(plain_rows, many - plain_rows, 0, end - block, block, step=0)
         else:
             copy(many - 1, 1, 0, row - block, block)
         if padded:
-            copy(first, many - first, 0, 0, row, pad=1)
+            copy(plain_rows, many - plain_rows, 0, 0, row, pad=1)
 
 
 def ends_in_place(unit: Unit, rows: Rows) -> None:
@@ -173,9 +177,9 @@ def ends_in_place(unit: Unit, rows: Rows) -> None:
     block = rows.block
     for piece in rows.apart(unit) if rows.by_blocks else ():
         for back, row in piece:
-            whole = size - rows.rest
+            whole_blocks = size - rows.rest
             skip = block - back * rows.step - size if size < block else block - rows.rest
-            _shift(unit, row, (whole, block, skip), row, (whole, rows.rest))
+            _shift(unit, row, (whole_blocks, block, skip), row, (whole_blocks, rows.rest))
 
 
 def ends_apart(unit: Unit, rows: Rows) -> None:
@@ -186,6 +190,7 @@ def ends_apart(unit: Unit, rows: Rows) -> None:
     size = rows.counts[-1]
     block = rows.block
     c0 = c0_of(rows.src.dtype)
+    # A row of 100: the last block in GM is 84..99, and begins at 80 in UB, at a whole block.
     start = max(size - block, 0) // c0 * c0
     for piece in rows.apart(unit) if rows.by_blocks else ():
         last_row = piece[0][1]
@@ -211,9 +216,11 @@ def _shift(
     (start, count, skip) = taken
     (to, kept) = placed
     c0 = c0_of(row.dtype)
+    # `vbrcb` gives each element a block of its own, and `vcgmax` of a block of equal elements is
+    # that element: together they move elements to any place, which no copy in UB can.
     tile = unit.take(row.dtype, count * c0)
-    what = row.memory.region(row.offset + start, count)
-    unit.builder.vector("vbrcb", tile.region(0, (count, c0)), what)
+    source = row.memory.region(row.offset + start, count)
+    unit.builder.vector("vbrcb", tile.region(0, (count, c0)), source)
     for at, n in ((0, kept - kept % BLOCKS), (kept - kept % BLOCKS, kept % BLOCKS)):
         if n:
             shape = (max(n // BLOCKS, 1), min(n, BLOCKS), c0)
@@ -229,11 +236,12 @@ def leftover(unit: Unit, rows: Rows) -> None:
     """
     chip = unit.builder.chip
     counts = rows.counts
-    rest = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
+    count = rows.rest if rows.rest == counts[-1] else rows.rest % c0_of(rows.dst.dtype)
     if not rows.has_leftover:
         return
+    # A scalar load from GM waits for L2: 200 cycles of latency are so many scalar instructions.
     wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
-    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in (rows.dst, rows.src)]
-    for inner in unit.over([*counts[:-1], rest], moved):
-        to, what = (v.memory.region(v.offset, 1) for v in inner)
-        unit.builder.scalar(to, what, steps=max(wait, 1))
+    moved = [v.moved(len(counts) - 1, counts[-1] - count) for v in (rows.dst, rows.src)]
+    for inner in unit.over([*counts[:-1], count], moved):
+        target, source = (v.memory.region(v.offset, 1) for v in inner)
+        unit.builder.scalar(target, source, steps=max(wait, 1))

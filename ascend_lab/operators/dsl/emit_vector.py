@@ -59,6 +59,8 @@ def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
     for axis, size in enumerate(sizes):
         if size == 1:
             continue
+        # A box of 64 x 100 whose operands all have the steps (100, 1) is one axis of 6,400. An
+        # operand with the steps (0, 1), a row repeated for all rows, keeps them apart.
         steps = tuple(v.strides[axis] for v in views)
         if dims:
             outer, outer_steps = dims[-1]
@@ -89,6 +91,7 @@ def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes:
     if lanes % last or rows < 2 * (lanes // last):
         return 1
     steps = [v.strides[-2] for v in views]
+    # 32 lanes of fp16 are 64 bytes: four rows fill a repeat of 256 bytes.
     fits = steps[0] == last and 0 in steps and all(s in (0, last) for s in steps)
     return lanes // last if fits else 1
 
@@ -104,6 +107,7 @@ def block_steps(
     long = [d for d, n in enumerate(sizes) if n > 1]
     row = long[-1] if long else len(sizes) - 1
     rows = math.prod(sizes[:row])
+    # (8, 100) in blocks of 16: rows at multiples of 112, 896 elements; (1, 100) takes 100.
     pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
     outer = (s * pitch for s in row_major(sizes[:row]))
     return (*outer, *((1,) * (len(sizes) - row))), rows * pitch
@@ -126,6 +130,7 @@ class Unit:
         """
         unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
         rounded = -(-elements // unit) * unit
+        # The smallest free tile that is large enough is taken: larger ones may be needed later.
         fits = [t for t in self.free if t.elements * t.itemsize >= rounded * DTYPE_BYTES[dtype]]
         if not fits:
             self.buffers += 1
@@ -158,12 +163,12 @@ class Unit:
 
     def parts(self, total: int, size: int) -> Iterator[tuple[Affine, int]]:
         """Yield (start, length): a loop over whole parts of `size`, then the rest."""
-        whole = total // size
-        if whole:
-            with self.repeat(whole) as index:
+        full_parts = total // size
+        if full_parts:
+            with self.repeat(full_parts) as index:
                 yield index * size, size
         if total % size:
-            yield Affine(whole * size), total % size
+            yield Affine(full_parts * size), total % size
 
     def over(self, counts: Sequence[int], views: Sequence[View]) -> Iterator[Sequence[View]]:
         """Yield the views inside loops over their outermost axes, one per count."""
@@ -188,21 +193,21 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     """Emit dst[box] = op(srcs[box]) for a box of `sizes`; steps of 0 repeat an operand."""
     dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
     views = with_dims((dst, *srcs), dims)
-    made = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
-    expanded = made
+    block_views = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
+    expanded = block_views
     box = [size for size, _ in dims]
-    if box[-1] > 1 and not any(v.blocks for v in made):  # axes may lie behind each other now
-        dims = coalesce(box, made)
-        expanded = with_dims(made, dims)
+    if box[-1] > 1 and not any(v.blocks for v in block_views):  # axes may lie behind each other now
+        dims = coalesce(box, block_views)
+        expanded = with_dims(block_views, dims)
         box = [size for size, _ in dims]
     factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)
     if factor > 1:
         _emit_side_by_side(unit, op, expanded, box, factor)
     else:
         _emit(unit, op, expanded, box)
-    for old, new in zip(views, made, strict=True):
-        if new.memory is not old.memory:
-            unit.give(new.memory)
+    for view, expanded_view in zip(views, block_views, strict=True):
+        if expanded_view.memory is not view.memory:
+            unit.give(expanded_view.memory)
 
 
 def _lanes_last(dims: Dims) -> Dims:
@@ -227,19 +232,21 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         needed = "vector operands of neighbouring elements"
         got = f"elements {step} apart"
         raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
+    # x[i, j] - m[i]: m has one number a row, but an instruction reads lanes. `vbrcb` fills a block
+    # with each number, and the instruction repeats that block along the row.
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
     sizes = [dims[d][0] for d in outer]
     c0 = c0_of(view.dtype)
-    near = len(dims) - 2
+    row_dim = len(dims) - 2
     # rows of two blocks, behind each other in the destination and used again: one run, if whole
-    again = size == 2 * c0 and near in outer and len(outer) <= near
-    width = size if again and dims[near][1][0] == size else c0
+    is_reused = size == 2 * c0 and row_dim in outer and len(outer) <= row_dim
+    width = size if is_reused and dims[row_dim][1][0] == size else c0
     steps = [s * width for s in row_major(sizes)]
     tile = unit.take(view.dtype, math.prod(sizes) * width)
     for at in range(0, width, c0):
         _spread(unit, View(tile, view.dtype, at, tuple(steps)), view.take(outer), sizes)
     pitch = dict(zip(outer, steps, strict=True))
-    strides = *(pitch.get(d, 0) for d in range(near + 1)), 1
+    strides = *(pitch.get(d, 0) for d in range(row_dim + 1)), 1
     return View(tile, view.dtype, 0, strides, width == c0)
 
 
@@ -247,41 +254,43 @@ def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
     """Give every element of src a block of dst; rows of neighbours go together."""
     c0 = c0_of(src.dtype)
     dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
-    step, near = dims[-1][1]
-    if near != 1:
+    step, source_step = dims[-1][1]
+    if source_step != 1:
         needed = "neighbouring elements to repeat along the lanes"
         raise ScheduleError(needed, f"steps {src.strides}", "copy them to a tile of their own")
     *outer, count = (n for n, _ in dims)
-    for to, what in unit.over(outer, with_dims((dst, src), dims)):
-        for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
-            out = to.memory.region(to.offset + at * step, (part, c0), (step, 1))
-            unit.builder.vector("vbrcb", out, what.memory.region(what.offset + at, part))
+    for target, source in unit.over(outer, with_dims((dst, src), dims)):
+        for at, count_here in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
+            out = target.memory.region(target.offset + at * step, (count_here, c0), (step, 1))
+            unit.builder.vector("vbrcb", out, source.memory.region(source.offset + at, count_here))
 
 
 def _emit_side_by_side(
     unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int], factor: int
 ) -> None:
     """Emit with `factor` rows as one, operands that repeat copied as often side by side."""
-    *outer, rows, last = sizes
-    wide = factor * last
+    *outer, rows, lanes = sizes
+    wide = factor * lanes
     tiles = []
     operands = []
     for v in views:
         if v.strides[-2]:
             operands.append(v.stepping((*v.strides[:-2], wide, 1)))
             continue
-        own = [n if v.strides[d] else 1 for d, n in enumerate(outer)]
-        tiles.append(unit.take(v.dtype, math.prod(own) * wide))
-        steps = tuple(s * wide for s in row_major(own))
-        copy = View(tiles[-1], v.dtype, 0, (*steps, last, 1))
-        _emit(unit, Op("vcopy"), [copy, v], [*own, factor, last])
+        copy_sizes = [n if v.strides[d] else 1 for d, n in enumerate(outer)]
+        tiles.append(unit.take(v.dtype, math.prod(copy_sizes) * wide))
+        steps = tuple(s * wide for s in row_major(copy_sizes))
+        copy = View(tiles[-1], v.dtype, 0, (*steps, lanes, 1))
+        _emit(unit, Op("vcopy"), [copy, v], [*copy_sizes, factor, lanes])
         steps = tuple(s if v.strides[d] else 0 for d, s in enumerate(steps))
         operands.append(copy.stepping((*steps, 0, 1)))
-    whole, rest = divmod(rows, factor)
-    _emit(unit, op, operands, [*outer, whole, wide])
-    if rest:
-        ends = [v.moved(len(outer), whole) for v in operands]
-        _emit(unit, op, [v.take([*range(len(outer)), -1]) for v in ends], [*outer, rest * last])
+    groups, rows_left = divmod(rows, factor)
+    _emit(unit, op, operands, [*outer, groups, wide])
+    if rows_left:
+        ends = [v.moved(len(outer), groups) for v in operands]
+        _emit(
+            unit, op, [v.take([*range(len(outer)), -1]) for v in ends], [*outer, rows_left * lanes]
+        )
     for tile in tiles:
         unit.give(tile)
 
@@ -293,46 +302,51 @@ def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> No
     """
     chip = unit.builder.chip
     lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
-    *outer, last = sizes
+    *outer, row_lanes = sizes
     if not outer:
         outer = [1]
         views = [v.stepping((0, *v.strides)) for v in views]
+    # The longest outer axis is what an instruction may repeat over; the others are loops around it.
     rows = max(range(len(outer)), key=lambda d: outer[d])
     count = outer[rows]
     around = [d for d in range(len(outer)) if d != rows]
-    each = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    blocks_per_repeat = chip.vector_bytes_per_repeat // BLOCK_BYTES
     c0 = max(c0_of(v.dtype) for v in views)
-    whole = last // lanes
-    tails = len(list(_tails(last % lanes, _block_of(views))))
-    columns = -(-last // c0)
-    chunks = whole + tails
+    full_repeats = row_lanes // lanes
+    tails = len(list(_tails(row_lanes % lanes, _block_of(views))))
+    columns = -(-row_lanes // c0)
+    chunks = full_repeats + tails
 
+    # Cycles of so many instructions = head for each + slope for each repeat.
     def cycles(instructions: int, repeats: int) -> int:
         cost = chip.vector_costs.get(op.name, chip.vector_costs["default"])
         starts = max(instructions, -(-repeats // chip.max_repeat))
         return cost.head_cycles * starts + cost.slope_cycles * repeats
 
-    ways = [
-        (cycles(count * ((whole > 0) + tails), count * chunks), _run),
+    # A box of 64 rows of 100 lanes in fp16: row by row it is 64 instructions of 1 repeat; a chunk
+    # of lanes of all rows is 1 instruction of 64 repeats; block by block it is 7 instructions of 8
+    # repeats.
+    choices = [
+        (cycles(count * ((full_repeats > 0) + tails), count * chunks), _run),
         (cycles(chunks, count * chunks), _rows),
     ]
     if all(c0_of(v.dtype) == c0 and not v.strides[rows] % c0 for v in views):  # whole blocks apart
-        ways.append((cycles(columns, columns * -(-count // each)), _columns))
-    way = min(ways, key=lambda w: w[0])[1]
+        choices.append((cycles(columns, columns * -(-count // blocks_per_repeat)), _columns))
+    emit = min(choices, key=lambda w: w[0])[1]
     views = [v.take([*around, rows, -1]) for v in views]
     for inner in unit.over([outer[d] for d in around], views):
-        way(unit, op, inner, count, last, lanes)
+        emit(unit, op, inner, count, row_lanes, lanes)
 
 
-def _run(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+def _run(unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int) -> None:
     """Contiguous runs, row after row: whole repeats, then the last lanes."""
-    whole = last // lanes
+    full_repeats = row_lanes // lanes
     block = _block_of(views)
     for row in unit.over([count], views):
-        for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
+        for at, repeats in unit.parts(full_repeats, unit.builder.chip.max_repeat):
             _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in row])
-        end = whole * lanes
-        for width in _tails(last % lanes, block):
+        end = full_repeats * lanes
+        for width in _tails(row_lanes % lanes, block):
             _vector(unit, op, [_strips(v, end, None, 1, width) for v in row])
             end += width
 
@@ -342,25 +356,27 @@ def _block_of(views: Sequence[View]) -> int:
     return max(c0_of(v.dtype) for v in views) if any(v.blocks for v in views) else 1
 
 
-def _tails(rest: int, block: int) -> Iterator[int]:
+def _tails(lanes_left: int, block: int) -> Iterator[int]:
     """Yield the lanes behind the last whole repeat; split at whole blocks of an operand."""
-    if rest > block and rest % block:
-        yield rest - rest % block
-        rest %= block
-    if rest:
-        yield rest
+    if lanes_left > block and lanes_left % block:
+        yield lanes_left - lanes_left % block
+        lanes_left %= block
+    if lanes_left:
+        yield lanes_left
 
 
-def _rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+def _rows(
+    unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
+) -> None:
     """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
     block = _block_of(views)
-    for at, part in unit.parts(count, unit.builder.chip.max_repeat):
+    for at, rows_here in unit.parts(count, unit.builder.chip.max_repeat):
         down = [v.moved(0, at) for v in views]
-        for begin, width in unit.parts(last - last % lanes, lanes):
-            _vector(unit, op, [_strips(v, begin, v.strides[0], part, width) for v in down])
-        end = last - last % lanes
-        for width in _tails(last % lanes, block):
-            _vector(unit, op, [_strips(v, end, v.strides[0], part, width) for v in down])
+        for begin, width in unit.parts(row_lanes - row_lanes % lanes, lanes):
+            _vector(unit, op, [_strips(v, begin, v.strides[0], rows_here, width) for v in down])
+        end = row_lanes - row_lanes % lanes
+        for width in _tails(row_lanes % lanes, block):
+            _vector(unit, op, [_strips(v, end, v.strides[0], rows_here, width) for v in down])
             end += width
 
 
@@ -372,18 +388,21 @@ def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes
     step = 0 if view.blocks or not view.strides[-1] else 1
     offset = view.offset + at * step
     c0 = c0_of(view.dtype)
+    # An operand that is one number for all lanes (step 0) stays where it is in every repeat.
     pitch = lanes * step if pitch is None else pitch
     if view.blocks and lanes > c0:
         return view.memory.region(offset, (repeats, lanes // c0, c0), (pitch, 0, 1))
     return view.memory.region(offset, (repeats, lanes), (pitch, 1))
 
 
-def _columns(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
+def _columns(
+    unit: Unit, op: Op, views: Sequence[View], count: int, row_lanes: int, lanes: int
+) -> None:
     """Rows block by block: a repeat takes one block of as many rows as it has blocks."""
     chip = unit.builder.chip
     c0 = c0_of(views[0].dtype)
-    each = chip.vector_bytes_per_repeat // BLOCK_BYTES
-    whole, rest = divmod(count, each)
+    blocks_per_repeat = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    row_groups, rows_left = divmod(count, blocks_per_repeat)
 
     def emit(lane: Affine | int, width: int, at: Affine | int, repeats: int, rows: int) -> None:
         regions = []
@@ -396,19 +415,19 @@ def _columns(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, l
             regions.append(v.memory.region(first, shape, strides))
         _vector(unit, op, regions)
 
-    for lane, width in unit.parts(last, c0):
-        for at, repeats in unit.parts(whole, chip.max_repeat):
-            emit(lane, width, at * each, repeats, each)
-        if rest:
-            emit(lane, width, whole * each, 1, rest)
+    for lane, width in unit.parts(row_lanes, c0):
+        for at, repeats in unit.parts(row_groups, chip.max_repeat):
+            emit(lane, width, at * blocks_per_repeat, repeats, blocks_per_repeat)
+        if rows_left:
+            emit(lane, width, row_groups * blocks_per_repeat, 1, rows_left)
 
 
 def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
-    whole = regions[0].buffer.dtype[:3] in ("int", "uin")
+    is_integer = regions[0].buffer.dtype[:3] in ("int", "uin")
     unit.builder.vector(
         op.name,
         *regions,
         scalar=op.number,
         compare=op.mode if op.name == "vcmp" else None,
-        rounding=op.mode if op.name == "vconv" and whole else None,
+        rounding=op.mode if op.name == "vconv" and is_integer else None,
     )

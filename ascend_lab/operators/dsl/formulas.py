@@ -65,7 +65,9 @@ def compute(
 ) -> Tensor:
     """Return out[i, j, ...] = formula(i, j, ...); the axes are named as the lambda's parameters."""
     sizes = check_shape(shape, name or hint)
+    # lambda i, j: a[i, j] + b[j] names the axes i and j.
     names = list(inspect.signature(formula).parameters)
+    # A formula of two indices for a matrix, of three for a batch of matrices.
     if len(names) != len(sizes):
         needed = f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}"
         raise ShapeError(needed, str(len(names)), "give one parameter per dimension")
@@ -79,6 +81,7 @@ def computed(
     axes = tuple(tensor.Axis(n, size) for n, size in zip(names, sizes, strict=True))
     if isinstance(value, Fold):
         body = tensor.Compute(axes, value.expr, value.kind, value.axes)
+        # y[i] = sum over i of x[i] would mean two different things by i.
         repeated_names = {a.name for a in axes} & {a.name for a in value.axes}
         if repeated_names:
             raise ShapeError("different names for axes", str(sorted(repeated_names)), "rename one")
@@ -177,19 +180,19 @@ def minimum(left: Expr, right: Expr | float) -> Call:
 # -- whole tensors, element by element -------------------------------------------------------------
 def _map(name: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
     """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
-    first = tensors[0]
+    example = tensors[0]
     for operand in tensors:
         if not isinstance(operand, Tensor):
             raise TypeMismatchError(
                 f"{name}: tensors", repr(operand), "use vadds, vmuls for numbers"
             )
-        if operand.shape != first.shape:
+        if operand.shape != example.shape:
             needed = f"{name}: operands of one shape"
-            got = f"{first.label} {first.shape} and {operand.label} {operand.shape}"
+            got = f"{example.label} {example.shape} and {operand.label} {operand.shape}"
             raise ShapeError(needed, got, "broadcast them to one shape first")
-    names = axis_names(len(first.shape))
+    names = axis_names(len(example.shape))
     index = tuple(map(var, names))
-    return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", name)
+    return computed(example.shape, names, formula(*(t[index] for t in tensors)), "", name)
 
 
 def _named(name: str, doc: str) -> Callable[[F], F]:
@@ -294,14 +297,14 @@ def cast_to(a: Tensor, dtype: str) -> Tensor:
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
     """Return the shape two shapes broadcast to (NumPy rule); raise `ShapeError` with both."""
     rank = max(len(a), len(b))  # (3, 1) and (4,): both of rank 2, (3, 1) and (1, 4) -> (3, 4)
-    left = (1,) * (rank - len(a)) + tuple(a)
-    right = (1,) * (rank - len(b)) + tuple(b)
-    for x, y in zip(left, right, strict=True):
+    a_shape = (1,) * (rank - len(a)) + tuple(a)
+    b_shape = (1,) * (rank - len(b)) + tuple(b)
+    for x, y in zip(a_shape, b_shape, strict=True):
         if x != y and 1 not in (x, y):
             needed = "shapes that broadcast: equal sizes, or 1, from the right"
             got = f"{tuple(a)} and {tuple(b)}"
             raise ShapeError(needed, got, f"{x} and {y} do not go together")
-    return tuple(max(x, y) if 0 not in (x, y) else 0 for x, y in zip(left, right, strict=True))
+    return tuple(max(x, y) if 0 not in (x, y) else 0 for x, y in zip(a_shape, b_shape, strict=True))
 
 
 def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:

@@ -82,6 +82,7 @@ def matrix_of(cube: Stage, role: str) -> Matrix:
     else:
         read = cube.reads["AB".index(role)]
         dims = {name: d for d, i in enumerate(read.index) for name, _ in i.terms}
+        # Fractals of an operand are 16 rows of one block: 16 x 16 in fp16, 16 x 32 in int8.
         unit = isa.c0_of(read.dtype)
     major = dims["n" if role == "C" else "k"]
     minor = dims["n" if role == "B" else "m"]
@@ -91,6 +92,8 @@ def matrix_of(cube: Stage, role: str) -> Matrix:
 
 def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> layout.AddressMap:
     """Return where every element of a row-major index lies in the fractal layout of `matrix`."""
+    # The map of a matrix in FRACTAL_NZ, then its axes renamed to where they stand in the tensor: a
+    # transposed operand is the same map with rows and columns exchanged.
     order = (*matrix.batch, matrix.minor, matrix.major)
     base = layout.address_map(
         "FRACTAL_NZ", tuple(shape[d] for d in order), dtype, c0=matrix.major_unit
@@ -120,9 +123,12 @@ def _with_relu(state: State, cube: Stage) -> State:
     if cube.output or len(readers) != 1 or not isinstance(readers[0], Stage):
         return state
     relu = readers[0]
+    # A ReLU of C[m, n] at the same place can be done by the fix pipe while the sum leaves L0C; one
+    # that reads C transposed cannot.
     element = relu.expr.args[0] if isinstance(relu.expr, Call) and relu.expr.op == "vrelu" else None
     if not isinstance(element, Read) or element.index != identity(relu.axes) or element.view:
         return state
+    # y = relu(c), c = a @ b   becomes   y = a @ b with relu.
     merged = replace(cube, name=relu.name, output=relu.output, relu=True)
     stages = (merged if s.name == relu.name else s for s in state.stages if s.name != cube.name)
     return replace(state, stages=tuple(stages))
@@ -133,18 +139,22 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     stage = state.stage(cube)
     matrix = matrix_of(stage, role)
     entry = state.find(source)
+    # The caller packs an input for the cube if nobody else reads it, and all products want it
+    # alike.
     if isinstance(entry, Input):
-        found = [_stored_as(r, source) for r in state.readers(source)]
-        if all(f and set(f) == {matrix} for f in found):
+        matrices = [_stored_as(r, source) for r in state.readers(source)]
+        if all(f and set(f) == {matrix} for f in matrices):
             return state
+    # The result of one product may be the operand of the next as it lies: fractals of 16 x 16
+    # numbers.
     narrow = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
     if narrow and matrix_of(state.stage(source), "C") == matrix:
         return state
     name = state.new_name(f"{source}_fractal")
     shape = entry.shape
     attrs = (("matrix", matrix),)
-    made = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
-    return state.put(redirect(stage, source, name)).insert(made, before=cube)
+    to_fractals = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
+    return state.put(redirect(stage, source, name)).insert(to_fractals, before=cube)
 
 
 def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
@@ -156,19 +166,19 @@ def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
 
 
 def _result(state: State, stage: Stage) -> State:
-    """Give readers that are no matrix products of that layout a row-major copy of a result."""
+    """Give a row-major copy of a product to readers that do not take it in fractals."""
     matrix = matrix_of(stage, "C")
-    others = [r for r in state.readers(stage.name) if _stored_as(r, stage.name) != [matrix]]
-    if not others:
+    plain_readers = [r for r in state.readers(stage.name) if _stored_as(r, stage.name) != [matrix]]
+    if not plain_readers:
         return state
     name = state.new_name(f"{stage.name}_nd")
     shape = stage.logical or stage.shape
     attrs = (("matrix", matrix),)
     source = (stage.name,)
     sizes = (stage.shape,)
-    made = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
-    state = state.insert(made, before=others[0].name)
-    for reader in others:
+    from_fractals = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
+    state = state.insert(from_fractals, before=plain_readers[0].name)
+    for reader in plain_readers:
         if isinstance(reader, Stage):
             state = state.put(redirect(reader, stage.name, name))
         else:
@@ -189,18 +199,19 @@ def stored(state: State) -> dict[str, int]:
 
 def matrices(state: State) -> dict[str, Matrix]:
     """Return the GM tensors that are kept in fractal layout, and how."""
-    found: dict[str, Matrix] = {}
+    by_tensor: dict[str, Matrix] = {}
     for cube in state.cubes:
         for read, role in zip(cube.reads, "AB", strict=True):
             origin = read.source
+            # From the tile in L0A back over the one in L1 to the tensor in GM.
             while state.find(origin).scope != "GM":
                 origin = state.stage(origin).sources[0]
-            found[origin] = matrix_of(cube, role)
+            by_tensor[origin] = matrix_of(cube, role)
         out: Stage | Fixed = cube
         while out.scope != "GM":
             out = state.readers(out.name)[0]
-        found[out.name] = matrix_of(cube, "C")
+        by_tensor[out.name] = matrix_of(cube, "C")
     for stage in state.stages:
         if isinstance(stage, Fixed) and stage.kind == "to_fractal":
-            found[stage.name] = dict(stage.attrs)["matrix"]
-    return found
+            by_tensor[stage.name] = dict(stage.attrs)["matrix"]
+    return by_tensor

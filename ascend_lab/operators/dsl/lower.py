@@ -11,7 +11,8 @@ from ascend_lab.machine import isa
 from ascend_lab.machine.chip import Chip
 from ascend_lab.operators.dsl import emit_cube, emit_vector
 from ascend_lab.operators.dsl.boxes import Box, Range, in_pieces, needed, whole
-from ascend_lab.operators.dsl.emit_formula import compute_tile, filled_up, start_of
+from ascend_lab.operators.dsl.emit_folds import start_of
+from ascend_lab.operators.dsl.emit_formula import TileWork, compute_tile, filled_up
 from ascend_lab.operators.dsl.emit_rows import (
     Copy,
     ends_apart,
@@ -60,6 +61,7 @@ def _launches(
 ) -> tuple[isa.Launch, ...]:
     if isinstance(stage, Fixed):
         return emit_cube.handwritten(state, stage, chip)
+    # A copy between two tensors in GM needs no tile: a kernel of its own moves it.
     if moves_only(state, stage):
         return (emit_cube.copied(state, stage, chip),)
     try:
@@ -97,10 +99,14 @@ def _phase(state: State, root: str, chip: Chip, tensors: tuple[tuple[str, int], 
             needed, str(used_cores), "split with a larger factor before bind"
         )
     parts = []
+    # 100 rows in steps of 32 over 4 cores: one program for the three cores with 32 rows, another
+    # for the core with 4.
     for core_shares in product(*shares):
         nest = Nest(state, root, chip, dict(tensors))
         box = whole(stage)
         for leaf, (first, count, elements) in zip(bound, core_shares, strict=True):
+            # The core's number is a parameter of the program, so that all cores with equal shares
+            # run one.
             start = nest.builder.param(leaf.name, first + count) * leaf.width
             is_last_step = (
                 stage.last_fold_extent
@@ -170,6 +176,7 @@ class Nest:
     def run(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for the part of it in `box`."""
         self.active[stage.name] = box
+        # Tiles at loops bound to cores are computed once a core, in front of all other loops.
         places = ("", *stage.bound)
         guests = [g for place in places for g in self.guests[stage.name, place]]
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
@@ -200,28 +207,31 @@ class Nest:
             self.active[stage.name] = box | {leaf.root: part}
             self.pending[stage.name] = loops[1:]
             self.produce(guests)
+            # The cube needs the step numbers of fold loops: in the first step of all it overwrites
+            # its sums.
             self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
             self.release(guests)
         self.active[stage.name] = box
 
-    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, isa.Affine]]:
+    def steps(self, stage: Stage, leaf: Leaf, span: Range) -> Iterator[tuple[Range, isa.Affine]]:
         """Yield (range, step number) of a loop: all full steps as one, then the last, shorter one.
 
         100 elements in steps of 32: a loop over 0..95, then 96..99 (cut) or 68..99 (guard).
         """
-        full_steps, rest_elements = divmod(whole.count, leaf.width)
+        full_steps, rest_elements = divmod(span.count, leaf.width)
         name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
         if full_steps == 1:
-            yield Range(whole.start, leaf.width), isa.Affine()
+            yield Range(span.start, leaf.width), isa.Affine()
         elif full_steps:
             with self.builder.loop(name, full_steps) as index:
-                yield Range(whole.start + index * leaf.width, leaf.width), index
+                yield Range(span.start + index * leaf.width, leaf.width), index
+        # Moved back until it is whole: 68..99 computes 68..95 a second time, with the same result.
         if rest_elements and leaf.tail == "guard" and full_steps:
-            back = isa.Affine(whole.count - leaf.width)
-            yield Range(whole.start + back, leaf.width), isa.Affine(full_steps)
+            back = isa.Affine(span.count - leaf.width)
+            yield Range(span.start + back, leaf.width), isa.Affine(full_steps)
         elif rest_elements:
             yield (
-                Range(whole.start + full_steps * leaf.width, rest_elements),
+                Range(span.start + full_steps * leaf.width, rest_elements),
                 isa.Affine(full_steps),
             )
 
@@ -241,6 +251,8 @@ class Nest:
             self.open(stage, box)
             self.run(stage, box)
             group = self.tiles.fill(stage.name)
+            # All tiles of the group are full: their ends are repaired, then their readers may
+            # start.
             if group is not None:
                 self.hand_over(group, stage)
             self.read_by(stage.name, readers)
@@ -259,7 +271,7 @@ class Nest:
             if not any(readers.get(n) for n in (group.names if group else ())):
                 self.tiles.release(name)
 
-    def hand_over(self, group: Group, last: Stage) -> None:
+    def hand_over(self, group: Group, filled_last: Stage) -> None:
         """Pass full tiles to their readers, after repairing the ends of ragged rows.
 
         Copies move whole 32-byte blocks, so a row of 197 elements needs help at its end (see
@@ -268,24 +280,28 @@ class Nest:
         copies them one by one, between the two.
         """
         tiles = list(map(self.state.stage, group.filled))
-        computed = self.tiles.writer(last) == "V"
+        computed = self.tiles.writer(filled_last) == "V"
         readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
         stores = [r for r in readers.values() if isinstance(r, Stage) and r.scope == "GM"]
         ragged = not (self.tiles.smooth or self.tiles.fractal)
+        # Before the store: elements behind the row's last whole block, at the place where GM wants
+        # them.
         if computed and ragged:
             self.again(stores, ends_apart)
         if group.queue.middle is not None:
             group.queue.hand()
-            loaded = tiles if self.tiles.writer(last) == "MTE2" else []
+            loaded = tiles if self.tiles.writer(filled_last) == "MTE2" else []
             self.again([*loaded, *stores], leftover)
         self.tiles.pass_on(group)
-        if ragged and self.tiles.writer(last) == "MTE2":
+        # After the load: the last block has arrived where it ends in GM, and moves to where the row
+        # ends.
+        if ragged and self.tiles.writer(filled_last) == "MTE2":
             self.again(tiles, ends_in_place)
 
-    def again(self, stages: Sequence[Stage], how: Copy) -> None:
-        """Write the loops of some copies once more, with `how` for the ends of their rows."""
+    def again(self, stages: Sequence[Stage], copy_ends: Copy) -> None:
+        """Write the loops of some copies once more, with `copy_ends` for the ends of their rows."""
         for stage in stages if self.builder.chip.combined else ():
-            self.how = how
+            self.how = copy_ends
             self.walk(stage)
         self.how = main_part
 
@@ -322,6 +338,8 @@ class Nest:
             assert isinstance(tile, Stage)
             sizes = [box[a.name].count for a in stage.axes]
             rows = rows_of(dst, src, sizes, tile.align if self.tiles.by_blocks(tile) else 0)
+            # Rows loaded by whole blocks hold something up to the next block, so instructions may
+            # run over it.
             if rows.by_blocks and rows.loads:
                 self.tiles.filled.add(tile.name)
             self.tiles.check_ends(tile, rows.has_leftover)
@@ -336,7 +354,8 @@ class Nest:
             if narrow and block_sizes and not folds:
                 emit_vector.apply(self.unit, emit_vector.Op("vdup", 0.0), out, (), block_sizes)
             sizes = [box[a.name].count for a in axes]
-            piece = in_pieces(self.state, stage, sizes, self.builder.chip)
-            rows_filled = compute_tile(self.unit, stage, sizes, out, views, bool(folds), piece)
+            piece_bytes = in_pieces(self.state, stage, sizes, self.builder.chip)
+            work = TileWork(stage, sizes, out, views, bool(folds), piece_bytes)
+            rows_filled = compute_tile(self.unit, work)
             if rows_filled or (narrow and block_sizes):
                 self.tiles.filled.add(stage.name)

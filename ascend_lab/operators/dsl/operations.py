@@ -35,11 +35,11 @@ def one_axis(axis: int, rank: int, what: str) -> int:
 
 def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the same elements, in row-major order, under another shape; one size may be -1."""
-    wanted = tuple(int(n) for n in shape)
-    if wanted.count(-1) == 1:
-        rest = math.prod(n for n in wanted if n != -1)
-        wanted = tuple(a.elements // max(rest, 1) if n == -1 else n for n in wanted)
-    target = check_shape(wanted, "reshape")
+    sizes = tuple(int(n) for n in shape)
+    if sizes.count(-1) == 1:
+        known_elements = math.prod(n for n in sizes if n != -1)
+        sizes = tuple(a.elements // max(known_elements, 1) if n == -1 else n for n in sizes)
+    target = check_shape(sizes, "reshape")
     if math.prod(target) != a.elements:
         needed = f"reshape: {a.elements} elements for {a.label} {a.shape}"
         got = f"{math.prod(target)} for {target}"
@@ -48,9 +48,10 @@ def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
         return a
     names = axis_names(len(target))
     moving = [var(n) for n, size in zip(names, target, strict=True) if size > 1]
+    # (64, 1, 100) to (64, 100): only axes of size 1 come or go, and each index stays an axis.
     if [n for n in target if n > 1] == [n for n in a.shape if n > 1]:
-        own = iter(moving)
-        index = tuple(next(own) if size > 1 else Affine() for size in a.shape)
+        indices = iter(moving)
+        index = tuple(next(indices) if size > 1 else Affine() for size in a.shape)
         return copied(a[index], target, names, "reshape")
     flat = Affine()
     for name, size in zip(names, target, strict=True):
@@ -65,11 +66,15 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
     if sorted(p % rank if -rank <= p < rank else rank for p in order) != list(range(rank)):
         needed = f"transpose: a permutation of 0..{rank - 1}"
         raise ShapeError(needed, str(order), "name each axis once")
+    # -1 is the last axis: (0, -1, 1) of rank 3 is (0, 2, 1).
     order = tuple(p % rank for p in order)
     shape = tuple(a.shape[p] for p in order)
     moved = [p for p in order if a.shape[p] > 1]
+    # Only axes of size 1 change places: the elements keep their order.
     if moved == sorted(moved):
         return reshape(a, shape)
+    # The innermost axis stays: rows are copied whole. Else every element moves, by a kernel of its
+    # own.
     if order[-1] == rank - 1:
         names = axis_names(rank)
         back = [order.index(d) for d in range(rank)]
@@ -96,6 +101,7 @@ def slice(  # noqa: A001 - the published name
             needed = f"slice: 0 <= begin < end <= {n}"
             raise ShapeError(needed, f"{b}, {e}", "check the bounds of this axis")
         starts.append(low)
+        # Every second of 2..9: (9 - 2) / 2 rounded up, 4 elements.
         sizes.append(-(-(high - low) // s))
     names = axis_names(rank)
     index = tuple(var(n) * s + b for n, s, b in zip(names, steps, starts, strict=True))
@@ -106,18 +112,18 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return the tensors one behind the other along an axis; other sizes and formats agree."""
     if not tensors:
         raise ShapeError("concat: at least one tensor", "none", "pass a list of tensors")
-    first = tensors[0]
-    at = one_axis(axis, len(first.shape), "concat")
-    for other in tensors[1:]:
-        if (*other.shape[:at], first.shape[at], *other.shape[at + 1 :]) != first.shape:
+    example = tensors[0]
+    at = one_axis(axis, len(example.shape), "concat")
+    for tensor in tensors[1:]:
+        if (*tensor.shape[:at], example.shape[at], *tensor.shape[at + 1 :]) != example.shape:
             needed = f"concat: equal sizes outside axis {at}"
-            raise ShapeError(needed, f"{first.shape} and {other.shape}", "pad")
-        if other.dtype != first.dtype:
+            raise ShapeError(needed, f"{example.shape} and {tensor.shape}", "pad")
+        if tensor.dtype != example.dtype:
             needed = "concat: one number format"
-            raise TypeMismatchError(needed, f"{first.dtype} and {other.dtype}", "cast one")
+            raise TypeMismatchError(needed, f"{example.dtype} and {tensor.dtype}", "cast one")
     total = sum(t.shape[at] for t in tensors)
-    shape = (*first.shape[:at], total, *first.shape[at + 1 :])
-    return template("concat", tensors, shape, first.dtype, axis=at)
+    shape = (*example.shape[:at], total, *example.shape[at + 1 :])
+    return template("concat", tensors, shape, example.dtype, axis=at)
 
 
 def pad(a: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
@@ -147,6 +153,7 @@ def gather(a: Tensor, indices: Tensor, axis: int = 0, *, from_end: bool = False)
     """
     _check_indices(indices, "gather")
     at = one_axis(axis, len(a.shape), "gather")
+    # Gathering along another axis: that axis is brought to the front, gathered, and brought back.
     if at:
         front = (at, *(d for d in range(len(a.shape)) if d != at))
         picked = gather(transpose(a, front), indices, from_end=from_end)
@@ -178,10 +185,10 @@ def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -
 # -- folds -----------------------------------------------------------------------------------------
 def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     """Return axes as sorted numbers 0..rank-1; negative ones count from the end."""
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = {one_axis(number, rank, what) for number in given}
-    if len(out) < len(given):
-        raise ShapeError(f"{what}: each axis once", str(given), "drop the repeats")
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    out = {one_axis(number, rank, what) for number in axes}
+    if len(out) < len(axes):
+        raise ShapeError(f"{what}: each axis once", str(axes), "drop the repeats")
     return tuple(sorted(out))
 
 
@@ -192,6 +199,7 @@ WIDE = {"fp16": "fp32", "bf16": "fp32", "int8": "int32", "uint8": "int32"}
 def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> Tensor:
     hint = f"reduce_{fold}"
     axes = normal_axes(axis, len(a.shape), hint)
+    # 4,096 ones in fp16: above 2,048 adding 1 changes nothing. In fp32 the sum is exact.
     wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
     source = cast_to(a, wide) if wide else a
     names = axis_names(len(a.shape))
@@ -199,9 +207,10 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
     value = Fold(fold, source[index], folded)
-    own = [names[n] for n in kept] or [names[0]]
+    # The sum of a whole vector is a tensor of one element: it keeps one axis, of size 1.
+    kept_names = [names[n] for n in kept] or [names[0]]
     sizes = tuple(a.shape[n] for n in kept) or (1,)
-    out = computed(sizes, own, value, "", hint)
+    out = computed(sizes, kept_names, value, "", hint)
     out = cast_to(out, a.dtype) if wide else out
     if not keepdims:
         return out
@@ -237,6 +246,7 @@ def _out_dtype(operation: str, a: Tensor, b: Tensor, out_dtype: str | None) -> s
     if a.dtype != b.dtype or a.dtype not in SUMS:
         needed = f"{operation}: operands of one cube format ({', '.join(SUMS)})"
         raise TypeMismatchError(needed, f"{a.dtype} and {b.dtype}", "cast them")
+    # Sums of bytes do not fit into bytes: without a scale they stay int32.
     out = out_dtype or (a.dtype if a.dtype != "int8" else "int32")
     if out not in (SUMS[a.dtype], a.dtype if a.dtype != "int8" else "fp16"):
         needed = f"{operation}: a result in {SUMS[a.dtype]} or {a.dtype}"
@@ -260,11 +270,12 @@ def matmul(
         needed = "matmul: equal inner sizes"
         raise ShapeError(needed, f"{ka} in {a.shape}, {kb} in {b.shape}", "transpose one")
     out = _out_dtype("matmul", a, b, out_dtype)
+    # (8, 12, 128, 64) by (8, 12, 64, 128): batch axes b0 and b1, then m, n and k.
     batch = [f"b{d}" for d in range(len(a.shape) - 2)]
     head = tuple(var(x) for x in batch)
-    left = (var("k"), var("m")) if trans_a else (var("m"), var("k"))
-    right = (var("n"), var("k")) if trans_b else (var("k"), var("n"))
-    product = Call("mac", (a[(*head, *left)], b[(*head, *right)]), SUMS[a.dtype])
+    a_index = (var("k"), var("m")) if trans_a else (var("m"), var("k"))
+    b_index = (var("n"), var("k")) if trans_b else (var("k"), var("n"))
+    product = Call("mac", (a[(*head, *a_index)], b[(*head, *b_index)]), SUMS[a.dtype])
     sizes = (*a.shape[:-2], m, n)
     axes = tuple(Axis(x, size) for x, size in zip((*batch, "m", "n"), sizes, strict=True))
     body = Compute(axes, product, "sum", (Axis("k", ka, True),))
@@ -280,18 +291,19 @@ def _pair(value: int | Sequence[int], what: str) -> tuple[int, int]:
 
 def pads_of(value: int | Sequence[int]) -> tuple[int, int, int, int]:
     """Return (top, bottom, left, right) from one number, a pair (height, width) or all four."""
-    given = (value,) * 4 if isinstance(value, int) else tuple(int(v) for v in value)
-    if len(given) == 2:
-        given = (given[0], given[0], given[1], given[1])
-    if len(given) != 4 or min(given) < 0:
+    pads = (value,) * 4 if isinstance(value, int) else tuple(int(v) for v in value)
+    if len(pads) == 2:
+        pads = (pads[0], pads[0], pads[1], pads[1])
+    if len(pads) != 4 or min(pads) < 0:
         raise ShapeError("padding: 1, 2 or 4 numbers >= 0", str(value), "top, bottom, left, right")
-    return given[0], given[1], given[2], given[3]
+    return pads[0], pads[1], pads[2], pads[3]
 
 
 def window_out(
     size: int, before: int, after: int, kernel: int, stride: int, dilation: int = 1
 ) -> int:
     """Return output size: (size + before + after - dilation (kernel - 1) - 1) // stride + 1."""
+    # A 3 x 3 kernel of dilation 2 reaches over 5 rows: 14 rows, padded by 2 and 2, leave 14.
     reach = dilation * (kernel - 1) + 1
     if reach > size + before + after:
         needed = f"a window within the padded size {size + before + after}"
@@ -345,6 +357,8 @@ def pooling2d(
     n, c1, h, w, c0 = x.shape
     oh = window_out(h, top, bottom, kh, sh)
     ow = window_out(w, left, right, kw, sw)
+    # The padding must lose against every element: with 0, windows of negative numbers would return
+    # 0.
     floor = -65504.0 if x.dtype == "fp16" else -3.0e38
     edges = ((0, 0), (0, 0), (top, bottom), (left, right), (0, 0))
     source = _padded(x, edges, floor if mode == "max" else 0.0)
@@ -352,6 +366,7 @@ def pooling2d(
     rh = Axis("rh", kh, True)
     rw = Axis("rw", kw, True)
     i, j, k, m, lane = (var(a) for a in names)
+    # A 2 x 2 window of stride 2: out[k, m] folds x[2 k + rh, 2 m + rw] over rh and rw in 0..1.
     element = source[i, j, k * sh + rh, m * sw + rw, lane]
     kind = "max" if mode == "max" else "sum"
     out = computed((n, c1, oh, ow, c0), names, Fold(kind, element, (rh, rw)), "", "pooling2d")

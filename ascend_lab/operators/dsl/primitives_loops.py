@@ -32,14 +32,16 @@ def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut"
     if tail == "guard" and leaf.reduce:
         got = "guard would fold some elements twice"
         raise ScheduleError(f'split: tail "cut" for the fold axis {axis}', got, 'use tail="cut"')
+    # i in 100, split by 32, becomes: for i_o in 4: for i_i in 32: y[32 * i_o + i_i] = ..., and only
+    # 4 steps of i_i when i_o is 3.
     count = -(-leaf.extent // factor)
     width = leaf.width * factor
     outer = Leaf(f"{axis}_o", leaf.root, count, width, leaf.reduce, tail)
     inner = replace(leaf, name=f"{axis}_i", extent=factor)
     at = s.position(axis)
-    new = replace(s, loops=(*s.loops[:at], outer, inner, *s.loops[at + 1 :]))
-    check_nest(state, new)
-    return state.put(new)
+    changed = replace(s, loops=(*s.loops[:at], outer, inner, *s.loops[at + 1 :]))
+    check_nest(state, changed)
+    return state.put(changed)
 
 
 @primitive
@@ -52,17 +54,19 @@ def reorder(state: State, stage: str, *axes: str) -> State:
     chosen = [s.loop(a) for a in axes]
     if len(set(axes)) < len(axes):
         raise ScheduleError(f"reorder {stage}: each loop once", str(tuple(axes)), "drop repeats")
+    # Loops that are not named keep their places: of i, j, k, reorder(k, i) makes k, j, i.
     order = iter(chosen)
     loops = tuple(next(order) if leaf in chosen else leaf for leaf in s.loops)
     for place, leaf in enumerate(loops):
+        # i_i_o may not stand outside i_o: a step of it moves less than one of i_o.
         finer = (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width)
         for wrong in finer:
             needed = f"reorder {stage}: {leaf.name} outside {wrong.name}"
             got = "the parts of one axis the other way round"
             raise ScheduleError(needed, got, "keep outer parts outside")
-    new = replace(s, loops=loops)
-    check_nest(state, new)
-    return state.put(new)
+    changed = replace(s, loops=loops)
+    check_nest(state, changed)
+    return state.put(changed)
 
 
 def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Schedule:
@@ -71,6 +75,8 @@ def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Sc
     before: `for i: for j: body`   after: `for i_o: for j_o: for i_i: for j_i: body`
     """
     s = split(split(s, stage, i, rows), stage, j, columns)
+    # Of a 1,024 x 1,024 matrix in tiles of 64 x 128: for i_o in 16: for j_o in 8: 64 x 128
+    # elements.
     return reorder(s, stage, f"{i}_o", f"{j}_o", f"{i}_i", f"{j}_i")
 
 
@@ -97,6 +103,7 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     if names.index(second) != place + 1:
         needed = f"fuse: neighbours of the tensor ({', '.join(names)})"
         raise ScheduleError(needed, f"{first}, {second}", "choose")
+    # for i in 64: for j in 100: y[i, j] = x[i, j]   becomes   for ij in 6400: y[ij] = x[ij].
     axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
     _check_nest_of_its_own(state, s)
     expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
@@ -104,8 +111,8 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
     if a.reduce:
         return state.put(replace(s, expr=expr, loops=loops, reduce=changed))
-    new = state.put(replace(s, expr=expr, loops=loops, axes=changed))
-    return _reindexed(new, stage, place, b.extent)
+    changed_state = state.put(replace(s, expr=expr, loops=loops, axes=changed))
+    return _reindexed(changed_state, stage, place, b.extent)
 
 
 def _check_nest_of_its_own(state: State, s: Stage) -> None:
@@ -126,12 +133,15 @@ def _merged(state: State, stage: str, read: Read, first: str, second: str, size:
     view = read.view or source.shape
     a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
     b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
+    # x[i, j] of a (64, 100) tensor is read as x[100 i + j] of the same bytes under shape (6400,).
     if a is not None and b == a + 1 and source.scope == "GM":
         index = (*index[:a], index[a] * view[b] + index[b], *index[b + 1 :])
         view = (*view[:a], view[a] * view[b], *view[b + 1 :])
-    one: list[Affine] = []
-    for part in index:
-        terms = dict(part.terms)
+    merged_index: list[Affine] = []
+    for coordinate in index:
+        terms = dict(coordinate.terms)
+        # 100 i + j is 1 * ij: the step of i must be that of j times the size of j. In x[j, i] it is
+        # not, and the two axes stay apart.
         outer = terms.pop(first, 0)
         inner = terms.pop(second, 0)
         if outer != inner * size:
@@ -142,8 +152,8 @@ def _merged(state: State, stage: str, read: Read, first: str, second: str, size:
             )
         if inner:
             terms[f"{first}{second}"] = inner
-        one.append(Affine(part.const, tuple(sorted(terms.items()))))
-    return replace(read, index=tuple(one), view=() if view == source.shape else view)
+        merged_index.append(Affine(coordinate.const, tuple(sorted(terms.items()))))
+    return replace(read, index=tuple(merged_index), view=() if view == source.shape else view)
 
 
 def _reindexed(state: State, name: str, at: int, size: int) -> State:
@@ -187,9 +197,11 @@ def bind(state: State, stage: str, axis: str) -> State:
         needed = f'bind {stage}.{axis}: a loop split with tail="cut"'
         got = "guard: two cores would write the elements they share"
         raise ScheduleError(needed, got, 'use tail="cut"')
-    new = replace(s, bound=(*s.bound, axis))
-    check_nest(state, new)
-    return state.put(new)
+    # for i_o in 8: for i_i in 512: y[512 i_o + i_i] = ...   becomes, on core c of 8: for i_i in
+    # 512: y[512 c + i_i] = ...
+    changed = replace(s, bound=(*s.bound, axis))
+    check_nest(state, changed)
+    return state.put(changed)
 
 
 @primitive
@@ -202,9 +214,11 @@ def vectorise(state: State, stage: str, axis: str) -> State:
     s.loop(axis)
     if s.is_cube:
         raise ScheduleError(f"vectorise {stage}: a vector stage", "a cube stage", "use tensorize")
-    new = replace(s, vector_at=axis)
-    check_nest(state, new)
-    return state.put(new)
+    # for i_o in 8: for i_i in 1024: y[i] = a[i] + b[i], vectorised at i_i, becomes for i_o in 8:
+    # load a, load b, vadd of 1,024 elements (8 repeats of 128 in fp16), store y.
+    changed = replace(s, vector_at=axis)
+    check_nest(state, changed)
+    return state.put(changed)
 
 
 @primitive
@@ -215,9 +229,10 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     """
     s = state.stage(stage)
     if not s.is_cube or s.scope != "L0C":
-        what = "a vector stage" if not s.is_cube else f"one in {s.scope}"
+        kind = "a vector stage" if not s.is_cube else f"one in {s.scope}"
         needed = f"tensorize {stage}: a sum of products in L0C"
-        raise ScheduleError(needed, what, 'cache_write it to "L0C" first')
+        raise ScheduleError(needed, kind, 'cache_write it to "L0C" first')
+    # mmad multiplies whole fractals: m and n in 16s, k in the elements of a block (16 in fp16).
     inner = s.loops[s.position(axis) :]
     units = {a.name: FRACTAL for a in s.axes if a.name in ("m", "n")}
     units |= {a.name: c0_of(s.reads[0].dtype) for a in s.reduce}
@@ -229,9 +244,11 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     if any(x.root not in units for x in inner):
         needed = f"tensorize {stage}: only m, n and k inside {axis}"
         raise ScheduleError(needed, "a batch", "reorder")
-    new = replace(s, vector_at=axis, tensorized=True)
-    check_nest(state, new)
-    return state.put(new)
+    # for m in 64: for n in 64: for k in 64: c[m, n] += a[m, k] * b[k, n]   becomes   mmad c, a, b
+    # of 4 x 4 x 4 fractals.
+    changed = replace(s, vector_at=axis, tensorized=True)
+    check_nest(state, changed)
+    return state.put(changed)
 
 
 @primitive
@@ -246,37 +263,40 @@ def rfactor(state: State, stage: str, axis: str, *, inner: bool = False) -> Stat
     s = state.stage(stage)
     check_no_guests(state, stage, "rfactor")
     leaf = s.loop(axis)
-    whole = next((a for a in s.reduce if a.name == leaf.root), None)
-    if whole is None or not s.fold or s.is_cube:
+    fold_axis = next((a for a in s.reduce if a.name == leaf.root), None)
+    if fold_axis is None or not s.fold or s.is_cube:
         raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
+    # y[i] = sum of x[i, k] over 4,096 k, k split by 512, becomes: for p in 8: y_rf[p, i] = sum of
+    # x[i, 512 p + k] over 512 k, then y[i] = sum of y_rf[p, i] over p.
     parts = [x for x in s.loops if x.root == leaf.root]
-    rest = whole.extent % leaf.width
-    if leaf.width == 1 or len(parts) != 2 or (rest and not (inner and len(s.reduce) == 1)):
-        needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}"
+    remainder = fold_axis.extent % leaf.width
+    if leaf.width == 1 or len(parts) != 2 or (remainder and not (inner and len(s.reduce) == 1)):
+        needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {fold_axis.extent}"
         raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
     taken = {a.name for a in (*s.axes, *s.reduce)}
     label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
-    part = Axis(label, leaf.extent)
-    own = Axis(whole.name, leaf.width, True)
-    folds = tuple(own if a is whole else a for a in s.reduce)
+    part_axis = Axis(label, leaf.extent)
+    short_axis = Axis(fold_axis.name, leaf.width, True)
+    folds = tuple(short_axis if a is fold_axis else a for a in s.reduce)
     name = state.new_name(f"{stage}_rf")
-    axes = (*s.axes, part) if inner else (part, *s.axes)
-    index = Affine(0, ((label, leaf.width), (whole.name, 1)))
-    expr = apply_index(s.expr, {whole.name: index})
+    axes = (*s.axes, part_axis) if inner else (part_axis, *s.axes)
+    # The old k is 512 p + k, with the new k counting inside a part.
+    index = Affine(0, ((label, leaf.width), (fold_axis.name, 1)))
+    expr = apply_index(s.expr, {fold_axis.name: index})
     partial = Stage(
-        name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), last_fold_extent=rest
+        name, s.dtype, axes, expr, s.fold, folds, fresh(axes, folds), last_fold_extent=remainder
     )
-    again = (replace(part, reduce=True),)
+    part_folds = (replace(part_axis, reduce=True),)
     read = Read(name, s.dtype, identity(axes))
-    last = replace(s, expr=read, reduce=again, loops=fresh(s.axes, again))
-    return state.put(last).insert(partial, before=stage)
+    total = replace(s, expr=read, reduce=part_folds, loops=fresh(s.axes, part_folds))
+    return state.put(total).insert(partial, before=stage)
 
 
 # -- what must hold ---------------------------------------------------------------------------
 def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
     """Refuse to change a loop that something already hangs on."""
-    here = (stage.name, leaf.name)
-    guest = next((s.name for s in state.stages if s.attach == here), None)
+    loop_place = (stage.name, leaf.name)
+    guest = next((s.name for s in state.stages if s.attach == loop_place), None)
     if guest is not None or leaf.name in stage.bound or leaf.name == stage.vector_at:
         why = f"{guest} is computed at it" if guest else "it is bound or vectorised"
         raise ScheduleError(f"a free loop {stage.name}.{leaf.name}", why, "do this step earlier")
@@ -306,5 +326,5 @@ def check_nest(state: State, s: Stage) -> None:
         used = {guest.attach[1] for guest in state.guests(s.name) if guest.attach}
         for leaf in s.loops[s.position(s.vector_at) :]:
             if leaf.name in used or leaf.name in s.bound:
-                what = f"{s.name}: {leaf.name} outside the vectorised loops"
-                raise ScheduleError(what, "inside", "vectorise further in")
+                needed = f"{s.name}: {leaf.name} outside the vectorised loops"
+                raise ScheduleError(needed, "inside", "vectorise further in")

@@ -40,18 +40,25 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     """
     _check_scope(scope)
     entry = state.find(tensor)
+    # Data paths of the chip: GM to L1 or UB, L1 to L0A and L0B, L0C to UB.
     origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
-    there = entry.scope
-    if there not in origins or (there == "GM" and entry.attach):
+    source_scope = entry.scope
+    if source_scope not in origins or (source_scope == "GM" and entry.attach):
         needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
-        got = f"one in {there}" if there != "GM" else "one computed inside another nest"
+        got = (
+            f"one in {source_scope}" if source_scope != "GM" else "one computed inside another nest"
+        )
         raise ScheduleError(needed, got, "cache what it is made from")
-    found = [r for r in state.readers(tensor) if not readers or r.name in readers]
-    loops = [r for r in found if isinstance(r, Stage)]
-    if not found or len(loops) < len(found):
+    reading = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    loops = [r for r in reading if isinstance(r, Stage)]
+    if not reading or len(loops) < len(reading):
         needed = f"cache_read {tensor}: stages with loops that read it"
-        raise ScheduleError(needed, ", ".join(r.name for r in found) or "none", "name its readers")
+        raise ScheduleError(
+            needed, ", ".join(r.name for r in reading) or "none", "name its readers"
+        )
     name = state.new_name(f"{tensor}_{scope.lower()}")
+    # for i: y[i] = f(x[i])   becomes   for i: x_ub[i] = x[i]   for i: y[i] = f(x_ub[i]), to be
+    # joined by compute_at.
     for reader in loops:
         state = state.put(redirect(reader, tensor, name))
     return state.insert(replace(copy_of(name, entry), scope=scope), before=loops[0].name)
@@ -75,6 +82,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
         needed = f"cache_write {stage}: a stage not yet scheduled"
         raise ScheduleError(needed, "it has splits", "call it first")
     name = state.new_name(f"{stage}_{scope.lower()}")
+    # Sums of fp16 products are fp32 in L0C; the copy out converts them.
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
     read = Read(name, dtype, identity(s.axes))
@@ -100,13 +108,15 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
     read = s.reads[number]
     entry = state.find(read.source)
     if entry.scope != "GM" or entry.attach:
-        what = f"the tile {read.source}"
-        raise ScheduleError(f"materialise {stage}: a tensor in GM", what, "do this step earlier")
+        got = f"the tile {read.source}"
+        raise ScheduleError(f"materialise {stage}: a tensor in GM", got, "do this step earlier")
+    # for i: for j: y[i, j] = f(x[j, i])   becomes for i: for j: x_as_y[i, j] = x[j, i]   and then
+    # for i: for j: y[i, j] = f(x_as_y[i, j]).
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
     name = state.new_name(f"{read.source}_as_{stage}")
     copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
-    there = Read(name, read.dtype, identity(axes))
-    return state.put(replace(s, expr=swap(s.expr, read, there))).insert(copy, before=stage)
+    through_copy = Read(name, read.dtype, identity(axes))
+    return state.put(replace(s, expr=swap(s.expr, read, through_copy))).insert(copy, before=stage)
 
 
 @schedule.primitive
@@ -137,15 +147,19 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
         got = f"{consumer} of shape {c.shape} in {c.scope}"
         raise ScheduleError(needed, got, "keep them apart")
+    # Inside a fold loop an output would be written once for every step of the fold.
     if s.output and c.loop(axis).reduce:
         needed = f"compute_at: an output at a data loop of {consumer}"
         raise ScheduleError(needed, f"the fold loop {axis}", "choose a loop outside it")
     if s.bound:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
+    # for i in 4096: t[i] = a[i] + b[i], for i_o in 8: for i_i in 512: y[i] = exp(t[i]), with
+    # compute_at(t, y, i_o): for i_o in 8: (for i_i in 512: t[i_i] = ..., for i_i in 512: y[i] =
+    # exp(t[i_i])). t then needs 512 elements of UB and no GM at all.
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
-    new = state.put(replace(s, attach=(consumer, axis), scope=scope))
-    primitives_loops.check_nest(new, c)
-    return new
+    changed = state.put(replace(s, attach=(consumer, axis), scope=scope))
+    primitives_loops.check_nest(changed, c)
+    return changed
 
 
 def _attached_below(state: State, stage: Stage, host: str) -> bool:
@@ -163,6 +177,8 @@ def _depends(state: State, source: str, stage: str) -> bool:
     waiting = [stage]
     while waiting:
         below = state.find(waiting.pop()).sources
+        # The stages form a graph without circles: each is visited once, however many paths lead to
+        # it.
         if source in below:
             return True
         waiting += set(below) - seen
@@ -193,6 +209,8 @@ def inline(state: State, stage: str) -> State:
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
         why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
+    # for i: t[i] = a[i] + b[i], for i: y[i] = relu(t[i])   becomes   for i: y[i] = relu(a[i] +
+    # b[i]).
     body = bare(s.expr) or s.expr
 
     def value(read: Read) -> Expr:
@@ -233,25 +251,28 @@ def hoist(state: State, stage: str) -> State:
     after: `y_row[i, b] = f(t[i])`, `y[i, j] = a[i, j] * y_row[i, 0]`
     """
     s = state.stage(stage)
-    found = dict[Expr, Stage]()
+    row_stages = dict[Expr, Stage]()
+    # y[i, j] = x[i, j] * (1 / s[i]) divides 64 times for rows of 64; with y_row[i, b] = 1 / s[i] it
+    # divides 16 numbers of a block once a row, and multiplies by the block.
     kept, lanes = (s.axes, s.reduce) if s.fold else (s.axes[:-1], s.axes[-1:])
     axes = (*kept, Axis(f"{lanes[0].name}_b", ROOM))
     place = (*identity(kept), Affine())
 
     def row(expr: Expr) -> Expr:
         used = {n for r in leaves(expr) if isinstance(r, Read) for i in r.index for n, _ in i.terms}
+        # An expression that reads nothing along the lanes is the same for the whole row.
         if used and not used & {a.name for a in lanes}:
-            name = state.new_name(f"{stage}_row{len(found) or ''}")
+            name = state.new_name(f"{stage}_row{len(row_stages) or ''}")
             value = expr if isinstance(expr, Call) else Call("vcopy", (expr,), expr.dtype)
-            made = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
-            return Read(found.setdefault(expr, made).name, expr.dtype, place)
+            row_stage = Stage(name, expr.dtype, axes, value, loops=fresh(axes), align=ROOM)
+            return Read(row_stages.setdefault(expr, row_stage).name, expr.dtype, place)
         if not isinstance(expr, Call):
             return expr
         return replace(expr, args=tuple(map(row, expr.args)))
 
     state = state.put(replace(s, expr=row(s.expr)))
-    for one in found.values():
-        state = state.insert(one, before=stage)
+    for computed_once in row_stages.values():
+        state = state.insert(computed_once, before=stage)
     return state
 
 
@@ -279,6 +300,7 @@ def double_buffer(state: State, stage: str, depth: int = 2) -> State:
     s = state.stage(stage)
     if not isinstance(depth, int) or not 1 <= depth <= 4:
         raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", repr(depth), "2 is usual")
+    # With two slots, MTE2 loads step n + 1 while the vector unit computes step n.
     return state.put(replace(s, depth=depth))
 
 
@@ -294,6 +316,7 @@ def storage_align(state: State, stage: str, factor: int) -> State:
     if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
         needed = f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}"
         raise ScheduleError(needed, str(factor), "rows begin at 32-byte blocks")
+    # Rows at multiples of a whole repeat let one instruction start at any row.
     return state.put(replace(s, align=factor))
 
 
@@ -314,67 +337,80 @@ def unchain(state: State, stage: str, parts: str, first: str, first_parts: str) 
     Squares off the mean are taken off c, the mean of each row's first elements, instead:
     `s_rf[p] = sum of (x - c)^2`, `s = sum of s_rf[p] - (c - mean)^2 * n / parts`, at least 0
     """
-    own = state.stage(parts)
+    partial = state.stage(parts)
     base = state.stage(first_parts)
-    last = state.stage(stage)
-    value = _in_terms(base.expr, base, own)
-    place = identity(own.axes)
-    part = own.reduce[0].extent
-    wanted = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
-    wrong = ScheduleError(wanted, str(own.expr), "keep the folds one after another")
-    if value.dtype not in LEAST or own.fold != "sum" or len(own.reduce) > 1:
+    total_stage = state.stage(stage)
+    # Softmax over a row on 8 cores waits twice for all cores, for the maximum and for the sum. Sums
+    # of exp(x - own maximum) need no waiting: each is corrected by exp(own maximum - maximum) at
+    # the end.
+    value = _in_terms(base.expr, base, partial)
+    place = identity(partial.axes)
+    part_extent = partial.reduce[0].extent
+    needed = f"unchain {stage}: a sum of exp(x - max) or, in fp32, (x - mean)^2"
+    wrong = ScheduleError(needed, str(partial.expr), "keep the folds one after another")
+    if value.dtype not in LEAST or partial.fold != "sum" or len(partial.reduce) > 1:
         raise wrong
-    size = (own.shape[-1] - 1) * part + (own.last_fold_extent or part)
+    size = (partial.shape[-1] - 1) * part_extent + (partial.last_fold_extent or part_extent)
     middle = Read(first, base.dtype, place[:-1])
-    made = Read(parts, own.dtype, place)
+    partial_sum = Read(parts, partial.dtype, place)
     mean = middle * (1.0 / size)
     power = Call("vexp", (value - middle,), value.dtype)
-    if base.fold == "max" and own.expr in (power, Call("vconv", (power,), own.dtype, None, "rint")):
+    if base.fold == "max" and partial.expr in (
+        power,
+        Call("vconv", (power,), partial.dtype, None, "rint"),
+    ):
         best = Read(first_parts, base.dtype, place)
-        near = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
-        old = value - middle
-        total = made * _with(own.expr, value - middle, near - middle)
-    elif (base.fold, own.dtype, own.expr) == ("sum", "fp32", (value - mean) * (value - mean)):
-        state, near = _head(state, own, value, first)
-        old = value - mean
-        total = made + (near - mean) * (near - mean) * (-size / own.shape[-1])
+        # A part that is -inf throughout has the maximum -inf: -inf - -inf would be nan.
+        reference = Call("vmaxs", (best,), base.dtype, LEAST[base.dtype])
+        centred = value - middle
+        corrected = partial_sum * _with(partial.expr, value - middle, reference - middle)
+    elif (base.fold, partial.dtype, partial.expr) == (
+        "sum",
+        "fp32",
+        (value - mean) * (value - mean),
+    ):
+        state, reference = _head(state, partial, value, first)
+        centred = value - mean
+        corrected = partial_sum + (reference - mean) * (reference - mean) * (
+            -size / partial.shape[-1]
+        )
         for reader in map(state.stage, [r.name for r in state.readers(stage)]):
             for read in {r for r in reader.reads if r.source == stage}:
                 least = _with(reader.expr, read, Call("vmaxs", (read,), read.dtype, 0.0))
                 state = state.put(replace(reader, expr=least))
     else:
         raise wrong
-    own = replace(own, expr=_with(own.expr, old, value - near))
+    partial = replace(partial, expr=_with(partial.expr, centred, value - reference))
     if not isinstance(value, Read):  # what both begin with becomes a stage of its own
-        axes = (*own.axes, Axis(own.reduce[0].name, part))
+        axes = (*partial.axes, Axis(partial.reduce[0].name, part_extent))
         name = state.new_name(f"{first_parts}_of")
         state = state.insert(Stage(name, value.dtype, axes, value, loops=fresh(axes)), first_parts)
         read = Read(name, value.dtype, identity(axes))
-        base = replace(base, expr=_in_terms(read, own, base))
-        own = replace(own, expr=_with(own.expr, value, read))
-    state = state.put(replace(last, expr=_in_terms(total, own, last)))
-    return state.put(own).put(replace(base, output=True))
+        base = replace(base, expr=_in_terms(read, partial, base))
+        partial = replace(partial, expr=_with(partial.expr, value, read))
+    state = state.put(replace(total_stage, expr=_in_terms(corrected, partial, total_stage)))
+    return state.put(partial).put(replace(base, output=True))
 
 
-def _in_terms(expr: Expr, of: Stage, other: Stage) -> Expr:
+def _in_terms(expr: Expr, stage: Stage, target: Stage) -> Expr:
     """Return what a stage computes with the names of another's axes, in the same order."""
-    names = zip((*of.axes, *of.reduce), (*other.axes, *other.reduce), strict=False)
+    names = zip((*stage.axes, *stage.reduce), (*target.axes, *target.reduce), strict=False)
     return apply_index(expr, {mine.name: var(theirs.name) for mine, theirs in names})
 
 
-def _with(expr: Expr, old: Expr, new: Expr) -> Expr:
+def _with(expr: Expr, replaced: Expr, replacement: Expr) -> Expr:
     """Return an expression with a part of it replaced."""
-    if expr == old or not isinstance(expr, Call):
-        return new if expr == old else expr
-    return replace(expr, args=tuple(_with(arg, old, new) for arg in expr.args))
+    if expr == replaced or not isinstance(expr, Call):
+        return replacement if expr == replaced else expr
+    return replace(expr, args=tuple(_with(arg, replaced, replacement) for arg in expr.args))
 
 
-def _head(state: State, own: Stage, value: Expr, first: str) -> tuple[State, Call]:
+def _head(state: State, partial: Stage, value: Expr, first: str) -> tuple[State, Call]:
     """Add the sum of the first elements of each row; return their mean too."""
     name = state.new_name(f"{first}_head")
-    axes = own.axes[:-1]
-    folded = (Axis(own.reduce[0].name, min(HEAD, own.reduce[0].extent), True),)
-    expr = apply_index(value, {own.axes[-1].name: Affine()})
-    head = Stage(name, own.dtype, axes, expr, "sum", folded, fresh(axes, folded))
-    mean = Read(name, own.dtype, identity(axes)) * (1.0 / folded[0].extent)
+    axes = partial.axes[:-1]
+    folded = (Axis(partial.reduce[0].name, min(HEAD, partial.reduce[0].extent), True),)
+    expr = apply_index(value, {partial.axes[-1].name: Affine()})
+    head = Stage(name, partial.dtype, axes, expr, "sum", folded, fresh(axes, folded))
+    mean = Read(name, partial.dtype, identity(axes)) * (1.0 / folded[0].extent)
     return state.insert(head, before=state.stages[0].name), mean

@@ -18,7 +18,7 @@ from ascend_lab.machine.sim import execute
 from ascend_lab.machine.sim.values import COMPARE, ELEMENTWISE, ROUND
 from ascend_lab.operators.dsl import fractals, stages
 from ascend_lab.operators.dsl.boxes import Box, Range, needed, whole
-from ascend_lab.operators.dsl.emit_formula import start_of
+from ascend_lab.operators.dsl.emit_folds import start_of
 from ascend_lab.operators.dsl.lower import lower
 from ascend_lab.operators.dsl.schedule import Schedule, complete, loop_count, roots
 from ascend_lab.operators.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
@@ -49,6 +49,7 @@ def run(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
     names = unique_names(topological(schedule.outputs))
     tensors = {name: tensor for tensor, name in names.items()}
     _check_inputs({name: t.shape for name, t in tensors.items() if t.body is None}, arrays)
+    # Operands of the cube lie in GM as fractals: arrays are packed on the way in, and out again.
     fractal = {
         name: fractals.matrix_map(tensors[name].shape, matrix, tensors[name].dtype)
         for name, matrix in fractals.matrices(schedule.state).items()
@@ -88,8 +89,8 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
     with np.errstate(all="ignore"):
         for stage in roots(schedule.state):
             if isinstance(stage, stages.Fixed):
-                what = f"the hand-written kernel {stage.kind}"
-                raise ScheduleError(f"{stage.name}: a stage with loops", what, "use te.run")
+                kernel = f"the hand-written kernel {stage.kind}"
+                raise ScheduleError(f"{stage.name}: a stage with loops", kernel, "use te.run")
             nest = complete(schedule.state, stage.name)
             _Walk(nest, memory).cores(nest.stage(stage.name))
     out = {}
@@ -107,13 +108,14 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
     memory = {}
     fractal = fractals.matrices(schedule.state)
     for entry in schedule.state.inputs:
-        given = np.asarray(arrays.get(entry.name, ()))
-        if given.size != np.prod(entry.shape):
+        array = np.asarray(arrays.get(entry.name, ()))
+        if array.size != np.prod(entry.shape):
             needed = f"an array {entry.name} of shape {entry.shape}"
-            got = f"shape {given.shape}" if entry.name in arrays else "none"
+            got = f"shape {array.shape}" if entry.name in arrays else "none"
             raise InputError(needed, got, "pass one array per input")
-        values = given.astype(numpy_type(entry.dtype)).reshape(entry.shape)
+        values = array.astype(numpy_type(entry.dtype)).reshape(entry.shape)
         if entry.name in fractal:
+            # A matrix of 100 x 60 becomes 112 x 64 with zeros, which change no sum.
             edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]
             values = np.pad(values, [(0, 0)] * (values.ndim - 2) + edge)
         memory[entry.name] = Held(entry.name, values, (0,) * values.ndim)
@@ -123,13 +125,13 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held
 # -- nests, step by step --------------------------------------------------------------------------
 def steps(leaf: stages.Leaf, box: Range) -> Iterator[Range]:
     """Yield the parts of a range a loop walks: whole ones, then the tail, cut or moved back."""
-    full, rest = divmod(box.count, leaf.width)
-    for trip in range(full):
+    full_steps, remainder = divmod(box.count, leaf.width)
+    for trip in range(full_steps):
         yield Range(box.start + trip * leaf.width, leaf.width)
-    if rest and full and leaf.tail == "guard":
+    if remainder and full_steps and leaf.tail == "guard":
         yield Range(box.start + (box.count - leaf.width), leaf.width)
-    elif rest:
-        yield Range(box.start + full * leaf.width, rest)
+    elif remainder:
+        yield Range(box.start + full_steps * leaf.width, remainder)
 
 
 @dataclass(slots=True)
@@ -182,6 +184,7 @@ class _Walk:
 
     def produce(self, host: stages.Stage, places: Sequence[str]) -> None:
         """Compute what is attached to a place of the nest, outputs last."""
+        # Outputs last: they may copy tiles that are computed at the same place.
         for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
             box = needed(self.state, stage, self.active)
             if stage.scope != "GM":
@@ -202,6 +205,8 @@ class _Walk:
         """Compute the active box of a stage, or fold it into what the tile holds."""
         box = self.active[stage.name]
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
+        # Whole boxes at once, with one dimension per axis: NumPy broadcasts what does not depend on
+        # an axis.
         value = evaluated(stage.expr, lambda read: self.fetch(read, ranges))
         out = self.memory[stage.name].part(stage, box)
         if stage.fold:
@@ -225,7 +230,7 @@ class Held:
     def part(self, stage: stages.Stage, box: Box) -> Values:
         """Return the view of what a box of its own stage covers."""
         ranges = [box[a.name] for a in stage.axes]
-        low = [r.start.const - first for r, first in zip(ranges, self.start, strict=True)]
+        low = [r.start.const - begin for r, begin in zip(ranges, self.start, strict=True)]
         return self.values[tuple(slice(n, n + r.count) for n, r in zip(low, ranges, strict=True))]
 
     def read(self, read: Read, box: Mapping[str, Range]) -> Values:
@@ -233,6 +238,7 @@ class Held:
         values = self.values.reshape(read.view) if read.view else self.values
         starts = (0,) * len(read.view) if read.view else self.start
         walk = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
+        # x[2 i + 1] over i in 3..5: the index array 2 * [3, 4, 5] + 1.
         grid = dict(zip(box, np.ogrid[tuple(walk)], strict=True))
         one = np.ones((1,) * len(box), int)
         index = [
@@ -252,6 +258,7 @@ class Held:
 def poisoned(stage: stages.Stage, box: Box) -> Held:
     """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
     kind = numpy_type(stage.dtype)
+    # What is read before it is written shows up in the result.
     poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
     ranges = [box[a.name] for a in stage.axes]
     values = np.full([r.count for r in ranges], poison, kind)
@@ -269,10 +276,11 @@ def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
     args = [evaluated(arg, fetch) for arg in expr.args]
     if expr.op == "vcopy":
         return args[0]
+    # The vector unit computes in fp32 and rounds the result once to fp16.
     wide = [widened(arg) for arg in args]
     if expr.op == "vconv":
-        whole = np.dtype(numpy_type(expr.format)).kind in "iu"
-        value = ROUND.get(expr.mode, np.rint)(wide[0]) if whole else args[0]
+        is_integer = np.dtype(numpy_type(expr.format)).kind in "iu"
+        value = ROUND.get(expr.mode, np.rint)(wide[0]) if is_integer else args[0]
         return narrowed(value, expr.format)
     if expr.number is not None:
         wide.append(widened(numpy_type(expr.args[0].dtype)(expr.number)))

@@ -41,6 +41,8 @@ def primitive(
 ) -> Callable[Concatenate["Schedule", P], "Schedule"]:
     """Turn a change of state into a step of schedules that bears its name and arguments."""
     name = change.__name__
+    # `split(state, stage, axis, factor)` becomes the step `split(s, stage, axis, factor)` of a
+    # schedule.
     change_signature = signature(change)
     _, *parameters = change_signature.parameters.values()
     PRIMITIVES[name] = change, Signature(parameters)
@@ -48,6 +50,7 @@ def primitive(
     @wraps(change)
     def step(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
         call = PRIMITIVES[name][1].bind(*args, **kwargs)
+        # Steps are stored complete, so that a changed default does not change an old schedule.
         call.apply_defaults()
         return s.then(name, *call.arguments.values())
 
@@ -73,6 +76,7 @@ class Step:
 
     def apply(self, state: State) -> State:
         """Return the state after this step."""
+        # `Step("split", ("y", "i", 128, "cut"))` calls split(state, "y", "i", 128, tail="cut").
         change, parameters = PRIMITIVES[self.primitive]
         try:
             call = BoundArguments(parameters, _flat(self.primitive).bind(*self.arguments).arguments)
@@ -140,6 +144,8 @@ def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Sch
 def replay(outputs: Tensor | Sequence[Tensor], chip: Chip, steps: Sequence[Step] | str) -> Schedule:
     """Return the schedule that `steps` (records, or JSON from `Schedule.to_json`) build."""
     schedule = create_schedule(outputs, chip)
+    # Each step checks again that it is legal: steps of another shape fail here and not in the
+    # program.
     for step in _steps(steps) if isinstance(steps, str) else steps:
         schedule = schedule.then(step.primitive, *step.arguments)
     return schedule
@@ -175,6 +181,8 @@ def loop_count(state: State, stage: Stage) -> int:
     """
     if stage.vector_at:
         return stage.position(stage.vector_at)
+    # for i_o in 8: for i_i in 64: for j in 100, with a tile computed at i_o: i_o is a loop of the
+    # program, i_i and j are one instruction over 64 x 100 elements.
     hosts = {guest.attach[1] for guest in state.guests(stage.name) if guest.attach}
     count = 0
     for place, leaf in enumerate(stage.loops):
@@ -206,6 +214,7 @@ def roots(state: State) -> list[Stage | Fixed]:
     phases = [
         s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
     ]
+    # A tensor computed in another's nest exists once that nest has run.
     nests = {phase.name: members(state, phase.name) for phase in phases}
     phase_of = {name: phase for phase, nest in nests.items() for name in nest}
     order: list[Stage | Fixed] = []
@@ -242,8 +251,8 @@ def complete(state: State, root: str) -> State:
     Tensors of other phases are inputs of this one.
     """
     names = members(state, root)
-    others = [s for s in state.stages if s.name not in names]
-    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in others)
+    untouched = [s for s in state.stages if s.name not in names]
+    outside_tensors = tuple(Input(s.name, s.dtype, s.shape) for s in untouched)
     stages = tuple(s for s in state.stages if s.name in names)
     state = State((*state.inputs, *outside_tensors), stages)
     for name in members(state, root):
@@ -293,11 +302,13 @@ def _compute_in_tile(state: State, stage: Stage, root: str) -> State:
             f"split {stage.attach[0]} instead",
         )
     # Loops from the first fold loop on go with the tile: sums are stored once, after the fold.
+    # for i_o: for k_o (fold): the store stands behind k_o, inside i_o.
     first_fold = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     outer_loops = stage.loops[:first_fold]
     inner_loops = stage.loops[first_fold:]
     innermost_outer = (stage.name, outer_loops[-1].name if outer_loops else "")
     tile_vector_at = inner_loops[0].name if inner_loops and stage.vector_at else ""
+    # y = f(x) becomes y_ub = f(x) in UB, with the inner loops, and a copy of y_ub to y.
     local = replace(
         stage,
         name=state.new_name(f"{stage.name}_ub"),
@@ -331,9 +342,11 @@ def _load_through_tiles(state: State, stage: Stage) -> State:
         if not _in_gm(state, gm_read.source):
             continue
         read = _axes_apart(gm_read, gm_read.view or state.find(gm_read.source).shape, extents)
+        # x[i, j] + x[i, j] * y[i, j] loads x once.
         tile = next((t for t in state.stages if _serves(state, stage, t, read, attach)), None)
         if tile is None:
             name = state.new_name(f"{read.source}_ub")
+            # The tile is loaded in the innermost loop, where the least of it is needed at a time.
             load = copy_of(name, state.find(read.source), read.view)
             tile = replace(load, attach=attach, depth=stage.depth)
             state = state.insert(tile, before=stage.name)
@@ -376,7 +389,10 @@ def _axes_apart(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
     view: list[int] = []
     for entry, size in zip(read.index, shape, strict=True):
         terms = sorted(entry.terms, key=lambda t: -t[1])
+        # x[800 i + 8 j + k] of 6,400 elements, j < 100, k < 8: strides 800, 8, 1, the view (8, 100,
+        # 8).
         strides = [c for _, c in terms]
+        # 8 i + j: the step of i, 8, must be a multiple of that of j, and j must stay below it.
         inner = zip(terms[1:], strides, strict=False)
         nested = all(step % c == 0 and extents[name] * c <= step for (name, c), step in inner)
         if len(terms) < 2 or entry.const or strides[-1] != 1 or not nested or size % strides[0]:

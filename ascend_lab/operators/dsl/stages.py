@@ -38,23 +38,14 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
+class Formula:
+    """What a tensor holds: out[axes] = expr, or the `fold` of expr over the axes `reduce`.
 
-    Formula: out[axes] = expr, or the `fold` of expr over the axes `reduce`. For a matrix product on
-    the cube unit the axes are rounded up to fractals (m = 100 becomes 112); `logical` is then the
-    shape without padding, and `relu` says that negative sums become 0 on the way out of L0C.
-    `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis counts the parts
-    of a row: if not 0, the last part is shorter and folds only so many elements.
+    The row sums of a (100, 64) matrix, y[i] = sum over k of x[i, k], have the axes (i: 100,), the
+    expression x[i, k], the fold "sum", and reduce (k: 64,).
 
-    Place: `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in
-    UB are rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that
-    stage, ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in
-    front of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and
-    the loops behind it.
-
-    Derived: sizes of the axes, elements that the formula reads, the names of their tensors,
-    whether the stage only moves elements, whether it is a sum of products for the cube unit.
+    Derived from these: sizes of the axes, elements that the formula reads, the names of their
+    tensors, whether it only moves elements, whether it is a sum of products for the cube unit.
     """
 
     name: str
@@ -63,18 +54,6 @@ class Stage:
     expr: Expr
     fold: str = ""
     reduce: tuple[Axis, ...] = ()
-    loops: tuple[Leaf, ...] = ()
-    scope: str = "GM"
-    output: bool = False
-    attach: tuple[str, str] | None = None
-    vector_at: str = ""
-    bound: tuple[str, ...] = ()
-    depth: int = 1
-    align: int = 1
-    tensorized: bool = False
-    relu: bool = False
-    logical: Shape = ()
-    last_fold_extent: int = 0
     shape: Shape = field(init=False, compare=False)
     reads: tuple[Read, ...] = field(init=False, compare=False)
     sources: tuple[str, ...] = field(init=False, compare=False)
@@ -94,12 +73,50 @@ class Stage:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
+
+@dataclass(frozen=True, slots=True)
+class Placed(Formula):
+    """A formula with its loops, where its tensor is kept, and where it is computed.
+
+    `scope` is the buffer, `depth` its number of slots, `align` the elements to which rows in UB are
+    rounded up. `attach` is (stage, loop) if this tile is computed inside that loop of that stage,
+    ("y", "") if in front of its loops; `bound` are the loops shared over the cores. Loops in front
+    of `vector_at` become loops of the program; whole-tile instructions do `vector_at` and the loops
+    behind it.
+    """
+
+    loops: tuple[Leaf, ...] = ()
+    scope: str = "GM"
+    attach: tuple[str, str] | None = None
+    vector_at: str = ""
+    bound: tuple[str, ...] = ()
+    depth: int = 1
+    align: int = 1
+    tensorized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Placed):
+    """One tensor of a schedule: a placed formula, and what a few kinds of formulas need besides.
+
+    For a matrix product on the cube unit the axes are rounded up to fractals (m = 100 becomes 112);
+    `logical` is then the shape without padding, and `relu` says that negative sums become 0 on the
+    way out of L0C. `last_fold_extent` belongs to the partial folds of `rfactor`, whose last axis
+    counts the parts of a row: if not 0, the last part is shorter and folds only so many elements.
+    """
+
+    output: bool = False
+    relu: bool = False
+    logical: Shape = ()
+    last_fold_extent: int = 0
+
     @property
     def repeats(self) -> bool:
         """True for a tile whose rows are one block each and hold the same element throughout.
 
         The scale of a row, repeated 16 times in fp16, can multiply the row block by block.
         """
+        # A formula that reads nothing along the innermost axis gives each row one number.
         lane = self.axes[-1].name
         reads_lane = any(lane == n for r in self.reads for i in r.index for n, _ in i.terms)
         return 1 < self.align == self.shape[-1] and not reads_lane
@@ -109,8 +126,8 @@ class Stage:
         for leaf in self.loops:
             if leaf.name == name:
                 return leaf
-        known = ", ".join(leaf.name for leaf in self.loops)
-        raise ScheduleError(f"a loop of {self.name} ({known})", repr(name), "check the name")
+        names = ", ".join(leaf.name for leaf in self.loops)
+        raise ScheduleError(f"a loop of {self.name} ({names})", repr(name), "check the name")
 
     def position(self, name: str) -> int:
         """Return the place of a loop in the nest, 0 outermost."""
@@ -134,6 +151,7 @@ def overwrites(state: "State", stage: Stage) -> str:
     names = [s.name for s in state.stages]
     # A guarded last step computes some elements again, from inputs that are overwritten by then.
     recomputes = any(x.tail == "guard" and x.width > 1 for x in stage.loops)
+    # A fold reads elements again that it has written; a copy between memories is not in place.
     if first_call is None or stage.fold or stage.is_copy or stage.scope != "UB" or recomputes:
         return ""
     names_so_far = names[: names.index(stage.name) + 1]
@@ -163,6 +181,7 @@ def _first_call(expr: Expr, lane: str) -> Call | None:
 
     In mul(exp(a[i, j]), b[i]) that is exp: the only operand computed along the axis `lane`.
     """
+    # Equal operands are computed once: exp(a) * exp(a) has one.
     args = dict.fromkeys(expr.args) if isinstance(expr, Call) else ()
     along_lane = [
         a
@@ -219,9 +238,9 @@ class State:
                     got = f"the hand-written kernel {stage.kind}"
                     raise ScheduleError(needed, got, "schedule the stages around it")
                 return stage
-        known = ", ".join(s.name for s in self.stages)
+        names = ", ".join(s.name for s in self.stages)
         hint = "use cache_read to move it" if any(i.name == name for i in self.inputs) else "check"
-        raise ScheduleError(f"a stage ({known})", repr(name), hint)
+        raise ScheduleError(f"a stage ({names})", repr(name), hint)
 
     def find(self, name: str) -> Stage | Fixed | Input:
         """Return a stage or an input by name."""
@@ -243,6 +262,7 @@ class State:
         """Return the stages computed inside the nest of `host`: anywhere, or in the given loops."""
         guests = []
         for s in self.stages:
+            # A tile attached to ("y", "i_o") is computed in the loop i_o of the nest of y.
             host_name, place = s.attach or ("", "")
             if isinstance(s, Stage) and host_name == host and (not places or place in places):
                 guests.append(s)
@@ -255,6 +275,7 @@ class State:
 
     def insert(self, stage: Stage | Fixed, before: str) -> "State":
         """Return the state with a stage added before another one."""
+        # The order of stages is the order of execution: a producer stands in front of its readers.
         position = next(n for n, s in enumerate(self.stages) if s.name == before)
         return State(self.inputs, (*self.stages[:position], stage, *self.stages[position:]))
 
@@ -262,14 +283,14 @@ class State:
         """Return the state without a stage."""
         return State(self.inputs, tuple(s for s in self.stages if s.name != name))
 
-    def new_name(self, wanted: str) -> str:
-        """Return `wanted`, with a number if it is taken."""
+    def new_name(self, stem: str) -> str:
+        """Return `stem`, with a number if it is taken."""
         taken = {e.name for e in (*self.inputs, *self.stages)}
-        name = wanted
+        name = stem
         number = 1
         while name in taken:
             number += 1
-            name = f"{wanted}_{number}"
+            name = f"{stem}_{number}"
         return name
 
 
@@ -323,6 +344,8 @@ def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool
     logical: Shape = ()
     if isinstance(expr, Call) and expr.op == "mac":
         # Fractals are 16 x 16 elements in fp16 and 16 x 32 in int8: k is rounded up to 16 or 32.
+        # A product of 100 x 60 by 60 x 30 is computed as 112 x 64 by 64 x 32, with zeros in the
+        # padding.
         axes = padded(axes, FRACTAL)
         reduce = padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
@@ -342,11 +365,11 @@ def copy_of(name: str, source: Stage | Fixed | Input, view: Shape = ()) -> Stage
     return Stage(name, source.dtype, axes, copy, loops=fresh(axes), scope="UB")
 
 
-def redirect(stage: Stage, old: str, new: str) -> Stage:
-    """Return a stage that reads `new` where it read `old`."""
+def redirect(stage: Stage, old_source: str, new_source: str) -> Stage:
+    """Return a stage that reads `new_source` where it read `old_source`."""
 
     def leaf(element: Read) -> Expr:
-        return replace(element, source=new) if element.source == old else element
+        return replace(element, source=new_source) if element.source == old_source else element
 
     return replace(stage, expr=rewrite(stage.expr, leaf))
 

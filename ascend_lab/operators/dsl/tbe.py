@@ -58,8 +58,8 @@ class FusionManager:
     def get(self, name: str) -> Callable[..., Any]:
         """Return a registered compute function; raise `InputError` naming those there are."""
         if name not in self.functions:
-            known = ", ".join(self.functions) or "none yet"
-            raise InputError(f"a registered compute function ({known})", repr(name), "register it")
+            names = ", ".join(self.functions) or "none yet"
+            raise InputError(f"a registered compute function ({names})", repr(name), "register it")
         return self.functions[name]
 
 
@@ -107,16 +107,19 @@ def build(schedule: Schedule, config: Mapping[str, Any]) -> Kernel:
 def built(name: str) -> Kernel:
     """Return the kernel that `build` kept under a name."""
     if name not in _kernels:
-        known = ", ".join(_kernels) or "none"
-        raise InputError(f"a built kernel ({known})", repr(name), "build it")
+        names = ", ".join(_kernels) or "none"
+        raise InputError(f"a built kernel ({names})", repr(name), "build it")
     return _kernels[name]
 
 
 def produce_shapes(one: Sequence[int], two: Sequence[int]) -> tuple[list[int], ...]:
     """Return both shapes with ones in front to equal rank, and the shape they broadcast to."""
-    whole = list(formulas.broadcast_shapes(one, two))
-    left, right = ([1] * (len(whole) - len(shape)) + list(shape) for shape in (one, two))
-    return left, right, whole
+    # (3, 1) and (4,) become (3, 1), (1, 4) and (3, 4).
+    out_shape = list(formulas.broadcast_shapes(one, two))
+    one_shape, two_shape = (
+        [1] * (len(out_shape) - len(shape)) + list(shape) for shape in (one, two)
+    )
+    return one_shape, two_shape, out_shape
 
 
 def check_shape_size(shape: Sequence[int], limit: int = SHAPE_SIZE_LIMIT) -> None:

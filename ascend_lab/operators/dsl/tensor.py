@@ -132,6 +132,7 @@ class Call(Expr):
 
     def __post_init__(self) -> None:
         """Collect the elements of all operands once, since every stage asks for them often."""
+        # The class is frozen: a derived field is set past its own check.
         object.__setattr__(self, "elements", tuple([e for a in self.args for e in leaves(a)]))
 
     @property
@@ -158,6 +159,7 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
         _check_float(op, left)
         return Call(op, (left, right), left.dtype)
     scalar = float(right)
+    # x + 2 needs no tensor of twos: the number is a part of the instruction.
     scalar_forms = {"vadd": "vadds", "vmul": "vmuls", "vmax": "vmaxs", "vmin": "vmins"}
     if op == "vsub":  # the chip has no scalar subtraction or division: x - 2 = x + (-2)
         op = "vadd"
@@ -167,6 +169,7 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
         op = "vmul"
         scalar = 1.0 / scalar
     low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
+    # x * 0.5 of an int32 tensor would round 0.5 to 0 and return zeros.
     if left.dtype in WHOLE and not (low <= scalar <= high and scalar == int(scalar)):
         needed = f"{op}: a whole number from {low} to {high} for {left.dtype}"
         raise TypeMismatchError(needed, f"{scalar:g}", "cast to a float format first")
@@ -201,9 +204,9 @@ def rewrite(expr: Expr, leaf: Callable[[Any], Expr]) -> Expr:
     return leaf(expr) if isinstance(expr, Load | Read) else expr
 
 
-def swap(expr: Expr, old: Read, new: Read) -> Expr:
-    """Return the expression in which the element `new` replaces the element `old`."""
-    return rewrite(expr, lambda element: new if element == old else element)
+def swap(expr: Expr, replaced: Read, replacement: Read) -> Expr:
+    """Return the expression in which the element `replacement` replaces the element `replaced`."""
+    return rewrite(expr, lambda element: replacement if element == replaced else element)
 
 
 def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
@@ -213,6 +216,7 @@ def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
     """
 
     def substituted(index: Affine) -> Affine:
+        # An axis that is not replaced stands for itself.
         terms = (values.get(n, Affine(0, ((n, 1),))) * factor for n, factor in index.terms)
         return sum(terms, Affine(index.const))
 
@@ -334,6 +338,7 @@ def topological(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     def visit(tensor: Tensor) -> None:
         if tensor not in order:
+            # Producers first; a tensor that two others read is visited once.
             for source in tensor.inputs:
                 visit(source)
             order[tensor] = None
@@ -354,6 +359,8 @@ def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
     for tensor in tensors:
         name = tensor.name or tensor.hint
         number = 1
+        # Two results of te.vexp without names become exp and exp_2; only the user's own names may
+        # not repeat.
         while not tensor.name and name in taken:
             number += 1
             name = f"{tensor.hint}_{number}"

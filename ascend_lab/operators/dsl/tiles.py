@@ -69,6 +69,7 @@ class Tiles:
         """Return a tile, or a GM tensor as if it were one, under the shape `view` if given."""
         if name in self.held:
             return self.held[name]
+        # A tensor in GM is a tile that holds everything: it starts at 0 in every dimension.
         entry = self.state.find(name)
         if entry.scope != "GM":
             needed = f"{name}: there before what reads it"
@@ -95,8 +96,11 @@ class Tiles:
                 offset = offset + (start - tile_start) * stride
             elif axis == filled_row:
                 row_elements = tile.sizes[filled_row]
+            # x[8 i + j] moves by 8 strides with i and by one with j.
             for name, coefficient in index.terms:
                 strides[name] += coefficient * stride
+        # A tile whose rows are one block of equal numbers is read as the block itself, again and
+        # again.
         repeats = getattr(self.state.find(read.source), "repeats", False)
         by_blocks = repeats and not read.index[-1].terms
         return View(
@@ -124,6 +128,7 @@ class Tiles:
         if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
+        # b = exp(a) may take the memory of a, if nobody reads a afterwards.
         overwritten = overwrites(self.state, stage)
         old_tile = None if overwritten in self.groups else self.held.get(overwritten)
         # In place needs equal bytes: same format, sizes and strides, of tiles only vectors touch.
@@ -174,6 +179,8 @@ class Tiles:
             s.name
             for s in self.state.stages
             if isinstance(s, Stage)
+            # One flag for all tiles that are loaded in one loop: with a flag each, three operands
+            # would need three of the few event ids.
             and (s.scope, s.attach, s.depth) == ("UB", stage.attach, stage.depth)
             and (self.writer(s), self.reader(s)) == (writer, reader)
             and s.name not in self.fractal
@@ -224,6 +231,7 @@ class Tiles:
     def check_ends(self, stage: Stage, has_leftover: bool) -> None:
         """Raise `ScheduleError` if elements need the scalar unit, which the queue leaves out."""
         group = self.groups.get(stage.name)
+        # The queue was made without the scalar unit between its pipes: it cannot be added now.
         scalar_takes_part = group is None or group.queue.middle is not None
         if has_leftover and self.builder.chip.combined and not scalar_takes_part:
             needed = f"rows of {stage.name} in whole blocks"
@@ -259,11 +267,11 @@ class Tiles:
     def reader(self, stage: Stage) -> str:
         """Return the pipe that empties the tile of a stage: "V" if only the vector unit uses it."""
         pipes = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
-        others = pipes - {self.writer(stage)}
-        if len(others) > 1:
+        reading_pipes = pipes - {self.writer(stage)}
+        if len(reading_pipes) > 1:
             needed = f"{stage.name}: readers on one pipe"
-            raise ScheduleError(needed, ", ".join(sorted(others)), "cache it twice")
-        return others.pop() if others else self.writer(stage)
+            raise ScheduleError(needed, ", ".join(sorted(reading_pipes)), "cache it twice")
+        return reading_pipes.pop() if reading_pipes else self.writer(stage)
 
     def _pipe_of(self, reader: object, tile: Stage) -> str:
         """Return the pipe on which a stage reads a tile; only L0C leaves through the fix pipe."""
@@ -277,11 +285,13 @@ class Tiles:
         group = self.groups.get(name)
         if group is None:
             return None
+        # Three operands in one group: the flag is set when the third has arrived.
         group.filled.append(name)
         return group if len(group.filled) == len(group.names) else None
 
     def pass_on(self, group: Group) -> None:
         """Tell the readers that all tiles of a group are full; the tiles are theirs from now on."""
+        # From here the memory belongs to the readers' pipe, until they free the slot.
         group.queue.enqueue()
         slot = group.queue.dequeue()
         for name in group.filled:
@@ -311,6 +321,7 @@ def _parts(loops: Sequence[Leaf], axis: Axis) -> set[int]:
     counts = {axis.extent}
     for leaf in loops:
         if leaf.root == axis.name:
+            # 100 in steps of 32: steps of 32 and a last one of 4.
             counts |= {min(n, leaf.width) for n in counts} | {n % leaf.width for n in counts} - {0}
     return counts
 
@@ -322,5 +333,6 @@ def _whole_blocks(state: State, stage: Stage, unit: int) -> bool:
     """
     widths = [x.width for x in stage.loops[: schedule.loop_count(state, stage)]]
     indices = [i for r in stage.reads for i in r.index]
+    # x[j + 1] begins its rows one element behind a block, whatever the width.
     unshifted = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
     return unshifted and all(n % unit == 0 for n in (*widths, stage.shape[-1]))

@@ -1,0 +1,386 @@
+"""Folds by vector instructions: sum, max, min or product over some axes of a box.
+
+A fold over rows combines whole slices, 128 elements a repeat in fp16. A fold along the lanes, the
+contiguous elements of a row, needs instructions that work across lanes: `vcgadd` makes one sum of
+each block of 32 bytes, `vcadd` one of up to 256 bytes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ascend_lab import errors
+from ascend_lab.machine import layout
+from ascend_lab.machine.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.machine.isa import c0_of
+from ascend_lab.operators.dsl.emit_vector import (
+    Op,
+    Unit,
+    View,
+    apply,
+    block_steps,
+    coalesce,
+    with_dims,
+)
+
+COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
+"""Instructions that fold two tiles, element by element."""
+ACROSS = {"sum": "vcadd", "max": "vcmax", "min": "vcmin"}
+"""Instructions that fold each repeat to one element."""
+GROUPS = {"sum": "vcgadd", "max": "vcgmax"}
+"""Instructions that fold each 32-byte block of a repeat to one element."""
+SHORT = 8
+"""Slices of fewer repeats are combined half with half: one by one they mostly start up."""
+Sizes = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxFold:
+    """What a fold of a box does: dst[kept] = fold of src[folds, kept] over its first axes.
+
+    With `add`, what `dst` holds already takes part. The column sums of a (100, 64) matrix have
+    folds (100,) and kept (64,).
+    """
+
+    dst: View
+    src: View
+    folds: Sizes
+    kept: Sizes
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFold:
+    """What a fold along the lanes does: dst[rows] = fold of src[rows, lanes], contiguous lanes."""
+
+    dst: View
+    src: View
+    rows: Sizes
+    lanes: int
+
+
+def start_of(fold: str, dtype: str) -> float:
+    """Return the number that changes no fold: 0, 1, or the format's least or largest."""
+    # -inf changes no maximum; whole numbers have no infinity, and begin with their least.
+    largest = {"int32": 2147483647.0, "int8": 127.0, "uint8": 255.0}
+    top = largest.get(dtype, math.inf)
+    return {"sum": 0.0, "prod": 1.0, "max": -top, "min": top}[fold]
+
+
+# -- over rows: whole slices of the box are combined --------------------------------------------
+def fold_box(unit: Unit, fold: str, box: BoxFold) -> None:
+    """Emit the fold of a box.
+
+    The axis along which src is contiguous is folded across lanes, the others row by row.
+    """
+    src = box.src
+    folds = box.folds
+    kept = box.kept
+    # An axis of size 1 folds nothing.
+    live = [d for d, n in enumerate(folds) if n > 1]
+    kept_axes = range(len(folds), len(folds) + len(kept))
+    lane = next((d for d in live if src.strides[d] == 1), None)
+    other_folds = [d for d in live if d != lane]
+    outer = [folds[d] for d in other_folds]
+    if lane is None:
+        rows = src.take([*other_folds, *kept_axes])
+        _fold_rows(unit, fold, replace(box, src=rows, folds=outer))
+        return
+    source = src.take([*other_folds, *kept_axes, lane])
+    if not other_folds and not box.add:
+        fold_lanes(unit, fold, LaneFold(box.dst, source, kept, folds[lane]))
+        return
+    # Lanes first, into scratch with one element a row, then the rows of that.
+    inner = math.prod(kept)
+    block = c0_of(src.dtype)
+    pitch = inner if inner == 1 else -(-inner // block) * block
+    steps = (*(s * pitch for s in layout.row_major(outer)), *layout.row_major(kept))
+    partial = View(unit.take(src.dtype, pitch * math.prod(outer)), src.dtype, 0, steps)
+    fold_lanes(unit, fold, LaneFold(partial, source, [*outer, *kept], folds[lane]))
+    fold_box(unit, fold, replace(box, src=partial, folds=outer))
+    unit.give(partial.memory)
+
+
+def _fold_rows(unit: Unit, fold: str, box: BoxFold) -> None:
+    """Combine the slices of src one after another into dst."""
+    src = box.src
+    folds = box.folds
+    kept = box.kept
+    if folds and 1 not in src.strides[len(folds) :] and max(kept, default=1) > 1:
+        needed = "a fold with contiguous elements along a kept axis, or along the folded one"
+        raise errors.ScheduleError(needed, f"steps {src.strides}", "transpose the tensor first")
+    op = Op(COMBINE[fold])
+    if not folds and not box.add:
+        apply(unit, Op("vcopy"), box.dst, (src,), kept)
+        return
+    size_bytes = math.prod(kept) * DTYPE_BYTES[src.dtype]
+    short = size_bytes < SHORT * unit.builder.chip.vector_bytes_per_repeat
+    if len(folds) == 1 and short and folds[0] >= 4:  # a slice an instruction would mostly start up
+        _halving(unit, op, box)
+        return
+    # The longest axis innermost: its slices are one loop, the others are loops around it.
+    order = sorted(range(len(folds)), key=lambda d: folds[d])
+    slices = src.take([*order, *range(len(folds), len(src.strides))])
+    _slices(unit, op, replace(box, src=slices, folds=[folds[d] for d in order]))
+
+
+def _halving(unit: Unit, op: Op, box: BoxFold) -> None:
+    """Combine the second half of the slices with the first, again and again, in scratch.
+
+    Of 7 slices, 3 with the next 3 and the seventh with the first; then 1 with 1, and the third.
+    """
+    src = box.src
+    kept = box.kept
+    count = box.folds[0]
+    half = count // 2
+    block = c0_of(src.dtype)
+    steps, elements = block_steps(kept, block) if kept else ((), 1)
+    # Each half starts at a whole block, where vector instructions must begin.
+    pitch = -(-elements // block) * block
+    rows = View(unit.take(src.dtype, half * pitch), src.dtype, 0, (pitch, *steps))
+    top_row = rows.inner()
+    apply(unit, op, rows, (src, src.moved(0, half)), [half, *kept])
+    if count % 2:
+        apply(unit, op, top_row, (top_row, src.moved(0, count - 1).inner()), kept)
+    while half > 1:
+        count = half
+        half = half // 2
+        apply(unit, op, rows, (rows, rows.moved(0, half)), [half, *kept])
+        if count % 2:
+            apply(unit, op, top_row, (top_row, rows.moved(0, count - 1).inner()), kept)
+    if box.add:
+        apply(unit, op, box.dst, (box.dst, top_row), kept)
+    else:
+        apply(unit, Op("vcopy"), box.dst, (top_row,), kept)
+    unit.give(rows.memory)
+
+
+def _slices(unit: Unit, op: Op, box: BoxFold) -> None:
+    """Combine all slices into dst; without `add` it holds nothing yet, and two slices begin it."""
+    src = box.src
+    folds = box.folds
+    if not folds:
+        apply(unit, op, box.dst, (box.dst, src), box.kept)
+        return
+    start = 0
+    if not box.add and len(folds) > 1:
+        _slices(unit, op, replace(box, src=src.inner(), folds=folds[1:]))
+        start = 1
+    elif not box.add:
+        apply(unit, op, box.dst, (src.inner(), src.moved(0, 1).inner()), box.kept)
+        start = 2
+    if folds[0] > start:
+        with unit.repeat(folds[0] - start) as index:
+            inner = src.moved(0, index + start).inner()
+            _slices(unit, op, replace(box, src=inner, folds=folds[1:], add=True))
+
+
+# -- along the lanes: the contiguous elements of each row become one element ----------------------
+def fold_lanes(unit: Unit, fold: str, job: LaneFold) -> None:
+    """Emit the fold of each row along its lanes."""
+    dtype = job.src.dtype
+    width = unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
+    if fold == "prod":
+        _product_across(unit, job)
+    elif fold in GROUPS and dtype in ("fp16", "fp32"):
+        _by_groups(unit, fold, job)
+    elif job.lanes > width:
+        # A row of 1,000 lanes in int32 becomes 64, one repeat: each combines 15 or 16 of them.
+        narrow = _lines(unit, dtype, job.rows, width)
+        _narrow(unit, Op(COMBINE[fold]), replace(job, dst=narrow), width)
+        _repeats(unit, ACROSS[fold], replace(job, src=narrow, lanes=width))
+        unit.give(narrow.memory)
+    else:
+        _repeats(unit, ACROSS[fold], job)
+
+
+def _lines(unit: Unit, dtype: str, rows: Sizes, width: int) -> View:
+    """Return scratch for rows of `width` lanes, one behind the other."""
+    # Dense: one instruction can then run over the rows of several outer axes.
+    tile = unit.take(dtype, math.prod(rows) * width)
+    return View(tile, dtype, 0, (*(s * width for s in layout.row_major(rows)), 1))
+
+
+def _by_groups(unit: Unit, fold: str, job: LaneFold) -> None:
+    """Let every block become one element, and again, until a row is one block; then its element.
+
+    A row of 1,000 numbers in fp16 has 63 blocks: 63 sums in 4 blocks, then 4 sums in 1 block.
+    `vcgadd` takes a cycle a repeat where `vadd` takes two. Rows of few blocks are first folded
+    block on block, eight rows a repeat.
+    """
+    dtype = job.src.dtype
+    rows = job.rows
+    block = c0_of(dtype)
+    scratch_lines = list[View]()
+    while job.lanes > block:
+        blocks = -(-job.lanes // block)
+        if _few_blocks(unit, COMBINE[fold], math.prod(rows), blocks):
+            kept = block
+            lines = _lines(unit, dtype, rows, block)
+            _narrow(unit, Op(COMBINE[fold]), replace(job, dst=lines), block)
+        else:
+            kept = -(-blocks // block) * block
+            lines = _lines(unit, dtype, rows, kept)
+            if kept > blocks:
+                last_block = lines.moved(len(rows), kept - block)
+                apply(unit, Op("vdup", start_of(fold, dtype)), last_block, (), [*rows, block])
+            blocks_to_elements(unit, fold, replace(job, dst=lines))
+        scratch_lines.append(lines)
+        job = replace(job, src=lines, lanes=kept)
+    _last_blocks(unit, fold, job)
+    for lines in scratch_lines:
+        unit.give(lines.memory)
+
+
+def _few_blocks(unit: Unit, op: str, rows: int, blocks: int) -> bool:
+    """True if rows are folded block on block in fewer cycles than each block by itself."""
+    chip = unit.builder.chip
+    cost = chip.vector_costs[op]
+    group = chip.vector_costs["vcgadd"]
+    blocks_per_repeat = chip.vector_bytes_per_repeat // BLOCK_BYTES
+    repeats_by_rows = -(-rows // blocks_per_repeat)
+    repeats_by_groups = -(-blocks // blocks_per_repeat)
+    # cycles of an instruction = head + slope * repeats
+    by_rows = (blocks - 1) * (cost.head_cycles + cost.slope_cycles * repeats_by_rows)
+    return by_rows < repeats_by_groups * (group.head_cycles + group.slope_cycles * rows)
+
+
+def blocks_to_elements(unit: Unit, fold: str, job: LaneFold) -> None:
+    """Emit dst[rows, block number] = fold of each block of src; the last one may be shorter."""
+    dst = job.dst
+    src = job.src
+    rows = job.rows
+    block = c0_of(src.dtype)
+    place = len(rows)
+    blocks_per_repeat = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
+    blocks, ragged = divmod(job.lanes, block)
+    # What follows the row in its last block may be garbage: a mask leaves it out.
+    masked = bool(ragged) and src.row == job.lanes
+    full_repeats = blocks // blocks_per_repeat
+    if full_repeats:
+        lanes = blocks_per_repeat * block
+        runs = [
+            v.stepping((*v.strides[:-1], n)) for v, n in ((dst, blocks_per_repeat), (src, lanes))
+        ]
+        runs = [View(v.memory, v.dtype, v.offset, (*v.strides, 1)) for v in runs]
+        in_repeats = LaneFold(runs[0], runs[1], [*rows, full_repeats], lanes)
+        _repeats(unit, GROUPS[fold], in_repeats)
+    tail = blocks - full_repeats * blocks_per_repeat + masked
+    if tail:
+        start = full_repeats * blocks_per_repeat
+        ends = (dst.moved(place, start), src.moved(place, start * block))
+        mask = (1 << (tail * block - block + ragged)) - 1 if masked else None
+        _repeats(unit, GROUPS[fold], LaneFold(*ends, rows, tail * block), mask)
+    if ragged and not masked:
+        ends = (dst.moved(place, blocks), src.moved(place, blocks * block))
+        _repeats(unit, ACROSS[fold], LaneFold(*ends, rows, ragged))
+
+
+def _last_blocks(unit: Unit, fold: str, job: LaneFold) -> None:
+    """Emit the fold of rows of at most a block each: eight rows a repeat."""
+    dst = job.dst
+    src = job.src
+    lanes = job.lanes
+    block = c0_of(src.dtype)
+    blocks_per_repeat = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
+    dims = coalesce(job.rows, (dst, src.stepping(src.strides[:-1]))) or [(1, (1, block))]
+    (count, (step, pitch)) = dims[-1]
+    outer = dims[:-1]
+    if lanes < block and src.row != lanes:
+        _repeats(unit, ACROSS[fold], job)
+        return
+    lane_mask = (1 << lanes) - 1
+    if step != 1 or pitch % block or count < blocks_per_repeat:
+        mask = lane_mask if lanes < block else None
+        _repeats(unit, GROUPS[fold], replace(job, lanes=block), mask)
+        return
+    in_full_repeats = count - count % blocks_per_repeat
+    sizes = [n for n, _ in outer]
+    views = with_dims((dst, src), dims)
+    for at, repeats, blocks in (
+        (0, in_full_repeats // blocks_per_repeat, blocks_per_repeat),
+        (in_full_repeats, 1, count % blocks_per_repeat),
+    ):
+        mask = sum(lane_mask << i * block for i in range(blocks)) if lanes < block else None
+        strides = (pitch * blocks, pitch, 1)
+        if not blocks:
+            continue
+        for out, row in unit.over(sizes, [v.moved(len(sizes), at) for v in views]):
+            for start, rows_here in unit.parts(repeats, unit.builder.chip.max_repeat):
+                target = out.memory.region(out.offset + start * blocks, (rows_here, blocks))
+                begin = row.offset + start * (pitch * blocks)
+                source = row.memory.region(begin, (rows_here, blocks, block), strides)
+                unit.builder.vector(GROUPS[fold], target, source, mask=mask)
+
+
+def _product_across(unit: Unit, job: LaneFold) -> None:
+    """Emit dst[rows] = product along the lanes, for which there is no instruction.
+
+    Chunks of a block are multiplied; then every lane of the block is spread over a block of its own
+    and these blocks are multiplied; a one-lane maximum writes the results.
+    """
+    op = Op("vmul")
+    src = job.src
+    block = c0_of(src.dtype)
+    lines = _lines(unit, src.dtype, job.rows, block)
+    kept = min(job.lanes, block)
+    if job.lanes > block:
+        _narrow(unit, op, replace(job, dst=lines), block)
+    else:
+        apply(unit, Op("vcopy"), lines, (src,), [*job.rows, job.lanes])
+    spread = View(unit.take(src.dtype, block * block), src.dtype, 0, (block, 1))
+    with unit.repeat(math.prod(job.rows)) as row:
+        out = View(lines.memory, src.dtype, row * block, (1,))
+        target = spread.memory.region(0, (kept, block))
+        unit.builder.vector("vbrcb", target, lines.memory.region(out.offset, kept))
+        if kept > 1:
+            apply(unit, op, out, (spread.inner(), spread.moved(0, 1).inner()), [block])
+        if kept > 2:
+            with unit.repeat(kept - 2) as index:
+                apply(unit, op, out, (out, spread.moved(0, index + 2).inner()), [block])
+    _repeats(unit, "vcmax", replace(job, src=lines, lanes=1))
+    unit.give(spread.memory)
+    unit.give(lines.memory)
+
+
+def _narrow(unit: Unit, op: Op, job: LaneFold, width: int) -> None:
+    """Emit dst[rows, width] = the chunks of `width` lanes of src combined."""
+    dst = job.dst
+    src = job.src
+    rows = job.rows
+    lane_axis = len(rows)
+    chunks = job.lanes // width
+    ragged = job.lanes % width
+    start = min(chunks, 2)
+    if chunks > 1:
+        apply(unit, op, dst, (src, src.moved(lane_axis, width)), [*rows, width])
+    else:
+        apply(unit, Op("vcopy"), dst, (src,), [*rows, width])
+    if chunks > start:
+        with unit.repeat(chunks - start) as index:
+            chunk = src.moved(lane_axis, index * width + start * width)
+            apply(unit, op, dst, (dst, chunk), [*rows, width])
+    if ragged:
+        chunk = src.moved(lane_axis, job.lanes - ragged)
+        apply(unit, op, dst, (dst, chunk), [*rows, ragged])
+
+
+def _repeats(unit: Unit, op: str, job: LaneFold, mask: int | None = None) -> None:
+    """Emit one cross-lane instruction per up to 255 rows of at most one repeat each."""
+    dst = job.dst
+    src = job.src
+    # `vcgadd` of 128 lanes leaves 8 numbers, one a block; `vcadd` leaves one.
+    results = job.lanes // c0_of(src.dtype) if op in GROUPS.values() else 1
+    axes = range(len(job.rows))
+    dims = coalesce(job.rows, (dst.take(axes), src.take(axes))) or [(1, (1, 0))]
+    # The longest axis is the one an instruction repeats over; the others are loops.
+    dims.sort(key=lambda d: d[0])
+    *outer, count = (n for n, _ in dims)
+    for out, row in unit.over(outer, with_dims((dst, src), dims)):
+        step = out.strides[0]
+        pitch = row.strides[0]
+        for at, rows_here in unit.parts(count, unit.builder.chip.max_repeat):
+            target = out.memory.region(out.offset + at * step, (rows_here, results), (step, 1))
+            begin = row.offset + at * pitch
+            source = row.memory.region(begin, (rows_here, job.lanes), (pitch, 1))
+            unit.builder.vector(op, target, source, mask=mask)
