@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from ascend_lab import aoe
 from ascend_lab.aoe import TableSpace, completed, crossed, drive, mutated
+from ascend_lab.aoe.drive import Rules
 from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Mcts, search_named, tree_of
 from ascend_lab.aoe.search.points import Annealing, Surrogate, scaled
 from ascend_lab.aoe.space import neighbours, random_completion
