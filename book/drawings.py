@@ -173,6 +173,7 @@ ROAD = (
             "18_media_placement_runtime": "Camera, card, runtime",
             "25_tuning_networks": "Whole networks, tuned",
             "26_serving": "Serving",
+            "27_language_models": "Language models",
         },
     ),
 )

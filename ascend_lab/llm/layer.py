@@ -251,13 +251,13 @@ class LayerCalls:
     def rows_of_experts(self, experts: Experts) -> tuple[int, int]:
         """Return how many experts of the device get tokens, and how many each, if all get as many.
 
-        A tokens dealt at random to E experts reach E (1 - (1 - 1/E)^A) of them on average: the 8
-        choices of one token reach 7.8 of 128 experts, those of 32 tokens 111.
+        A token misses one of E experts with probability 1 - k/E, all T tokens with that to the
+        power of T. On average E (1 - (1 - k/E)^T) are reached: 8 of 128 by one token, 112 by 32.
         """
         tokens = self.rows * self.plan.dp  # of all groups
         assigned = max(1, round(tokens * experts.chosen / self.plan.ep))
         count = self.shard.experts
-        on_average = count * (1 - (1 - 1 / count) ** assigned)
+        on_average = count * (1 - (1 - experts.chosen / experts.count) ** tokens)
         reached = max(1, min(count, assigned, round(on_average)))
         return reached, math.ceil(assigned / reached)
 

@@ -14,7 +14,7 @@ COLOURS = (st.BLUE, st.SKY, st.VERMILLION, st.ORANGE, st.GREY, st.LIGHT, st.GREE
 HATCHES = ("", "//", "", "\\\\", "", "..", "xx")
 
 
-def fig_ledger(steps: Sequence[Step]) -> st.LabFigure:
+def fig_step_ledger(steps: Sequence[Step]) -> st.LabFigure:
     """Draw the ledger of several steps as stacked bars, one bar a step."""
     fig, ax = st.new_figure(height_in=3.0)
     names = [str(step.load.batch) for step in steps]
@@ -33,6 +33,15 @@ def fig_ledger(steps: Sequence[Step]) -> st.LabFigure:
         for step in steps
     )
     return st.finish(fig, alt=f"Stacked bars of a decode step by batch: {told}.")
+
+
+def fig_step(batch: int = 16, context: int = 2048) -> st.LabFigure:
+    """Draw the ledger of a decode step of Qwen3-8B on one 910B2, beside that of one sequence."""
+    from ascend_lab import llm
+
+    machine = llm.machine_of("Ascend910B2", "", llm.Plan())
+    model = llm.Model(llm.load_decoder("qwen3_8b"), machine)
+    return fig_step_ledger([model.timed(llm.decode(b, context)) for b in sorted({1, batch})])
 
 
 def fig_frontier(plans: Plans) -> st.LabFigure:
