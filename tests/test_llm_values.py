@@ -13,11 +13,12 @@ from ascend_lab.compiler import Graph, compile_graph, evaluate, run_tasks
 from ascend_lab.compiler.evaluate import node_macs
 from ascend_lab.deploy.serving.language import BlockCache
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.llm import graphs
+from ascend_lab.llm import graphs, step, values
 from ascend_lab.llm.graphs import Paged
 from ascend_lab.llm.layer import PAGE_TOKENS, pages_of
 from ascend_lab.llm.models import Decoder, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Load, Plan, shard_of
+from ascend_lab.llm.times import Times
 from ascend_lab.llm.values import Feed, Runner, Slices, angles, feed_of, weights_of
 
 Array = NDArray[Any]
@@ -170,10 +171,10 @@ def check_against_reference(decoder: Decoder, plan: Plan) -> None:
     runner = Runner(decoder, plan, weights)
     sequences = [list(prompt) for prompt in PROMPTS]
     scores = runner.prefill(sequences)
-    for step in range(DECODES + 1):
+    for decoded in range(DECODES + 1):
         expected = np.array([reference(decoder, weights, words) for words in sequences])
         np.testing.assert_allclose(scores, expected, rtol=0, atol=CLOSE)
-        if step < DECODES:
+        if decoded < DECODES:
             words = expected.argmax(axis=1).tolist()
             sequences = [[*s, word] for s, word in zip(sequences, words, strict=True)]
             scores = runner.decode(words)
@@ -318,6 +319,47 @@ def test_timed_multiplications_are_those_of_the_graphs(name: str, plan: Plan, lo
         assert computed["attention"] == timed["attention"]
     else:
         assert computed["attention"] > timed["attention"]
+
+
+@pytest.mark.parametrize(("name", "plan"), [case for case in CASES if case[1].pp == 1], ids=str)
+def test_timed_collectives_are_those_that_move_values(
+    name: str, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode step of four words has the same collectives, among as many devices.
+
+    With one group the bytes are equal, too. Several groups send their experts all tokens in values,
+    but only those that are chosen in the timing.
+    """
+    decoder = decoder_of_kind(name)
+    moved: list[tuple[str, int, float]] = []
+    timed: list[tuple[str, int, float]] = []
+
+    def exchanged(operation: str, groups: list[list[int]], arrays: list[Array]) -> list[Array]:
+        ranks = len(groups[0])
+        size = arrays[0].size * (ranks if operation == "all_gather" else 1)
+        moved.append((operation, ranks, 2.0 * size))
+        return exchange(operation, groups, arrays)
+
+    def collective(_: Times, operation: str, size_bytes: float, ranks: int) -> tuple[Any, float]:
+        return (operation, ranks, size_bytes), 0.0
+
+    def add_links(_: object, entry: tuple[str, int, float], bound_s: float, count: int) -> None:
+        timed.extend([entry] * count)
+
+    runner = Runner(decoder, plan)
+    runner.prefill([[1], [2], [3], [4]])
+    exchange = values._exchanged
+    monkeypatch.setattr(values, "_exchanged", exchanged)
+    runner.decode([5, 6, 7, 8])
+    monkeypatch.setattr(Times, "collective", collective)
+    monkeypatch.setattr(step._Account, "add_links", add_links)
+    model = llm.Model(decoder, llm.machine_of("Ascend910B2", "", plan), plan)
+    model.timed(llm.decode(4, 2))
+    compared = 3 if plan.dp == 1 else 2
+    found, expected = (
+        sorted(entry[:compared] for entry in entries if entry[1] > 1) for entries in (timed, moved)
+    )
+    assert found == expected
 
 
 # -- on a chip -------------------------------------------------------------------------------------

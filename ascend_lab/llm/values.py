@@ -506,6 +506,8 @@ class Runner:
 
             all-to-all across sets, all-gather within a set, experts,
             reduce-scatter within a set, all-to-all back, all-gather within a group
+
+        A group's sums of the shared block are scattered to the same shares before that.
         """
         tp, ep = self.plan.tp, self.plan.ep
         rows, hidden = routed[0][0].shape
@@ -526,12 +528,11 @@ class Runner:
             partial.append(self._by_experts(layer, device, x, chosen))
         sums = _exchanged("reduce_scatter", self.expert_sets, partial)
         returned = _exchanged("all_to_all", self.across_sets, sums)
-        blocks = [np.pad(block, filled) for block in shared]
-        block_sums = _exchanged("reduce_scatter", self.tensor_groups, blocks)
-        shares = [
-            x.reshape(ep, share, hidden).sum(axis=0) + block.reshape(share, hidden)
-            for x, block in zip(returned, block_sums, strict=True)
-        ]
+        shares = [x.reshape(ep, share, hidden).sum(axis=0) for x in returned]
+        if self.shard.shared_width:
+            blocks = [np.pad(block, filled) for block in shared]
+            sums = _exchanged("reduce_scatter", self.tensor_groups, blocks)
+            shares = [x + block.reshape(x.shape) for x, block in zip(shares, sums, strict=True)]
         updates = _exchanged("all_gather", self.tensor_groups, shares)
         return [x.reshape(-1, hidden)[:rows] for x in updates]
 
