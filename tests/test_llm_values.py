@@ -19,7 +19,8 @@ from ascend_lab.llm.layer import PAGE_TOKENS, pages_of
 from ascend_lab.llm.models import Decoder, GroupedAttention, LatentAttention
 from ascend_lab.llm.plan import Load, Plan, shard_of
 from ascend_lab.llm.times import Times
-from ascend_lab.llm.values import Feed, Runner, Slices, angles, feed_of, weights_of
+from ascend_lab.llm.values import Feed, Runner, angles, feed_of
+from ascend_lab.llm.weights import Slices, weights_of
 
 Array = NDArray[Any]
 PROMPTS = [[5, 6, 7, 9, 11, 200], [8], [3, 77, 1]]

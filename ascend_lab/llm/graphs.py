@@ -90,25 +90,27 @@ def _block(net: GraphBuilder, x: Value, width: int, name: str) -> Value:
 def _rotated(net: GraphBuilder, x: Value, cos: Value, sin: Value) -> Value:
     """Return x (rows, heads, dim) turned by its position: pair i is elements i and i + dim / 2."""
     half = x.shape[-1] // 2
-    first, second = net.split(x, sizes=(half, half), axis=2)
-    turned = net.concat(net.neg(second), first, axis=2)
+    low, high = net.split(x, sizes=(half, half), axis=2)
+    turned = net.concat(net.neg(high), low, axis=2)
     rotated: Value = net.add(net.mul(x, cos), net.mul(turned, sin))
     return rotated
 
 
-def _paged(net: GraphBuilder, step: Paged, new: Value) -> Value:
+def _paged(net: GraphBuilder, step: Paged, entries: Value) -> Value:
     """Write new rows (rows, numbers) to their slots; return the rows of keys that queries see."""
-    numbers = new.shape[-1]
+    numbers = entries.shape[-1]
     slots = net.input("slots", (step.rows,), "int32")
     cache = net.input("cache", (step.pages * step.page_tokens, numbers))
-    written = net.scatter_update(cache, slots, new, name="written")
+    written = net.scatter_update(cache, slots, entries, name="written")
     net.output(written)
     if step.phase == "prefill":
-        return net.reshape(new, shape=(step.batch, step.tokens, numbers))  # type: ignore[no-any-return]
+        computed: Value = net.reshape(entries, shape=(step.batch, step.tokens, numbers))
+        return computed
     table = net.input("table", (step.batch, step.table_pages), "int32")
     page = net.reshape(written, shape=(step.pages, step.page_tokens * numbers))
     gathered = net.gather(page, table)
-    return net.reshape(gathered, shape=(step.batch, step.keys, numbers))  # type: ignore[no-any-return]
+    keys: Value = net.reshape(gathered, shape=(step.batch, step.keys, numbers))
+    return keys
 
 
 def _by_head(net: GraphBuilder, x: Value, batch: int, heads: int) -> Value:
@@ -139,7 +141,8 @@ def _attended(
     results = net.batch_matmul(weights, v, name="attention.results")
     by_head = net.reshape(results, shape=(batch, heads, tokens, value_dim))
     by_token = net.transpose(by_head, perm=(0, 2, 1, 3))
-    return net.reshape(by_token, shape=(step.rows, heads * value_dim))  # type: ignore[no-any-return]
+    rows: Value = net.reshape(by_token, shape=(step.rows, heads * value_dim))
+    return rows
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -246,7 +249,8 @@ def _latent(
     results = net.transpose(net.reshape(results, shape=(rows, heads, rank)), perm=(1, 0, 2))
     values = net.batch_matmul(results, w_v, trans_b=True, name="v.absorb")
     values = net.transpose(values, perm=(1, 0, 2))
-    return net.reshape(values, shape=(rows, heads * value_dim))  # type: ignore[no-any-return]
+    by_token: Value = net.reshape(values, shape=(rows, heads * value_dim))
+    return by_token
 
 
 # -- feed-forward part -----------------------------------------------------------------------------
@@ -339,6 +343,6 @@ def head_graph(decoder: Decoder, shard: Shard, rows: int, scored: int) -> Graph:
     """Return the last norm and the scores of a device's words, for rows that need a successor."""
     net = GraphBuilder(f"{decoder.name}.head")
     x = _normed_sum(net, rows, decoder.hidden)
-    last = net.gather(x, net.input("last", (scored,), "int32"))
-    net.output(_linear(net, last, shard.words, "head"))
+    chosen = net.gather(x, net.input("last", (scored,), "int32"))
+    net.output(_linear(net, chosen, shard.words, "head"))
     return net.build()

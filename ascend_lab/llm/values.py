@@ -14,13 +14,10 @@ True
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.cluster import execute, make
 from ascend_lab.compiler import Graph, evaluate
@@ -30,9 +27,8 @@ from ascend_lab.llm import graphs
 from ascend_lab.llm.graphs import LOWEST, Paged
 from ascend_lab.llm.models import Decoder, GroupedAttention
 from ascend_lab.llm.plan import Plan, Shard, shard_of
+from ascend_lab.llm.weights import Array, Slices, Weights, slice_of, weights_of
 
-Array = NDArray[Any]
-Weights = Mapping[str, Array]
 ROTARY_BASE = 10000.0
 """Pair i of n turns by base^(-i / n) a token (Su et al., 2021, arXiv 2104.09864)."""
 ALGORITHM = {
@@ -44,183 +40,6 @@ ALGORITHM = {
 }
 
 
-# -- weights ---------------------------------------------------------------------------------------
-def weights_of(decoder: Decoder, seed: int = 0) -> dict[str, Array]:
-    """Return the full tensors of a decoder; those of layer 1 are named "1.q", "1.ffn.down", ..."""
-    hidden = decoder.hidden
-    words = (decoder.vocabulary, hidden)
-    shapes: dict[str, tuple[int, ...]] = {"embedding": words, "head": words, "norm": (hidden,)}
-    for layer in range(decoder.layers):
-        named = _attention_shapes(decoder) | _feed_forward_shapes(decoder, layer)
-        shapes |= {f"{layer}.{name}": shape for name, shape in named.items()}
-    tensors = {name: _seeded(name, shape, seed) for name, shape in shapes.items()}
-    if decoder.tied:
-        tensors["head"] = tensors["embedding"]
-    return tensors
-
-
-def _seeded(name: str, shape: tuple[int, ...], seed: int) -> Array:
-    """Return a tensor of its own seed; a norm scales by about 1, a product keeps the variance."""
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    values = rng.standard_normal(shape)
-    if name.endswith("norm"):
-        values = 1 + values / 10
-    elif name.endswith("bias"):
-        values = values / 10
-    else:
-        depth = shape[1] if len(shape) > 1 else shape[0]
-        values = values / math.sqrt(depth)
-    return values.astype(np.float32)
-
-
-def _attention_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer's attention; linear layers are (columns, depth)."""
-    hidden = decoder.hidden
-    attention = decoder.attention
-    shapes: dict[str, tuple[int, ...]] = {"attention.norm": (hidden,)}
-    if isinstance(attention, GroupedAttention):
-        shapes["q"] = (attention.query_width, hidden)
-        shapes["k"] = (attention.key_width, hidden)
-        shapes["v"] = (attention.key_width, hidden)
-        shapes["out"] = (hidden, attention.query_width)
-        if attention.bias:
-            shapes |= {f"{name}.bias": shapes[name][:1] for name in "qkv"}
-        if attention.qk_norm:
-            shapes |= {f"{name}.norm": (attention.head_dim,) for name in "qk"}
-        return shapes
-    rank = attention.kv_rank
-    if attention.q_rank:
-        shapes["q.down"] = (attention.q_rank, hidden)
-        shapes["q.norm"] = (attention.q_rank,)
-    shapes["q.up"] = (attention.query_width, attention.q_rank or hidden)
-    shapes["kv.down"] = (rank + attention.rope_dim, hidden)
-    shapes["kv.norm"] = (rank,)
-    shapes["kv.up"] = (attention.heads * (attention.nope_dim + attention.value_dim), rank)
-    shapes["out"] = (hidden, attention.value_width)
-    return shapes
-
-
-def _feed_forward_shapes(decoder: Decoder, layer: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a layer's feed-forward part; those of experts are (depth, columns)."""
-    hidden = decoder.hidden
-    experts = decoder.experts
-    norm = {"ffn.norm": (hidden,)}
-    if experts is None or layer < decoder.dense_layers:
-        return norm | _block_shapes("ffn", hidden, decoder.dense_width)
-    shapes: dict[str, tuple[int, ...]] = {**norm, "router": (experts.count, hidden)}
-    if experts.corrected:
-        shapes["router.bias"] = (experts.count,)
-    shapes["experts.gate"] = (experts.count, hidden, experts.width)
-    shapes["experts.up"] = (experts.count, hidden, experts.width)
-    shapes["experts.down"] = (experts.count, experts.width, hidden)
-    if experts.shared_width:
-        shapes |= _block_shapes("shared", hidden, experts.shared_width)
-    return shapes
-
-
-def _block_shapes(name: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a SwiGLU block."""
-    columns = (width, hidden)
-    return {f"{name}.gate": columns, f"{name}.up": columns, f"{name}.down": (hidden, width)}
-
-
-# -- slices ----------------------------------------------------------------------------------------
-def _cut(tensor: Array, axis: int, size: int, part: int) -> Array:
-    """Return one of the equal parts of a tensor along an axis."""
-    return tensor.take(range(part * size, (part + 1) * size), axis)
-
-
-class Slices:
-    """The inputs of graphs that are weights, for each layer and device of a stage.
-
-    Device d is number d mod tp of data-parallel group d // tp, and holds part d mod parts of the
-    experts of set d // parts, where parts = tp dp / ep.
-    """
-
-    def __init__(self, decoder: Decoder, plan: Plan, weights: Weights) -> None:
-        self.decoder = decoder
-        self.plan = plan
-        self.shard = shard_of(decoder, plan)
-        self.weights = weights
-
-    def attention(self, layer: int, device: int) -> dict[str, Array]:
-        """Return the weights of attention: whole heads, the output projection by its depth."""
-        shard = self.shard
-        attention = self.decoder.attention
-        rank = device % self.plan.tp
-        tensors = self._of_layer(layer)
-        slices = {"norm": tensors["attention.norm"]}
-        if isinstance(attention, GroupedAttention):
-            dim = attention.head_dim
-            # 4 devices, 2 heads of keys: devices 0 and 1 hold the first, 2 and 3 the second
-            copies = max(1, self.plan.tp // attention.kv_heads)
-            q_cut = (shard.heads * dim, rank)
-            kv_cut = (shard.kv_heads * dim, rank // copies)
-            cuts = {"q": q_cut, "k": kv_cut, "v": kv_cut}
-            joined = [_cut(tensors[name], 0, *cut) for name, cut in cuts.items()]
-            slices["qkv"] = np.concatenate(joined)
-            if attention.bias:
-                biases = [_cut(tensors[f"{name}.bias"], 0, *cut) for name, cut in cuts.items()]
-                slices["qkv.bias"] = np.concatenate(biases)
-            norms = ("q.norm", "k.norm") if attention.qk_norm else ()
-            out_depth = shard.heads * dim
-        else:
-            query_width = shard.heads * (attention.nope_dim + attention.rope_dim)
-            slices["q.up"] = _cut(tensors["q.up"], 0, query_width, rank)
-            up_width = shard.heads * (attention.nope_dim + attention.value_dim)
-            slices["kv.up"] = _cut(tensors["kv.up"], 0, up_width, rank)
-            norms = ("kv.down", "kv.norm", *(("q.down", "q.norm") if attention.q_rank else ()))
-            out_depth = shard.heads * attention.value_dim
-        slices |= {name: tensors[name] for name in norms}
-        slices["out"] = _cut(tensors["out"], 1, out_depth, rank)
-        return slices
-
-    def feed_forward(self, layer: int, device: int) -> dict[str, Array]:
-        """Return the weights of norm and dense block, or of norm, router and shared block."""
-        tensors = self._of_layer(layer)
-        slices = {"norm": tensors["ffn.norm"]}
-        if layer < self.decoder.dense_layers:
-            return slices | self._block(tensors, "ffn", self.shard.dense_width, device)
-        slices |= {name: tensors[name] for name in ("router", "router.bias") if name in tensors}
-        if self.shard.shared_width:
-            slices |= self._block(tensors, "shared", self.shard.shared_width, device)
-        return slices
-
-    def experts(self, layer: int, device: int) -> dict[str, Array]:
-        """Return the weights of a device's experts, cut along their width."""
-        tensors = self._of_layer(layer)
-        number, part = divmod(device, self.plan.expert_parts)
-        local = {
-            name: _cut(tensors[f"experts.{name}"], 0, self.shard.experts, number)
-            for name in ("gate", "up", "down")
-        }
-        width = self.shard.expert_width
-        gate_up = [_cut(local[name], 2, width, part) for name in ("gate", "up")]
-        return {
-            "experts.gate_up": np.concatenate(gate_up, axis=2),
-            "experts.down": _cut(local["down"], 1, width, part),
-        }
-
-    def head(self, device: int) -> dict[str, Array]:
-        """Return the last norm and a device's words; words that fill up the last device are 0."""
-        missing = self.shard.words * self.plan.tp - self.decoder.vocabulary
-        table = np.pad(self.weights["head"], ((0, missing), (0, 0)))
-        words = _cut(table, 0, self.shard.words, device % self.plan.tp)
-        return {"norm": self.weights["norm"], "head": words}
-
-    def _of_layer(self, layer: int) -> dict[str, Array]:
-        """Return the full tensors of a layer, without its number in their names."""
-        prefix = f"{layer}."
-        return {k.removeprefix(prefix): v for k, v in self.weights.items() if k.startswith(prefix)}
-
-    def _block(self, tensors: Weights, name: str, width: int, device: int) -> dict[str, Array]:
-        """Return the slices of a SwiGLU block: columns of gate and up, and the depth of down."""
-        rank = device % self.plan.tp
-        gate_up = [_cut(tensors[f"{name}.{half}"], 0, width, rank) for half in ("gate", "up")]
-        down = _cut(tensors[f"{name}.down"], 1, width, rank)
-        return {f"{name}.gate_up": np.concatenate(gate_up), f"{name}.down": down}
-
-
 # -- what a group is asked to do -------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Feed:
@@ -230,11 +49,11 @@ class Feed:
     words: Array
     positions: Array
     attention: Mapping[str, Array]
-    last: Array
+    last_rows: Array
 
 
 def feed_of(
-    cache: BlockCache, new: Mapping[int, Sequence[int]], shape: tuple[int, int], phase: str
+    cache: BlockCache, additions: Mapping[int, Sequence[int]], shape: tuple[int, int], phase: str
 ) -> Feed:
     """Return the inputs of (sequences, tokens), and make room for new tokens in the cache.
 
@@ -246,9 +65,9 @@ def feed_of(
     words = np.zeros(shape, np.int32)
     positions = np.zeros(shape, np.int32)
     slots = np.full(shape, spare * cache.block_tokens, np.int32)
-    last = np.arange(size) * tokens
+    last_rows = np.arange(size) * tokens
     tables = []
-    for row, (sequence, added) in enumerate(new.items()):
+    for row, (sequence, added) in enumerate(additions.items()):
         start = cache.lengths.get(sequence, 0)
         cache.append(sequence, len(added))
         table = cache.tables[sequence]
@@ -259,7 +78,7 @@ def feed_of(
             positions[row, column] = position
             page = table[position // cache.block_tokens]
             slots[row, column] = page * cache.block_tokens + position % cache.block_tokens
-        last[row] += len(added) - 1
+        last_rows[row] += len(added) - 1
     table_pages = max(map(len, tables), default=1)
     step = Paged(phase, size, tokens, table_pages, cache.blocks + 1, cache.block_tokens)
     inputs = {"slots": slots.ravel()}
@@ -270,15 +89,15 @@ def feed_of(
         inputs["table"] = np.full((size, table_pages), spare, np.int32)
         for row, table in enumerate(tables):
             inputs["table"][row, : len(table)] = table
-    return Feed(step, words.ravel(), positions.ravel(), inputs, last)
+    return Feed(step, words.ravel(), positions.ravel(), inputs, last_rows)
 
 
 def angles(positions: Array, dim: int) -> dict[str, Array]:
     """Return cosines and sines (rows, 1, dim) of positions, one for both elements of a pair."""
     half = dim // 2
     turned = positions[:, None] * ROTARY_BASE ** (-np.arange(half) / half)
-    both = np.concatenate([turned, turned], axis=1)[:, None, :]
-    return {"cos": np.cos(both), "sin": np.sin(both)}
+    doubled = np.concatenate([turned, turned], axis=1)[:, None, :]
+    return {"cos": np.cos(doubled), "sin": np.sin(doubled)}
 
 
 # -- the devices -----------------------------------------------------------------------------------
@@ -296,8 +115,8 @@ def _exchanged(operation: str, groups: Sequence[Sequence[int]], arrays: list[Arr
     results = [array.ravel() for array in arrays]
     for ranks in groups:
         schedule = make(operation, ALGORITHM[operation], len(ranks))
-        left = execute(schedule, [arrays[rank].ravel() for rank in ranks])
-        for rank, array in zip(ranks, left, strict=True):
+        exchanged = execute(schedule, [arrays[rank].ravel() for rank in ranks])
+        for rank, array in zip(ranks, exchanged, strict=True):
             results[rank] = array
     return results
 
@@ -375,13 +194,13 @@ class Runner:
             )
         return self._step("decode", [[word] for word in words])
 
-    def _step(self, phase: str, new: Sequence[Sequence[int]]) -> Array:
+    def _step(self, phase: str, additions: Sequence[Sequence[int]]) -> Array:
         """Run all layers on all devices, stage after stage; return the scores of all sequences."""
         size = math.ceil(self.batch / self.plan.dp)
-        tokens = max(map(len, new))
+        tokens = max(map(len, additions))
         feeds = []
         for group, cache in enumerate(self.caches):
-            numbered = dict(enumerate(new))
+            numbered = dict(enumerate(additions))
             mine = {n: numbered[n] for n in numbered if n // size == group}
             feeds.append(feed_of(cache, mine, (size, tokens), phase))
         streams = self._embedded(feeds)
@@ -474,7 +293,7 @@ class Runner:
         partial = []
         for device, (x, chosen) in enumerate(routed):
             number = device // self.plan.expert_parts
-            mine = _cut(chosen, 1, self.shard.experts, number)
+            mine = slice_of(chosen, 1, self.shard.experts, number)
             partial.append(self._by_experts(layer, device, x, mine) + shared[device])
         return _Streams(residual, self._summed(partial))
 
@@ -516,8 +335,8 @@ class Runner:
         width = hidden + self.shard.experts
         outgoing = []
         for device, (x, chosen) in enumerate(routed):
-            tokens = _cut(np.pad(x, filled), 0, share, device % tp)
-            weights = _cut(np.pad(chosen, filled), 0, share, device % tp)
+            tokens = slice_of(np.pad(x, filled), 0, share, device % tp)
+            weights = slice_of(np.pad(chosen, filled), 0, share, device % tp)
             by_set = np.split(weights, ep, axis=1)
             outgoing.append(np.stack([np.hstack([tokens, columns]) for columns in by_set]))
         arrived = _exchanged("all_to_all", self.across_sets, outgoing)
@@ -540,12 +359,12 @@ class Runner:
     def _scores(self, feeds: list[Feed], streams: _Streams) -> Array:
         """Return the scores of all words; the devices of a group gather each other's words."""
         rows = len(streams.residual[0])
-        size = len(feeds[0].last)
+        size = len(feeds[0].last_rows)
         graph = graphs.head_graph(self.decoder, self.shard, rows, size)
         partial = []
         for device in self.devices:
-            last = {"last": self._feed(feeds, device).last}
-            partial.append(_outputs(graph, streams.of(device), last, self.slices.head(device))[1])
+            scored = {"last": self._feed(feeds, device).last_rows}
+            partial.append(_outputs(graph, streams.of(device), scored, self.slices.head(device))[1])
         gathered = _exchanged("all_gather", self.tensor_groups, partial)
         scores = []
         for group in range(self.plan.dp):
