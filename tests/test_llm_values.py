@@ -244,6 +244,8 @@ def test_what_a_runner_refuses() -> None:
     runner = Runner(llm.load_decoder("tiny"), Plan(), pages=2)
     with pytest.raises(InputError, match="at least a word"):
         runner.prefill([[1], []])
+    with pytest.raises(InputError, match="words from 0 to 255"):
+        Runner(llm.load_decoder("tiny"), Plan()).prefill([[1, 256]])
     with pytest.raises(CapacityError, match="free blocks"):
         runner.prefill([list(range(9))])
     runner = Runner(llm.load_decoder("tiny"), Plan())
@@ -396,3 +398,23 @@ def test_graphs_of_a_prefill_and_a_decode_step_run_on_a_chip(name: str, dtype: s
         found = run_tasks(compiled, inputs, graph.outputs)
         for output in graph.outputs:
             np.testing.assert_allclose(found[output], expected[output], rtol=0.02, atol=tolerance)
+
+
+def test_graphs_of_router_and_experts_run_on_a_chip() -> None:
+    decoder = llm.load_decoder("tiny_mla")
+    shard = shard_of(decoder, Plan())
+    slices = Slices(decoder, Plan(), weights_of(decoder))
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((8, decoder.hidden))
+    router = graphs.router_graph(decoder, shard, 8)
+    experts = graphs.experts_graph(decoder, shard, 8, 8, 2)
+    stream = {"residual": x, "update": np.zeros_like(x)}
+    moving = {"tokens": x, "places": np.arange(16) % 8, "weights": rng.random((16, 1))}
+    for graph, inputs in (
+        (router, stream | slices.feed_forward(1, 0)),
+        (experts, moving | slices.experts(1, 0)),
+    ):
+        expected = evaluate(graph, inputs)
+        found = run_tasks(compile_graph(graph, "Ascend910B2"), inputs, graph.outputs)
+        for output in graph.outputs:
+            np.testing.assert_allclose(found[output], expected[output], rtol=0.02, atol=0.02)

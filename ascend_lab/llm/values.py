@@ -196,6 +196,11 @@ class Runner:
 
     def _step(self, phase: str, additions: Sequence[Sequence[int]]) -> Array:
         """Run all layers on all devices, stage after stage; return the scores of all sequences."""
+        words = [word for sequence in additions for word in sequence]
+        if not 0 <= min(words) <= max(words) < self.decoder.vocabulary:
+            needed = f"words from 0 to {self.decoder.vocabulary - 1}"
+            raise InputError(needed, f"{min(words)} to {max(words)}", "mend them")
+        # sequences 0, 1 go to group 0 and 2 to group 1 if three are dealt to two groups
         size = math.ceil(self.batch / self.plan.dp)
         tokens = max(map(len, additions))
         feeds = []
