@@ -235,22 +235,28 @@ class Model:
     def _add_dispatch(self, account: _Account, layers: LayerCalls, count: int) -> None:
         """Add what groups exchange for their experts: tokens out, results back, and their sums.
 
-        Each of the tp devices of a group sends its share of the group's tokens. Tokens go out in
-        one byte a number in w8a8.
+        Each of the tp devices of a group sends its share of the group's tokens, a copy for each
+        choice; they go out in one byte a number in w8a8. Where an expert is cut, every device of
+        its set needs all tokens that the set was sent, and has a part of each of their sums. One
+        set needs no copies: all tokens are for it. Sums of the shared block join their share.
         """
         experts = self.decoder.experts
         assert experts is not None
         plan = self.plan
-        rows = layers.rows / plan.tp * experts.chosen
+        parts = plan.expert_parts
+        copies = experts.chosen if plan.ep > 1 else 1
+        rows = layers.rows / plan.tp * copies
         number_bytes = 1 if self.format.name == "w8a8" else WIDE_BYTES
         out_bytes = rows * self.decoder.hidden * number_bytes
         back_bytes = rows * self.decoder.hidden * WIDE_BYTES
         if plan.ep > 1:
             account.add_collective("all_to_all", out_bytes, plan.ep, count)
             account.add_collective("all_to_all", back_bytes, plan.ep, count)
-        if plan.expert_parts > 1:
-            account.add_collective("all_reduce", back_bytes, plan.expert_parts, count)
+        account.add_collective("all_gather", out_bytes * parts, parts, count)
+        account.add_collective("reduce_scatter", back_bytes * parts, parts, count)
         group_bytes = float(layers.rows * self.decoder.hidden * WIDE_BYTES)
+        if experts.shared_width:
+            account.add_collective("reduce_scatter", group_bytes, plan.tp, count)
         account.add_collective("all_gather", group_bytes, plan.tp, count)
 
 

@@ -1,0 +1,348 @@
+"""Graphs of one device's share of a layer, written from the operators of the library.
+
+A layer is two graphs with a sum over the devices behind each: attention, then feed-forward part.
+Each begins with the addition that the library's AddRmsNorm does: residual stream plus that sum.
+Weights are inputs, so that one graph serves all layers and devices. Those of linear layers lie as
+PyTorch stores them, (columns, depth).
+
+Keys and values lie in pages anywhere in memory. The cache is one table of slots, one token a slot,
+and slot s is place s mod 4 of page s // 4 if a page holds 4 tokens. A block table names the pages
+of each sequence in order. Four pages of 4 tokens, two sequences of 6 and 3 tokens:
+
+    block table   sequence 0: pages 2, 0       page 0: tokens 4, 5 of sequence 0, two free slots
+                  sequence 1: page 3           page 1: free
+                                               page 2: tokens 0, 1, 2, 3 of sequence 0
+                                               page 3: tokens 0, 1, 2 of sequence 1, one free slot
+
+Token 5 of sequence 0 is at place 5 mod 4 = 1 of its page number 5 // 4 = 1, which is page 0: slot
+0 * 4 + 1 = 1. Its successor goes to slot 2, the next token of sequence 1 to slot 3 * 4 + 3 = 15.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ascend_lab.compiler import Graph, GraphBuilder, Value
+from ascend_lab.llm.models import Decoder, Experts, GroupedAttention, LatentAttention
+from ascend_lab.llm.plan import Shard
+
+LOWEST = -10000.0
+"""Below every score, and within the range of fp16: e^-10000 is 0 in each format."""
+CACHED_GRAPHS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """A step of one group: sequences, new tokens of each, and the pages that hold their past."""
+
+    phase: str
+    batch: int
+    tokens: int
+    table_pages: int
+    pages: int
+    page_tokens: int
+
+    @property
+    def rows(self) -> int:
+        """New tokens of all sequences."""
+        return self.batch * self.tokens
+
+    @property
+    def keys(self) -> int:
+        """Keys of a sequence: a prefill has just computed them, a decode step reads its pages."""
+        return self.tokens if self.phase == "prefill" else self.table_pages * self.page_tokens
+
+
+# -- pieces ----------------------------------------------------------------------------------------
+def _normed_sum(net: GraphBuilder, rows: int, hidden: int) -> Value:
+    """Return the norm of residual stream plus update; the new residual stream is an output."""
+    residual = net.input("residual", (rows, hidden))
+    total = net.add(residual, net.input("update", (rows, hidden)), name="stream")
+    net.output(total)
+    normed: Value = net.rms_norm(total, net.input("norm", (hidden,)))
+    return normed
+
+
+def _linear(net: GraphBuilder, x: Value, columns: int, name: str) -> Value:
+    """Return the product of rows with the weights of an input of that name."""
+    weights = net.input(name, (columns, x.shape[-1]))
+    product: Value = net.matmul(x, weights, trans_b=True, name=f"{name}.product")
+    return product
+
+
+def _gated(net: GraphBuilder, gate_up: Value) -> Value:
+    """Return silu(gate) up, of columns that hold both."""
+    width = gate_up.shape[-1] // 2
+    gate, up = net.split(gate_up, sizes=(width, width), axis=len(gate_up.shape) - 1)
+    product: Value = net.mul(net.silu(gate), up)
+    return product
+
+
+def _block(net: GraphBuilder, x: Value, width: int, name: str) -> Value:
+    """Return down(silu(gate x) (up x)): gate and up are one product."""
+    gate_up = _linear(net, x, 2 * width, f"{name}.gate_up")
+    hidden = x.shape[-1]
+    return _linear(net, _gated(net, gate_up), hidden, f"{name}.down")
+
+
+def _rotated(net: GraphBuilder, x: Value, cos: Value, sin: Value) -> Value:
+    """Return x (rows, heads, dim) turned by its position: pair i is elements i and i + dim / 2."""
+    half = x.shape[-1] // 2
+    low, high = net.split(x, sizes=(half, half), axis=2)
+    turned = net.concat(net.neg(high), low, axis=2)
+    rotated: Value = net.add(net.mul(x, cos), net.mul(turned, sin))
+    return rotated
+
+
+def _paged(net: GraphBuilder, step: Paged, entries: Value) -> Value:
+    """Write new rows (rows, numbers) to their slots; return the rows of keys that queries see."""
+    numbers = entries.shape[-1]
+    slots = net.input("slots", (step.rows,), "int32")
+    cache = net.input("cache", (step.pages * step.page_tokens, numbers))
+    written = net.scatter_update(cache, slots, entries, name="written")
+    net.output(written)
+    if step.phase == "prefill":
+        computed: Value = net.reshape(entries, shape=(step.batch, step.tokens, numbers))
+        return computed
+    table = net.input("table", (step.batch, step.table_pages), "int32")
+    page = net.reshape(written, shape=(step.pages, step.page_tokens * numbers))
+    gathered = net.gather(page, table)
+    keys: Value = net.reshape(gathered, shape=(step.batch, step.keys, numbers))
+    return keys
+
+
+def _by_head(net: GraphBuilder, x: Value, batch: int, heads: int) -> Value:
+    """Return (batch, heads, tokens, dim) of rows or of (batch, tokens, numbers)."""
+    dim = math.prod(x.shape) // (math.prod(x.shape[:-1]) * heads)
+    cut = net.reshape(x, shape=(batch, -1, heads, dim))
+    ordered: Value = net.transpose(cut, perm=(0, 2, 1, 3))
+    return ordered
+
+
+def _attended(
+    net: GraphBuilder, step: Paged, operands: tuple[Value, Value, Value], scale: float
+) -> Value:
+    """Return softmax(q k^T) v as (rows, heads value_dim), of operands (batch, heads, tokens, dim).
+
+    Heads of queries that share a head of keys are rows of one product with it.
+    """
+    q, k, v = operands
+    batch, heads, tokens, dim = q.shape
+    kv_heads = k.shape[1]
+    value_dim = v.shape[-1]
+    grouped = (batch, kv_heads, heads // kv_heads * tokens)
+    q = net.reshape(net.muls(q, number=scale), shape=(*grouped, dim))
+    scores = net.batch_matmul(q, k, trans_b=True, name="attention.scores")
+    scores = net.reshape(scores, shape=(batch, heads, tokens, step.keys))
+    mask = net.input("mask", (batch, 1, tokens, step.keys))
+    weights = net.reshape(net.softmax(net.add(scores, mask)), shape=(*grouped, step.keys))
+    results = net.batch_matmul(weights, v, name="attention.results")
+    by_head = net.reshape(results, shape=(batch, heads, tokens, value_dim))
+    by_token = net.transpose(by_head, perm=(0, 2, 1, 3))
+    rows: Value = net.reshape(by_token, shape=(step.rows, heads * value_dim))
+    return rows
+
+
+# -- attention -------------------------------------------------------------------------------------
+@lru_cache(CACHED_GRAPHS)
+def attention_graph(decoder: Decoder, shard: Shard, step: Paged) -> Graph:
+    """Return norm, projections, cache and attention: (residual stream, pages, part of the sum)."""
+    net = GraphBuilder(f"{decoder.name}.attention.{step.phase}")
+    x = _normed_sum(net, step.rows, decoder.hidden)
+    if isinstance(decoder.attention, GroupedAttention):
+        results = _grouped(net, x, decoder.attention, shard, step)
+    else:
+        results = _latent(net, x, decoder.attention, shard, step)
+    net.output(_linear(net, results, decoder.hidden, "out"))
+    return net.build()
+
+
+def _angles(net: GraphBuilder, rows: int, dim: int) -> tuple[Value, Value]:
+    """Declare cosines and sines of the rows' positions."""
+    return net.input("cos", (rows, 1, dim)), net.input("sin", (rows, 1, dim))
+
+
+def _grouped(
+    net: GraphBuilder, x: Value, attention: GroupedAttention, shard: Shard, step: Paged
+) -> Value:
+    """Return the results of heads of queries that share heads of keys."""
+    rows = step.rows
+    dim = attention.head_dim
+    width = shard.heads * dim
+    kv_width = shard.kv_heads * dim
+    qkv = _linear(net, x, width + 2 * kv_width, "qkv")
+    if attention.bias:
+        qkv = net.add(qkv, net.input("qkv.bias", (width + 2 * kv_width,)))
+    q, k, v = net.split(qkv, sizes=(width, kv_width, kv_width), axis=1)
+    q = net.reshape(q, shape=(rows, shard.heads, dim))
+    k = net.reshape(k, shape=(rows, shard.kv_heads, dim))
+    if attention.qk_norm:
+        q = net.rms_norm(q, net.input("q.norm", (dim,)))
+        k = net.rms_norm(k, net.input("k.norm", (dim,)))
+    cos, sin = _angles(net, rows, dim)
+    q = _rotated(net, q, cos, sin)
+    k = net.reshape(_rotated(net, k, cos, sin), shape=(rows, kv_width))
+    cached = _paged(net, step, net.concat(k, v, axis=1))
+    k, v = net.split(cached, sizes=(kv_width, kv_width), axis=2)
+    operands = (
+        _by_head(net, net.reshape(q, shape=(rows, width)), step.batch, shard.heads),
+        _by_head(net, k, step.batch, shard.kv_heads),
+        _by_head(net, v, step.batch, shard.kv_heads),
+    )
+    return _attended(net, step, operands, dim**-0.5)
+
+
+def _latent(
+    net: GraphBuilder, x: Value, attention: LatentAttention, shard: Shard, step: Paged
+) -> Value:
+    """Return the results of heads that share one latent vector a token, which the cache holds.
+
+    The scores of the parts without positions are q (W_k c) = (q W_k) c. A prefill computes the
+    left side, a head's keys in full; a decode step the right one, so that it reads the cache as it
+    lies. Likewise (p W_v c) for values.
+    """
+    rows = step.rows
+    heads = shard.heads
+    rank = attention.kv_rank
+    nope_dim = attention.nope_dim
+    rope_dim = attention.rope_dim
+    value_dim = attention.value_dim
+    q = x
+    if attention.q_rank:
+        q = _linear(net, x, attention.q_rank, "q.down")
+        q = net.rms_norm(q, net.input("q.norm", (attention.q_rank,)))
+    q = _linear(net, q, heads * (nope_dim + rope_dim), "q.up")
+    q = net.reshape(q, shape=(rows, heads, nope_dim + rope_dim))
+    q_nope, q_rope = net.split(q, sizes=(nope_dim, rope_dim), axis=2)
+    down = _linear(net, x, rank + rope_dim, "kv.down")
+    latent, k_rope = net.split(down, sizes=(rank, rope_dim), axis=1)
+    latent = net.rms_norm(latent, net.input("kv.norm", (rank,)))
+    cos, sin = _angles(net, rows, rope_dim)
+    q_rope = _rotated(net, q_rope, cos, sin)
+    k_rope = _rotated(net, net.reshape(k_rope, shape=(rows, 1, rope_dim)), cos, sin)
+    k_rope = net.reshape(k_rope, shape=(rows, rope_dim))
+    cached = _paged(net, step, net.concat(latent, k_rope, axis=1))
+    scale = (nope_dim + rope_dim) ** -0.5
+    if step.phase == "prefill":
+        up = _linear(net, latent, heads * (nope_dim + value_dim), "kv.up")
+        up = net.reshape(up, shape=(rows, heads, nope_dim + value_dim))
+        k_nope, v = net.split(up, sizes=(nope_dim, value_dim), axis=2)
+        k_rope = net.reshape(k_rope, shape=(rows, 1, rope_dim))
+        k_rope = net.expand(k_rope, shape=(rows, heads, rope_dim))
+        q = net.concat(q_nope, q_rope, axis=2)
+        k = net.concat(k_nope, k_rope, axis=2)
+        flat = (net.reshape(operand, shape=(rows, -1)) for operand in (q, k, v))
+        q, k, v = (_by_head(net, operand, step.batch, heads) for operand in flat)
+        return _attended(net, step, (q, k, v), scale)
+    up = net.input("kv.up", (heads * (nope_dim + value_dim), rank))
+    up = net.reshape(up, shape=(heads, nope_dim + value_dim, rank))
+    w_k, w_v = net.split(up, sizes=(nope_dim, value_dim), axis=1)
+    q_nope = net.transpose(q_nope, perm=(1, 0, 2))
+    absorbed = net.batch_matmul(q_nope, w_k, name="q.absorb")
+    q = net.concat(net.transpose(absorbed, perm=(1, 0, 2)), q_rope, axis=2)
+    q = net.reshape(q, shape=(rows, heads * (rank + rope_dim)))
+    k = _by_head(net, cached, step.batch, 1)
+    v, _ = net.split(k, sizes=(rank, rope_dim), axis=3)
+    results = _attended(net, step, (_by_head(net, q, step.batch, heads), k, v), scale)
+    results = net.transpose(net.reshape(results, shape=(rows, heads, rank)), perm=(1, 0, 2))
+    values = net.batch_matmul(results, w_v, trans_b=True, name="v.absorb")
+    values = net.transpose(values, perm=(1, 0, 2))
+    by_token: Value = net.reshape(values, shape=(rows, heads * value_dim))
+    return by_token
+
+
+# -- feed-forward part -----------------------------------------------------------------------------
+@lru_cache(CACHED_GRAPHS)
+def dense_graph(decoder: Decoder, shard: Shard, rows: int) -> Graph:
+    """Return norm and SwiGLU block: (residual stream, part of the sum)."""
+    net = GraphBuilder(f"{decoder.name}.dense")
+    x = _normed_sum(net, rows, decoder.hidden)
+    net.output(_block(net, x, shard.dense_width, "ffn"))
+    return net.build()
+
+
+@lru_cache(CACHED_GRAPHS)
+def router_graph(decoder: Decoder, shard: Shard, rows: int) -> Graph:
+    """Return norm, router and shared block.
+
+    Outputs: residual stream, tokens, weights (rows, experts) that are 0 for experts not chosen, and
+    the shared block's part of the sum if there is such a block.
+    """
+    experts = decoder.experts
+    assert experts is not None
+    net = GraphBuilder(f"{decoder.name}.router")
+    x = _normed_sum(net, rows, decoder.hidden)
+    net.output(x, _routed(net, _linear(net, x, experts.count, "router"), experts))
+    if shard.shared_width:
+        net.output(_block(net, x, shard.shared_width, "shared"))
+    return net.build()
+
+
+def _routed(net: GraphBuilder, logits: Value, experts: Experts) -> Value:
+    """Return the weights of the chosen experts, which add up to 1, and 0 for the others.
+
+    The largest is taken `chosen` times. Experts with equal scores are taken together.
+    """
+    if experts.corrected:
+        scores = net.sigmoid(logits)
+        # the bias evens out the load: it decides who is chosen, not with what weight
+        ranked = net.add(scores, net.input("router.bias", (experts.count,)))
+    else:
+        scores = net.softmax(logits)
+        ranked = scores
+    lowest = net.fill(logits.shape, LOWEST, "lowest")
+    for _ in range(experts.chosen):
+        largest = net.reduce_max(ranked, axis=-1, keepdims=True)
+        ranked = net.select(net.greater_equal(ranked, largest), lowest, ranked)
+    # what was taken is now the lowest: 1 there, 0 elsewhere
+    taken = net.less_equal(ranked, lowest)
+    weights = net.mul(scores, taken)
+    total = net.reduce_sum(weights, axis=-1, keepdims=True)
+    normalised: Value = net.div(weights, total)
+    return normalised
+
+
+@lru_cache(CACHED_GRAPHS)
+def experts_graph(decoder: Decoder, shard: Shard, tokens: int, experts: int, rows: int) -> Graph:
+    """Return `experts` blocks with `rows` rows each, moved from tokens and added back to them.
+
+    `places` names the token of each row. A row that is left over has weight 0, whatever its place.
+    """
+    net = GraphBuilder(f"{decoder.name}.experts")
+    hidden = decoder.hidden
+    width = shard.expert_width
+    moved = experts * rows
+    x = net.input("tokens", (tokens, hidden))
+    places = net.input("places", (moved,), "int32")
+    weights = net.input("weights", (moved, 1))
+    grouped = net.reshape(net.gather(x, places), shape=(experts, rows, hidden))
+    gate_up = net.batch_matmul(
+        grouped, net.input("experts.gate_up", (experts, hidden, 2 * width)), name="gate_up"
+    )
+    down = net.input("experts.down", (experts, width, hidden))
+    results = net.batch_matmul(_gated(net, gate_up), down, name="down")
+    weighted = net.mul(net.reshape(results, shape=(moved, hidden)), weights)
+    net.output(net.scatter_add(net.fill((tokens, hidden), 0.0), places, weighted))
+    return net.build()
+
+
+# -- the ends of the model -------------------------------------------------------------------------
+@lru_cache(CACHED_GRAPHS)
+def embedding_graph(decoder: Decoder, rows: int) -> Graph:
+    """Return the rows of the table of words; every device has the whole table."""
+    net = GraphBuilder(f"{decoder.name}.embedding")
+    table = net.input("embedding", (decoder.vocabulary, decoder.hidden))
+    net.output(net.embedding(table, net.input("words", (rows,), "int32")))
+    return net.build()
+
+
+@lru_cache(CACHED_GRAPHS)
+def head_graph(decoder: Decoder, shard: Shard, rows: int, scored: int) -> Graph:
+    """Return the last norm and the scores of a device's words, for rows that need a successor."""
+    net = GraphBuilder(f"{decoder.name}.head")
+    x = _normed_sum(net, rows, decoder.hidden)
+    chosen = net.gather(x, net.input("last", (scored,), "int32"))
+    net.output(_linear(net, chosen, shard.words, "head"))
+    return net.build()
