@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import llm
 from ascend_lab.compiler import Graph, compile_graph, evaluate, run_tasks
-from ascend_lab.compiler.evaluate import node_macs
+from ascend_lab.compiler.counts import node_macs
 from ascend_lab.deploy.serving.language import BlockCache
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.llm import graphs, step, values

@@ -50,7 +50,7 @@ def format_of(name: str, chip: Chip) -> Format:
         known = {"bf16": Format("bf16", "bf16", WIDE_BYTES)} | known
     if name == "bf16" and not has_bf16:
         needed = f"a format of {chip.name}: {', '.join(known)}"
-        raise InputError(needed, "bf16", "it computes in fp16: write --format fp16")
+        raise InputError(needed, "bf16", "it computes in fp16: take that format")
     if name not in known:
         raise InputError(f"a format: {', '.join(known)}", shown(name), "write one of them")
     return known[name]
@@ -145,6 +145,6 @@ class Caller:
             return [to_int8, product]
         if self.format.name == "w4a16":
             needed = "experts in bf16, fp16 or w8a8"
-            raise UnsupportedError(needed, "w4a16", "write --format w8a8")
+            raise UnsupportedError(needed, "w4a16", "take w8a8")
         work = self.work("batch_matmul", (x, w), (self.format.main,))
         return [Call(name, work, MIXED, weight_bytes=weight_bytes, macs=macs)]

@@ -79,9 +79,9 @@ def _topology(chip: Chip, cluster: str, plan: Plan) -> Topology:
     if not name:
         servers = [topology for start, topology in SERVER.items() if chip.name.startswith(start)]
         if not servers:
-            needed = f"--cluster for {plan.devices} devices of {chip.name}"
+            needed = f"a cluster for {plan.devices} devices of {chip.name}"
             raise InputError(
-                needed, "none", "write a topology or a .toml file: see `cluster --list`"
+                needed, "none", "name a topology or a .toml file"
             )
         name = servers[0]
         if name == "910b-server" and plan.devices > 8:

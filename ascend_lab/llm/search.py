@@ -75,7 +75,7 @@ def best_plans(
         quickest = min(point.least_s for point in points)
         needed = f"a step within {limit_s * 1e3:g} ms"
         got = f"at least {quickest * 1e3:.1f} ms on {devices} devices"
-        raise InputError(needed, got, "raise --tpot-ms, or take more devices")
+        raise InputError(needed, got, "raise the limit, or take more devices")
     best = max(in_limit, key=lambda step: (step.tokens_per_s, -step.time_s))
     return Plans(best, _frontier(in_limit), len(points), len(timed))
 
