@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_has_files_and_commands() -> None:
     own = {"my_chip.toml", "room.toml", "mine.csv", "measured.csv", "op_summary.csv"}
-    assert set(FILES) == own | {"camera.cfg", "amct.cfg", "server.toml"}
+    assert set(FILES) == own | {"my_decoder.toml", "camera.cfg", "amct.cfg", "server.toml"}
     assert len(COMMANDS) >= 10
 
 
