@@ -249,14 +249,18 @@ def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
     return _two_lanes(work, gathers, scatters)
 
 
-def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[float]) -> float:
-    """Return when compute and communication are done: a gather ahead, a scatter behind each."""
-    gathered = computed = scattered = 0.0
-    for own, first, last in zip(work, before, after, strict=True):
-        gathered += first
-        computed = max(computed, gathered) + own
-        scattered = max(scattered, computed) + last if last else scattered
-    return max(computed, scattered, sum(before) + sum(after))
+def _two_lanes(
+    compute_s: Sequence[float], gather_s: Sequence[float], scatter_s: Sequence[float]
+) -> float:
+    """Return when the units are computed, each after its gather and before its reduce-scatter."""
+    gather_end = compute_end = scatter_end = 0.0
+    for unit_s, gather, scatter in zip(compute_s, gather_s, scatter_s, strict=True):
+        gather_end += gather
+        compute_end = max(compute_end, gather_end) + unit_s
+        # A unit without a reduce-scatter (a forward pass) must not wait for the lane.
+        scatter_end = max(scatter_end, compute_end) + scatter if scatter else scatter_end
+    # Gathers and reduce-scatters share the links, so their sum is a bound as well.
+    return max(compute_end, scatter_end, sum(gather_s) + sum(scatter_s))
 
 
 def _finished_s(
@@ -264,25 +268,29 @@ def _finished_s(
 ) -> float:
     """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
     plan = cut.plan
-    last = timed.last_backward(device)
+    backward = timed.last_backward(device)
     chunks = cut.of_device(device)
     op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
-    now = last.start_s
-    lane = 0.0
-    final = last.task.stage // plan.pipeline
-    for place in sorted(range(len(chunks)), key=lambda c: c == final):
-        for unit in chunks[place][::-1]:
-            if place == final:
-                share = unit.backward_s / (sum(u.backward_s for u in chunks[place]) or 1.0)
-                now += share * (last.end_s - last.start_s)
-            lane = max(lane, now if place == final else last.start_s)
-            lane += traffic.gradient_s(op, unit) if op else 0.0
+    gradient_ready_s = backward.start_s
+    lane_end_s = 0.0
+    final = backward.task.stage // plan.pipeline
+    # The gradients of every chunk but the final one are complete when its last task starts.
+    for chunk in sorted(range(len(chunks)), key=lambda c: c == final):
+        for unit in chunks[chunk][::-1]:
+            if chunk == final:
+                # The units of a chunk divide its task in proportion to their backward passes.
+                share = unit.backward_s / (sum(u.backward_s for u in chunks[chunk]) or 1.0)
+                gradient_ready_s += share * (backward.end_s - backward.start_s)
+            ready_s = gradient_ready_s if chunk == final else backward.start_s
+            lane_end_s = max(lane_end_s, ready_s)
+            lane_end_s += traffic.gradient_s(op, unit) if op else 0.0
     units = cut.units_of(device)
-    own = sum(u.parameters for u in units) / (plan.data if plan.zero_stage else 1)
-    end = max(lane, last.end_s) + own * model.update_s_per_parameter
+    # ZeRO shards the optimiser: a replica updates only its shard of the parameters.
+    shard = sum(u.parameters for u in units) / (plan.data if plan.zero_stage else 1)
+    end_s = max(lane_end_s, backward.end_s) + shard * model.update_s_per_parameter
     if plan.zero_stage in (1, 2):
-        end += sum(traffic.gradient_s("all_gather", u) for u in units)
-    return end
+        end_s += sum(traffic.gradient_s("all_gather", u) for u in units)
+    return end_s
 
 
 # -- what groups of devices take where the plan puts them -----------------------------------------
